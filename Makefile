@@ -1,0 +1,40 @@
+# Nothing but Python 3.11 and make has to be on the machine: the first target that needs it builds .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test check clean
+
+help:
+	@echo "make demo    set up, then the main job: generate, train, compare, register, promote, refuse, forecast"
+	@echo "make test    set up, then every test"
+	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make setup   only the virtual environment in $(VENV)"
+	@echo "make clean   remove the virtual environment and the caches"
+
+setup: $(STAMP)
+
+# torch comes first and by its exact version: the plain requirement may bring a build with gigabytes of CUDA.
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else "Presage needs Python 3.11 or 3.12, found %d.%d: call make PYTHON=/path/to/python3.11" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(STAMP)
+
+demo: setup
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/demo.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""The commands: a parser and a thin function each, over the rooms below."""

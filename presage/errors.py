@@ -1,0 +1,40 @@
+"""Every error a user of Presage can meet. Each message says what came, what was wanted and what to do.
+
+    PresageError
+    ├── InputError (ValueError)      bad input or usage: exit code 2
+    │   ├── TraceError               a trace breaks the schema: names the file, the row and the column
+    │   ├── ConfigurationError       an option or a configuration file is not what a command takes
+    │   ├── ArtefactError            a model folder is missing a file, altered, or of an unknown version
+    │   └── RegistryError            the registry is down, or has no such model, version or alias
+    └── OutputError (OSError)        a result could not be written (disk full, no permission): exit code 2
+
+A gate that refuses a promotion is not an error: the command returns a verdict and exits with 3.
+"""
+
+
+class PresageError(Exception):
+    """Base of all errors raised on purpose; the commands print it as one line, without a traceback."""
+
+
+class InputError(PresageError, ValueError):
+    """Bad input or usage."""
+
+
+class TraceError(InputError):
+    """A trace breaks the schema."""
+
+
+class ConfigurationError(InputError):
+    """An option or a configuration file is not what the command takes."""
+
+
+class ArtefactError(InputError):
+    """A model folder cannot be trusted or read."""
+
+
+class RegistryError(InputError):
+    """The registry cannot be reached, or does not hold what was asked for."""
+
+
+class OutputError(PresageError, OSError):
+    """A result could not be written; what was there before is untouched."""

@@ -1,0 +1,1 @@
+"""What a predictor sees. One definition, used by training and by serving."""

@@ -1,0 +1,1 @@
+"""Forecasts at run time."""

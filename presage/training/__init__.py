@@ -1,0 +1,1 @@
+"""Fit, evaluate, compare with baselines, report."""
