@@ -1,0 +1,356 @@
+"""The folder a trained predictor is kept in: data only, one format for every kind of predictor.
+
+    FOLDER/
+      config.json          format, version, kind, the predictor's configuration, digest of the training data
+      model.safetensors    the tensors
+      ...                  files of others (metrics.json, report.md): never read, never removed here
+
+`config.json` carries the SHA-256 of every file of the artefact and of itself, so a cut or edited artefact is refused
+instead of answering wrongly. The digests guard against accidents, not against an author who recomputes them; against
+such an author the guard is that nothing here can execute: the folder holds JSON and raw numbers, and one that holds
+anything like a pickle is refused as a whole.
+
+The same model gives the same bytes: keys are sorted and no clock is read. Knows nothing of torch, MLflow or of what the
+tensors mean.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from presage import __version__
+from presage.errors import ArtefactError, OutputError
+
+FORMAT: Final = "presage-artefact"
+FORMAT_VERSION: Final = 1
+READS: Final = (1,)
+"""The format versions `read_artefact` reads."""
+
+KINDS: Final = ("next-agent",)
+"""The kinds of predictor this version of Presage knows."""
+
+CONFIG_FILE: Final = "config.json"
+TENSORS_FILE: Final = "model.safetensors"
+
+_PICKLE_SUFFIXES: Final = frozenset({".pkl", ".pickle", ".joblib", ".pt", ".pth", ".bin", ".ckpt"})
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """What an artefact folder holds, checked.
+
+    Attributes:
+        kind: one of `KINDS`.
+        config: the predictor's own configuration.
+        tensors: arrays by name, in the dtypes they were written in.
+        training_data: what the predictor was fitted on (digest, counts).
+        digest: `"sha256:…"` over the configuration and, through their digests, all tensors; equal for equal models.
+    """
+
+    kind: str
+    config: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+    training_data: dict[str, Any]
+    digest: str
+
+
+def write_artefact(
+    folder: Path,
+    *,
+    kind: str,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    training_data: Mapping[str, Any],
+) -> None:
+    """Write an artefact folder, whole or not at all.
+
+    The folder may be absent, empty, or an earlier artefact. An earlier artefact is replaced by renaming a finished
+    sibling into its place; files in it that are not the artefact's own (metrics, reports) are carried over.
+
+    Args:
+        folder: where the artefact shall stand; missing parents are made.
+        kind: one of `KINDS`.
+        config: JSON values only; finite numbers.
+        tensors: arrays of floats, integers or booleans; floats finite.
+        training_data: JSON values only, `{"digest": "sha256:…", …}` by convention.
+
+    Raises:
+        ArtefactError: what was handed over is not data (an object array, a value JSON has no word for) or not finite.
+        OutputError: the folder holds something else, or could not be written; what was there is untouched.
+    """
+    folder = Path(folder).resolve()  # a link keeps pointing at the folder, whose name is what gets replaced
+    tensor_bytes = _pack_tensors(folder, tensors)
+    config_bytes = _pack_config(folder, kind, config, training_data, tensor_bytes)
+
+    token = f"{os.getpid()}-{secrets.token_hex(4)}"
+    fresh = folder.with_name(f".{folder.name}.{token}.new")
+    replaced = folder.with_name(f".{folder.name}.{token}.old")
+    try:
+        foreign = _foreign_entries(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh.mkdir()
+        _write_synced(fresh / TENSORS_FILE, tensor_bytes)
+        _write_synced(fresh / CONFIG_FILE, config_bytes)
+        for entry in foreign:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.copytree(entry, fresh / entry.name, symlinks=True)
+            else:
+                shutil.copy2(entry, fresh / entry.name, follow_symlinks=False)
+        if folder.exists():
+            folder.rename(replaced)
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(folder)
+            raise
+    except OutputError:
+        raise
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise OutputError(
+            f"{folder}: the artefact could not be written ({_reason(error)}); nothing was changed. "
+            "Free the disk or choose another folder, then run again."
+        ) from error
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
+    """Read and check an artefact folder.
+
+    Args:
+        folder: an artefact folder.
+        kind: the kind the caller can use; `None` takes any of `KINDS`.
+
+    Raises:
+        ArtefactError: names the file, what was found in it and what is read.
+    """
+    folder = Path(folder)
+    manifest = _read_config(folder)
+    if manifest["kind"] not in KINDS or (kind is not None and manifest["kind"] != kind):
+        _refuse(
+            folder / CONFIG_FILE,
+            f"kind {manifest['kind']!r}",
+            f"kind {kind!r}" if kind is not None else f"one of the kinds {', '.join(KINDS)}",
+            "Give the folder of a predictor of that kind, or use the version of Presage that wrote this one.",
+        )
+    pickles = find_pickles(folder)
+    if pickles:
+        names = ", ".join(str(path.relative_to(folder)) for path in pickles[:3])
+        _refuse(
+            folder,
+            f"what looks like a pickle ({names}{', …' if len(pickles) > 3 else ''})",
+            "data only: JSON and safetensors",
+            "A pickle can run code when it is opened. Remove it if you know where it comes from, else train anew.",
+        )
+    return Artefact(
+        kind=manifest["kind"],
+        config=manifest["config"],
+        tensors=_unpack_tensors(folder / TENSORS_FILE, manifest["files"][TENSORS_FILE]),
+        training_data=manifest["training_data"],
+        digest=manifest["digest"],
+    )
+
+
+def artefact_digest(folder: Path) -> str:
+    """The digest of an artefact, `"sha256:…"`, from its configuration alone: the tensors are not read again.
+
+    Raises:
+        ArtefactError: the configuration is missing, altered or of an unknown version.
+    """
+    return str(_read_config(Path(folder))["digest"])
+
+
+def artefact_size_bytes(folder: Path) -> int:
+    """Bytes of the artefact's own files; files of others in the folder do not count.
+
+    Raises:
+        ArtefactError: the folder is no artefact, or a file of it is missing.
+    """
+    folder = Path(folder)
+    names = [CONFIG_FILE, *_read_config(folder)["files"]]
+    try:
+        return sum((folder / name).stat().st_size for name in names)
+    except OSError as error:
+        raise ArtefactError(f"{folder}: a file of the artefact cannot be read ({_reason(error)}).") from error
+
+
+def find_pickles(folder: Path) -> list[Path]:
+    """Every file under `folder` that is, or may hide, a pickle: by name, by its first bytes, or as a zip archive.
+
+    Text pickles (protocols 0 and 1) have no first bytes of their own and are found by name only.
+
+    Raises:
+        ArtefactError: a file cannot be opened, so it cannot be said what it is.
+    """
+    found = []
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root, name)
+            if path.suffix.lower() in _PICKLE_SUFFIXES or (path.is_file() and _starts_like_pickle(path)):
+                found.append(path)
+    return sorted(found)
+
+
+def _starts_like_pickle(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+    except OSError as error:
+        raise ArtefactError(f"{path}: cannot be read ({_reason(error)}).") from error
+    if head == b"PK\x03\x04":  # torch.save and .npz are zip archives around pickles
+        return True
+    # A safetensors file starts with the length of its header, little-endian: a header of 640 bytes also begins with
+    # 80 02. Its next byte is 00 (headers stay below 64 KiB here), which is no pickle opcode.
+    return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5 and head[2] != 0
+
+
+def _pack_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> bytes:
+    packed = {}
+    for name, tensor in tensors.items():
+        array = np.asarray(tensor, order="C")
+        if array.dtype.kind not in "fiub":
+            _refuse(folder, f"tensor {name!r} of type {array.dtype}", "floats, integers or booleans")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            _refuse(folder, f"tensor {name!r} with NaN or infinite values", "finite numbers", "The fit diverged.")
+        packed[name] = array
+    return bytes(save_tensors(packed))
+
+
+def _pack_config(
+    folder: Path, kind: str, config: Mapping[str, Any], training_data: Mapping[str, Any], tensor_bytes: bytes
+) -> bytes:
+    if kind not in KINDS:
+        _refuse(folder, f"kind {kind!r}", f"one of the kinds {', '.join(KINDS)}")
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "kind": kind,
+        "files": {TENSORS_FILE: _sha256(tensor_bytes)},
+        "config": dict(config),
+        "training_data": dict(training_data),
+        "presage_version": __version__,
+    }
+    try:
+        manifest["digest"] = _manifest_digest(manifest)
+        text = json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ArtefactError(
+            f"{folder}: the configuration holds a value that JSON has no word for ({error}); "
+            "wanted text, finite numbers, booleans, lists and mappings with text keys."
+        ) from error
+    return text.encode() + b"\n"
+
+
+def _foreign_entries(folder: Path) -> list[Path]:
+    """What stands in `folder` beside an artefact; refuses a folder that is something else than an artefact."""
+    if not folder.exists():
+        return []
+    if not folder.is_dir():
+        raise OutputError(f"{folder}: is a file; an artefact is a folder. Choose another name.")
+    entries = sorted(folder.iterdir())
+    if not entries:
+        return []
+    try:
+        is_ours = json.loads((folder / CONFIG_FILE).read_bytes()).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError):
+        is_ours = False
+    if not is_ours:
+        raise OutputError(
+            f"{folder}: holds {len(entries)} entries and is no Presage artefact; nothing was overwritten. "
+            "Choose a new or an empty folder."
+        )
+    return [entry for entry in entries if entry.name not in {CONFIG_FILE, TENSORS_FILE}]
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # a full disk may show only here, and the rename must not come before the bytes
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing"
+        _refuse(folder, found, f"an artefact folder ({CONFIG_FILE} and {TENSORS_FILE})", "Check the path.")
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        _refuse(folder, f"no readable {CONFIG_FILE} ({_reason(error)})", "an artefact folder", "Check the path.", error)
+    try:
+        manifest = json.loads(raw)
+    except ValueError as error:
+        _refuse(path, f"no valid JSON ({error})", "the configuration of an artefact", _COPY_AGAIN, error)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = repr(manifest.get("format")) if isinstance(manifest, dict) else type(manifest).__name__
+        _refuse(path, f"format {found}", f"format {FORMAT!r}", "This is the folder of something else; check the path.")
+    version = manifest.get("format_version")
+    if version not in READS:
+        _refuse(
+            path,
+            f"format version {version!r}",
+            f"one of the format versions {', '.join(map(str, READS))}",
+            "Use the version of Presage that wrote it "
+            f"({manifest.get('presage_version', 'unknown')}; this is {__version__}), or train anew.",
+        )
+    if manifest.get("digest") != _manifest_digest(manifest):
+        _refuse(path, "a digest that does not match its content", "an unaltered configuration", _COPY_AGAIN)
+    for key, wanted in {"kind": str, "files": dict, "config": dict, "training_data": dict}.items():
+        if not isinstance(manifest.get(key), wanted):
+            _refuse(path, f"{key} {manifest.get(key)!r}", f"a JSON {_JSON_NAME[wanted]} there", _COPY_AGAIN)
+    if set(manifest["files"]) != {TENSORS_FILE}:
+        _refuse(path, f"files {sorted(manifest['files'])}", f"exactly {TENSORS_FILE}", _COPY_AGAIN)
+    return manifest
+
+
+def _unpack_tensors(path: Path, digest: str) -> dict[str, np.ndarray]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        _refuse(path, f"no readable file ({_reason(error)})", "the tensors of the artefact", _COPY_AGAIN, error)
+    found = _sha256(content)
+    if found != digest:
+        _refuse(path, f"{len(content)} bytes with digest {found[:19]}…", f"digest {digest[:19]}…", _COPY_AGAIN)
+    try:
+        tensors: dict[str, np.ndarray] = load_tensors(content)
+    except (SafetensorError, KeyError, ValueError) as error:
+        _refuse(path, f"no valid safetensors ({error})", "the tensors of the artefact", _COPY_AGAIN, error)
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
+            _refuse(path, f"tensor {name!r} with NaN or infinite values", "finite numbers", "Train anew.")
+    return tensors
+
+
+def _manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """The digest of a configuration without its own `digest`, over one canonical spelling."""
+    content = {key: value for key, value in manifest.items() if key != "digest"}
+    return _sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def _sha256(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+_JSON_NAME: Final = {str: "string", dict: "object"}
+_COPY_AGAIN: Final = "The artefact was cut or altered: copy it again from its source, or train anew."
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _refuse(path: Path, found: str, wanted: str, advice: str = "", cause: Exception | None = None) -> NoReturn:
+    raise ArtefactError(f"{path}: found {found}; wanted {wanted}. {advice}".rstrip()) from cause

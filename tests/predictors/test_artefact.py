@@ -1,0 +1,254 @@
+"""An artefact folder is written whole, read only when unaltered, and never holds code."""
+
+import errno
+import json
+import os
+import pickle
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from presage.errors import ArtefactError, OutputError
+from presage.predictors.artefact import (
+    FORMAT_VERSION,
+    _manifest_digest,
+    artefact_digest,
+    artefact_size_bytes,
+    find_pickles,
+    read_artefact,
+    write_artefact,
+)
+
+CONFIG = {"horizon": 3, "agents": ["planner", "prüfer"]}
+DATA = {"digest": "sha256:abc", "workflows": 10}
+
+
+def tensors() -> dict[str, np.ndarray]:
+    return {
+        "weight": np.arange(12, dtype=np.float32).reshape(3, 4).T,
+        "scalar": np.array(0.5),
+        "half": np.ones(3, np.float16),
+        "table": np.arange(5, dtype=np.int32),
+        "mask": np.array([True, False]),
+    }
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    write_artefact(
+        folder, **{"kind": "next-agent", "config": CONFIG, "tensors": tensors(), "training_data": DATA} | changes
+    )
+    return folder
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "model")
+
+
+def test_what_was_written_is_read_back(folder: Path) -> None:
+    artefact = read_artefact(folder, kind="next-agent")
+    assert (artefact.kind, artefact.config, artefact.training_data) == ("next-agent", CONFIG, DATA)
+    assert artefact.tensors.keys() == tensors().keys()
+    for name, tensor in tensors().items():
+        np.testing.assert_array_equal(artefact.tensors[name], tensor)
+        assert artefact.tensors[name].dtype == tensor.dtype
+    assert artefact.digest == artefact_digest(folder)
+    assert artefact_size_bytes(folder) == sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_equal_models_have_equal_bytes_and_others_another_digest(folder: Path, tmp_path: Path) -> None:
+    again = write(tmp_path / "again", tensors=dict(reversed(tensors().items())))
+    for name in ("config.json", "model.safetensors"):
+        assert (again / name).read_bytes() == (folder / name).read_bytes()
+    other = write(tmp_path / "other", tensors={**tensors(), "scalar": np.array(0.6)})
+    assert artefact_digest(other) != artefact_digest(folder)
+
+
+def test_replacing_an_artefact_keeps_the_files_of_others(folder: Path, tmp_path: Path) -> None:
+    (folder / "metrics.json").write_text("{}")
+    (folder / "plots").mkdir()
+    (folder / "plots" / "a.svg").write_text("<svg/>")
+    write(folder, config={"horizon": 2})
+    assert read_artefact(folder).config == {"horizon": 2}
+    assert (folder / "metrics.json").read_text() == "{}"
+    assert (folder / "plots" / "a.svg").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_empty_folder_is_filled_and_missing_parents_are_made(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    read_artefact(write(tmp_path / "empty"))
+    read_artefact(write(tmp_path / "a" / "b"))
+
+
+def test_a_folder_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(OutputError, match="no Presage artefact"):
+        write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    with pytest.raises(OutputError, match="is a file"):
+        write(tmp_path / "thesis.txt")
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool) -> None:
+    target = tmp_path / "out" / "model"
+    before = artefact_digest(write(target)) if existing else None
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        write(target, config={"horizon": 9})
+    assert [path.name for path in target.parent.iterdir()] == (["model"] if existing else [])
+    if existing:
+        assert artefact_digest(target) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"tensors": {"w": np.array([object()])}}, "'w' of type object"),
+        ({"tensors": {"w": np.array([np.nan])}}, "'w' with NaN"),
+        ({"config": {"rate": float("nan")}}, "JSON"),
+        ({"config": {"f": np.float32}}, "JSON"),
+        ({"kind": "oracle"}, "oracle"),
+    ],
+)
+def test_what_is_no_data_is_not_written(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ArtefactError, match=named):
+        write(tmp_path / "model", **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_is_no_artefact_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match=r"absent: found nothing; wanted an artefact folder"):
+        read_artefact(tmp_path / "absent")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ArtefactError, match="found a file"):
+        read_artefact(tmp_path / "file")
+    with pytest.raises(ArtefactError, match=r"no readable config\.json"):
+        read_artefact(tmp_path)
+    (tmp_path / "config.json").write_text('{"hidden_size": 768}')
+    with pytest.raises(ArtefactError, match="format None"):
+        read_artefact(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ArtefactError, match="format list"):
+        read_artefact(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_cut_or_missing_file_is_refused(folder: Path, name: str) -> None:
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-7])
+    with pytest.raises(ArtefactError, match=name):
+        read_artefact(folder)
+    (folder / name).unlink()
+    with pytest.raises(ArtefactError, match=name):
+        read_artefact(folder)
+
+
+def test_an_altered_tensor_is_refused(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ArtefactError, match=r"model\.safetensors: found .* digest sha256:.*wanted digest sha256:"):
+        read_artefact(folder)
+
+
+def test_an_altered_configuration_is_refused(folder: Path) -> None:
+    edit_config(folder, config={"horizon": 5})
+    with pytest.raises(ArtefactError, match=r"config\.json: found a digest that does not match"):
+        read_artefact(folder)
+
+
+@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, None, "1", [1]])
+def test_an_unknown_format_version_is_refused_with_those_read(folder: Path, version: object) -> None:
+    edit_config(folder, format_version=version)
+    with pytest.raises(ArtefactError, match=r"format version .*; wanted one of the format versions 1\."):
+        read_artefact(folder)
+
+
+@pytest.mark.parametrize("changes", [{"files": None}, {"files": {"../../etc/passwd": "sha256:0"}}, {"config": []}])
+def test_a_consistent_configuration_of_the_wrong_shape_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    manifest = json.loads((folder / "config.json").read_text()) | changes
+    edit_config(folder, **changes, digest=_manifest_digest(manifest))
+    with pytest.raises(ArtefactError, match=rf"config\.json: found {next(iter(changes))} "):
+        read_artefact(folder)
+
+
+def test_another_kind_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArtefactError, match="found kind 'next-agent'; wanted kind 'router'"):
+        read_artefact(folder, kind="router")
+    monkeypatch.setattr("presage.predictors.artefact.KINDS", ("router",))
+    with pytest.raises(ArtefactError, match="found kind 'next-agent'; wanted one of the kinds router"):
+        read_artefact(folder)
+
+
+@pytest.mark.parametrize("name", ["a.pkl", "a.PICKLE", "a.joblib", "a.pt", "a.pth", "a.bin", "a.ckpt"])
+def test_a_name_of_a_pickle_is_refused(folder: Path, name: str) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / name).write_text("harmless")
+    with pytest.raises(ArtefactError, match=rf"pickle \(sub/{name}\)"):
+        read_artefact(folder)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_under_another_name_is_refused(folder: Path, protocol: int) -> None:
+    (folder / "notes.txt").write_bytes(pickle.dumps({"a": 1}, protocol=protocol))
+    assert find_pickles(folder) == [folder / "notes.txt"]
+    with pytest.raises(ArtefactError, match=r"pickle \(notes\.txt\)"):
+        read_artefact(folder)
+
+
+def test_a_zip_is_refused_because_torch_hides_pickles_in_it(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "weights", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02.")
+    assert find_pickles(folder) == [folder / "weights"]
+
+
+def test_no_header_length_of_safetensors_looks_like_a_pickle(tmp_path: Path) -> None:
+    # 640, 896, 1152 and 1408 bytes of header begin with 80 02 … 80 05, as pickles do.
+    seen = set()
+    for length in range(560, 1500, 8):
+        write(tmp_path / "model", tensors={"x" * length: np.zeros(1, np.float32)})
+        seen.add((tmp_path / "model" / "model.safetensors").read_bytes()[:2])
+        assert find_pickles(tmp_path / "model") == []
+    assert {b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"} <= seen
+
+
+@given(content=st.binary(max_size=200))
+def test_any_bytes_in_place_of_a_file_give_one_clear_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    folder = write(tmp_path_factory.mktemp("any") / "model")
+    for name in ("config.json", "model.safetensors"):
+        original = (folder / name).read_bytes()
+        (folder / name).write_bytes(content)
+        with pytest.raises(ArtefactError):
+            read_artefact(folder)
+        (folder / name).write_bytes(original)
+
+
+def test_a_large_artefact_loads_fast(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).standard_normal((366, 1024)).astype(np.float32)
+    folder = write(tmp_path / "model", tensors={"weight": weights})
+    times_ms = []
+    for _ in range(9):
+        start = time.perf_counter()
+        read_artefact(folder)
+        times_ms.append((time.perf_counter() - start) * 1e3)
+    assert min(times_ms) < 20
