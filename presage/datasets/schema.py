@@ -1,0 +1,228 @@
+"""The trace: one row a step, its columns, and the way any table becomes one.
+
+This module knows columns and single rows. What holds between the rows of a workflow is `validate.py`; files are the
+business of `adapters/` and `store.py`. Serving imports it too, so it stands on pyarrow and NumPy alone.
+
+Text columns are `large_string`: a million steps of 4,000 characters are past the 2 GB an Arrow `string` chunk can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from presage.datasets.columns import cast_column, cast_state, state_size
+from presage.datasets.digest import digest
+from presage.datasets.origin import Origin
+from presage.datasets.validate import drop_invalid, validate
+from presage.errors import TraceError
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "check_version",
+    "concat",
+    "conform",
+    "digest",
+    "drop_invalid",
+    "state_sizes",
+    "trace_schema",
+    "validate",
+]
+
+SCHEMA_VERSION: Final = 1
+VERSION_KEY: Final = b"presage.schema_version"
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+STATE_COLUMNS: Final = ("prefill_state", "completion_state")
+REQUIRED: Final = ("workflow_type", "workflow_id", "step", "agent")
+
+_COLUMNS: Final[dict[str, pa.DataType]] = {
+    "workflow_type": pa.string(),
+    "workflow_id": pa.string(),
+    "step": pa.int32(),
+    "agent": pa.string(),
+    "task": pa.string(),
+    "parent_steps": pa.list_(pa.int32()),
+    "kind": pa.string(),
+    "model": pa.string(),
+    "input_tokens": pa.int32(),
+    "output_tokens": pa.int32(),
+    "cached_input_tokens": pa.int32(),
+    "started_at": TIMESTAMP,
+    "ended_at": TIMESTAMP,
+    "system_prompt": pa.large_string(),
+    "input_text": pa.large_string(),
+    "output_text": pa.large_string(),
+    "success": pa.bool_(),
+    "complete": pa.bool_(),
+}
+_AFTER_TEXT: Final = "output_text"  # the state columns stand between the texts and the outcome
+_NEVER_NULL: Final = (*REQUIRED, "kind", "complete")
+# What plain JSONL calls a column, and what the trace calls it.
+ALIASES: Final = {"task_id": "task", "start_time": "started_at", "end_time": "ended_at"}
+KNOWN_COLUMNS: Final = frozenset(_COLUMNS) | frozenset(STATE_COLUMNS) | frozenset(ALIASES)
+
+
+def trace_schema(prefill_state_size: int | None = None, completion_state_size: int | None = None) -> pa.Schema:
+    """The Arrow schema of a trace.
+
+    Args:
+        prefill_state_size: width of the hidden state after prefill; None leaves the column out.
+        completion_state_size: width of the hidden state after the last output token; None leaves the column out.
+
+    Returns:
+        The schema in canonical column order, with the schema version in its metadata.
+    """
+    sizes = dict(zip(STATE_COLUMNS, (prefill_state_size, completion_state_size), strict=True))
+    fields: list[pa.Field] = []
+    for name, data_type in _COLUMNS.items():
+        fields.append(pa.field(name, data_type, nullable=name not in _NEVER_NULL))
+        if name == _AFTER_TEXT:
+            fields += [pa.field(state, pa.list_(pa.float16(), size)) for state, size in sizes.items() if size]
+    return pa.schema(fields, metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
+
+
+def state_sizes(schema: pa.Schema) -> tuple[int | None, int | None]:
+    """Widths of the prefill and of the completion state of a trace; None where the column is absent."""
+    prefill, completion = (
+        schema.field(name).type.list_size if name in schema.names else None for name in STATE_COLUMNS
+    )
+    return prefill, completion
+
+
+def check_version(metadata: dict[bytes, bytes] | None, source: str) -> None:
+    """Check that a Parquet file or store was written with a schema version this release reads.
+
+    Raises:
+        TraceError: there is no version in the metadata, or another one.
+    """
+    found = (metadata or {}).get(VERSION_KEY)
+    if found is None:
+        raise TraceError(
+            f"{source}: no trace schema version in the Parquet metadata (key {VERSION_KEY.decode()!r}), version "
+            f"{SCHEMA_VERSION} is wanted: write the table with presage.datasets.schema.trace_schema(), or ingest JSONL"
+        )
+    if found != str(SCHEMA_VERSION).encode():
+        raise TraceError(
+            f"{source}: trace schema version {found.decode(errors='replace')!r}, this release reads version "
+            f"{SCHEMA_VERSION}: read it with the release that wrote it, or ingest the original traces again"
+        )
+
+
+def conform(table: pa.Table, source: str | Origin) -> pa.Table:
+    """Cast a raw table to the schema, row by row.
+
+    Fills `kind` with "llm" and `complete` with true, takes the JSONL spellings (`task_id`, and `start_time` /
+    `end_time` in epoch seconds), adds the optional columns that are absent as nulls and drops those it does not know.
+    A state column is kept only where its width is known: from a fixed-size list, or from a row that has a state.
+
+    Args:
+        table: any table with at least the required columns.
+        source: the name for errors, or the origin of the rows.
+
+    Returns:
+        A table of `trace_schema(...)`, rows in the order given.
+
+    Raises:
+        TraceError: a required column or value is missing, a value has the wrong type or does not fit, a state has NaN,
+            infinity or another width than the rows before it.
+    """
+    origin = source if isinstance(source, Origin) else Origin.of(source, table.num_rows)
+    name = ", ".join(dict.fromkeys(origin.names))
+    _check_columns(table, name)
+    columns: dict[str, pa.ChunkedArray] = {}
+    for column, data_type in _COLUMNS.items():
+        columns[column] = _column(table, column, data_type, origin)
+    columns["kind"] = pc.fill_null(columns["kind"], "llm")
+    columns["complete"] = pc.fill_null(columns["complete"], True)
+    _check_values(columns, origin)
+    sizes: dict[str, int | None] = dict.fromkeys(STATE_COLUMNS)
+    for column in STATE_COLUMNS:
+        if column in table.column_names:
+            sizes[column] = state_size(table.column(column))
+        size = sizes[column]
+        if size is not None:
+            columns[column] = cast_state(table.column(column), size, column, origin)
+    schema = trace_schema(*sizes.values())
+    return pa.table([columns[field.name] for field in schema], schema=schema)
+
+
+def _check_columns(table: pa.Table, name: str) -> None:
+    missing = [column for column in REQUIRED if column not in table.column_names]
+    if missing:
+        found = ", ".join(table.column_names[:20]) or "none"
+        raise TraceError(
+            f"{name}: no column {' and no column '.join(repr(column) for column in missing)}; found: {found}. "
+            "Every step needs workflow_type, workflow_id, step and agent: rename or add them"
+        )
+    twice = sorted({c for c in table.column_names if table.column_names.count(c) > 1} & KNOWN_COLUMNS)
+    if twice:
+        raise TraceError(f"{name}: column {twice[0]!r} stands there twice, one is wanted: drop or rename the other")
+
+
+def _column(table: pa.Table, column: str, data_type: pa.DataType, origin: Origin) -> pa.ChunkedArray:
+    """The column under its own name, filled up from its JSONL spelling; nulls where neither is there."""
+    spellings = [column, *(alias for alias, canonical in ALIASES.items() if canonical == column)]
+    found = [
+        cast_column(table.column(spelling), data_type, spelling, origin)
+        for spelling in spellings
+        if spelling in table.column_names
+    ]
+    if not found:
+        return pa.chunked_array([pa.nulls(table.num_rows, data_type)])
+    return found[0] if len(found) == 1 else pc.coalesce(*found)
+
+
+def _check_values(columns: dict[str, pa.ChunkedArray], origin: Origin) -> None:
+    for column in REQUIRED:
+        if columns[column].null_count:
+            row = _first(pc.is_null(columns[column]))
+            raise origin.bad(row, column, "no value; every step needs one: add it", f"no {column}")
+    unknown = pc.invert(pc.is_in(columns["kind"], pa.array(["llm", "tool"])))
+    if pc.any(unknown).as_py():
+        raise origin.bad(
+            _first(unknown), "kind", 'neither "llm" nor "tool": use one of the two, or leave it out', "unknown kind"
+        )
+
+
+def _first(mask: pa.ChunkedArray) -> int:
+    return int(np.argmax(mask.to_numpy(zero_copy_only=False)))
+
+
+def concat(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
+    """Join conforming tables into one; where only some have a state column, the others get nulls.
+
+    Args:
+        tables: conforming tables, at least one.
+        names: the name of each for errors.
+
+    Raises:
+        TraceError: two tables have states of different widths.
+    """
+    common: list[int | None] = [None, None]
+    owner = ["", ""]
+    for table, name in zip(tables, names, strict=True):
+        for i, size in enumerate(state_sizes(table.schema)):
+            if size is not None and common[i] is not None and size != common[i]:
+                raise TraceError(
+                    f"mixed state sizes in column {STATE_COLUMNS[i]!r}: {common[i]} in {owner[i]}, {size} in {name}. "
+                    "States of one trace come from one model: keep traces of different models apart"
+                )
+            if size is not None and common[i] is None:
+                common[i], owner[i] = size, name
+    schema = trace_schema(*common)
+    return pa.concat_tables([with_schema(table, schema) for table in tables])
+
+
+def with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A conforming table under a schema that may have state columns the table lacks: they are null."""
+    if table.schema.equals(schema, check_metadata=True):
+        return table
+    columns = [
+        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)

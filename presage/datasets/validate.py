@@ -1,0 +1,282 @@
+"""What has to hold between the rows of a workflow, and the canonical order of a trace.
+
+Works on conforming tables and knows no files. Every check runs over whole columns at once, so a million steps take
+seconds; each finds the rows that break one rule, and the caller decides whether that ends the reading (`validate`) or
+costs the workflow its place (`drop_invalid`). A workflow is the pair (workflow type, workflow id).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from presage.datasets.origin import Origin
+from presage.errors import TraceError
+
+_PER_WORKFLOW = ("task", "success", "complete")
+_TOKENS = ("input_tokens", "output_tokens", "cached_input_tokens")
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Rows that break one rule.
+
+    Args:
+        rows: the rows, int64 [n], in the order of the table.
+        column: the column to name.
+        reason: a short phrase to count by.
+        message: what to say of one of the rows.
+    """
+
+    rows: NDArray[np.int64]
+    column: str
+    reason: str
+    message: Callable[[int], str]
+
+
+def validate(table: pa.Table, source: str | Origin) -> pa.Table:
+    """Check whole workflows and put the rows in canonical order: by workflow type, workflow id and step.
+
+    Args:
+        table: a conforming table.
+        source: the name for errors, or the origin of the rows.
+
+    Raises:
+        TraceError: there are no rows; steps of a workflow are not 0..n-1, each once; times run backwards; a parent is
+            no earlier step; `task`, `success` or `complete` differ inside a workflow; a token count is negative; a
+            name is empty; one workflow stands in two sources.
+    """
+    origin = _origin(table, source)
+    _refuse_empty(table.num_rows, origin)
+    codes = workflow_codes(table)
+    order = _order(table, codes)
+    problem = next(_problems(table, origin, codes, order), None)
+    if problem is not None:
+        row = int(problem.rows[0])
+        raise origin.bad(row, problem.column, problem.message(row), problem.reason)
+    return _taken(table, order)
+
+
+def drop_invalid(table: pa.Table, source: str | Origin) -> tuple[pa.Table, dict[str, int]]:
+    """The same checks, but a workflow that breaks a rule is left out as a whole.
+
+    Returns:
+        The remaining rows in canonical order, and the number of workflows left out for each reason; a workflow is
+        counted once, under the first rule it breaks.
+
+    Raises:
+        TraceError: nothing is left.
+    """
+    origin = _origin(table, source)
+    _refuse_empty(table.num_rows, origin)
+    codes = workflow_codes(table)
+    order = _order(table, codes)
+    bad = np.zeros(int(codes.max()) + 1, bool)
+    skipped: dict[str, int] = {}
+    for problem in _problems(table, origin, codes, order):
+        found = np.unique(codes[problem.rows])
+        fresh = found[~bad[found]]
+        bad[fresh] = True
+        if len(fresh):
+            skipped[problem.reason] = skipped.get(problem.reason, 0) + len(fresh)
+    if bad.all():
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())
+        raise TraceError(f"{_names(origin)}: every workflow breaks a rule of the schema ({reasons}): repair the source")
+    return _taken(table, order[~bad[codes[order]]]), skipped
+
+
+def workflow_codes(table: pa.Table) -> NDArray[np.int64]:
+    """The workflow of each row as a number from 0, int64 [rows], in the order of (workflow type, workflow id)."""
+    types, _ = _ranks(table.column("workflow_type"))
+    ids, id_count = _ranks(table.column("workflow_id"))
+    pairs = types * id_count + ids
+    codes: NDArray[np.int64] = np.unique(pairs, return_inverse=True)[1].astype(np.int64).reshape(-1)
+    return codes
+
+
+def canonical_order(table: pa.Table) -> NDArray[np.int64]:
+    """The rows in canonical order, int64 [rows]: sorted by workflow type, workflow id and step, stable."""
+    return _order(table, workflow_codes(table))
+
+
+def _order(table: pa.Table, codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    order: NDArray[np.int64] = np.lexsort((_numpy(table.column("step")), codes))
+    return order
+
+
+def _ranks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int]:
+    """Each row's place among the sorted distinct strings."""
+    encoded = column.combine_chunks().dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.unify_dictionaries().combine_chunks()
+    places = np.empty(len(encoded.dictionary), np.int64)
+    places[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(places))
+    return places[encoded.indices.to_numpy(zero_copy_only=False)], len(places)
+
+
+def _numpy(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    numbers: NDArray[np.int64] = column.to_numpy().astype(np.int64, copy=False)
+    return numbers
+
+
+def _origin(table: pa.Table, source: str | Origin) -> Origin:
+    return source if isinstance(source, Origin) else Origin.of(source, table.num_rows)
+
+
+def _names(origin: Origin) -> str:
+    return ", ".join(dict.fromkeys(origin.names))
+
+
+def _refuse_empty(rows: int, origin: Origin) -> None:
+    if rows == 0:
+        raise TraceError(f"{_names(origin)}: an empty trace, not one step in it; give at least one workflow")
+
+
+def _taken(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    return table if np.array_equal(rows, np.arange(table.num_rows)) else table.take(pa.array(rows))
+
+
+def _problems(
+    table: pa.Table, origin: Origin, codes: NDArray[np.int64], order: NDArray[np.int64]
+) -> Iterator[_Problem]:
+    """Every broken rule; `codes` numbers the workflow of each row, `order` puts the rows in canonical order."""
+    for problem in itertools.chain(
+        _empty_names(table),
+        _two_sources(table, origin, codes),
+        _broken_numbering(table, codes, order),
+        _negative_tokens(table),
+        _backward_times(table, codes, order),
+        _wrong_parents(table),
+        _inconsistent(table, codes),
+    ):
+        if len(problem.rows):
+            yield problem
+
+
+def _empty_names(table: pa.Table) -> Iterator[_Problem]:
+    for column in ("workflow_type", "workflow_id", "agent"):
+        rows = _where(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(table.column(column))), 0))
+        yield _Problem(rows, column, f"empty {column}", lambda _: "an empty name; give one")
+
+
+def _two_sources(table: pa.Table, origin: Origin, codes: NDArray[np.int64]) -> Iterator[_Problem]:
+    if len(origin.names) < 2:
+        return
+    sources = origin.sources()
+    first = np.full(int(codes.max()) + 1, len(origin.names))
+    np.minimum.at(first, codes, sources)
+
+    def message(row: int) -> str:
+        return (
+            f"{_workflow(table, row)} also stands in {origin.names[first[codes[row]]]}; one source a workflow is "
+            "wanted: give each source once, or join the files first"
+        )
+
+    yield _Problem(np.flatnonzero(sources != first[codes]), "workflow_id", "workflow in two sources", message)
+
+
+def _broken_numbering(table: pa.Table, codes: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[_Problem]:
+    steps = _numpy(table.column("step"))
+    codes_in_order, steps_in_order = codes[order], steps[order]
+    starts = np.flatnonzero(np.r_[True, codes_in_order[1:] != codes_in_order[:-1]])
+    wanted = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
+    same = np.r_[False, (codes_in_order[1:] == codes_in_order[:-1]) & (steps_in_order[1:] == steps_in_order[:-1])]
+    yield _Problem(
+        np.sort(order[same]),
+        "step",
+        "duplicate step number",
+        lambda row: f"step {steps[row]} of {_workflow(table, row)} came before; each step once is wanted: renumber",
+    )
+    expected = np.empty(len(order), np.int64)
+    expected[order] = wanted
+    # Only the first break of a workflow is named: every later step is off by the same gap.
+    off = np.flatnonzero(steps_in_order != wanted)
+    first_off = off[np.r_[True, codes_in_order[off][1:] != codes_in_order[off][:-1]]] if len(off) else off
+    yield _Problem(
+        np.sort(order[first_off]),
+        "step",
+        "missing step number",
+        lambda row: (
+            f"step {steps[row]} of {_workflow(table, row)} where step {expected[row]} was wanted; steps count from 0 "
+            "without a gap: add the missing step or renumber"
+        ),
+    )
+
+
+def _negative_tokens(table: pa.Table) -> Iterator[_Problem]:
+    for column in _TOKENS:
+        rows = _where(pc.less(table.column(column), 0))
+        yield _Problem(
+            rows, column, f"negative {column}", lambda _: "a negative count; 0 or more is wanted: correct it"
+        )
+
+
+def _backward_times(table: pa.Table, codes: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[_Problem]:
+    started, ended = table.column("started_at"), table.column("ended_at")
+    yield _Problem(
+        _where(pc.less(ended, started)),
+        "ended_at",
+        "step that ends before it starts",
+        lambda row: f"the step of {_workflow(table, row)} ends before it starts; check the clock or leave times out",
+    )
+    # Steps without a start are passed over: each start is compared with the one before it in its workflow.
+    order = order[started.is_valid().to_numpy()[order]]
+    times = pc.fill_null(started.cast(pa.int64()), 0).to_numpy()[order]
+    same = codes[order][1:] == codes[order][:-1]
+    backward = np.r_[False, (times[1:] < times[:-1]) & same][: len(order)]
+    yield _Problem(
+        np.sort(order[backward]),
+        "started_at",
+        "start times that run backwards",
+        lambda row: (
+            f"the step of {_workflow(table, row)} starts before the step in front of it; steps are numbered in start "
+            "order: renumber them, or check the clock"
+        ),
+    )
+
+
+def _wrong_parents(table: pa.Table) -> Iterator[_Problem]:
+    parents = table.column("parent_steps").combine_chunks()
+    if isinstance(parents, pa.ChunkedArray):
+        parents = pa.concat_arrays(parents.chunks)
+    if parents.null_count == len(parents):
+        return
+    rows = pc.list_parent_indices(parents).to_numpy()
+    values = pc.fill_null(pc.list_flatten(parents).cast(pa.int64()), -1).to_numpy()
+    wrong = (values < 0) | (values >= _numpy(table.column("step"))[rows])
+    yield _Problem(
+        np.unique(rows[wrong]),
+        "parent_steps",
+        "parent that is no earlier step",
+        lambda row: f"a parent of the step of {_workflow(table, row)} is no earlier step: name earlier steps",
+    )
+
+
+def _inconsistent(table: pa.Table, codes: NDArray[np.int64]) -> Iterator[_Problem]:
+    _, first = np.unique(codes, return_index=True)
+    for column in _PER_WORKFLOW:
+        values = table.column(column).combine_chunks().dictionary_encode()
+        marks = pc.fill_null(values.indices, -1).to_numpy(zero_copy_only=False)
+        yield _Problem(
+            np.flatnonzero(marks != marks[first][codes]),
+            column,
+            f"{column} that differs inside a workflow",
+            lambda row, column=column: (  # type: ignore[misc]
+                f"differs from the first row of {_workflow(table, row)}; {column} belongs to the workflow: write the "
+                "same value on each of its rows"
+            ),
+        )
+
+
+def _where(mask: pa.ChunkedArray) -> NDArray[np.int64]:
+    return np.flatnonzero(pc.fill_null(mask, False).to_numpy())
+
+
+def _workflow(table: pa.Table, row: int) -> str:
+    return f"workflow {table['workflow_id'][row].as_py()!r} ({table['workflow_type'][row].as_py()})"
