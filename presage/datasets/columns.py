@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.origin import Origin
+from presage.errors import TraceError
 
 _YEAR_10000_S = 253_402_300_800
 
@@ -34,7 +35,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin:
         row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False))) if len(column) else 0
         if column.null_count == len(column):
             return pa.chunked_array([pa.nulls(len(column), target)])
-        raise origin.bad(row, name, f"type {source}, {wanted(target)} is wanted: convert it", f"{name} of a wrong type")
+        raise _wrong_type(row, name, f"type {source}, {wanted(target)} is wanted", origin)
     if pa.types.is_timestamp(target) and _is_number(source):
         return _from_epoch_s(column, name, origin, target)
     try:
@@ -44,6 +45,11 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin:
         raise origin.bad(
             row, name, f"the value does not fit; {wanted(target)} is wanted: correct it", f"{name} does not fit"
         ) from None
+
+
+def _wrong_type(row: int, name: str, message: str, origin: Origin) -> TraceError:
+    """Of the whole column: no row can be skipped to mend it, so this is no RowError."""
+    return TraceError(f'{origin.at(row)}, column "{name}": {message}: convert the column')
 
 
 def wanted(target: pa.DataType) -> str:
@@ -137,7 +143,7 @@ def cast_state(column: pa.ChunkedArray, size: int, name: str, origin: Origin) ->
             column = column.cast(pa.list_(pa.float64()))
         else:
             row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
-            raise origin.bad(row, name, f"type {column.type}, a list of numbers is wanted", f"{name} of a wrong type")
+            raise _wrong_type(row, name, f"type {column.type}, a list of numbers is wanted", origin)
     chunks, start = [], 0
     for chunk in column.chunks:
         chunks.append(_cast_state_chunk(chunk, size, name, origin, start))

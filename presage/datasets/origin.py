@@ -56,6 +56,16 @@ class Origin:
             tuple(lines for origin in origins for lines in origin.lines),
         )
 
+    def filtered(self, keep: NDArray[np.bool_]) -> Origin:
+        """The origin of the rows where `keep`, bool [rows], is true."""
+        ends = np.cumsum(self.rows)
+        masks = [keep[end - rows : end] for end, rows in zip(ends, self.rows, strict=True)]
+        return Origin(
+            self.names,
+            tuple(int(mask.sum()) for mask in masks),
+            tuple(None if lines is None else lines[mask] for lines, mask in zip(self.lines, masks, strict=True)),
+        )
+
     def sources(self) -> NDArray[np.int64]:
         """Index into `names` of each row, int64 [rows]."""
         return np.repeat(np.arange(len(self.names)), self.rows)

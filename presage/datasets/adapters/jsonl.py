@@ -1,0 +1,242 @@
+"""Plain JSONL, one object a line, one line a step; `.gz` is recognised by content.
+
+Keys are the columns of the trace, and `task_id`, `start_time`, `end_time` (epoch seconds); others are dropped. States
+are arrays of numbers. Lines are parsed one by one with the standard library: Arrow's own JSON reader is several times
+faster but takes two objects on a line for two rows, and cannot say which line was wrong. Memory is bounded by a batch
+of lines plus the Arrow columns made so far.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from presage.datasets.adapters.source import Source, Workflow, salvage
+from presage.datasets.origin import Origin, RowError
+from presage.datasets.schema import KNOWN_COLUMNS, REQUIRED, STATE_COLUMNS, concat, conform, trace_schema
+from presage.errors import TraceError
+
+_BATCH_ROWS: Final = 8192
+_BATCH_BYTES: Final = 32 * 2**20
+_BOM: Final = b"\xef\xbb\xbf"
+
+_NUMBERS: Final = frozenset({int, float})
+# The Python types json.loads may give for each column, what to call them, and the Arrow type of the raw column.
+_STRING: Final = (frozenset({str}), "a string", pa.large_string())
+_WHOLE: Final = (_NUMBERS, "a whole number", None)
+_TIME: Final = (_NUMBERS, "a time in epoch seconds", pa.float64())
+_TRUTH: Final = (frozenset({bool}), "true or false", pa.bool_())
+_KINDS: Final[dict[str, tuple[frozenset[type], str, pa.DataType | None]]] = {
+    **dict.fromkeys(
+        ("workflow_type", "workflow_id", "agent", "task", "task_id", "kind", "model"),
+        _STRING,
+    ),
+    **dict.fromkeys(("system_prompt", "input_text", "output_text"), _STRING),
+    **dict.fromkeys(("step", "input_tokens", "output_tokens", "cached_input_tokens"), _WHOLE),
+    **dict.fromkeys(("start_time", "end_time"), _TIME),
+    **dict.fromkeys(("started_at", "ended_at"), (frozenset({str}), "a time in ISO 8601 with a zone", pa.string())),
+    **dict.fromkeys(("success", "complete"), _TRUTH),
+    **dict.fromkeys(("parent_steps", *STATE_COLUMNS), (frozenset({list}), "an array of numbers", None)),
+}
+
+_Row = dict[str, Any]
+
+
+def read_jsonl(path: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None) -> Source:
+    """Read a JSONL trace.
+
+    Args:
+        path: the file, plain or gzip.
+        skip_bad: count lines that are bad instead of raising. Their workflow is marked as spoiled; where a line does
+            not tell its workflow (no JSON, a cut file), that is the workflow of the line before it.
+        progress: called with the number of steps read since its last call.
+
+    Raises:
+        TraceError: the file cannot be read, its gzip data are cut or damaged, a line is no JSON object, or a value is
+            missing or has a wrong type; names the line and the column.
+    """
+    reader = _JsonlReader(path, skip_bad)
+    for batch in reader.batches():
+        reader.take(batch)
+        if progress is not None:
+            progress(len(batch))
+    return reader.source()
+
+
+class _JsonlReader:
+    """The state of one reading: tables made so far, what was skipped, and the widths of the states."""
+
+    def __init__(self, path: Path, skip_bad: bool) -> None:
+        self.path = path
+        self.name = str(path)
+        self.skip_bad = skip_bad
+        self.tables: list[pa.Table] = []
+        self.lines: list[int] = []
+        self.skipped: Counter[str] = Counter()
+        self.spoiled: set[Workflow] = set()
+        self.sizes: dict[str, int] = {}
+
+    def batches(self) -> Iterator[list[tuple[int, _Row]]]:
+        """Batches of (line number, object)."""
+        batch: list[tuple[int, _Row]] = []
+        size, before = 0, None
+        for number, line in self._lines():
+            row = self._parse(number, line, before)
+            if row is None:
+                continue
+            before = row
+            batch.append((number, row))
+            size += len(line)
+            if len(batch) == _BATCH_ROWS or size >= _BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def take(self, batch: list[tuple[int, _Row]]) -> None:
+        """Turn a batch into a table."""
+        if not self.skip_bad:
+            self._keep(batch, self._build(batch))
+            return
+
+        def on_bad(row: int, error: RowError) -> None:
+            self.skipped[f"line with {error.reason}"] += 1
+            self._spoil(batch[row][1] if _workflow(batch[row][1]) or not row else batch[row - 1][1])
+
+        for start, stop, table in salvage(len(batch), lambda i, j: self._build(batch[i:j]), on_bad):
+            self._keep(batch[start:stop], table)
+
+    def source(self) -> Source:
+        """Everything read."""
+        table = concat(self.tables, [self.name] * len(self.tables)) if self.tables else trace_schema().empty_table()
+        origin = Origin.of(self.name, table.num_rows, np.asarray(self.lines, np.int64))
+        return Source(table, origin, dict(self.skipped), frozenset(self.spoiled))
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """(number from 1, line) of each line that is not blank."""
+        number = 0
+        before: bytes | None = None
+        try:
+            with self.path.open("rb") as raw:
+                packed = raw.peek(2)[:2] == b"\x1f\x8b"
+                for number, line in enumerate(gzip.GzipFile(fileobj=raw) if packed else raw, start=1):
+                    text = line.removeprefix(_BOM) if number == 1 else line
+                    if text.strip():
+                        yield number, text
+                        before = text
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            what = "cut" if isinstance(error, EOFError) else "damaged"
+            message = f"{self.name}: the gzip data are {what} after line {number}: copy or write the file again"
+            if not self.skip_bad:
+                raise TraceError(message) from None
+            self.skipped[f"file with {what} gzip data"] += 1
+            if before is not None:
+                self._spoil(self._parse(number, before, None))
+        except OSError as error:
+            raise TraceError(f"{self.name}: cannot be read ({error.strerror or error}): check the path") from error
+
+    def _parse(self, number: int, line: bytes, before: _Row | None) -> _Row | None:
+        """The object on a line; None if the line is bad and skipped."""
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            detail = (
+                f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else "unreadable"
+            )
+            problem, reason = f"not JSON ({detail}); one JSON object a line is wanted", "no JSON"
+        else:
+            if isinstance(row, dict):
+                return row
+            problem, reason = f"a JSON {type(row).__name__}; one JSON object a line is wanted", "no JSON object"
+        if not self.skip_bad:
+            raise TraceError(f"{self.name}, line {number}: {problem}: repair the line")
+        self.skipped[f"line with {reason}"] += 1
+        self._spoil(before)
+        return None
+
+    def _spoil(self, row: _Row | None) -> None:
+        workflow = _workflow(row) if row is not None else None
+        if workflow is not None:
+            self.spoiled.add(workflow)
+
+    def _keep(self, batch: list[tuple[int, _Row]], table: pa.Table) -> None:
+        self.tables.append(table)
+        self.lines += [number for number, _ in batch]
+
+    def _build(self, batch: list[tuple[int, _Row]]) -> pa.Table:
+        numbers, rows = [number for number, _ in batch], [row for _, row in batch]
+        origin = Origin.of(self.name, len(rows), np.asarray(numbers, np.int64))
+        present = set().union(*rows) & KNOWN_COLUMNS | set(REQUIRED)
+        columns = {column: self._column(column, rows, origin) for column in sorted(present)}
+        return conform(pa.table(columns), origin)
+
+    def _column(self, column: str, rows: list[_Row], origin: Origin) -> pa.Array:
+        values = [row.get(column) for row in rows]
+        allowed, wanted, arrow_type = _KINDS[column]
+        found = set(map(type, values)) - {type(None)}
+        if not found <= allowed:
+            row = next(i for i, value in enumerate(values) if value is not None and type(value) not in allowed)
+            message = f"type {type(values[row]).__name__}; {wanted} is wanted: convert it"
+            raise origin.bad(row, column, message, f"{column} of a wrong type")
+        if column in STATE_COLUMNS:
+            return self._states(column, values, origin)
+        if column == "parent_steps":
+            for row, value in enumerate(values):
+                if value and not set(map(type, value)) <= {int}:
+                    message = "holds something that is no whole number; an array of step numbers is wanted: convert it"
+                    raise origin.bad(row, column, message, f"{column} of a wrong type")
+        try:
+            return pa.array(values, arrow_type if arrow_type is not None else _whole(column, found))
+        except (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError):
+            row = _first_refused(values, arrow_type if arrow_type is not None else _whole(column, found))
+            message = f"the value does not fit {wanted} (too large, or text that is no valid Unicode): correct it"
+            raise origin.bad(row, column, message, f"{column} does not fit") from None
+
+    def _states(self, column: str, values: list[list[Any] | None], origin: Origin) -> pa.Array:
+        states: list[np.ndarray[Any, np.dtype[np.float64]] | None] = []
+        for row, value in enumerate(values):
+            if value is None:
+                states.append(None)
+                continue
+            size = self.sizes.setdefault(column, len(value))
+            if len(value) != size or not size:
+                message = (
+                    f"a state of {len(value)} numbers where the rows before have {size}: mixed state sizes. States of "
+                    "one trace come from one model and are never empty: drop the column or repair the row"
+                )
+                raise origin.bad(row, column, message, f"{column} of another size")
+            if not set(map(type, value)) <= _NUMBERS:
+                raise origin.bad(
+                    row, column, "an array of numbers only is wanted: repair it", f"{column} not of numbers"
+                )
+            states.append(np.asarray(value, np.float64))
+        return pa.array(states, pa.list_(pa.float64()))
+
+
+def _workflow(row: _Row) -> Workflow | None:
+    workflow_type, workflow_id = row.get("workflow_type"), row.get("workflow_id")
+    return (workflow_type, workflow_id) if isinstance(workflow_type, str) and isinstance(workflow_id, str) else None
+
+
+def _whole(column: str, found: set[type]) -> pa.DataType:
+    if column == "parent_steps":
+        return pa.list_(pa.int64())
+    # 3.0 is a whole number, 3.5 is refused by the cast to the schema.
+    return pa.float64() if float in found else pa.int64()
+
+
+def _first_refused(values: list[Any], arrow_type: pa.DataType) -> int:
+    for row, value in enumerate(values):
+        try:
+            pa.array([value], arrow_type)
+        except (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError):
+            return row
+    raise AssertionError("every value fits on its own, so the column does")
