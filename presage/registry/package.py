@@ -1,0 +1,252 @@
+"""From an artefact folder to a registered version that MLflow can serve.
+
+A version is an MLflow logged model: the code of `pyfunc_model.py`, the data-only artefact, a signature and an input
+example. Beside it stands a run with the parameters, the figures and the report, so that whoever opens the MLflow UI
+sees what the version was made of and how good it is.
+
+Everything goes through the client that is passed in. `mlflow.pyfunc.log_model`, the short way, would
+set the tracking URI of the whole process.
+"""
+
+import json
+import platform
+import re
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from presage import __version__
+from presage.errors import RegistryError
+from presage.predictors.artefact import CONFIG_FILE, TENSORS_FILE, artefact_size_bytes, read_artefact
+from presage.registry.connect import Registry, speaking
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+EXPERIMENT: Final = "presage"
+ARTEFACT: Final = "artefact"
+"""Name of the artefact folder inside a registered version: `artifacts/artefact`."""
+
+_BATCH: Final = 100
+"""MLflow takes at most this many parameters or tags in one call."""
+_LIBRARIES: Final = ("mlflow", "numpy", "pandas", "safetensors", "torch", "scikit-learn", "pyarrow", "lightgbm")
+_NEEDED: Final = ("mlflow", "numpy", "pandas", "safetensors")
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """What `register` made.
+
+    Attributes:
+        name: registered model.
+        version: its new version, counted from 1.
+        run_id: the MLflow run with parameters, figures and report.
+        uri: `models:/NAME/VERSION`.
+    """
+
+    name: str
+    version: int
+    run_id: str
+    uri: str
+
+
+def register(
+    registry: Registry,
+    artefact: Path,
+    *,
+    name: str,
+    metrics: Mapping[str, Any],
+    params: Mapping[str, Any],
+    tags: Mapping[str, str],
+    input_example: "pd.DataFrame | Sequence[Mapping[str, Any]]",
+    report: Path | None = None,
+) -> RegisteredVersion:
+    """Register an artefact folder as a new version. The version appears last: a failure on the way leaves none.
+
+    Args:
+        registry: where.
+        artefact: an artefact folder; only the artefact's own files go into the version.
+        name: registered model, made if it is new.
+        metrics: the object of the command contract (`metrics.json`), kept whole beside the run and in part as MLflow
+            metrics: `prefill_accuracy_1`, …
+        params: how it was trained, the seed among them; values are written as text.
+        tags: of the run and the version.
+        input_example: a few steps with the columns of the trace schema.
+        report: a file to keep beside the run.
+
+    Raises:
+        ArtefactError: the folder is no sound artefact.
+        RegistryError: the registry refused, or the name is none.
+        TraceError: the input example lacks a required column.
+    """
+    if not re.fullmatch(r"[\w.\- ]{1,200}", name):
+        raise RegistryError(
+            f"model name {name!r}: wanted letters, digits, space, '-', '_' and '.' only, as in 'next-agent'."
+        )
+    content = read_artefact(artefact)
+    facts = {
+        "presage.kind": content.kind,
+        "presage.digest": content.digest,
+        "presage.data_digest": str(content.training_data.get("digest", "")),
+        "presage.size_bytes": str(artefact_size_bytes(artefact)),
+        "presage.version": __version__,
+    }
+    figures = headline(metrics)
+    with speaking(registry.uri, f"registering {name!r}"), tempfile.TemporaryDirectory() as scratch:
+        experiment_id = _experiment(registry)
+        run_name = f"{name} {time.strftime('%Y-%m-%d %H:%M')}"
+        run_id = registry.client.create_run(experiment_id, tags={**facts, **tags}, run_name=run_name).info.run_id
+        with _marked_failed(registry, run_id):
+            _log_run(registry, run_id, {**params, **_versions()}, figures, metrics, report, Path(scratch))
+            model_id = _log_model(registry, experiment_id, run_id, name, artefact, input_example, Path(scratch))
+            _make_model(registry, name)
+            made = registry.client.create_model_version(
+                name,
+                source=f"models:/{model_id}",
+                run_id=run_id,
+                model_id=model_id,
+                tags={**facts, "presage.figures": json.dumps(figures), **tags},
+            )
+        registry.client.set_terminated(run_id)
+    return RegisteredVersion(name, int(made.version), run_id, f"models:/{name}/{made.version}")
+
+
+def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The plain numbers of a `metrics.json` under flat names that MLflow takes.
+
+    `moments.prefill.accuracy = [a, b]` gives `prefill_accuracy_1` and `prefill_accuracy_2`; top-level numbers keep
+    their names. Intervals, tables by workflow type and baselines stay in the file.
+    """
+    flat = {key: float(value) for key, value in metrics.items() if _is_number(value) and key != "version"}
+    for moment, figures in metrics.get("moments", {}).items():
+        for figure, values in figures.items():
+            if isinstance(values, list) and values and all(map(_is_number, values)):
+                flat |= {f"{moment}_{figure}_{step}": float(value) for step, value in enumerate(values, start=1)}
+    return flat
+
+
+def _experiment(registry: Registry) -> str:
+    found = registry.client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        return str(found.experiment_id)
+    return str(registry.client.create_experiment(EXPERIMENT, artifact_location=registry.artifacts))
+
+
+@contextmanager
+def _marked_failed(registry: Registry, run_id: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # the error that matters is the one under way
+            registry.client.set_terminated(run_id, status="FAILED")
+        raise
+
+
+def _log_run(
+    registry: Registry,
+    run_id: str,
+    params: Mapping[str, Any],
+    figures: Mapping[str, float],
+    metrics: Mapping[str, Any],
+    report: Path | None,
+    scratch: Path,
+) -> None:
+    from mlflow.entities import Metric, Param
+
+    texts = [Param(key, str(value)[:500]) for key, value in params.items()]
+    for start in range(0, len(texts), _BATCH):
+        registry.client.log_batch(run_id, params=texts[start : start + _BATCH])
+    now_ms = int(time.time() * 1000)
+    registry.client.log_batch(run_id, metrics=[Metric(key, value, now_ms, 0) for key, value in figures.items()])
+    path = scratch / "metrics.json"
+    path.write_text(json.dumps(metrics, indent=1, sort_keys=True, ensure_ascii=False))
+    registry.client.log_artifact(run_id, str(path))
+    if report is not None:
+        registry.client.log_artifact(run_id, str(report))
+
+
+def _log_model(
+    registry: Registry,
+    experiment_id: str,
+    run_id: str,
+    name: str,
+    artefact: Path,
+    input_example: "pd.DataFrame | Sequence[Mapping[str, Any]]",
+    scratch: Path,
+) -> str:
+    import mlflow.pyfunc
+    from mlflow.models import Model
+
+    from presage.registry.table import example_table, signature
+
+    example = example_table(input_example)
+    staged = scratch / ARTEFACT
+    _copy_artefact(artefact, staged)
+    logged = registry.client.create_logged_model(experiment_id, name=_logged_model_name(name), source_run_id=run_id)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # MLflow explains its type hints to whoever writes a model
+            mlflow.pyfunc.save_model(
+                scratch / "model",
+                python_model=str(Path(__file__).with_name("pyfunc_model.py")),
+                artifacts={ARTEFACT: str(staged)},
+                signature=signature(),
+                input_example=example,
+                pip_requirements=_requirements(),
+                mlflow_model=Model(artifact_path=logged.artifact_location, run_id=run_id, model_id=logged.model_id),
+            )
+        registry.client.log_model_artifacts(logged.model_id, str(scratch / "model"))
+        registry.client.finalize_logged_model(logged.model_id, "READY")
+    except BaseException:
+        with suppress(Exception):  # the error that matters is the one under way
+            registry.client.finalize_logged_model(logged.model_id, "FAILED")
+        raise
+    return str(logged.model_id)
+
+
+def _copy_artefact(source: Path, target: Path) -> None:
+    """The artefact alone, byte for byte: what lies beside it belongs to the run, not to every engine that loads it."""
+    target.mkdir()
+    for name in (CONFIG_FILE, TENSORS_FILE):
+        shutil.copyfile(source / name, target / name)
+
+
+def _make_model(registry: Registry, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        registry.client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _logged_model_name(name: str) -> str:
+    """MLflow refuses dots in the name of a logged model and takes them in the name of a registered one."""
+    return name.replace(".", "-")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "presage": __version__}
+    for library in _LIBRARIES:
+        try:
+            found[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return {f"version.{library}": version for library, version in found.items()}
+
+
+def _requirements() -> list[str]:
+    """Stated, not inferred: inferring loads the model in a fresh process and takes half a minute."""
+    return [f"presage=={__version__}", *(f"{library}=={metadata.version(library)}" for library in _NEEDED)]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

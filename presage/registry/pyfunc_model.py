@@ -1,0 +1,39 @@
+"""The code of a registered version: MLflow copies this file into it and runs it when the version is loaded.
+
+It relies on Presage being installed where it runs and adds nothing to it but the shape of a table: rows are steps in,
+one row a workflow out. The version holds this text and a data-only artefact, no pickle, so it loads with
+`MLFLOW_ALLOW_PICKLE_DESERIALIZATION=false`.
+
+Old versions keep the copy they were registered with; what it calls (`load_predictor`, `forecast_workflows`) must
+therefore keep its meaning.
+"""
+
+from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]
+from mlflow.models import set_model
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
+
+
+class PresageModel(PythonModel):
+    """A predictor behind MLflow's pyfunc interface."""
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Load the predictor from the artefact inside this version."""
+        from presage.registry.table import load_predictor
+
+        self._predictor = load_predictor(context.artifacts["artefact"])
+
+    def predict(
+        self,
+        context: PythonModelContext,
+        model_input: pd.DataFrame,
+        params: dict[str, Any] | None = None,
+    ) -> pd.DataFrame:
+        """One row a workflow, from the steps so far of one or more workflows; see `presage.registry.table`."""
+        from presage.registry.table import forecast_workflows
+
+        return forecast_workflows(self._predictor, model_input)
+
+
+set_model(PresageModel())

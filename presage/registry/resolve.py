@@ -1,0 +1,132 @@
+"""From a reference to a model, `models:/next-agent@champion`, to a folder that a predictor can be loaded from.
+
+What is found is the data-only artefact inside the registered version; MLflow's own loader, which would run the
+version's code, is not used. Where the registry keeps its files on this machine they are read in place; from elsewhere
+they are copied once into a cache. Every folder handed out has been read and checked.
+
+A reference by alias is an answer of the moment: who needs it to stay the same keeps the version that came with it.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlparse
+
+from presage.errors import ArtefactError, RegistryError
+from presage.predictors.artefact import read_artefact
+from presage.registry.connect import Registry, speaking
+
+_REFERENCE: Final = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A checked artefact folder and where it came from.
+
+    Attributes:
+        folder: the artefact.
+        name: registered model; None for a plain folder.
+        version: its version; None for a plain folder.
+        source: the reference as it was given.
+    """
+
+    folder: Path
+    name: str | None
+    version: int | None
+    source: str
+
+
+def resolve(reference: str, registry: Callable[[], Registry], *, cache: Path | None = None) -> ResolvedModel:
+    """Find the artefact a reference means.
+
+    Args:
+        reference: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or an artefact folder.
+        registry: opens the registry; called for `models:/` only, so that a folder needs no MLflow.
+        cache: where copies of remote versions are kept; by default `presage` in the user's cache folder.
+
+    Raises:
+        RegistryError: no such model, version or alias (says which there are), or no reference at all.
+        ArtefactError: the folder is no sound artefact.
+    """
+    if not reference.startswith("models:"):
+        read_artefact(Path(reference))
+        return ResolvedModel(Path(reference), None, None, reference)
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
+        raise RegistryError(
+            f"{reference!r}: wanted models:/NAME@ALIAS or models:/NAME/VERSION, "
+            "for example models:/next-agent@champion, or an artefact folder."
+        )
+    opened = registry()
+    name = match["name"]
+    version = int(match["version"]) if match["version"] else _behind_alias(opened, name, match["alias"])
+    return ResolvedModel(_fetch(opened, name, version, cache), name, version, reference)
+
+
+def _behind_alias(registry: Registry, name: str, alias: str) -> int:
+    aliases = registry.aliases(name)
+    if alias not in aliases:
+        there = ", ".join(f"{known} (version {version})" for known, version in sorted(aliases.items())) or "none"
+        raise RegistryError(
+            f"{name!r} has no alias {alias!r} in {registry.uri}; there are: {there}. "
+            f"Set it with `presage promote {name} --version N --to {alias}`, or name a version: models:/{name}/N."
+        )
+    return aliases[alias]
+
+
+def _fetch(registry: Registry, name: str, version: int, cache: Path | None) -> Path:
+    found = registry.version(name, version)
+    with speaking(registry.uri, f"locating {name!r} version {version}"):
+        location = registry.client.get_model_version_download_uri(name, str(version))
+    local = _local_path(location)
+    if local is not None:
+        folder = local / "artifacts" / "artefact"
+        if not folder.is_dir():
+            raise RegistryError(
+                f"{name!r} version {version}: {local} holds no Presage artefact; "
+                "wanted a version made by `train-predictor`, with its files still in place."
+            )
+        read_artefact(folder)
+        return folder
+    # Version numbers start again in a new database; the source of a version is unique.
+    key = hashlib.sha256(f"{registry.uri} {found.source} {found.creation_timestamp}".encode()).hexdigest()[:16]
+    folder = (cache or _user_cache()) / f"{name}-{version}-{key}"
+    try:
+        read_artefact(folder)
+    except ArtefactError:
+        _download(registry, name, version, location, folder)
+        read_artefact(folder)
+    return folder
+
+
+def _download(registry: Registry, name: str, version: int, location: str, folder: Path) -> None:
+    with speaking(registry.uri, f"downloading {name!r} version {version}"):
+        from mlflow.artifacts import download_artifacts
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            fetched = download_artifacts(
+                artifact_uri=f"{location.rstrip('/')}/artifacts/artefact",
+                dst_path=scratch,
+                tracking_uri=registry.uri,
+                registry_uri=registry.uri,
+            )
+            shutil.rmtree(folder, ignore_errors=True)  # a copy that was cut
+            Path(fetched).rename(folder)
+
+
+def _local_path(location: str) -> Path | None:
+    parsed = urlparse(location)
+    if parsed.scheme == "file":
+        return Path(unquote(parsed.path))
+    return Path(location) if not parsed.scheme else None
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "presage" / "models"

@@ -1,0 +1,163 @@
+"""A predictor as a function from a table of steps to a table of forecasts, which is what MLflow serves.
+
+In: one row a step, with the columns of the trace schema; several workflows may stand in one table, their rows in any
+order. Out: one row a workflow, in order of first appearance.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+
+from presage.errors import ArtefactError, TraceError
+from presage.predictors.artefact import read_artefact
+
+if TYPE_CHECKING:
+    from mlflow.models import ModelSignature
+
+REQUIRED: Final = {"workflow_type": "string", "workflow_id": "string", "step": "long", "agent": "string"}
+
+# Token counts travel as doubles: a JSON table with a missing count arrives as floating point, and MLflow refuses to
+# squeeze that into an integer column.
+OPTIONAL: Final = {
+    "kind": "string",
+    "model": "string",
+    "input_tokens": "double",
+    "output_tokens": "double",
+    "input_text": "string",
+    "output_text": "string",
+    "prefill_state": "array",
+    "completion_state": "array",
+}
+
+_INTEGERS: Final = ("step", "input_tokens", "output_tokens")
+
+
+class Answer(Protocol):
+    """A forecast, whatever its kind."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The forecast as JSON values, with `source` and `evidence`."""
+        ...
+
+
+class Predictor(Protocol):
+    """What answers for one workflow."""
+
+    def forecast(self, steps: Sequence[Mapping[str, Any]]) -> Answer:
+        """The forecast after the given steps of one workflow."""
+        ...
+
+
+def load_predictor(folder: str | Path) -> Predictor:
+    """Load the predictor in an artefact folder, whatever its kind.
+
+    Raises:
+        ArtefactError: the folder is no artefact, or of a kind that answers no steps.
+    """
+    kind = read_artefact(Path(folder)).kind
+    if kind == "next-agent":
+        from presage.predictors.next_agent import NextAgentPredictor
+
+        predictor: Predictor = NextAgentPredictor.load(Path(folder))
+        return predictor
+    raise ArtefactError(f"{folder}: a predictor of kind {kind!r} cannot be served from a table of steps.")
+
+
+def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFrame:
+    """Forecast every workflow in a table of steps.
+
+    Args:
+        predictor: answers for one workflow.
+        table: one row a step; the columns `REQUIRED`, and of `OPTIONAL` those that there are. Missing values are left
+            out of the step.
+
+    Returns:
+        One row a workflow, in order of first appearance: `workflow_id`, `source`, `evidence` (traces behind the
+        forecast) and `forecast` (the whole of it, JSON values).
+
+    Raises:
+        TraceError: a required column or value is missing.
+    """
+    if missing := [column for column in REQUIRED if column not in table.columns]:
+        raise TraceError(f"found columns {', '.join(map(str, table.columns))}; wanted {', '.join(missing)} as well.")
+    columns = [column for column in (*REQUIRED, *OPTIONAL) if column in table.columns]
+    workflows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row, values in enumerate(zip(*(table[column] for column in columns), strict=True)):
+        step = {column: _value(column, value) for column, value in zip(columns, values, strict=True)}
+        step = {column: value for column, value in step.items() if value is not None}
+        if absent := [column for column in REQUIRED if column not in step]:
+            raise TraceError(f"row {row}: found no value for {', '.join(absent)}; wanted one.")
+        workflows.setdefault((step["workflow_type"], step["workflow_id"]), []).append(step)
+    answers = []
+    for (_, workflow_id), steps in workflows.items():
+        forecast = predictor.forecast(sorted(steps, key=lambda step: step["step"])).to_dict()
+        answers.append((workflow_id, forecast["source"], forecast["evidence"], forecast))
+    return pd.DataFrame(answers, columns=["workflow_id", "source", "evidence", "forecast"])
+
+
+def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """An input example as MLflow can write it: the columns of the signature, states as plain lists.
+
+    Args:
+        example: steps as a table or as mappings; other columns are dropped.
+
+    Raises:
+        TraceError: it has no rows, or a required column is missing.
+    """
+    table = example if isinstance(example, pd.DataFrame) else pd.DataFrame([dict(step) for step in example])
+    if missing := [column for column in REQUIRED if column not in table.columns]:
+        raise TraceError(f"the input example lacks {', '.join(missing)}; wanted at least one step with them.")
+    table = table[[column for column in (*REQUIRED, *OPTIONAL) if column in table.columns]].copy()
+    for column in table.columns:
+        if OPTIONAL.get(column) == "array":
+            table[column] = pd.Series(
+                [None if _is_missing(state) else np.asarray(state, float).tolist() for state in table[column]],
+                index=table.index,
+                dtype=object,
+            )
+        elif OPTIONAL.get(column) == "double":
+            table[column] = table[column].astype(float)
+        elif column == "step":
+            table[column] = table[column].astype("int64")
+        else:
+            table[column] = table[column].astype(object).where(table[column].notna(), None)
+    # A column without a single value has no type that MLflow could check against the signature.
+    return table.dropna(axis="columns", how="all")
+
+
+def signature() -> "ModelSignature":
+    """The MLflow signature of every registered version: the table in, the table out."""
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Schema, TensorSpec
+
+    def column(name: str, kind: str, required: bool) -> ColSpec:
+        return ColSpec(Array(DataType.double) if kind == "array" else kind, name, required=required)
+
+    inputs: list[ColSpec | TensorSpec] = [column(name, kind, True) for name, kind in REQUIRED.items()]
+    inputs += [column(name, kind, False) for name, kind in OPTIONAL.items()]
+    answers: list[ColSpec | TensorSpec] = [
+        ColSpec("string", "workflow_id"),
+        ColSpec("string", "source"),
+        ColSpec("long", "evidence"),
+        ColSpec(AnyType(), "forecast"),  # type: ignore[no-untyped-call]  # untyped in MLflow
+    ]
+    return ModelSignature(inputs=Schema(inputs), outputs=Schema(answers))
+
+
+def _value(column: str, value: Any) -> Any:
+    """A cell as the trace schema has it; None where it is missing."""
+    if _is_missing(value):
+        return None
+    if column in _INTEGERS:
+        return int(value)
+    if OPTIONAL.get(column) == "array":
+        return np.asarray(value, dtype=np.float32)
+    return value
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
