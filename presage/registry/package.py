@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlparse
 
 from presage import __version__
 from presage.errors import RegistryError
@@ -29,6 +30,7 @@ from presage.registry.connect import Registry, speaking
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
+    from mlflow.entities import LoggedModel
 
 EXPERIMENT: Final = "presage"
 ARTEFACT: Final = "artefact"
@@ -105,13 +107,13 @@ def register(
         run_id = registry.client.create_run(experiment_id, tags={**facts, **tags}, run_name=run_name).info.run_id
         with _marked_failed(registry, run_id):
             _log_run(registry, run_id, {**params, **_versions()}, figures, metrics, report, Path(scratch))
-            model_id = _log_model(registry, experiment_id, run_id, name, artefact, input_example, Path(scratch))
+            logged = _log_model(registry, experiment_id, run_id, name, artefact, input_example, Path(scratch))
             _make_model(registry, name)
             made = registry.client.create_model_version(
                 name,
-                source=f"models:/{model_id}",
+                source=_source(registry, logged),
                 run_id=run_id,
-                model_id=model_id,
+                model_id=logged.model_id,
                 tags={**facts, "presage.figures": json.dumps(figures), **tags},
             )
         registry.client.set_terminated(run_id)
@@ -180,7 +182,7 @@ def _log_model(
     artefact: Path,
     input_example: "pd.DataFrame | Sequence[Mapping[str, Any]]",
     scratch: Path,
-) -> str:
+) -> "LoggedModel":
     import mlflow.pyfunc
     from mlflow.models import Model
 
@@ -208,7 +210,20 @@ def _log_model(
         with suppress(Exception):  # the error that matters is the one under way
             registry.client.finalize_logged_model(logged.model_id, "FAILED")
         raise
-    return str(logged.model_id)
+    return logged
+
+
+def _source(registry: Registry, logged: "LoggedModel") -> str:
+    """Where a version says it came from: by id on a server, by path in a database opened from here.
+
+    MLflow 3 resolves `models:/ID` in a database through the global tracking URI, not the client's (its own TODO says
+    so), which would look in, and create, an `mlflow.db` in the working directory. A server resolves the id itself and
+    refuses paths that it cannot check.
+    """
+    from mlflow.store.db.db_types import DATABASE_ENGINES
+
+    is_database = urlparse(registry.uri).scheme.split("+")[0] in DATABASE_ENGINES
+    return str(logged.artifact_location) if is_database else f"models:/{logged.model_id}"
 
 
 def _copy_artefact(source: Path, target: Path) -> None:

@@ -1,0 +1,171 @@
+"""The verdict is written, the alias moves, and every move can be taken back."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from presage.errors import RegistryError
+from presage.registry.connect import Registry
+from presage.registry.gates import Gate, Verdict
+from presage.registry.listing import list_models
+from presage.registry.package import RegisteredVersion
+from presage.registry.promote import promote, rollback
+
+Register = Callable[[str], RegisteredVersion]
+
+
+def verdict(name: str, version: int, *, passed: bool = True, gate: str = "latency") -> Verdict:
+    return Verdict(
+        name, version, (Gate("schema", True, None, None, "fine"), Gate(gate, passed, 20.0, 30.0, "x" * 9000))
+    )
+
+
+def move(registry: Registry, name: str, version: int, **options: bool) -> None:
+    promote(registry, name, version, verdict(name, version), data_digest="sha256:test", **options)
+
+
+def champion(registry: Registry, name: str) -> int | None:
+    return registry.aliases(name).get("champion")
+
+
+def test_promotion_moves_the_alias_and_writes_why(registry: Registry, registered: Register) -> None:
+    registered("moved")
+    done = promote(registry, "moved", 1, verdict("moved", 1), data_digest="sha256:test")
+    assert (done.previous, done.moved, champion(registry, "moved")) == (None, True, 1)
+    tags = registry.version("moved", 1).tags
+    assert tags["presage.verdict"] == "promoted"
+    assert tags["presage.verdict.data_digest"] == "sha256:test"
+    gate = json.loads(tags["presage.gate.latency"])
+    assert (gate["passed"], gate["value"], gate["limit"]) == (True, 20.0, 30.0)
+    assert all(len(value) < 5000 for value in tags.values())
+
+
+def test_a_refusal_is_written_and_moves_nothing(registry: Registry, registered: Register) -> None:
+    registered("refused"), registered("refused")
+    move(registry, "refused", 1)
+    done = promote(registry, "refused", 2, verdict("refused", 2, passed=False), data_digest="sha256:test")
+    assert (done.moved, champion(registry, "refused")) == (False, 1)
+    tags = registry.version("refused", 2).tags
+    assert (tags["presage.verdict"], tags["presage.verdict.refused_by"]) == ("refused", "latency")
+    assert tags["presage.verdict.against"] == "1"
+
+
+def test_a_later_verdict_replaces_the_earlier_one_whole(registry: Registry, registered: Register) -> None:
+    registered("rejudged")
+    promote(registry, "rejudged", 1, verdict("rejudged", 1, passed=False, gate="size"), data_digest="a")
+    promote(registry, "rejudged", 1, verdict("rejudged", 1), data_digest="b")
+    tags = registry.version("rejudged", 1).tags
+    assert "presage.gate.size" not in tags
+    assert (tags["presage.verdict"], tags["presage.verdict.data_digest"]) == ("promoted", "b")
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_dry_run_leaves_no_trace(registry: Registry, registered: Register, passed: bool) -> None:
+    name = f"dry-{passed}"
+    registered(name)
+    before = dict(registry.version(name, 1).tags)
+    done = promote(registry, name, 1, verdict(name, 1, passed=passed), dry_run=True, data_digest="sha256:test")
+    assert not done.moved
+    assert registry.version(name, 1).tags == before
+    assert registry.aliases(name) == {}
+    assert registry.client.get_registered_model(name).tags == {}
+
+
+def test_rollback_goes_back_one_by_one_and_then_says_so(registry: Registry, registered: Register) -> None:
+    for _ in range(4):
+        registered("chain")
+    for version in (1, 3, 2):
+        move(registry, "chain", version)
+    move(registry, "chain", 2)  # promoting the holder again is no move
+    assert rollback(registry, "chain") == (2, 3)
+    assert rollback(registry, "chain") == (3, 1)
+    with pytest.raises(RegistryError, match="version 1 is the first champion on record"):
+        rollback(registry, "chain")
+    assert champion(registry, "chain") == 1
+    move(registry, "chain", 4)
+    assert rollback(registry, "chain") == (4, 1)
+
+
+def test_rollback_marks_what_it_took_back_until_promoted_again(registry: Registry, registered: Register) -> None:
+    registered("marked"), registered("marked")
+    move(registry, "marked", 1)
+    move(registry, "marked", 2)
+    rollback(registry, "marked")
+    listed = {entry["version"]: entry for entry in list_models(registry) if entry["name"] == "marked"}
+    assert (listed[2]["rolled_back"], listed[1]["rolled_back"], listed[1]["aliases"]) == (True, False, ["champion"])
+    move(registry, "marked", 2)
+    assert "presage.rolled_back" not in registry.version("marked", 2).tags
+
+
+def test_rollback_passes_over_deleted_versions(registry: Registry, registered: Register) -> None:
+    for _ in range(3):
+        registered("holes")
+    for version in (1, 2, 3):
+        move(registry, "holes", version)
+    registry.client.delete_model_version("holes", "2")
+    assert rollback(registry, "holes") == (3, 1)
+
+
+def test_a_crash_between_history_and_alias_does_no_harm(registry: Registry, registered: Register) -> None:
+    registered("crash"), registered("crash")
+    move(registry, "crash", 1)
+    move(registry, "crash", 2)
+    registry.client.set_registered_model_tag("crash", "presage.history.champion", "[1, 2]")
+    assert rollback(registry, "crash") == (2, 1)
+
+
+def test_nothing_to_roll_back_is_said(registry: Registry, registered: Register) -> None:
+    registered("idle")
+    with pytest.raises(RegistryError, match="'idle' has no champion"):
+        rollback(registry, "idle")
+    with pytest.raises(RegistryError, match="no model 'nobody'"):
+        rollback(registry, "nobody")
+    move(registry, "idle", 1)
+    registry.client.set_registered_model_tag("idle", "presage.history.champion", "one")
+    with pytest.raises(RegistryError, match="edited by hand"):
+        rollback(registry, "idle")
+
+
+def test_each_alias_has_its_own_history(registry: Registry, registered: Register) -> None:
+    registered("several"), registered("several")
+    for version in (1, 2):
+        move(registry, "several", version)
+        promote(registry, "several", version, verdict("several", version), alias="shadow", data_digest="x")
+    assert rollback(registry, "several", alias="shadow") == (2, 1)
+    assert registry.aliases("several") == {"champion": 2, "shadow": 1}
+
+
+def test_a_version_that_is_not_there_is_not_promoted(registry: Registry, registered: Register) -> None:
+    registered("single")
+    with pytest.raises(RegistryError, match="has no version 2"):
+        move(registry, "single", 2, dry_run=True)
+    with pytest.raises(ValueError, match="cannot promote"):
+        promote(registry, "single", 1, verdict("single", 2), data_digest="x")
+
+
+def test_the_listing_names_versions_verdicts_and_figures(registry: Registry, registered: Register) -> None:
+    registered("listed"), registered("listed")
+    move(registry, "listed", 1)
+    promote(registry, "listed", 2, verdict("listed", 2, passed=False), data_digest="x")
+    newest, oldest = [entry for entry in list_models(registry) if entry["name"] == "listed"]
+    assert (newest["version"], newest["verdict"], newest["refused_by"], newest["aliases"]) == (
+        2,
+        "refused",
+        ["latency"],
+        [],
+    )
+    assert (oldest["version"], oldest["verdict"], oldest["aliases"]) == (1, "promoted", ["champion"])
+    assert oldest["figures"]["prefill_accuracy_1"] == 0.9
+    assert oldest["size_bytes"] > 0
+    json.dumps([newest, oldest])
+
+
+def test_models_of_others_in_a_shared_registry_are_not_listed(registry: Registry) -> None:
+    registry.client.create_registered_model("stranger")
+    registry.client.create_model_version("stranger", source="file:///nowhere")
+    assert "stranger" not in {entry["name"] for entry in list_models(registry)}
+    with pytest.raises(RegistryError, match="no model 'empty'"):
+        registry.versions("empty")
+    registry.client.create_registered_model("empty")
+    assert registry.versions("empty") == []
