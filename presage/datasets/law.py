@@ -16,7 +16,13 @@ predictor learns it under a loss that masks what follows END, and as `Score(c)` 
 END is certain before step k, END is certain at step k. Workflows are cut (`censored`) independently of how they would
 go on, so the forecasts hold for cut workflows too.
 
-MEASURED
+Accuracy at 1/2/3 steps, 4,000 workflows, n-grams with back-off counted on 1,000 others:
+
+    law        mean length   Bayes, prefill    Bayes, completion   order 1 / 2 / 3 at one step
+    retry             10.6   .769/.636/.570    .859/.700/.603      .696/.703/.709
+    research          10.9   .713/.556/.456    .824/.623/.498      .575/.630/.654
+    triage             8.3   .737/.607/.521    .827/.647/.555      .541/.631/.646
+    mean              10.0   .739/.600/.516    .837/.656/.552      .604/.655/.670
 """
 
 from __future__ import annotations
@@ -373,4 +379,6 @@ def _as_states(states: NDArray[np.float16]) -> pa.Array:
 
 def _joined(words: NDArray[np.str_]) -> pa.Array:
     """One text a column of `words`, [words, steps]."""
-    return pc.binary_join_element_wise(*(pa.array(row, pa.large_string()) for row in words), pa.scalar(" ", pa.large_string()))
+    return pc.binary_join_element_wise(
+        *(pa.array(row, pa.large_string()) for row in words), pa.scalar(" ", pa.large_string())
+    )

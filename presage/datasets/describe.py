@@ -1,0 +1,128 @@
+"""What is in a trace: counts, lengths, tokens and the call graph, as plain data. Rendering is the command's business."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from presage.datasets.schema import STATE_COLUMNS
+
+_QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+_END = "END"
+
+
+def describe(table: pa.Table) -> dict[str, Any]:
+    """Describe a trace.
+
+    Args:
+        table: a valid trace in canonical order.
+
+    Returns:
+        A JSON-able dictionary: `workflows`, `steps`, and `workflow_types`, for each type
+
+        - `workflows`, `steps`, `tasks` (distinct, 0 where none is given), `agents` {name: steps};
+        - `length` quantiles of steps a workflow {"min", "p25", "p50", "p75", "p90", "p99", "max", "mean"};
+        - the same of `input_tokens`, `output_tokens`, `cached_input_tokens` a step, None where no step has them;
+        - `censored_share` and `success_share` of workflows (None where no workflow says), `text_share` of steps with an
+          input or output text, `fan_out_share` of steps with several parents or a sibling of the same parent;
+        - `states` {column: {"size", "share"}} for state columns with at least one state;
+        - `started_at`: [first, last] in ISO 8601, or None;
+        - `call_graph` {agent: {next: {"count", "probability"}}}; END only from workflows that reached it.
+    """
+    kinds = table["workflow_type"]
+    return {
+        "workflows": int(_starts(table).sum()),
+        "steps": table.num_rows,
+        "workflow_types": {
+            name: _describe_type(table.filter(pc.equal(kinds, name))) for name in sorted(pc.unique(kinds).to_pylist())
+        },
+    }
+
+
+def _describe_type(table: pa.Table) -> dict[str, Any]:
+    starts = _starts(table)
+    lengths = np.diff(np.r_[np.flatnonzero(starts), table.num_rows])
+    heads = table.filter(pa.array(starts))
+    times = pc.min_max(table["started_at"]).as_py()
+    return {
+        "workflows": int(starts.sum()),
+        "steps": table.num_rows,
+        "tasks": pc.count_distinct(heads["task"], mode="only_valid").as_py(),
+        "agents": _counts(table["agent"]),
+        "length": _quantiles(lengths),
+        **{
+            name: _quantiles(pc.drop_null(table[name]).to_numpy())
+            for name in ("input_tokens", "output_tokens", "cached_input_tokens")
+        },
+        "censored_share": 1.0 - _mean(heads["complete"]) if len(heads) else None,
+        "success_share": _mean(heads["success"]) if heads["success"].null_count < len(heads) else None,
+        "text_share": _mean(pc.or_(pc.is_valid(table["input_text"]), pc.is_valid(table["output_text"]))),
+        "fan_out_share": _fan_out_share(table, np.cumsum(starts) - 1),
+        "states": {
+            name: {"size": table.schema.field(name).type.list_size, "share": _mean(pc.is_valid(table[name]))}
+            for name in STATE_COLUMNS
+            if name in table.column_names and table[name].null_count < table.num_rows
+        },
+        "started_at": [times["min"].isoformat(), times["max"].isoformat()] if times["min"] is not None else None,
+        "call_graph": _call_graph(table, starts),
+    }
+
+
+def _starts(table: pa.Table) -> NDArray[np.bool_]:
+    """Is the row the first of its workflow? In canonical order that is where step is 0."""
+    starts: NDArray[np.bool_] = table["step"].to_numpy() == 0
+    return starts
+
+
+def _counts(column: pa.ChunkedArray) -> dict[str, int]:
+    counts = {str(entry["values"]): int(entry["counts"]) for entry in pc.value_counts(column).to_pylist()}
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _mean(flags: pa.ChunkedArray) -> float:
+    return float(pc.mean(flags).as_py())
+
+
+def _quantiles(values: NDArray[np.int64]) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    names = ["min", *(f"p{round(q * 100)}" for q in _QUANTILES[1:-1]), "max"]
+    figures = np.quantile(values, _QUANTILES)
+    return {**{name: float(v) for name, v in zip(names, figures, strict=True)}, "mean": float(values.mean())}
+
+
+def _fan_out_share(table: pa.Table, workflow: NDArray[np.int64]) -> float:
+    """Share of steps that waited for several parents, or share a parent with another step."""
+    parents = table["parent_steps"].combine_chunks()
+    wide = pc.fill_null(pc.greater(pc.list_value_length(parents), 1), False).to_numpy(zero_copy_only=False).copy()
+    rows = pc.list_parent_indices(parents).to_numpy()
+    if len(rows):
+        # Parents are numbered within a workflow, so the pair tells them apart across workflows.
+        named = np.stack([workflow[rows], pc.list_flatten(parents).to_numpy()], axis=1)
+        _, which, often = np.unique(named, axis=0, return_inverse=True, return_counts=True)
+        wide[rows[often[which.reshape(-1)] > 1]] = True
+    return float(wide.mean())
+
+
+def _call_graph(table: pa.Table, starts: NDArray[np.bool_]) -> dict[str, dict[str, dict[str, float]]]:
+    agents = table["agent"].combine_chunks().dictionary_encode()
+    names = [*agents.dictionary.to_pylist(), _END]
+    now = agents.indices.to_numpy()
+    last = np.r_[starts[1:], True]
+    following = np.where(last, len(names) - 1, np.r_[now[1:], 0])
+    known = ~last | table["complete"].to_numpy()  # what follows a cut is unknown, not END
+    counts = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(counts, (now[known], following[known]), 1)
+    graph: dict[str, dict[str, dict[str, float]]] = {}
+    for agent in sorted(range(len(names) - 1), key=names.__getitem__):
+        total = int(counts[agent].sum())
+        graph[names[agent]] = {
+            names[to]: {"count": int(counts[agent, to]), "probability": float(counts[agent, to] / total)}
+            for to in np.argsort(-counts[agent], kind="stable")
+            if counts[agent, to]
+        }
+    return graph
