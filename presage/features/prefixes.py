@@ -1,0 +1,167 @@
+"""Every prefix of every workflow as ragged arrays, with its labels.
+
+A position is a step: the prefix that ends there. Rows are steps, workflows lie one after the other. A position's
+labels are the next K outcomes; nothing is asked after END, nor past the point where a censored trace was cut
+(its next step is unknown, not END).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from presage.features.moment import Moment
+from presage.features.vocabulary import Vocabulary
+
+MASKED: Final = -1
+
+SIZES: Final = ("input_tokens", "output_tokens", "input_chars", "output_chars")
+"""What is known of a step's size; the output's only at completion. Kept as log(1 + x), NaN where not recorded."""
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """W workflows, n steps, K steps ahead.
+
+    Attributes:
+        vocabulary: what the indices mean.
+        offsets: int64 [W+1], workflow w has the rows offsets[w]:offsets[w+1].
+        workflow_type: int32 [W], index of the workflow's type (T: unknown).
+        task: int32 [W], equal for workflows of one task: they stay on one side of any split.
+        agent: int32 [n], index of the step's agent (V: unknown).
+        outcomes: int32 [n, K], index of the outcome 1..K steps ahead (V: END, V+1: an agent not in the vocabulary,
+            MASKED: nothing to know).
+        sizes: float32 [n, 4], the columns of SIZES.
+        states: the semantic state of each step at each moment, float32 [n, d], rows of NaN where none was recorded;
+            a moment without states is absent.
+    """
+
+    vocabulary: Vocabulary
+    offsets: NDArray[np.int64]
+    workflow_type: NDArray[np.int32]
+    task: NDArray[np.int32]
+    agent: NDArray[np.int32]
+    outcomes: NDArray[np.int32]
+    sizes: NDArray[np.float32]
+    states: Mapping[Moment, NDArray[np.float32]]
+
+    @property
+    def workflows(self) -> int:
+        """W."""
+        return len(self.offsets) - 1
+
+    @property
+    def steps(self) -> int:
+        """n."""
+        return len(self.agent)
+
+    @property
+    def horizon(self) -> int:
+        """K."""
+        return self.outcomes.shape[1]
+
+    @property
+    def workflow(self) -> NDArray[np.int64]:
+        """int64 [n], the workflow each row belongs to."""
+        return np.repeat(np.arange(self.workflows), np.diff(self.offsets))
+
+    @property
+    def position(self) -> NDArray[np.int64]:
+        """int64 [n], how many steps of the workflow came before."""
+        return np.arange(self.steps) - np.repeat(self.offsets[:-1], np.diff(self.offsets))
+
+    def rows_of(self, workflows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of the given workflows, in their order, int64 [m]."""
+        lengths = np.diff(self.offsets)[workflows]
+        starts = np.repeat(self.offsets[:-1][workflows] - np.cumsum(lengths) + lengths, lengths)
+        return starts + np.arange(lengths.sum())
+
+    def take(self, workflows: NDArray[np.int64]) -> Prefixes:
+        """The given workflows alone, in the given order."""
+        rows = self.rows_of(workflows)
+        return replace(
+            self,
+            offsets=np.concatenate([[0], np.cumsum(np.diff(self.offsets)[workflows])]).astype(np.int64),
+            workflow_type=self.workflow_type[workflows],
+            task=self.task[workflows],
+            agent=self.agent[rows],
+            outcomes=self.outcomes[rows],
+            sizes=self.sizes[rows],
+            states={moment: states[rows] for moment, states in self.states.items()},
+        )
+
+    def with_states(self, states: Mapping[Moment, NDArray[np.float32]]) -> Prefixes:
+        """The same prefixes with these states."""
+        return replace(self, states=dict(states))
+
+
+def prefixes_of(table: pa.Table, vocabulary: Vocabulary, horizon: int) -> Prefixes:
+    """Prefixes, labels and sizes of a trace in canonical order (as `read_traces` returns it), without states."""
+    type_code = _codes(table["workflow_type"])
+    id_code = _codes(table["workflow_id"])
+    starts = np.ones(len(table), bool)
+    starts[1:] = (type_code[1:] != type_code[:-1]) | (id_code[1:] != id_code[:-1])
+    first = np.flatnonzero(starts)
+    offsets = np.append(first, len(table)).astype(np.int64)
+    agent = vocabulary.encode_agents(table["agent"])
+    complete = np.asarray(table["complete"].to_numpy(), bool)[first]
+    task = pc.coalesce(
+        table["task"].take(pa.array(first)),
+        pc.binary_join_element_wise(
+            table["workflow_type"].take(pa.array(first)), table["workflow_id"].take(pa.array(first)), "\x1f"
+        ),
+    )
+    return Prefixes(
+        vocabulary=vocabulary,
+        offsets=offsets,
+        workflow_type=vocabulary.encode_types(table["workflow_type"])[first],
+        task=_codes(task),
+        agent=agent,
+        outcomes=_outcomes(agent, offsets, complete, vocabulary, horizon),
+        sizes=_sizes(table),
+        states={},
+    )
+
+
+def _codes(column: pa.ChunkedArray | pa.Array) -> NDArray[np.int32]:
+    encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return np.asarray(pc.dictionary_encode(encoded).indices.to_numpy(zero_copy_only=False), np.int32)
+
+
+def _outcomes(
+    agent: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    complete: NDArray[np.bool_],
+    vocabulary: Vocabulary,
+    horizon: int,
+) -> NDArray[np.int32]:
+    """Labels int32 [n, K]: the k-th next agent, END right after the last step of a complete workflow, else MASKED."""
+    steps = len(agent)
+    outcome_of = np.append(np.arange(len(vocabulary.agents)), vocabulary.unseen).astype(np.int32)
+    rows = np.arange(steps)
+    last = np.repeat(offsets[1:], np.diff(offsets)) - 1
+    ends = np.repeat(complete, np.diff(offsets))
+    outcomes = np.full((steps, horizon), MASKED, np.int32)
+    for k in range(1, horizon + 1):
+        ahead = rows + k
+        inside = ahead <= last
+        outcomes[inside, k - 1] = outcome_of[agent[ahead[inside]]]
+        outcomes[(ahead == last + 1) & ends, k - 1] = vocabulary.end
+    return outcomes
+
+
+def _sizes(table: pa.Table) -> NDArray[np.float32]:
+    columns = [
+        table["input_tokens"],
+        table["output_tokens"],
+        pc.utf8_length(table["input_text"]),
+        pc.utf8_length(table["output_text"]),
+    ]
+    counts = [pc.cast(column, pa.float32()).to_numpy() for column in columns]
+    return np.log1p(np.stack(counts, axis=1).astype(np.float32))

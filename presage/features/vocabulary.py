@@ -1,0 +1,108 @@
+"""The names a predictor knows: workflow types, agents, and what may come next.
+
+An agent is known by its name alone: two workflow types that call the same agent share what is learnt of it, and the
+workflow type is an input of its own. Names outside the vocabulary are one value, `unknown`.
+
+Numbering of V agents: inputs 0..V-1 are agents and V is the unknown agent; outcomes 0..V-1 are agents, V is END (the
+workflow finishes) and V+1 an agent that training never saw (`UNSEEN`: a label, never a forecast).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from presage.errors import TraceError
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Workflow types and agents in sorted order.
+
+    Attributes:
+        workflow_types: T names; index T stands for an unknown type.
+        agents: V names; index V stands for an unknown agent (as an input) or END (as an outcome).
+    """
+
+    workflow_types: tuple[str, ...]
+    agents: tuple[str, ...]
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> Vocabulary:
+        """The vocabulary of a trace.
+
+        Raises:
+            TraceError: the trace has fewer than two agents: every next agent is then the same, nothing can be learnt.
+        """
+        agents = sorted(pc.unique(table["agent"]).to_pylist())
+        if len(agents) < 2:
+            raise TraceError(
+                f"the traces name {len(agents)} agent: a next-agent predictor needs at least 2; "
+                "check that the agent column tells the roles of an application apart"
+            )
+        return cls(tuple(sorted(pc.unique(table["workflow_type"]).to_pylist())), tuple(agents))
+
+    @property
+    def unknown(self) -> int:
+        """Index of the unknown agent among the inputs."""
+        return len(self.agents)
+
+    @property
+    def end(self) -> int:
+        """Index of END among the outcomes."""
+        return len(self.agents)
+
+    @property
+    def unseen(self) -> int:
+        """Label of a next agent that is not in the vocabulary."""
+        return len(self.agents) + 1
+
+    @property
+    def outcomes(self) -> int:
+        """How many outcomes a forecast spreads over: V agents and END."""
+        return len(self.agents) + 1
+
+    @cached_property
+    def _agent_index(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.agents)}
+
+    @cached_property
+    def _type_index(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.workflow_types)}
+
+    def agent(self, name: str) -> int:
+        """Index of an agent, or `unknown`."""
+        return self._agent_index.get(name, self.unknown)
+
+    def workflow_type(self, name: str) -> int:
+        """Index of a workflow type, or T for one that is unknown."""
+        return self._type_index.get(name, len(self.workflow_types))
+
+    def encode_agents(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
+        """Agent names to indices, int32 [rows]."""
+        return _encode(column, self.agents)
+
+    def encode_types(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
+        """Workflow types to indices, int32 [rows]."""
+        return _encode(column, self.workflow_types)
+
+    def to_dict(self) -> dict[str, list[str]]:
+        """As an artefact keeps it."""
+        return {"workflow_types": list(self.workflow_types), "agents": list(self.agents)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Vocabulary:
+        """Inverse of `to_dict`."""
+        return cls(tuple(data["workflow_types"]), tuple(data["agents"]))
+
+
+def _encode(column: pa.ChunkedArray, names: Sequence[str]) -> NDArray[np.int32]:
+    found = pc.index_in(column, value_set=pa.array(names, pa.string()))
+    return np.asarray(pc.fill_null(found, len(names)).to_numpy(), np.int32)
