@@ -93,37 +93,29 @@ def write_artefact(
     tensor_bytes = _pack_tensors(folder, tensors)
     config_bytes = _pack_config(folder, kind, config, training_data, tensor_bytes)
 
-    token = f"{os.getpid()}-{secrets.token_hex(4)}"
-    fresh = folder.with_name(f".{folder.name}.{token}.new")
-    replaced = folder.with_name(f".{folder.name}.{token}.old")
     try:
         foreign = _foreign_entries(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        fresh.mkdir()
+        empty = folder.is_dir() and not any(folder.iterdir())
+    except PermissionError as error:
+        raise OutputError(f"{folder}: may not be looked into ({_reason(error)}). Choose another folder.") from error
+    # An empty folder is filled in place: it may be a mounted volume or somebody's working directory.
+    fresh = (folder if empty else folder.parent) / f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.new"
+    try:
+        fresh.mkdir(parents=True)
         _write_synced(fresh / TENSORS_FILE, tensor_bytes)
         _write_synced(fresh / CONFIG_FILE, config_bytes)
-        for entry in foreign:
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.copytree(entry, fresh / entry.name, symlinks=True)
-            else:
-                shutil.copy2(entry, fresh / entry.name, follow_symlinks=False)
-        if folder.exists():
-            folder.rename(replaced)
-        try:
-            fresh.rename(folder)
-        except OSError:
-            if replaced.exists():
-                replaced.rename(folder)
-            raise
-    except OutputError:
-        raise
-    except (OSError, shutil.Error) as error:
-        shutil.rmtree(fresh, ignore_errors=True)
+        if empty:
+            for name in (TENSORS_FILE, CONFIG_FILE):  # without its configuration last in place it is no artefact
+                (fresh / name).rename(folder / name)
+        else:
+            _swap_in(fresh, folder, foreign)
+    except OSError as error:
         raise OutputError(
             f"{folder}: the artefact could not be written ({_reason(error)}); nothing was changed. "
             "Free the disk or choose another folder, then run again."
         ) from error
-    shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
@@ -274,6 +266,25 @@ def _foreign_entries(folder: Path) -> list[Path]:
     return [entry for entry in entries if entry.name not in {CONFIG_FILE, TENSORS_FILE}]
 
 
+def _swap_in(fresh: Path, folder: Path, foreign: list[Path]) -> None:
+    """Put `fresh` where `folder` is, with a copy of what stood beside the earlier artefact."""
+    for entry in foreign:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, fresh / entry.name, symlinks=True)
+        else:
+            shutil.copy2(entry, fresh / entry.name, follow_symlinks=False)
+    replaced = fresh.with_suffix(".old")
+    if folder.exists():
+        folder.rename(replaced)
+    try:
+        fresh.rename(folder)
+    except BaseException:
+        if replaced.exists():
+            replaced.rename(folder)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
 def _write_synced(path: Path, content: bytes) -> None:
     with path.open("xb") as file:
         file.write(content)
@@ -283,13 +294,16 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
-    if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing"
-        _refuse(folder, found, f"an artefact folder ({CONFIG_FILE} and {TENSORS_FILE})", "Check the path.")
     try:
         raw = path.read_bytes()
     except OSError as error:
-        _refuse(folder, f"no readable {CONFIG_FILE} ({_reason(error)})", "an artefact folder", "Check the path.", error)
+        if os.path.isdir(folder):  # noqa: PTH112  answers where Path.is_dir raises: below a folder closed to us
+            found = f"no readable {CONFIG_FILE} ({_reason(error)})"
+        else:
+            found = (
+                f"a file ({_reason(error)})" if isinstance(error, NotADirectoryError) else f"nothing ({_reason(error)})"
+            )
+        _refuse(folder, found, f"an artefact folder ({CONFIG_FILE} and {TENSORS_FILE})", "Check the path.", error)
     try:
         manifest = json.loads(raw)
     except ValueError as error:
