@@ -1,4 +1,4 @@
-"""What is in a trace: counts, lengths, tokens and the call graph, as plain data. Rendering is the command's business."""
+"""What is in a trace: counts, lengths, tokens and the call graph, as plain data. Rendering is left to the command."""
 
 from __future__ import annotations
 

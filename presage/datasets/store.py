@@ -268,7 +268,7 @@ def _check_same(given: pa.Table, stored: ds.Dataset, store: str) -> None:
     if found.equals(given):
         return
     for name, workflow_id in sorted(pairs):
-        key = pc.and_(pc.equal(ds.field("workflow_type"), name), pc.equal(ds.field("workflow_id"), workflow_id))
+        key = (ds.field("workflow_type") == name) & (ds.field("workflow_id") == workflow_id)
         old, new = found.filter(key), given.filter(key)
         if not old.equals(new):
             same = old.num_rows == new.num_rows

@@ -20,6 +20,7 @@ from presage.datasets.origin import Origin
 from presage.errors import TraceError
 
 _PER_WORKFLOW = ("task", "success", "complete")
+_END = "END"
 _TOKENS = ("input_tokens", "output_tokens", "cached_input_tokens")
 
 
@@ -50,7 +51,7 @@ def validate(table: pa.Table, source: str | Origin) -> pa.Table:
     Raises:
         TraceError: there are no rows; steps of a workflow are not 0..n-1, each once; times run backwards; a parent is
             no earlier step; `task`, `success` or `complete` differ inside a workflow; a token count is negative; a
-            name is empty; one workflow stands in two sources.
+            name is empty, or an agent is called END; one workflow stands in two sources.
     """
     origin = _origin(table, source)
     _refuse_empty(table.num_rows, origin)
@@ -147,7 +148,7 @@ def _problems(
 ) -> Iterator[_Problem]:
     """Every broken rule; `codes` numbers the workflow of each row, `order` puts the rows in canonical order."""
     for problem in itertools.chain(
-        _empty_names(table),
+        _bad_names(table),
         _two_sources(table, origin, codes),
         _broken_numbering(table, codes, order),
         _negative_tokens(table),
@@ -159,10 +160,16 @@ def _problems(
             yield problem
 
 
-def _empty_names(table: pa.Table) -> Iterator[_Problem]:
+def _bad_names(table: pa.Table) -> Iterator[_Problem]:
     for column in ("workflow_type", "workflow_id", "agent"):
         rows = _where(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(table.column(column))), 0))
         yield _Problem(rows, column, f"empty {column}", lambda _: "an empty name; give one")
+    yield _Problem(
+        _where(pc.equal(table.column("agent"), _END)),
+        "agent",
+        "agent named END",
+        lambda _: f"{_END!r} is no agent but the outcome that a workflow finishes: drop the row or rename the agent",
+    )
 
 
 def _two_sources(table: pa.Table, origin: Origin, codes: NDArray[np.int64]) -> Iterator[_Problem]:

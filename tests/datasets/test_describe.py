@@ -1,0 +1,48 @@
+"""The description of a trace: figures one can count by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from dataset_samples import row, trace, workflow
+
+from presage.datasets.describe import describe
+
+
+def test_describe_counts_what_can_be_counted_by_hand() -> None:
+    table = trace(
+        *workflow("w", 3, task="q", success=True, output_tokens=10, prefill_state=[1.0]),
+        *workflow("cut", 2, complete=False, start_time=0.0),
+        row("other", workflow_type="z", input_text="hello"),
+    )
+    described = describe(table)
+    json.dumps(described)
+    assert (described["workflows"], described["steps"]) == (3, 6)
+    kind = described["workflow_types"]["t"]
+    assert (kind["workflows"], kind["steps"], kind["tasks"]) == (2, 5, 1)
+    assert kind["agents"] == {"a": 3, "b": 2}
+    assert (kind["length"]["min"], kind["length"]["max"], kind["length"]["mean"]) == (2.0, 3.0, 2.5)
+    assert kind["output_tokens"]["p50"] == 10.0
+    assert kind["input_tokens"] is None
+    assert (kind["censored_share"], kind["success_share"], kind["text_share"]) == (0.5, 1.0, 0.0)
+    assert kind["states"] == {"prefill_state": {"size": 1, "share": 0.6}}
+    assert kind["started_at"] == ["1970-01-01T00:00:00+00:00"] * 2
+    # "cut" stops after b: what follows is unknown, so b has one successor only, and a ends once.
+    assert kind["call_graph"] == {
+        "a": {
+            "b": {"count": 2, "probability": pytest.approx(2 / 3)},
+            "END": {"count": 1, "probability": pytest.approx(1 / 3)},
+        },
+        "b": {"a": {"count": 1, "probability": 1.0}},
+    }
+    assert described["workflow_types"]["z"]["text_share"] == 1.0
+
+
+def test_fan_out_is_siblings_and_joins() -> None:
+    parents = [None, [0], [0], [1, 2]]
+    table = trace(
+        *(row("w", i, parent_steps=p) for i, p in enumerate(parents)),
+        *(row("chain", i, parent_steps=p) for i, p in enumerate([None, [0]])),
+    )
+    assert describe(table)["workflow_types"]["t"]["fan_out_share"] == 3 / 6
