@@ -148,6 +148,7 @@ def _walk(law: Law, workflows: int, censored: float, rng: np.random.Generator) -
     """All workflows side by side, step by step."""
     intents = rng.choice(len(law.intents), workflows, p=np.asarray(law.intents) / sum(law.intents))
     cumulative = law.transition.cumsum(axis=-1)
+    cumulative[cumulative > 1 - 1e-12] = 1.0  # a sum rounded below 1 must not let an impossible outcome through
     alive = np.arange(workflows)
     state = np.full(workflows, law.start_state)
     steps: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []

@@ -134,7 +134,7 @@ def _append_under_a_limit(store: Path) -> None:
 def test_a_disk_that_fills_up_while_writing_is_one_clear_error(tmp_path: Path) -> None:
     append(trace(*workflow("w", 2)), tmp_path)
     before = _files(tmp_path)
-    process = multiprocessing.get_context("fork").Process(target=_append_under_a_limit, args=(tmp_path,))
+    process = multiprocessing.get_context("spawn").Process(target=_append_under_a_limit, args=(tmp_path,))
     process.start()
     process.join()
     assert process.exitcode == 7
@@ -147,7 +147,7 @@ def _append_some(store: Path, worker: int) -> None:
 
 
 def test_appends_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_append_some, args=(tmp_path / "s", i)) for i in range(3)]
     for worker in workers:
         worker.start()

@@ -72,7 +72,7 @@ def read_jsonl(path: Path, *, skip_bad: bool = False, progress: Callable[[int], 
 
 
 class _JsonlReader:
-    """The state of one reading: tables made so far, what was skipped, and the widths of the states."""
+    """The state of one reading: tables made so far, what was skipped, the widths of the states, the last good row."""
 
     def __init__(self, path: Path, skip_bad: bool) -> None:
         self.path = path
@@ -83,16 +83,17 @@ class _JsonlReader:
         self.skipped: Counter[str] = Counter()
         self.spoiled: set[Workflow] = set()
         self.sizes: dict[str, int] = {}
+        self.last: _Row | None = None
 
     def batches(self) -> Iterator[list[tuple[int, _Row]]]:
         """Batches of (line number, object)."""
         batch: list[tuple[int, _Row]] = []
-        size, before = 0, None
+        size = 0
         for number, line in self._lines():
-            row = self._parse(number, line, before)
+            row = self._parse(number, line)
             if row is None:
                 continue
-            before = row
+            self.last = row
             batch.append((number, row))
             size += len(line)
             if len(batch) == _BATCH_ROWS or size >= _BATCH_BYTES:
@@ -123,7 +124,6 @@ class _JsonlReader:
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """(number from 1, line) of each line that is not blank."""
         number = 0
-        before: bytes | None = None
         try:
             with self.path.open("rb") as raw:
                 packed = raw.peek(2)[:2] == b"\x1f\x8b"
@@ -131,19 +131,17 @@ class _JsonlReader:
                     text = line.removeprefix(_BOM) if number == 1 else line
                     if text.strip():
                         yield number, text
-                        before = text
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             what = "cut" if isinstance(error, EOFError) else "damaged"
             message = f"{self.name}: the gzip data are {what} after line {number}: copy or write the file again"
             if not self.skip_bad:
                 raise TraceError(message) from None
             self.skipped[f"file with {what} gzip data"] += 1
-            if before is not None:
-                self._spoil(self._parse(number, before, None))
+            self._spoil(self.last)
         except OSError as error:
             raise TraceError(f"{self.name}: cannot be read ({error.strerror or error}): check the path") from error
 
-    def _parse(self, number: int, line: bytes, before: _Row | None) -> _Row | None:
+    def _parse(self, number: int, line: bytes) -> _Row | None:
         """The object on a line; None if the line is bad and skipped."""
         try:
             row = json.loads(line)
@@ -159,7 +157,7 @@ class _JsonlReader:
         if not self.skip_bad:
             raise TraceError(f"{self.name}, line {number}: {problem}: repair the line")
         self.skipped[f"line with {reason}"] += 1
-        self._spoil(before)
+        self._spoil(self.last)
         return None
 
     def _spoil(self, row: _Row | None) -> None:
