@@ -1,0 +1,294 @@
+"""Back-off n-grams: the outcomes counted after the last few agents, smoothed so that none is impossible.
+
+For each of the K horizons the outcome k steps ahead is counted directly, given the last `order` agents (the current one
+included) of a workflow of this type. Witten–Bell interpolation (Bell, Cleary & Witten, 1990; Chen & Goodman, 1998, eq.
+16) leads from the longest context to the shortest, from there to the count over all workflow types, and at last to the
+uniform distribution: with N outcomes counted after context c, T of them distinct, and c' the next shorter context,
+
+    P(o | c) = (count(c, o) + T · P(o | c')) / (N + T)
+
+The start of a workflow is a symbol of its own and ends a context: nothing lies behind it, so a longer context would
+count the same positions twice. An unknown agent ends a context before itself; an unknown workflow type is read off
+the counts over all types. The moment of a forecast is ignored.
+
+An artefact keeps the counts of the longest contexts alone, as small integers; everything else is summed from them.
+In memory every context has its finished distribution, so a forecast is a few probes of a hash table and a row. The
+price is memory: C contexts hold C · K · (V+1) float32 (2 MB for 30 agents and 5,000 contexts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from presage.errors import ConfigurationError
+from presage.features.moment import Moment
+from presage.features.prefixes import Prefixes
+from presage.features.vocabulary import Vocabulary
+
+LONGEST: Final = 3
+"""The longest context a key has room for, in agents."""
+
+START: Final = -1
+"""The symbol before the first step of a workflow."""
+
+# A key: 14 bits of workflow type + 1 (0: all types), 2 bits of context length, 16 bits an agent + 1 (0: START or
+# nothing), the current agent highest. Below the limits no key has every bit set, so that value marks an empty slot.
+_MOST_TYPES: Final = 2**14 - 2
+_MOST_AGENTS: Final = 2**16 - 2
+_EMPTY: Final = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True)
+class NgramTable:
+    """Every context of the training data, ready to be looked up.
+
+    Attributes:
+        keys: uint64 [S], S a power of two: an open-addressing hash table over the contexts, see `lookup`.
+        values: int32 [S], the row of the key beside it.
+        rows: float32 [C, K, V+1], the interpolated distribution after each context, 1..K steps ahead.
+        evidence: int32 [C], training positions with that context (and a known next outcome).
+    """
+
+    keys: NDArray[np.uint64]
+    values: NDArray[np.int32]
+    rows: NDArray[np.float32]
+    evidence: NDArray[np.int32]
+
+
+class BackoffNgram:
+    """Order-n Markov with back-off: what follows the last n agents, the current one included (n = 1, 2, 3)."""
+
+    table: NgramTable
+    vocabulary: Vocabulary
+    horizon: int
+
+    def __init__(self, order: int = 3) -> None:
+        self.order = order
+        self.name = f"markov-{order}"
+
+    def fit(self, train: Prefixes, validation: Prefixes) -> Self:
+        """Counts `train`; there is nothing to choose, so `validation` is not read."""
+        if not 1 <= self.order <= LONGEST:
+            raise ConfigurationError(f"order is {self.order}; an n-gram looks back over 1 to {LONGEST} agents")
+        types, agents = len(train.vocabulary.workflow_types), len(train.vocabulary.agents)
+        if types > _MOST_TYPES or agents > _MOST_AGENTS:
+            raise ConfigurationError(
+                f"the traces name {types} workflow types and {agents} agents; n-grams take at most {_MOST_TYPES} and "
+                f"{_MOST_AGENTS}: check that names do not carry run numbers"
+            )
+        return self._hold(_count(train, self.order), train.vocabulary, train.horizon)
+
+    def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
+        """Probabilities float32 [n, K, V+1], every one above zero; the same at both moments."""
+        return self.table.rows[self.rows_at(prefixes)]
+
+    def rows_at(self, prefixes: Prefixes) -> NDArray[np.int32]:
+        """Row of `table.rows` and `table.evidence` that answers each prefix, int32 [n]."""
+        found: NDArray[np.int32] = _lookup_all(
+            self.table.keys, self.table.values, prefixes.workflow_type, prefixes.agent, prefixes.offsets
+        )
+        return found
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """The counts as flat arrays, for an artefact: see `_Counts`, in the smallest integers that hold them."""
+        counts = self._counts
+        context = counts.context.copy()
+        context[:, 1:] += 1  # START is 0, and unsigned integers will do
+        return {
+            "context": _smallest(context),
+            "entries": _smallest(counts.entries),
+            "outcome": _smallest(counts.outcome),
+            "count": _smallest(counts.count),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], vocabulary: Vocabulary, horizon: int) -> Self:
+        """Inverse of `to_tensors`: the same predictions, bit by bit."""
+        context = tensors["context"].astype(np.int64)
+        context[:, 1:] -= 1
+        counts = _Counts(context, *(tensors[name].astype(np.int64) for name in ("entries", "outcome", "count")))
+        return cls(context.shape[1] - 1)._hold(counts, vocabulary, horizon)
+
+    def _hold(self, counts: _Counts, vocabulary: Vocabulary, horizon: int) -> Self:
+        self._counts, self.vocabulary, self.horizon = counts, vocabulary, horizon
+        self.table = _tabulate(counts, vocabulary, horizon)
+        return self
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def lookup(keys: NDArray[np.uint64], values: NDArray[np.int32], workflow_type: int, a0: int, a1: int, a2: int) -> int:
+    """Row of the longest context that training saw: of this workflow type, else over all types.
+
+    Args:
+        keys: uint64 [S], of an `NgramTable`.
+        values: int32 [S], beside it.
+        workflow_type: index of the type; T, the unknown type, is never found.
+        a0: index of the current agent; V, the unknown agent, is never found.
+        a1: the agent of the step before, `START` where there was none.
+        a2: the agent before that.
+    """
+    for owner in (workflow_type + 1, 0):
+        for length in range(2 if a1 == START else LONGEST, -1, -1):
+            key = _key(owner, length, a0, a1, a2)
+            slot = _slot(key, len(keys))
+            while keys[slot] != _EMPTY:
+                if keys[slot] == key:
+                    return int(values[slot])
+                slot = (slot + 1) & (len(keys) - 1)
+    return -1  # never: the empty context over all types is always there
+
+
+@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+def _key(owner: int, length: int, a0: int, a1: int, a2: int) -> np.uint64:
+    """The key of the first `length` agents of a context; `owner` is the workflow type + 1, or 0 for all types."""
+    key = np.uint64(owner << 2 | length)
+    key = key << np.uint64(16) | np.uint64(a0 + 1 if length > 0 else 0)
+    key = key << np.uint64(16) | np.uint64(a1 + 1 if length > 1 else 0)
+    return key << np.uint64(16) | np.uint64(a2 + 1 if length > 2 else 0)
+
+
+@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+def _slot(key: np.uint64, slots: int) -> np.int64:
+    """Where a key's search begins: the finaliser of SplitMix64, which spreads the low bits over all of them."""
+    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.int64((key ^ (key >> np.uint64(31))) & np.uint64(slots - 1))
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _lookup_all(
+    keys: NDArray[np.uint64],
+    values: NDArray[np.int32],
+    workflow_type: NDArray[np.int32],
+    agent: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    rows = np.empty(len(agent), np.int32)
+    for w in range(len(workflow_type)):
+        a1, a2 = START, START
+        for step in range(offsets[w], offsets[w + 1]):
+            rows[step] = lookup(keys, values, workflow_type[w], agent[step], a1, a2)
+            a1, a2 = agent[step], a1
+    return rows
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _hash(keys: NDArray[np.uint64], slots: int) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """The hash table that finds the index of each key."""
+    table, values = np.full(slots, _EMPTY, np.uint64), np.full(slots, -1, np.int32)
+    for row in range(len(keys)):
+        slot = _slot(keys[row], slots)
+        while table[slot] != _EMPTY:
+            slot = (slot + 1) & (slots - 1)
+        table[slot], values[slot] = keys[row], row
+    return table, values
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Outcomes counted after the longest contexts, sparse.
+
+    Attributes:
+        context: int64 [M, 1+order], workflow type, current agent and those before it; sorted.
+        entries: int64 [M], how many of the entries below belong to each context.
+        outcome: int64 [E], horizon index · (V+1) + outcome; rising within a context.
+        count: int64 [E], how often.
+    """
+
+    context: NDArray[np.int64]
+    entries: NDArray[np.int64]
+    outcome: NDArray[np.int64]
+    count: NDArray[np.int64]
+
+
+def _count(train: Prefixes, order: int) -> _Counts:
+    outcomes, types, agents = train.vocabulary.outcomes, train.vocabulary.workflow_types, train.vocabulary.agents
+    columns = [train.workflow_type[train.workflow].astype(np.int64)]
+    for back in range(order):
+        column = np.full(train.steps, START, np.int64)
+        reaches = train.position >= back
+        column[reaches] = train.agent[np.flatnonzero(reaches) - back]
+        columns.append(column)
+    code = np.zeros(train.steps, np.int64)
+    for column, size in zip(columns, [len(types) + 1] + [len(agents) + 2] * order, strict=True):
+        code = code * size + (column + (size == len(agents) + 2))
+    _, first, index = np.unique(code, return_index=True, return_inverse=True)
+    row, k = np.nonzero((train.outcomes >= 0) & (train.outcomes < outcomes))
+    width = train.horizon * outcomes
+    entry, count = np.unique(index[row] * width + k * outcomes + train.outcomes[row, k], return_counts=True)
+    entries = np.bincount(entry // width, minlength=len(first))
+    known = entries > 0
+    return _Counts(np.stack(columns, axis=1)[first][known], entries[known], entry % width, count)
+
+
+def _tabulate(counts: _Counts, vocabulary: Vocabulary, horizon: int) -> NgramTable:
+    """The distribution of every context from the counts of the longest ones."""
+    keys, counted = _every_context(counts, vocabulary, horizon)
+    owner, length = (keys >> np.uint64(50)).astype(np.int64), (keys >> np.uint64(48)).astype(np.int64) & 3
+    rows = np.empty((len(keys), horizon, vocabulary.outcomes), np.float32)
+    shorter = _shorter(keys, owner, length)
+    for level in sorted(set(zip(owner > 0, length, strict=True))):  # a context's shorter one is ready before it
+        here = np.flatnonzero(((owner > 0) == level[0]) & (length == level[1]))
+        is_last = level == (False, 0)
+        prior = np.full_like(rows[here], 1 / vocabulary.outcomes) if is_last else rows[shorter[here]]
+        total = counted[here].sum(axis=-1, keepdims=True)
+        distinct = (counted[here] > 0).sum(axis=-1, keepdims=True)
+        rows[here] = np.where(total > 0, (counted[here] + distinct * prior) / np.maximum(total + distinct, 1), prior)
+    slots = 1 << (2 * len(keys) - 1).bit_length()  # at most half full
+    return NgramTable(*_hash(keys, slots), rows, counted[:, 0].sum(axis=-1).astype(np.int32))
+
+
+def _every_context(
+    counts: _Counts, vocabulary: Vocabulary, horizon: int
+) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """Keys uint64 [C], sorted, of all contexts of any length, and their counts, int32 [C, K, V+1]."""
+    types, order = counts.context[:, 0], counts.context.shape[1] - 1
+    padded = np.full((len(counts.context), LONGEST), START, np.int64)
+    padded[:, :order] = counts.context[:, 1:]
+    entry_of = np.repeat(np.arange(len(types)), counts.entries)
+    found, entries = [np.zeros(1, np.uint64)], [np.zeros(0, np.int64)]  # key 0: no context at all, over all types
+    for length in range(order + 1):
+        exists = (padded[:, :length] != vocabulary.unknown).all(axis=1)
+        exists &= (padded[:, : max(length - 1, 0)] != START).all(axis=1)
+        for owner, owned in ((np.zeros_like(types), exists), (types + 1, exists & _is_known(types, vocabulary))):
+            kept = np.flatnonzero(owned[entry_of])
+            entries.append(kept)
+            found.append(_keys(owner, length, padded)[entry_of[kept]])
+    keys, index = np.unique(np.concatenate(found), return_inverse=True)
+    counted = np.zeros((len(keys), horizon * vocabulary.outcomes), np.int32)
+    entry = np.concatenate(entries)
+    np.add.at(counted, (index[1:], counts.outcome[entry]), counts.count[entry].astype(np.int32))
+    return keys, counted.reshape(len(keys), horizon, vocabulary.outcomes)
+
+
+def _is_known(types: NDArray[np.int64], vocabulary: Vocabulary) -> NDArray[np.bool_]:
+    return types < len(vocabulary.workflow_types)
+
+
+def _keys(owner: NDArray[np.int64], length: int, agents: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`_key` of many contexts: owner int64 [M], agents int64 [M, 3]."""
+    key = (owner << 2 | length).astype(np.uint64)
+    for place in range(LONGEST):
+        symbol = agents[:, place] + 1 if place < length else np.zeros_like(owner)
+        key = key << np.uint64(16) | symbol.astype(np.uint64)
+    return key
+
+
+def _shorter(keys: NDArray[np.uint64], owner: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Index of the context each one backs off to, int64 [C]; the last of all has none and gets itself."""
+    agents = np.stack([(keys >> np.uint64(shift)).astype(np.int64) & 0xFFFF for shift in (32, 16, 0)], axis=1) - 1
+    found = np.zeros(len(keys), np.int64)
+    for place in range(1, LONGEST + 1):
+        here = length == place
+        found[here] = np.searchsorted(keys, _keys(owner[here], place - 1, agents[here]))
+    return found  # the empty context of a type backs off to that of all types: key 0, the first
+
+
+def _smallest(numbers: NDArray[np.int64]) -> NDArray[Any]:
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
