@@ -121,7 +121,7 @@ class BackoffNgram:
         return self
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def lookup(keys: NDArray[np.uint64], values: NDArray[np.int32], workflow_type: int, a0: int, a1: int, a2: int) -> int:
     """Row of the longest context that training saw: of this workflow type, else over all types.
 
@@ -144,7 +144,7 @@ def lookup(keys: NDArray[np.uint64], values: NDArray[np.int32], workflow_type: i
     return -1  # never: the empty context over all types is always there
 
 
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always")
 def _key(owner: int, length: int, a0: int, a1: int, a2: int) -> np.uint64:
     """The key of the first `length` agents of a context; `owner` is the workflow type + 1, or 0 for all types."""
     key = np.uint64(owner << 2 | length)
@@ -153,7 +153,7 @@ def _key(owner: int, length: int, a0: int, a1: int, a2: int) -> np.uint64:
     return key << np.uint64(16) | np.uint64(a2 + 1 if length > 2 else 0)
 
 
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always")
 def _slot(key: np.uint64, slots: int) -> np.int64:
     """Where a key's search begins: the finaliser of SplitMix64, which spreads the low bits over all of them."""
     key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -161,7 +161,7 @@ def _slot(key: np.uint64, slots: int) -> np.int64:
     return np.int64((key ^ (key >> np.uint64(31))) & np.uint64(slots - 1))
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _lookup_all(
     keys: NDArray[np.uint64],
     values: NDArray[np.int32],
@@ -178,7 +178,7 @@ def _lookup_all(
     return rows
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _hash(keys: NDArray[np.uint64], slots: int) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """The hash table that finds the index of each key."""
     table, values = np.full(slots, _EMPTY, np.uint64), np.full(slots, -1, np.int32)
