@@ -1,0 +1,167 @@
+"""The input vector of a position: everything a predictor sees of a workflow at one moment, in one row of floats.
+
+Layout (R = history_size(V), p and c = widths of the projected prefill and completion state):
+
+    [0, R)      history: latest agents, counts, steps since, position, run length
+    R           workflow type (T: unknown)
+    R+1 .. R+4  sizes: log(1 + x) of input tokens, output tokens, input and output characters; 0 where not known yet
+    then  p     projected prefill state of this step
+          c     projected completion state of this step, 0 at prefill
+          p     mean of the projected prefill states so far
+          c     mean of the projected completion states so far
+          1     how far the prefill state is from the previous step's, -1 at the first step
+          1     the same of the completion state, -1 at the first step and at prefill
+
+`begin`, `at_prefill` and `at_completion` are the only writers. Serving calls them once a step on a workflow's row,
+training calls the same code over whole traces (`unroll`). The sums behind the means live in a row of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from presage.features.history import RECENT, advance, history_size
+from presage.features.history import begin as begin_history
+from presage.features.prefixes import SIZES
+
+SIZE_COUNT: Final = len(SIZES)
+
+
+def inputs_size(agents: int, prefill: int, completion: int) -> int:
+    """Length F of the input vector for V agents and projected states of these widths."""
+    return history_size(agents) + 1 + SIZE_COUNT + 2 * (prefill + completion) + 2
+
+
+def sums_size(prefill: int, completion: int) -> int:
+    """Length of the accumulators: two sums, two previous states, two counts."""
+    return 2 * (prefill + completion) + 2
+
+
+@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+def begin(
+    inputs: NDArray[np.float32], sums: NDArray[np.float32], workflow_type: int, agents: int, prefill: int, completion: int
+) -> None:
+    """Starts a workflow: no step yet."""
+    inputs[:] = 0.0
+    sums[:] = 0.0
+    begin_history(inputs, agents)
+    inputs[RECENT + 2 * (agents + 1) + 2] = workflow_type
+
+
+@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+def _distance(state: NDArray[np.float32], sums: NDArray[np.float32], start: int, width: int, seen: float) -> float:
+    """Root mean square difference to the previous state, which is replaced; -1 when there is none."""
+    total = np.float32(0.0)
+    for i in range(width):
+        difference = state[i] - sums[start + i]
+        total += difference * difference
+        sums[start + i] = state[i]
+    return np.sqrt(total / max(width, 1)) if seen > 0 else np.float32(-1.0)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def at_prefill(
+    inputs: NDArray[np.float32],
+    sums: NDArray[np.float32],
+    agent: int,
+    tokens: float,
+    chars: float,
+    state: NDArray[np.float32],
+    agents: int,
+    prefill: int,
+    completion: int,
+) -> None:
+    """A step of `agent` has been prefilled; `state` is its projected prefill state, empty if none was captured."""
+    size = RECENT + 2 * (agents + 1) + 3
+    here = size + 4
+    done = here + prefill
+    mean = done + completion
+    distance = mean + prefill + completion
+    seen = 2 * (prefill + completion)
+    advance(inputs, agent, agents)
+    inputs[size] = tokens
+    inputs[size + 1] = 0.0
+    inputs[size + 2] = chars
+    inputs[size + 3] = 0.0
+    for i in range(completion):
+        inputs[done + i] = 0.0
+    inputs[distance + 1] = -1.0
+    if len(state) == 0:
+        for i in range(prefill):
+            inputs[here + i] = 0.0
+        inputs[distance] = -1.0
+        return
+    inputs[distance] = _distance(state, sums, prefill + completion, prefill, sums[seen])
+    sums[seen] += 1.0
+    for i in range(prefill):
+        inputs[here + i] = state[i]
+        sums[i] += state[i]
+        inputs[mean + i] = sums[i] / sums[seen]
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def at_completion(
+    inputs: NDArray[np.float32],
+    sums: NDArray[np.float32],
+    tokens: float,
+    chars: float,
+    state: NDArray[np.float32],
+    agents: int,
+    prefill: int,
+    completion: int,
+) -> None:
+    """The step has produced its last token; `state` is its projected completion state, empty if none was captured."""
+    size = RECENT + 2 * (agents + 1) + 3
+    done = size + 4 + prefill
+    mean = done + completion + prefill
+    distance = mean + completion
+    seen = 2 * (prefill + completion) + 1
+    inputs[size + 1] = tokens
+    inputs[size + 3] = chars
+    if len(state) == 0:
+        return
+    inputs[distance + 1] = _distance(state, sums, 2 * prefill + completion, completion, sums[seen])
+    sums[seen] += 1.0
+    for i in range(completion):
+        inputs[done + i] = state[i]
+        sums[prefill + i] += state[i]
+        inputs[mean + i] = sums[prefill + i] / sums[seen]
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def unroll(
+    offsets: NDArray[np.int64],
+    workflow_type: NDArray[np.int32],
+    agent: NDArray[np.int32],
+    sizes: NDArray[np.float32],
+    prefill_states: NDArray[np.float32],
+    has_prefill: NDArray[np.bool_],
+    completion_states: NDArray[np.float32],
+    has_completion: NDArray[np.bool_],
+    agents: int,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The input vectors of every step at prefill and at completion, two float32 [n, F].
+
+    `sizes` float32 [n, 4] with NaN where unknown; states are projected, float32 [n, p] and [n, c].
+    """
+    prefill, completion = prefill_states.shape[1], completion_states.shape[1]
+    width = RECENT + 2 * (agents + 1) + 2 + 1 + 4 + 2 * (prefill + completion) + 2
+    first = np.empty((len(agent), width), np.float32)
+    second = np.empty((len(agent), width), np.float32)
+    inputs = np.empty(width, np.float32)
+    sums = np.empty(2 * (prefill + completion) + 2, np.float32)
+    for w in range(len(offsets) - 1):
+        begin(inputs, sums, workflow_type[w], agents, prefill, completion)
+        for row in range(offsets[w], offsets[w + 1]):
+            known = np.where(np.isnan(sizes[row]), np.float32(0.0), sizes[row])
+            state = prefill_states[row] if has_prefill[row] else prefill_states[row, :0]
+            at_prefill(inputs, sums, agent[row], known[0], known[2], state, agents, prefill, completion)
+            first[row] = inputs
+            state = completion_states[row] if has_completion[row] else completion_states[row, :0]
+            at_completion(inputs, sums, known[1], known[3], state, agents, prefill, completion)
+            second[row] = inputs
+    return first, second

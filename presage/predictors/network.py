@@ -1,0 +1,309 @@
+"""The network: GraphSAGE for the agents, an ordered prefix, the projected states, a residual head for K steps.
+
+Source: Zheng et al. (arXiv 2605.06472), §4.1 and appendix B. Kept: H^(0) and the two GraphSAGE layers over the
+row-normalised transition matrix (eq. 3), one pass that emits the logits of all K steps, the masked cross-entropy.
+Changed, because it measured better (LIMITS.md): the attention of eq. (4) depends only on the current agent and on how
+often the others came, so it cannot see order; a GRU over [H^(2) ‖ projected states] of the steps so far stands in its
+place, beside the last five agents by name, counts and steps since each. The hidden state comes in projected.
+
+H^(2) depends on no request, so `export` folds it into tables, one row an agent: serving never multiplies by it.
+torch is needed to train only; `NetworkWeights` is plain arrays.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own convention)
+from numpy.typing import NDArray
+from torch import nn
+
+from presage.features.history import RECENT
+from presage.features.inputs import SIZE_COUNT
+from presage.predictors.encoding import encode_all, encoding_size
+from presage.predictors.network_weights import NetworkConfig, NetworkWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Positions as the network takes them: input vectors of both moments and labels, workflows one after the other.
+
+    Attributes:
+        offsets: int64 [W+1].
+        prefill: float32 [n, F]; completion: float32 [n, F].
+        outcomes: int32 [n, K].
+    """
+
+    offsets: NDArray[np.int64]
+    prefill: NDArray[np.float32]
+    completion: NDArray[np.float32]
+    outcomes: NDArray[np.int32]
+
+
+class _Batch:
+    """Rows of some workflows, and the padded [w, T] view the GRU needs (rows index the flat part, n is padding)."""
+
+    def __init__(self, data: _Tensors, offsets: NDArray[np.int64], workflows: NDArray[np.int64]) -> None:
+        lengths = (offsets[1:] - offsets[:-1])[workflows]
+        rows = np.concatenate([np.arange(offsets[w], offsets[w + 1]) for w in workflows])
+        padded = np.full((len(workflows), int(lengths.max())), len(rows))
+        padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.arange(len(rows))
+        index = torch.from_numpy(rows)
+        self.padded = torch.from_numpy(padded)
+        self.recent = data.recent[index]
+        self.kind = data.kind[index]
+        self.encoded = data.encoded[index]
+        self.dense = (data.dense[0][index], data.dense[1][index])
+        self.outcomes = data.outcomes[index]
+
+
+class _Tensors:
+    """The examples of a fit, once, as tensors."""
+
+    def __init__(self, examples: Examples, agents: int, mean: NDArray[np.float32], spread: NDArray[np.float32]) -> None:
+        history = RECENT + 2 * (agents + 1) + 2
+        first = examples.prefill
+        self.recent = torch.from_numpy(first[:, :RECENT].astype(np.int64) + 1)
+        self.kind = torch.from_numpy(first[:, history].astype(np.int64))
+        self.encoded = torch.from_numpy(encode_all(first, agents))
+        self.dense = tuple(
+            torch.from_numpy((x[:, history + 1 :] - mean) / spread) for x in (first, examples.completion)
+        )
+        self.outcomes = torch.from_numpy(examples.outcomes.astype(np.int64))
+
+
+class _Network(nn.Module):
+    """Trainable form. Dimensions: a = agent embedding, h = hidden, g = GRU, D = dense inputs, O = K (V+1) logits."""
+
+    def __init__(
+        self, transition: Tensor, types: int, dense: int, states: int, horizon: int, config: NetworkConfig
+    ) -> None:
+        super().__init__()
+        nodes = transition.shape[0]
+        a, h, g, outputs = config.agent_size, config.hidden_size, config.prefix_size, horizon * nodes
+        self.horizon, self.nodes, self.states = horizon, nodes, states
+        self.register_buffer("transition", transition)
+        self.embedding = nn.Parameter(torch.randn(nodes, a) * 0.3)
+        self.sage = nn.ModuleList([nn.Linear(2 * a, a, bias=False) for _ in range(2)])
+        self.absent = nn.Parameter(torch.zeros(1, a))
+        self.recent = nn.Linear(RECENT * a, h)
+        self.kind = nn.Embedding(types + 1, h)
+        self.encoded = nn.Linear(encoding_size(nodes - 1), h, bias=False)
+        self.dense = nn.Linear(dense, h, bias=False)
+        self.prefix = nn.GRU(a + states, g, batch_first=True)
+        self.from_prefix = nn.Linear(g, h, bias=False)
+        self.moment = nn.Parameter(torch.zeros(2, h))
+        self.second = nn.Linear(h, h)
+        self.head = nn.Linear(h, outputs)
+        self.skip = nn.Linear(dense, outputs, bias=False)
+        self.agent_skip = nn.Embedding(nodes, outputs)
+        self.dropout = nn.Dropout(config.dropout)
+        self.input_dropout = nn.Dropout(config.input_dropout)
+        nn.init.zeros_(self.kind.weight)
+        nn.init.zeros_(self.skip.weight)
+        nn.init.zeros_(self.agent_skip.weight)
+
+    def agents(self) -> Tensor:
+        """H^(2), [V+1, a] (eq. 3); the last row is the unknown agent."""
+        h = self.embedding
+        for layer in self.sage:
+            h = torch.relu(layer(torch.cat([h, self.transition @ h], dim=1)))
+        return h
+
+    def forward(self, batch: _Batch) -> tuple[Tensor, Tensor]:
+        """Logits at prefill and at completion, each [rows, K, V+1]."""
+        table = torch.cat([self.absent, self.agents()])  # row 0: no such step yet
+        current = table[batch.recent[:, 0]]
+        steps = torch.cat([current, batch.dense[1][:, SIZE_COUNT : SIZE_COUNT + self.states]], dim=1)
+        steps = torch.cat([steps, steps.new_zeros(1, steps.shape[1])])
+        ran, _ = self.prefix(steps[batch.padded])
+        before = torch.cat([torch.zeros_like(ran[:, :1]), ran[:, :-1]], dim=1)  # a step sees the steps before it
+        inside = batch.padded < len(current)
+        carried = before[inside]
+
+        common = (
+            self.recent(table[batch.recent].flatten(1))
+            + self.kind(batch.kind)
+            + self.encoded(self.input_dropout(batch.encoded))
+            + self.from_prefix(self.dropout(carried))
+        )
+        logits = []
+        for moment in (0, 1):
+            hidden = common + self.dense(self.input_dropout(batch.dense[moment])) + self.moment[moment]
+            hidden = self.dropout(torch.relu(hidden))
+            hidden = hidden + self.dropout(torch.relu(self.second(hidden)))
+            out = self.head(hidden) + self.skip(batch.dense[moment]) + self.agent_skip(batch.recent[:, 0] - 1)
+            logits.append(out.view(-1, self.horizon, self.nodes))
+        return logits[0], logits[1]
+
+
+def fit_network(
+    train: Examples,
+    validation: Examples,
+    transition: NDArray[np.float32],
+    types: int,
+    states: int,
+    config: NetworkConfig,
+    seed: int,
+    *,
+    epochs: int | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> tuple[NetworkWeights, int]:
+    """Trains with early stopping on `validation`.
+
+    Args:
+        train: examples to learn from; validation: examples that decide when to stop.
+        transition: A, float32 [V+1, V+1].
+        types: T; states: p + c, the width of both projected states together.
+        config: sizes and schedule.
+        seed: of initialisation, order and dropout.
+        epochs: train exactly so long and ignore `validation`.
+        progress: called after each epoch with its number and the validation loss in nats.
+
+    Returns:
+        The weights as arrays, and the epoch they are from (counted from 1).
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _fit(train, validation, transition, types, states, config, seed, epochs, progress)
+
+
+def _fit(
+    train: Examples,
+    validation: Examples,
+    transition: NDArray[np.float32],
+    types: int,
+    states: int,
+    config: NetworkConfig,
+    seed: int,
+    epochs: int | None,
+    progress: Callable[[int, float], None] | None,
+) -> tuple[NetworkWeights, int]:
+    agents = len(transition) - 1
+    start = RECENT + 2 * (agents + 1) + 3
+    both = np.concatenate([train.prefill[:, start:], train.completion[:, start:]])
+    mean, spread = both.mean(axis=0), np.maximum(both.std(axis=0), 1e-3)
+    data = _Tensors(train, agents, mean, spread)
+    held_out = _Tensors(validation, agents, mean, spread)
+    horizon = train.outcomes.shape[1]
+    network = _Network(torch.from_numpy(transition), types, len(mean), states, horizon, config)
+    average = copy.deepcopy(network)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    lengths = np.diff(train.offsets)
+    rng = np.random.default_rng(seed)
+    total = config.epochs
+    per_epoch = len(_batches(lengths, config.batch_steps, np.random.default_rng(0)))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, config.learning_rate, total_steps=total * per_epoch + total * 2, pct_start=0.15
+    )
+    check = _batches(np.diff(validation.offsets), 8192, None)
+    best, best_epoch, kept = np.inf, 0, average.state_dict()
+    updates = 0
+    for epoch in range(1, (epochs or total) + 1):
+        network.train()
+        for workflows in _batches(lengths, config.batch_steps, rng):
+            batch = _Batch(data, train.offsets, workflows)
+            loss = _loss(network(batch), batch.outcomes)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            updates += 1
+            _follow(average, network, min(config.averaging, updates / (updates + 10)))
+        if epochs is not None:
+            kept, best_epoch = average.state_dict(), epoch
+            continue
+        score = _score(average, held_out, validation.offsets, check)
+        if progress is not None:
+            progress(epoch, score)
+        if score < best - 1e-5:
+            best, best_epoch, kept = score, epoch, copy.deepcopy(average.state_dict())
+        elif epoch - best_epoch >= config.patience:
+            break
+    average.load_state_dict(kept)
+    return _export(average, mean, spread, config), best_epoch
+
+
+def _batches(
+    lengths: NDArray[np.int64], steps: int, rng: np.random.Generator | None
+) -> Sequence[NDArray[np.int64]]:
+    """Workflows in batches of about `steps` rows, workflows of like length together so that padding stays small."""
+    key = lengths.astype(float) if rng is None else lengths * rng.uniform(0.8, 1.25, len(lengths))
+    order = np.argsort(key, kind="stable")
+    group = (np.cumsum(lengths[order]) - 1) // steps
+    batches = [order[group == g] for g in np.unique(group)]
+    return batches if rng is None else [batches[i] for i in rng.permutation(len(batches))]
+
+
+def _loss(logits: tuple[Tensor, Tensor], outcomes: Tensor) -> Tensor:
+    size = logits[0].shape[-1]
+    labels = torch.where(outcomes < size, outcomes, -1).reshape(-1)  # an agent never seen is no outcome to learn
+    if not bool((labels >= 0).any()):
+        return sum(out.sum() for out in logits) * 0.0  # type: ignore[return-value]
+    first, second = (F.cross_entropy(out.reshape(-1, size), labels, ignore_index=-1) for out in logits)
+    return first + second
+
+
+@torch.no_grad()
+def _follow(average: nn.Module, network: nn.Module, keep: float) -> None:
+    """Exponential moving average of the weights: most of an ensemble's gain at the price of one model."""
+    old, new = list(average.parameters()), list(network.parameters())
+    torch._foreach_lerp_(old, new, 1.0 - keep)
+
+
+@torch.no_grad()
+def _score(
+    network: _Network, data: _Tensors, offsets: NDArray[np.int64], batches: Sequence[NDArray[np.int64]]
+) -> float:
+    network.eval()
+    total = rows = 0.0
+    for workflows in batches:
+        batch = _Batch(data, offsets, workflows)
+        total += float(_loss(network(batch), batch.outcomes)) * len(batch.outcomes)
+        rows += len(batch.outcomes)
+    return total / rows / 2.0
+
+
+@torch.no_grad()
+def _export(
+    network: _Network, mean: NDArray[np.float32], spread: NDArray[np.float32], config: NetworkConfig
+) -> NetworkWeights:
+    """Folds H^(2) and the scaling of the dense inputs into tables and matrices that serving multiplies by."""
+    table = torch.cat([network.absent, network.agents()])
+    a = config.agent_size
+    hidden, rnn = network.recent, network.prefix
+    unit = torch.from_numpy(spread)[:, None]
+    centre = torch.from_numpy(mean)
+    dense, skip = network.dense.weight.T / unit, network.skip.weight.T / unit
+    low = SIZE_COUNT
+    step_unit = unit[low : low + network.states]
+    step_states = rnn.weight_ih_l0[:, a:].T / step_unit
+    step_bias = rnn.bias_ih_l0 - centre[low : low + network.states] @ step_states
+    arrays: Mapping[str, Any] = {
+        "recent": torch.stack([table @ hidden.weight[:, i * a : (i + 1) * a].T for i in range(RECENT)]),
+        "kind": network.kind.weight,
+        "encoded": network.encoded.weight.T,
+        "dense": dense,
+        "moment": network.moment + hidden.bias - centre @ dense,
+        "from_prefix": network.from_prefix.weight.T,
+        "second": network.second.weight.T,
+        "second_bias": network.second.bias,
+        "head": network.head.weight.T,
+        "head_bias": network.head.bias - centre @ skip,
+        "skip": skip,
+        "agent_skip": network.agent_skip.weight,
+        "step_agent": table[1:] @ rnn.weight_ih_l0[:, :a].T + step_bias,
+        "step_states": step_states,
+        "step_hidden": rnn.weight_hh_l0.T,
+        "step_hidden_bias": rnn.bias_hh_l0,
+    }
+    return NetworkWeights({name: np.ascontiguousarray(array.numpy(), np.float16) for name, array in arrays.items()})

@@ -1,0 +1,99 @@
+"""The network as serving sees it: its sizes and its arrays. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Sizes and schedule.
+
+    Attributes:
+        agent_size: a, width of an agent's embedding.
+        prefix_size: g, width of the GRU's state.
+        hidden_size: h, width of the head.
+        dropout: of hidden units; input_dropout: of the head's inputs.
+        learning_rate: peak of a one-cycle schedule.
+        weight_decay: of AdamW.
+        epochs: passes over the training data at most.
+        patience: epochs without a better validation loss before training stops.
+        batch_steps: positions a batch, about.
+        averaging: share of the moving average kept at each update.
+    """
+
+    agent_size: int = 24
+    prefix_size: int = 48
+    hidden_size: int = 64
+    dropout: float = 0.3
+    input_dropout: float = 0.15
+    learning_rate: float = 5e-3
+    weight_decay: float = 3e-2
+    epochs: int = 30
+    patience: int = 8
+    batch_steps: int = 384
+    averaging: float = 0.98
+
+
+ORDER: Final = (
+    "recent",
+    "kind",
+    "encoded",
+    "dense",
+    "moment",
+    "from_prefix",
+    "second",
+    "second_bias",
+    "head",
+    "head_bias",
+    "skip",
+    "agent_skip",
+    "step_agent",
+    "step_states",
+    "step_hidden",
+    "step_hidden_bias",
+)
+"""Order of the arrays in the packed vector; `kernels.py` numbers them the same way."""
+
+
+@dataclass(frozen=True)
+class NetworkWeights:
+    """Arrays by name, float16, inputs before outputs (x @ W).
+
+    Shapes, with RECENT = 5 latest agents, E = encoding_size(V), D dense inputs, O = K (V+1):
+    recent [5, V+2, h] (row 0: no such step), kind [T+1, h], encoded [E, h], dense [D, h], moment [2, h],
+    from_prefix [g, h], second [h, h], second_bias [h], head [h, O], head_bias [O], skip [D, O], agent_skip [V+1, O],
+    step_agent [V+1, 3g], step_states [p+c, 3g], step_hidden [g, 3g], step_hidden_bias [3g]; gates r, z, n as torch.
+    """
+
+    arrays: Mapping[str, NDArray[np.float16]]
+
+    @property
+    def hidden_size(self) -> int:
+        """h."""
+        return self.arrays["second"].shape[0]
+
+    @property
+    def prefix_size(self) -> int:
+        """g."""
+        return self.arrays["from_prefix"].shape[0]
+
+    def pack(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """All arrays end to end in float32, and where each starts, int64 [len(ORDER)]."""
+        flat = [self.arrays[name].astype(np.float32).ravel() for name in ORDER]
+        starts = np.cumsum([0, *(len(array) for array in flat[:-1])])
+        return np.concatenate(flat), starts.astype(np.int64)
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """Arrays by name, as an artefact keeps them."""
+        return dict(self.arrays)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> NetworkWeights:
+        """Inverse of `to_tensors`."""
+        return cls({name: tensors[name].astype(np.float16) for name in ORDER})
