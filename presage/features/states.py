@@ -1,0 +1,278 @@
+"""The semantic state of a step: where it comes from, and how it is had in training and in serving alike.
+
+Three sources: hidden states the engine captured, a sketch of the texts, or a transformer encoder over them. At prefill
+it is the state of the step's input, at completion that of its output. `StateSource.states` answers for a whole trace
+and `StateSource.of_step` for one step; both go through the same arithmetic, and captured states are rounded to float16
+as the trace keeps them.
+
+What a captured state means (model, layer) is not known here: only its width can be, and is, checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from presage.errors import ArtefactError, ConfigurationError, InputError
+from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
+from presage.features.sketch import Sketch
+from presage.features.text_encoder import TextEncoder
+
+States = Literal["auto", "captured", "text", "none"]
+Kind = Literal["captured", "sketch", "encoder", "none"]
+
+SKETCH: Final = "sketch"
+"""The text encoder that is fitted on the training texts; any other name is a folder or a name on the hub."""
+
+STATE_COLUMN: Final[Mapping[Moment, str]] = {PREFILL: "prefill_state", COMPLETION: "completion_state"}
+TEXT_COLUMN: Final[Mapping[Moment, str]] = {PREFILL: "input_text", COMPLETION: "output_text"}
+
+Progress = Callable[[int], None]
+"""Called with the number of texts done since its last call."""
+
+
+@dataclass(frozen=True, eq=False)
+class StateSource:
+    """A source of states, fitted.
+
+    Attributes:
+        kind: where states come from.
+        sizes: width d of the states at each moment; a moment that training had no state for is absent.
+        sketch: of kind "sketch".
+        encoder_name: of kind "encoder": the folder or hub name it was trained with.
+        encoder_digest: of kind "encoder": of the files it was trained with.
+        cache: of kind "encoder": folder of the embeddings kept on disk; None for the user's cache.
+    """
+
+    kind: Kind
+    sizes: Mapping[Moment, int] = field(default_factory=dict)
+    sketch: Sketch | None = None
+    encoder_name: str | None = None
+    encoder_digest: str | None = None
+    cache: Path | None = None
+
+    def states(self, table: pa.Table, progress: Progress | None = None) -> dict[Moment, NDArray[np.float32]]:
+        """States of every step of a conforming trace.
+
+        Returns:
+            float32 [n, d] for each moment; NaN rows where a step has none. A moment without any is left out.
+
+        Raises:
+            InputError: a captured state has another width than in training, or is not finite.
+        """
+        if self.kind == "captured":
+            return {
+                moment: _captured(table[STATE_COLUMN[moment]], size, STATE_COLUMN[moment])
+                for moment, size in self.sizes.items()
+                if _has_values(table, STATE_COLUMN[moment])
+            }
+        moments = [moment for moment in self.sizes if _has_values(table, TEXT_COLUMN[moment])]
+        if not moments:
+            return {}
+        # In one call: the input of a step is often an earlier output, and each distinct text is worked on once.
+        texts = [text for moment in moments for text in table[TEXT_COLUMN[moment]].to_pylist()]
+        found = self.sketch.transform(texts) if self.sketch is not None else self._encoder.encode(texts, progress)
+        return {moment: found[i * len(table) : (i + 1) * len(table)] for i, moment in enumerate(moments)}
+
+    def of_step(self, step: Mapping[str, Any], moment: Moment) -> NDArray[np.float32] | None:
+        """The state of one step at one moment, float32 [d]; None if it has none, or training had none.
+
+        Args:
+            step: columns of the trace by name; those that are absent count as null.
+            moment: which state.
+
+        Raises:
+            InputError: a captured state has another width than in training or is not finite, or a text is none.
+        """
+        if moment not in self.sizes:
+            return None
+        column = (STATE_COLUMN if self.kind == "captured" else TEXT_COLUMN)[moment]
+        value = step.get(column)
+        if value is None:
+            return None
+        if self.kind == "captured":
+            return _captured_one(value, self.sizes[moment], column)
+        if not isinstance(value, str):
+            raise InputError(f"{column} is a {type(value).__name__}; a string is wanted, or null where there is none")
+        return self.sketch.transform_one(value) if self.sketch is not None else self._encoder.encode_one(value)
+
+    @cached_property
+    def _encoder(self) -> TextEncoder:
+        """Loaded at the first text: an artefact is read in milliseconds, a transformer is not."""
+        if self.encoder_name is None:
+            raise AssertionError("only a source of kind 'encoder' has an encoder")
+        encoder = TextEncoder.load(self.encoder_name, cache=self.cache)
+        if encoder.digest != self.encoder_digest:
+            raise ArtefactError(
+                f"text encoder {self.encoder_name!r} has digest {encoder.digest[:19]}…; the predictor was trained with "
+                f"{str(self.encoder_digest)[:19]}…: put the files it was trained with back, or train anew"
+            )
+        return encoder
+
+    def to_config(self) -> dict[str, Any]:
+        """As the configuration of an artefact keeps it; JSON values only."""
+        config: dict[str, Any] = {"kind": self.kind, "sizes": dict(self.sizes)}
+        if self.kind == "encoder":
+            config |= {"encoder": self.encoder_name, "encoder_digest": self.encoder_digest}
+        return config
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """Tensors of an artefact: the sketch's. An encoder is kept by name and digest, its weights are not ours."""
+        return self.sketch.to_tensors() if self.sketch is not None else {}
+
+    @classmethod
+    def from_artefact(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], cache: Path | None = None
+    ) -> StateSource:
+        """Inverse of `to_config` and `to_tensors`; other tensors are left alone. An encoder is loaded when needed.
+
+        Raises:
+            ArtefactError: the configuration or the tensors are not those of a state source.
+        """
+        kind, sizes = config.get("kind"), _sizes(config.get("sizes"))
+        if kind not in ("captured", "sketch", "encoder", "none") or sizes is None:
+            raise ArtefactError(
+                f"state source of kind {kind!r} with sizes {config.get('sizes')!r}; wanted captured, sketch, "
+                "encoder or none, and a width for each moment: use the version of Presage that wrote it, or train anew"
+            )
+        name, digest = config.get("encoder"), config.get("encoder_digest")
+        if kind == "encoder" and not (isinstance(name, str) and isinstance(digest, str)):
+            raise ArtefactError("state source of kind 'encoder' without the encoder's name and digest: train anew")
+        sketch = Sketch.from_tensors(tensors) if kind == "sketch" else None
+        if sketch is not None and set(sizes.values()) - {sketch.size}:
+            raise ArtefactError(f"state sizes {sizes} and a text sketch of {sketch.size} dimensions: train anew")
+        return cls(kind, sizes, sketch, name, digest, cache)
+
+
+def fit_states(
+    table: pa.Table,
+    *,
+    states: States,
+    text_encoder: str = SKETCH,
+    seed: int,
+    progress: Progress | None = None,
+    cache: Path | None = None,
+) -> StateSource:
+    """Chooses and fits the source of states on a training trace.
+
+    Args:
+        table: a conforming trace.
+        states: "auto" takes captured states where there is any, else texts where there is any, else nothing.
+        text_encoder: "sketch", or a folder or hub name of a transformer.
+        seed: of the sketch.
+        progress: called while an encoder embeds the training texts; `states` then finds them in the cache.
+        cache: folder for embeddings; None for the user's cache.
+
+    Raises:
+        ConfigurationError: what was asked for is not in the trace, or the encoder cannot be had.
+        InputError: there is text, but nothing a sketch could learn from.
+    """
+    captured: dict[Moment, int] = {
+        moment: table.schema.field(column).type.list_size
+        for moment, column in STATE_COLUMN.items()
+        if _has_values(table, column)
+    }
+    written = [moment for moment, column in TEXT_COLUMN.items() if _has_values(table, column)]
+    if states == "auto":
+        states = "captured" if captured else "text" if written else "none"
+    if states == "none":
+        return StateSource("none")
+    if states == "captured":
+        if not captured:
+            raise ConfigurationError(
+                "--states captured, but no step of the training traces has a prefill_state or completion_state: "
+                "record hidden states while serving, or use --states text or none"
+            )
+        return StateSource("captured", captured)
+    if states != "text":
+        raise ConfigurationError(f"--states {states!r}; wanted auto, captured, text or none")
+    if not written:
+        raise ConfigurationError(
+            "--states text, but no step of the training traces has an input_text or output_text: "
+            "record texts, or use --states captured or none"
+        )
+    texts = [text for moment in written for text in table[TEXT_COLUMN[moment]].to_pylist()]
+    if text_encoder == SKETCH:
+        sketch = Sketch.fit(texts, seed=seed)
+        return StateSource("sketch", dict.fromkeys(written, sketch.size), sketch)
+    encoder = TextEncoder.load(text_encoder, cache=cache)
+    encoder.encode(texts, progress)
+    return StateSource(
+        "encoder",
+        dict.fromkeys(written, encoder.size),
+        encoder_name=encoder.name,
+        encoder_digest=encoder.digest,
+        cache=cache,
+    )
+
+
+def _has_values(table: pa.Table, column: str) -> bool:
+    return column in table.column_names and table[column].null_count < len(table)
+
+
+def _sizes(value: object) -> dict[Moment, int] | None:
+    """Widths by moment, in the order of moments; None if that is not what the value is."""
+    if not isinstance(value, dict) or set(value) - set(MOMENTS):
+        return None
+    if not all(type(size) is int and size > 0 for size in value.values()):
+        return None
+    return {moment: value[moment] for moment in MOMENTS if moment in value}
+
+
+def _captured(column: pa.ChunkedArray, size: int, name: str) -> NDArray[np.float32]:
+    """A column of fixed_size_list<float16>[d] as float32 [n, d], NaN rows for nulls."""
+    if column.type.list_size != size:
+        raise _wrong_width(name, column.type.list_size, size)
+    out = np.empty((len(column), size), np.float32)
+    start = 0
+    for chunk in column.chunks:
+        rows = out[start : start + len(chunk)]
+        halves = chunk.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)  # without the null rows
+        valid = chunk.is_valid().to_numpy(zero_copy_only=False)
+        if len(halves) == len(chunk):
+            rows[:] = halves
+        else:
+            rows[valid] = halves
+            rows[~valid] = np.nan
+        # A sum is finite only if every value of a row is: float16 values cannot overflow a float32 sum.
+        broken = valid & ~np.isfinite(rows.sum(axis=1))
+        if broken.any():
+            raise _not_finite(f"row {start + int(np.argmax(broken))}, {name}")
+        start += len(chunk)
+    return out
+
+
+def _captured_one(value: Any, size: int, name: str) -> NDArray[np.float32]:
+    """One captured state, any sequence of numbers, as float32 [d]."""
+    try:
+        with np.errstate(over="ignore"):
+            halves = np.asarray(value, None if isinstance(value, np.ndarray) else np.float32).astype(np.float16)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} is not a list of numbers; {size} numbers are wanted, or null") from None
+    if halves.shape != (size,):
+        raise _wrong_width(name, "×".join(map(str, halves.shape)) or "no", size)
+    state = halves.astype(np.float32)
+    if not np.isfinite(state.sum()):
+        raise _not_finite(name)
+    return state
+
+
+def _wrong_width(name: str, found: object, wanted: int) -> InputError:
+    return InputError(
+        f"{name} has {found} numbers; the predictor was trained with {wanted}: states of another model cannot be "
+        "read, record them from the same model or train anew"
+    )
+
+
+def _not_finite(where: str) -> InputError:
+    return InputError(
+        f"{where}: NaN, infinity, or a number past ±65504; finite numbers within float16 are wanted: record the hidden "
+        "state after the last norm, or leave this one out"
+    )
