@@ -208,16 +208,15 @@ class _Counts:
 
 
 def _count(train: Prefixes, order: int) -> _Counts:
-    outcomes, types, agents = train.vocabulary.outcomes, train.vocabulary.workflow_types, train.vocabulary.agents
+    outcomes = train.vocabulary.outcomes
     columns = [train.workflow_type[train.workflow].astype(np.int64)]
+    code = columns[0]
     for back in range(order):
         column = np.full(train.steps, START, np.int64)
         reaches = train.position >= back
         column[reaches] = train.agent[np.flatnonzero(reaches) - back]
         columns.append(column)
-    code = np.zeros(train.steps, np.int64)
-    for column, size in zip(columns, [len(types) + 1] + [len(agents) + 2] * order, strict=True):
-        code = code * size + (column + (size == len(agents) + 2))
+        code = code * (train.vocabulary.unknown + 2) + column + 1
     _, first, index = np.unique(code, return_index=True, return_inverse=True)
     row, k = np.nonzero((train.outcomes >= 0) & (train.outcomes < outcomes))
     width = train.horizon * outcomes
@@ -251,24 +250,26 @@ def _every_context(
     types, order = counts.context[:, 0], counts.context.shape[1] - 1
     padded = np.full((len(counts.context), LONGEST), START, np.int64)
     padded[:, :order] = counts.context[:, 1:]
-    entry_of = np.repeat(np.arange(len(types)), counts.entries)
-    found, entries = [np.zeros(1, np.uint64)], [np.zeros(0, np.int64)]  # key 0: no context at all, over all types
+    # [length, owner, M]: the first `length` agents of each longest context, over all types and of its own type.
+    has = np.zeros((LONGEST + 1, 2, len(types)), bool)
+    key = np.zeros(has.shape, np.uint64)
     for length in range(order + 1):
-        exists = (padded[:, :length] != vocabulary.unknown).all(axis=1)
-        exists &= (padded[:, : max(length - 1, 0)] != START).all(axis=1)
-        for owner, owned in ((np.zeros_like(types), exists), (types + 1, exists & _is_known(types, vocabulary))):
-            kept = np.flatnonzero(owned[entry_of])
-            entries.append(kept)
-            found.append(_keys(owner, length, padded)[entry_of[kept]])
-    keys, index = np.unique(np.concatenate(found), return_inverse=True)
-    counted = np.zeros((len(keys), horizon * vocabulary.outcomes), np.int32)
-    entry = np.concatenate(entries)
-    np.add.at(counted, (index[1:], counts.outcome[entry]), counts.count[entry].astype(np.int32))
+        whole = (padded[:, :length] != vocabulary.unknown).all(axis=1)
+        whole &= (padded[:, : max(length - 1, 0)] != START).all(axis=1)
+        has[length] = whole, whole & (types < len(vocabulary.workflow_types))
+        key[length] = _keys(np.zeros_like(types), length, padded), _keys(types + 1, length, padded)
+    # Key 0, no context at all and over all types, is there even where nothing was counted.
+    keys, index = np.unique(np.append(key[has], np.uint64(0)), return_inverse=True)
+    row = np.zeros(has.shape, np.int64)
+    row[has] = index[:-1]
+    width = horizon * vocabulary.outcomes
+    counted = np.zeros(len(keys) * width, np.int32)
+    entry_of = np.repeat(np.arange(len(types)), counts.entries)
+    for level in np.ndindex(has.shape[:2]):
+        kept = has[level][entry_of]
+        cell = row[level][entry_of[kept]] * width + counts.outcome[kept]
+        np.add.at(counted, cell, counts.count[kept].astype(np.int32))
     return keys, counted.reshape(len(keys), horizon, vocabulary.outcomes)
-
-
-def _is_known(types: NDArray[np.int64], vocabulary: Vocabulary) -> NDArray[np.bool_]:
-    return types < len(vocabulary.workflow_types)
 
 
 def _keys(owner: NDArray[np.int64], length: int, agents: NDArray[np.int64]) -> NDArray[np.uint64]:
