@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -68,7 +68,7 @@ class Figures:
     positions: NDArray[np.int64]
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as JSON values, null where nothing was judged; `positions` summed over workflows."""
+        """The figures as JSON values, null where nothing was judged; W and the `positions` of all workflows."""
         return {
             "accuracy": _numbers(self.accuracy),
             "accuracy_by_workflow": _numbers(self.accuracy_by_workflow),
@@ -77,8 +77,9 @@ class Figures:
             "nll": _numbers(self.nll),
             "ece": _numbers(self.ece),
             "unseen": _numbers(self.unseen),
+            "workflows": len(self.positions),
             "positions": self.positions.sum(axis=0).tolist(),
-            "reliability": [[vars(row) for row in horizon] for horizon in self.reliability],
+            "reliability": [[asdict(row) for row in horizon] for horizon in self.reliability],
         }
 
 

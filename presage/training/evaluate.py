@@ -1,0 +1,137 @@
+"""How good forecasts are on held-out traces: a predictor and its baselines, at both moments, side by side.
+
+What is judged is a function from prefixes and moment to probabilities, so one code path serves our predictor, every
+baseline and the Bayes-optimal forecast of a known law. All are judged at the same positions: every step of a workflow,
+END an outcome, nothing after END or past a cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import TraceError
+from presage.features.moment import MOMENTS, PREFILL, Moment
+from presage.features.prefixes import Prefixes
+from presage.training.metrics import RESAMPLES, Figures, measure
+
+Predict = Callable[[Prefixes, Moment], NDArray[np.float32]]
+"""Prefixes and moment to probabilities [n, K, V+1]: the `predict` of any `NextAgentEstimator`."""
+
+ByMoment = Mapping[Moment, Figures]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures of one next-agent predictor on W workflows.
+
+    Attributes:
+        workflows: W.
+        steps: n, over all workflows.
+        moments: the figures at each moment; their `correct` and `positions` are what the registry's gates compare.
+        states: whether the traces carry states at that moment; without, forecasts rest on ids and sizes.
+        by_workflow_type: the same within each type, `"unknown"` for those not in the vocabulary.
+        baselines: the same of each baseline on all workflows, by name.
+        model: name of what was judged, if it has one.
+        version: its version in the registry, if it has one.
+    """
+
+    workflows: int
+    steps: int
+    moments: ByMoment
+    states: Mapping[Moment, bool]
+    by_workflow_type: Mapping[str, ByMoment]
+    baselines: Mapping[str, ByMoment] = field(default_factory=dict)
+    model: str | None = None
+    version: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values."""
+        return {
+            "kind": "next-agent",
+            "model": self.model,
+            "version": self.version,
+            "workflows": self.workflows,
+            "steps": self.steps,
+            "moments": {
+                moment: {**figures.to_dict(), "states": self.states[moment]} for moment, figures in self.moments.items()
+            },
+            "by_workflow_type": {name: _to_dict(figures) for name, figures in self.by_workflow_type.items()},
+            "baselines": {
+                name: {"accuracy": _to_dict(figures)[PREFILL]["accuracy"], **_to_dict(figures)}
+                for name, figures in self.baselines.items()
+            },
+        }
+
+
+def evaluate(
+    predict: Predict,
+    prefixes: Prefixes,
+    rng: np.random.Generator,
+    *,
+    baselines: Mapping[str, Predict] | None = None,
+    model: str | None = None,
+    version: int | None = None,
+    resamples: int = RESAMPLES,
+) -> Evaluation:
+    """Judges `predict` on `prefixes`, which it was not trained on, and every baseline beside it.
+
+    Args:
+        predict: what is judged.
+        prefixes: W workflows with their outcomes.
+        rng: the source of the bootstrap; the intervals of `predict` do not depend on which baselines follow.
+        baselines: judged at the same positions, by name.
+        model: name of what is judged, for the record.
+        version: its version, for the record.
+        resamples: of the bootstrap.
+
+    Raises:
+        TraceError: there is no workflow to judge.
+    """
+    if not prefixes.steps:
+        raise TraceError("the test traces hold no step: nothing can be judged; name traces with at least one workflow")
+    forecasts = {moment: predict(prefixes, moment) for moment in MOMENTS}
+    everything = np.arange(prefixes.steps)
+    moments = _by_moment(forecasts, prefixes, everything, rng, resamples)
+    names = (*prefixes.vocabulary.workflow_types, "unknown")
+    type_of = prefixes.workflow_type[prefixes.workflow]
+    by_type = {
+        names[index]: _by_moment(forecasts, prefixes, np.flatnonzero(type_of == index), rng, resamples)
+        for index in np.unique(type_of)
+    }
+    return Evaluation(
+        workflows=prefixes.workflows,
+        steps=prefixes.steps,
+        moments=moments,
+        states={moment: moment in prefixes.states for moment in MOMENTS},
+        by_workflow_type=by_type,
+        baselines={
+            name: _by_moment({m: baseline(prefixes, m) for m in MOMENTS}, prefixes, everything, rng, resamples)
+            for name, baseline in (baselines or {}).items()
+        },
+        model=model,
+        version=version,
+    )
+
+
+def _by_moment(
+    forecasts: Mapping[Moment, NDArray[np.float32]],
+    prefixes: Prefixes,
+    rows: NDArray[np.int64],
+    rng: np.random.Generator,
+    resamples: int,
+) -> dict[Moment, Figures]:
+    """Figures of the steps `rows`, their workflows numbered anew."""
+    workflow = np.unique(prefixes.workflow[rows], return_inverse=True)[1]
+    return {
+        moment: measure(forecast[rows], prefixes.outcomes[rows], workflow, rng, resamples)
+        for moment, forecast in forecasts.items()
+    }
+
+
+def _to_dict(figures: ByMoment) -> dict[str, dict[str, Any]]:
+    return {moment: found.to_dict() for moment, found in figures.items()}

@@ -1,0 +1,127 @@
+"""The figures by hand, against plain loops, and as laws."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from presage.features.prefixes import MASKED
+from presage.predictors.bootstrap import ratio_ci
+from presage.training.metrics import BINS, Figures, measure
+
+UNSEEN = 3  # over two agents and END
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def one_horizon(probabilities: list[list[float]], outcomes: list[int], workflow: list[int]) -> Figures:
+    return measure(
+        np.array(probabilities, np.float32)[:, None],
+        np.array(outcomes, np.int32)[:, None],
+        np.array(workflow, np.int64),
+        rng(),
+    )
+
+
+BY_HAND = one_horizon(
+    [[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.9, 0.05, 0.05], [0.2, 0.2, 0.6]],
+    [0, 0, 0, 2, UNSEEN, MASKED],
+    [0, 0, 0, 1, 1, 1],
+)
+
+
+def test_accuracy_over_steps_and_as_a_mean_over_workflows() -> None:
+    assert BY_HAND.accuracy == (1 / 5,)
+    assert BY_HAND.accuracy_by_workflow == pytest.approx(((1 / 3 + 0 / 2) / 2,))
+    assert BY_HAND.correct.tolist() == [[1], [0]]
+    assert BY_HAND.positions.tolist() == [[3], [2]]
+    assert BY_HAND.top2 == (2 / 5,)
+
+
+def test_an_unseen_outcome_is_wrong_in_accuracy_and_left_out_of_the_likelihood() -> None:
+    assert BY_HAND.unseen == (1 / 5,)
+    assert BY_HAND.nll == pytest.approx((-(np.log(0.7) + np.log(0.3) + np.log(0.1) + np.log(0.2)) / 4,), rel=1e-6)
+
+
+def test_calibration_by_hand() -> None:
+    # Bins of width 1/15, from 0: .5 lies in bin 7, .6 (exactly 9/15) in 9, .7 (twice, once right) in 10, .9 in 13.
+    table = [(round(row.low * BINS), row.positions, row.accuracy) for row in BY_HAND.reliability[0]]
+    assert table == [(7, 1, 0.0), (9, 1, 0.0), (10, 2, 0.5), (13, 1, 0.0)]
+    assert BY_HAND.ece == pytest.approx(((0.5 + 0.6 + 2 * 0.2 + 0.9) / 5,), abs=1e-6)
+
+
+def test_the_interval_is_the_bootstrap_of_correct_and_positions() -> None:
+    expected = ratio_ci(BY_HAND.correct[:, 0], BY_HAND.positions[:, 0], rng())
+    assert BY_HAND.ci95 == (expected,)
+
+
+def test_an_impossible_outcome_that_came_costs_much_and_not_infinity() -> None:
+    assert one_horizon([[1.0, 0.0, 0.0]], [1], [0]).nll == pytest.approx((27.63,), abs=0.01)
+
+
+def test_nothing_judged_is_null_in_json() -> None:
+    nothing = one_horizon([[0.2, 0.3, 0.5]], [MASKED], [0]).to_dict()
+    assert json.loads(json.dumps(nothing, allow_nan=False)) == {
+        "accuracy": [None],
+        "accuracy_by_workflow": [None],
+        "ci95": [[None, None]],
+        "top2": [None],
+        "nll": [None],
+        "ece": [None],
+        "unseen": [None],
+        "workflows": 1,
+        "positions": [0],
+        "reliability": [[]],
+    }
+
+
+def test_json_holds_the_figures_and_the_bins() -> None:
+    found = json.loads(json.dumps(BY_HAND.to_dict(), allow_nan=False))
+    assert (found["workflows"], found["positions"], found["accuracy"]) == (2, [5], [0.2])
+    assert set(found["reliability"][0][0]) == {"low", "high", "positions", "confidence", "accuracy"}
+
+
+def test_shapes_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match=r"wanted \[n, K, V\+1\]"):
+        measure(np.ones((2, 1, 3), np.float32), np.zeros((3, 1), np.int32), np.zeros(2, np.int64), rng())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 4))
+def test_every_figure_against_a_plain_loop(seed: int, steps: int, horizon: int) -> None:
+    draw = np.random.default_rng(seed)
+    probabilities = draw.dirichlet(np.ones(4), (steps, horizon)).astype(np.float32)
+    outcomes = draw.integers(-1, 5, (steps, horizon)).astype(np.int32)
+    workflow = np.sort(draw.integers(0, 3, steps))
+    workflow = np.unique(workflow, return_inverse=True)[1].astype(np.int64)
+    found = measure(probabilities, outcomes, workflow, rng(), 20)
+    for k in range(horizon):
+        rows = [i for i in range(steps) if outcomes[i, k] != MASKED]
+        if not rows:
+            assert np.isnan(found.accuracy[k])
+            continue
+        ranked = [sorted(range(4), key=lambda o, i=i: -probabilities[i, k, o]) for i in rows]
+        hits = [order[0] == outcomes[i, k] for i, order in zip(rows, ranked, strict=True)]
+        two = [outcomes[i, k] in order[:2] for i, order in zip(rows, ranked, strict=True)]
+        assert found.accuracy[k] == pytest.approx(np.mean(hits))
+        assert found.top2[k] == pytest.approx(np.mean(two))
+        known = [i for i in rows if outcomes[i, k] < 4]
+        if known:
+            surprise = [-np.log(probabilities[i, k, outcomes[i, k]]) for i in known]
+            assert found.nll[k] == pytest.approx(np.mean(surprise), rel=1e-5)
+        gap = 0.0
+        for b in range(BINS):
+            inside = [
+                (probabilities[i, k].max(), hit)
+                for i, hit in zip(rows, hits, strict=True)
+                if min(int(probabilities[i, k].max() * np.float32(BINS)), BINS - 1) == b
+            ]
+            if inside:
+                sure, right = np.mean(inside, axis=0)
+                gap += len(inside) / len(rows) * abs(right - sure)
+        assert found.ece[k] == pytest.approx(gap, abs=1e-6)
+        assert found.accuracy[k] <= found.top2[k] <= 1 - found.unseen[k]
