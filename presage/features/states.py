@@ -241,8 +241,7 @@ def _captured(column: pa.ChunkedArray, size: int, name: str) -> NDArray[np.float
         else:
             rows[valid] = halves
             rows[~valid] = np.nan
-        # A sum is finite only if every value of a row is: float16 values cannot overflow a float32 sum.
-        broken = valid & ~np.isfinite(rows.sum(axis=1))
+        broken = valid & ~_finite(rows)
         if broken.any():
             raise _not_finite(f"row {start + int(np.argmax(broken))}, {name}")
         start += len(chunk)
@@ -259,9 +258,15 @@ def _captured_one(value: Any, size: int, name: str) -> NDArray[np.float32]:
     if halves.shape != (size,):
         raise _wrong_width(name, "×".join(map(str, halves.shape)) or "no", size)
     state = halves.astype(np.float32)
-    if not np.isfinite(state.sum()):
+    if not _finite(state):
         raise _not_finite(name)
     return state
+
+
+def _finite(states: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which states are finite throughout: as their sums, for float16 values cannot overflow a float32 sum."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.isfinite(states.sum(axis=-1)))
 
 
 def _wrong_width(name: str, found: object, wanted: int) -> InputError:

@@ -1,0 +1,215 @@
+"""A sketch agrees with scikit-learn, with itself in serving, and holds no text."""
+
+import re
+import time
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from presage.errors import ArtefactError, InputError
+from presage.features.sketch import HEAD_CHARS, TAIL_CHARS, WHOLE_CHARS, Sketch, _TokenHashes, term_hashes
+
+WORDS = (
+    "plan",
+    "search",
+    "read",
+    "verify",
+    "write",
+    "call",
+    "tool",
+    "answer",
+    "error",
+    "retry",
+    "file",
+    "line",
+    "test",
+)
+ANY_TEXT = st.text(st.characters(), max_size=300)  # lone surrogates included: JSON can spell them
+
+
+def sample_texts(count: int = 200, seed: int = 0) -> list[str]:
+    """Texts of a few topics, some of them twice."""
+    rng = np.random.default_rng(seed)
+    texts = []
+    for _ in range(count):
+        topic = rng.integers(4)
+        words = rng.choice(WORDS[topic * 3 : topic * 3 + 7], size=rng.integers(1, 40))
+        texts.append(" ".join(words) + rng.choice([".", "\n", " -> writer", "!?"]))
+    return texts + texts[: count // 4]
+
+
+def terms_of(text: str) -> list[int]:
+    return term_hashes(text, _TokenHashes()).tolist()
+
+
+@cache
+def small_sketch() -> Sketch:
+    return Sketch.fit(sample_texts(40), size=8, seed=0)
+
+
+@pytest.fixture(scope="module")
+def sketch() -> Sketch:
+    return Sketch.fit(sample_texts(), size=16, seed=0)
+
+
+def test_terms_are_tokens_pairs_and_edges() -> None:
+    terms = terms_of("Call the Tool!\n")
+    # 5 tokens and 4 pairs; all of them again at the head and at the tail; the last token once more
+    assert len(terms) == 3 * (5 + 4) + 1
+    assert len(set(terms)) == len(terms)
+    assert terms == terms_of("call THE tool!\n")
+    assert terms_of("") == []
+    assert set(terms_of("b a")[:2]) == set(terms_of("a b")[:2])
+    assert terms_of("b a")[2] != terms_of("a b")[2], "a pair has an order"
+
+
+def test_terms_do_not_change_between_releases() -> None:
+    """An artefact holds hashes: other ones would silently blind every sketch already trained."""
+    assert terms_of("ok\n") == [
+        2044517703,
+        852952723,
+        811305860,
+        1549606505,
+        2995623389,
+        2068400442,
+        3968697931,
+        39652863,
+        3415855384,
+        1617826091,
+    ]
+
+
+def test_of_a_long_text_only_head_and_tail_count() -> None:
+    head, tail = "h" * HEAD_CHARS, "t" * TAIL_CHARS
+    assert terms_of(head + " lost " * 100 + tail) == terms_of(head + " also gone " * 900 + tail)
+    whole = "x " * (HEAD_CHARS // 2) + "middle " + "x " * ((WHOLE_CHARS - HEAD_CHARS - 7) // 2)
+    assert len(set(terms_of(whole))) > len(set(terms_of(whole + "x " * 5))), "past the limit the middle is left out"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_terms_weights_and_components_are_those_of_scikit_learn(size: int) -> None:
+    texts = sample_texts()
+    reference = TfidfVectorizer(analyzer=terms_of, sublinear_tf=True, min_df=2)
+    weights = reference.fit_transform(texts)
+    svd = TruncatedSVD(size, algorithm="arpack", random_state=0).fit(weights)
+    sketch = Sketch.fit(texts, size=size, terms=100_000, seed=0)
+
+    assert sketch.terms.tolist() == sorted(reference.vocabulary_)
+    order = [reference.vocabulary_[term] for term in sketch.terms.tolist()]
+    np.testing.assert_allclose(sketch.idf, reference.idf_[order], rtol=1e-6)
+    wanted = svd.components_.T[order]
+    wanted = wanted * np.sign(wanted[np.abs(wanted).argmax(axis=0), np.arange(size)])
+    found = sketch.components * sketch.scales[:, None]
+    assert (np.abs(found - wanted) <= sketch.scales[:, None] / 2 + 1e-4).all(), "within half a unit of quantisation"
+    np.testing.assert_allclose(sketch.transform(texts), (weights[:, order] @ wanted), atol=4e-3)
+
+
+def test_the_most_frequent_terms_are_kept() -> None:
+    texts = ["a b", "a b", "a c", "a c", "a d", "d"]
+    few = Sketch.fit(texts, size=2, terms=3, seed=0)
+    every = Sketch.fit(texts, size=2, terms=1_000, seed=0)
+    assert len(few.terms) == 3
+    assert set(few.terms) <= set(every.terms)
+    assert few.idf.max() <= np.sort(every.idf)[2]
+
+
+@given(ANY_TEXT)
+def test_one_text_has_the_bits_of_its_row(text: str) -> None:
+    sketch = small_sketch()
+    rows = sketch.transform([None, text, "plan search", text])
+    assert np.isnan(rows[0]).all()
+    assert np.isfinite(rows[1:]).all()
+    one = sketch.transform_one(text)
+    assert one.dtype == np.float32
+    assert one.tobytes() == rows[1].tobytes() == rows[3].tobytes()
+
+
+@given(st.lists(ANY_TEXT | st.none(), max_size=12))
+def test_any_texts_are_sketched_or_refused(texts: list[str | None]) -> None:
+    try:
+        sketch = Sketch.fit(texts, size=5, seed=0)
+    except InputError:
+        assert max(Counter(term for text in texts if text for term in set(terms_of(text))).values(), default=0) < 2
+        return
+    assert 1 <= sketch.size <= 5
+    rows = sketch.transform(texts)
+    assert np.isnan(rows).any(axis=1).tolist() == [text is None for text in texts]
+    assert np.nanmax(np.abs(rows)) <= 1.02, "a projection of a unit vector, but for quantisation"
+
+
+def test_same_seed_same_sketch() -> None:
+    texts = sample_texts()
+    first, second = (Sketch.fit(texts, size=8, seed=3).to_tensors() for _ in range(2))
+    assert {name: tensor.tobytes() for name, tensor in first.items()} == {
+        name: tensor.tobytes() for name, tensor in second.items()
+    }
+
+
+def test_a_text_without_a_known_term_is_zero(sketch: Sketch) -> None:
+    assert not sketch.transform_one("").any()
+    assert not sketch.transform_one("unheard-of").any()
+
+
+def test_few_texts_make_a_smaller_sketch() -> None:
+    sketch = Sketch.fit(["plan it", "plan it", "read it"], size=128, seed=0)
+    assert sketch.size == 2
+    assert sketch.transform(["plan it"]).shape == (1, 2)
+    assert Sketch.fit(["plan it"] * 30, size=128, seed=0).size == 1
+
+
+@pytest.mark.parametrize("texts", [[], [None, None], ["", "", "  "], ["one", "other"]])
+def test_nothing_to_learn_from_is_refused(texts: list[str | None]) -> None:
+    with pytest.raises(InputError, match=r"no text to sketch.*--states none"):
+        Sketch.fit(texts)
+
+
+def test_tensors_hold_no_text(sketch: Sketch) -> None:
+    content = b"".join(tensor.tobytes() for tensor in sketch.to_tensors().values())
+    assert not [word for word in WORDS if re.search(word.encode(), content)]
+    assert {tensor.dtype.kind for tensor in sketch.to_tensors().values()} <= set("uif")
+
+
+def test_tensors_round_trip(sketch: Sketch) -> None:
+    again = Sketch.from_tensors(sketch.to_tensors() | {"other": np.zeros(1)})
+    assert again.transform_one("plan and verify").tobytes() == sketch.transform_one("plan and verify").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("sketch.idf", None, "lacks the tensors sketch.idf"),
+        ("sketch.idf", np.zeros(2, np.float32), r"sketch.idf is float32 \[2\]"),
+        ("sketch.components", np.zeros((3, 4), np.float32), "sketch.components is float32"),
+        ("sketch.components", np.zeros((), np.int8), "sketch.components is int8"),
+        ("sketch.terms", "reversed", "rising order"),
+    ],
+)
+def test_broken_tensors_are_refused(sketch: Sketch, name: str, tensor: object, message: str) -> None:
+    tensors = sketch.to_tensors()
+    if tensor is None:
+        del tensors[name]
+    else:
+        tensors[name] = tensors[name][::-1] if isinstance(tensor, str) else np.asarray(tensor)
+    with pytest.raises(ArtefactError, match=message):
+        Sketch.from_tensors(tensors)
+
+
+def test_a_full_sketch_stays_under_a_megabyte_and_is_quick() -> None:
+    rng = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(4_000)]
+    texts = [" ".join(rng.choice(words, 60)) for _ in range(1_500)]
+    sketch = Sketch.fit(texts, seed=0)
+    assert sketch.components.shape == (5_000, 128)
+    assert sum(tensor.nbytes for tensor in sketch.to_tensors().values()) <= 720_000
+    times = []
+    for text in texts[:100]:
+        start = time.perf_counter()
+        sketch.transform_one(text)
+        times.append(time.perf_counter() - start)
+    assert np.median(times) < 1e-3, "about 60 µs on a quiet core; ten times that is a mistake, not a busy machine"

@@ -1,0 +1,242 @@
+"""States mean the same in training and in serving, whatever their source."""
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from encoder_samples import save_bert
+
+from presage.datasets.schema import conform
+from presage.errors import ArtefactError, ConfigurationError, InputError
+from presage.features.moment import MOMENTS
+from presage.features.states import StateSource, fit_states
+
+SIZE = 6
+
+
+def steps(**columns: list[Any]) -> pa.Table:
+    """A trace of 8 steps with these columns."""
+    rows = 8
+    base = {
+        "workflow_type": ["t"] * rows,
+        "workflow_id": ["w"] * rows,
+        "step": list(range(rows)),
+        "agent": ["planner", "writer"] * 4,
+    }
+    return conform(pa.table(base | columns), "test")
+
+
+def vectors(seed: int, size: int = SIZE) -> list[list[float] | None]:
+    rows = np.random.default_rng(seed).normal(size=(8, size)).astype(np.float16).astype(float).tolist()
+    return [None if i == 3 else row for i, row in enumerate(rows)]
+
+
+def with_texts() -> pa.Table:
+    texts = [f"plan the answer {i % 3}\n" for i in range(8)]
+    return steps(input_text=[*texts[:-1], None], output_text=["done: writer", *texts[1:-2], None, None])
+
+
+def with_states() -> pa.Table:
+    return steps(prefill_state=vectors(0), completion_state=vectors(1, 4), input_text=["plan it"] * 8)
+
+
+def again(source: StateSource) -> StateSource:
+    """As a fresh process finds it in an artefact."""
+    return StateSource.from_artefact(json.loads(json.dumps(source.to_config())), source.to_tensors())
+
+
+def assert_steps_agree(source: StateSource, table: pa.Table, atol: float = 0.0) -> None:
+    found = source.states(table)
+    for moment in MOMENTS:
+        for i, step in enumerate(table.to_pylist()):
+            one = source.of_step(step, moment)
+            if moment not in found or np.isnan(found[moment][i]).all():
+                assert one is None
+            else:
+                assert one is not None
+                assert one.dtype == found[moment].dtype == np.float32
+                np.testing.assert_allclose(one, found[moment][i], rtol=0, atol=atol)
+
+
+def test_captured_states_are_the_columns() -> None:
+    source = fit_states(with_states(), states="captured", seed=0)
+    assert source.kind == "captured"
+    assert source.sizes == {"prefill": SIZE, "completion": 4}
+    found = source.states(with_states())
+    wanted = np.array([row or [np.nan] * SIZE for row in vectors(0)], np.float32)
+    np.testing.assert_array_equal(found["prefill"], wanted)
+    assert_steps_agree(again(source), with_states())
+    assert source.to_tensors() == {}
+
+
+def test_captured_states_of_chunks_and_slices() -> None:
+    table = with_states()
+    pieces = pa.concat_tables([table.slice(0, 2), table.slice(2, 3), table.slice(5)])
+    source = fit_states(table, states="captured", seed=0)
+    whole = source.states(table)["prefill"]
+    np.testing.assert_array_equal(source.states(pieces)["prefill"], whole)
+    np.testing.assert_array_equal(source.states(table.slice(2, 4))["prefill"], whole[2:6])
+
+
+def test_a_state_is_rounded_as_the_trace_keeps_it() -> None:
+    source = StateSource("captured", {"prefill": 3})
+    for value in ([0.1, 0.2, 0.3], np.array([0.1, 0.2, 0.3]), np.array([0.1, 0.2, 0.3], np.float16)):
+        state = source.of_step({"prefill_state": value}, "prefill")
+        np.testing.assert_array_equal(state, np.array([0.1, 0.2, 0.3], np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1.0] * 5, "5 numbers.*trained with 3"),
+        ([], "0 numbers.*trained with 3"),
+        ([[1.0] * 3], "1×3 numbers.*trained with 3"),
+        (1.0, "no numbers.*trained with 3"),
+        ([1.0, float("nan"), 0.0], "NaN"),
+        ([1.0, float("inf"), float("-inf")], "NaN, infinity"),
+        ([1.0, 1e9, 0.0], "65504"),
+        ([1.0, None, 0.0], "NaN"),
+        ("secretword", "not a list of numbers"),
+        (["secretword"] * 3, "not a list of numbers"),
+    ],
+)
+def test_a_state_that_cannot_be_meant_is_refused(value: Any, message: str) -> None:
+    source = StateSource("captured", {"prefill": 3})
+    with pytest.raises(InputError, match=message) as caught:
+        source.of_step({"prefill_state": value}, "prefill")
+    assert "secretword" not in str(caught.value)
+
+
+def test_states_of_another_width_are_refused() -> None:
+    source = fit_states(with_states(), states="captured", seed=0)
+    with pytest.raises(InputError, match=r"completion_state has 5 numbers.*trained with 4"):
+        source.states(steps(completion_state=vectors(0, 5)))
+
+
+def test_a_state_that_is_not_finite_is_refused_with_its_row() -> None:
+    broken = np.zeros((8, 3), np.float16)
+    broken[5, 1] = np.nan
+    table = steps().append_column("prefill_state", pa.FixedSizeListArray.from_arrays(pa.array(broken.ravel()), 3))
+    with pytest.raises(InputError, match="row 5, prefill_state"):
+        StateSource("captured", {"prefill": 3}).states(table)
+
+
+def test_many_captured_states_are_quick() -> None:
+    halves = np.random.default_rng(0).normal(size=(2_000, 5_120)).astype(np.float16)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(halves.ravel()), 5_120)
+    table = pa.table({"prefill_state": column})
+    source = StateSource("captured", {"prefill": 5_120})
+    start = time.perf_counter()
+    found = source.states(table)["prefill"]
+    assert time.perf_counter() - start < 1.0, "a tenth of a second would be slow"
+    np.testing.assert_array_equal(found[::100], halves[::100].astype(np.float32))
+
+
+def test_sketched_states_agree_to_the_last_bit() -> None:
+    table = with_texts()
+    source = fit_states(table, states="text", seed=0)
+    assert source.kind == "sketch"
+    assert set(source.sizes) == set(MOMENTS)
+    found = source.states(table)
+    assert np.isnan(found["prefill"]).any(axis=1).tolist() == [False] * 7 + [True]
+    np.testing.assert_array_equal(found["prefill"][1], found["completion"][1])
+    assert_steps_agree(source, table)
+    assert_steps_agree(again(source), table)
+
+
+def test_embedded_states(tmp_path: Any) -> None:
+    table, done = with_texts(), []
+    folder = save_bert(tmp_path / "bert")
+    source = fit_states(
+        table, states="auto", text_encoder=str(folder), seed=0, cache=tmp_path / "cache", progress=done.append
+    )
+    assert source.kind == "encoder"
+    assert source.sizes == {"prefill": 24, "completion": 24}
+    assert sum(done) == 4, "distinct texts"
+    assert source.to_tensors() == {}
+    assert_steps_agree(source, table)
+    fresh = StateSource.from_artefact(source.to_config(), {}, cache=tmp_path / "empty")
+    for moment, states in source.states(table).items():
+        np.testing.assert_allclose(fresh.states(table)[moment], states, atol=1e-5)
+    assert_steps_agree(again(source), table, atol=1e-5)
+
+
+def test_another_encoder_than_trained_with_is_refused(tmp_path: Any) -> None:
+    folder = save_bert(tmp_path / "bert")
+    cache = tmp_path / "cache"
+    source = fit_states(with_texts(), states="text", text_encoder=str(folder), seed=0, cache=cache)
+    save_bert(folder, seed=1)
+    loaded = StateSource.from_artefact(source.to_config(), {}, cache=cache)
+    assert loaded.of_step({}, "prefill") is None, "without a text nothing is loaded"
+    with pytest.raises(ArtefactError, match="put the files it was trained with back"):
+        loaded.of_step({"input_text": "plan"}, "prefill")
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [(with_states(), "captured"), (with_texts(), "sketch"), (steps(), "none")],
+    ids=lambda v: str(v)[:8],
+)
+def test_auto_takes_the_best_there_is(table: pa.Table, kind: str) -> None:
+    assert fit_states(table, states="auto", seed=0).kind == kind
+
+
+def test_none_has_no_states() -> None:
+    source = again(fit_states(with_states(), states="none", seed=0))
+    assert source.states(with_states()) == {}
+    assert source.of_step(with_states().to_pylist()[0], "prefill") is None
+
+
+@pytest.mark.parametrize("states", ["captured", "text"])
+def test_asked_for_but_absent(states: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"--states {states}, but no step .* use --states"):
+        fit_states(steps(), states=states, seed=0)
+
+
+def test_an_unknown_choice() -> None:
+    with pytest.raises(ConfigurationError, match="wanted auto, captured, text or none"):
+        fit_states(with_texts(), states="words", seed=0)  # type: ignore[arg-type]
+
+
+def test_a_moment_absent_is_left_out() -> None:
+    table = steps(input_text=["plan it", "read it"] * 4)
+    source = fit_states(table, states="auto", seed=0)
+    assert list(source.states(table)) == ["prefill"]
+    assert list(source.states(with_texts())) == ["prefill"], "training had no outputs"
+    assert source.of_step({"output_text": "plan it"}, "completion") is None
+    assert source.states(steps()) == {}
+
+
+def test_a_text_that_is_none_is_refused() -> None:
+    source = fit_states(with_texts(), states="text", seed=0)
+    with pytest.raises(InputError, match="input_text is a int; a string is wanted"):
+        source.of_step({"input_text": 3}, "prefill")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"kind": "pickle", "sizes": {}},
+        {"kind": "captured", "sizes": [3]},
+        {"kind": "captured", "sizes": {"prefill": "3"}},
+        {"kind": "captured", "sizes": {"later": 3}},
+        {"kind": "captured", "sizes": {"prefill": 0}},
+        {"kind": "sketch", "sizes": {"prefill": 3}},
+        {"kind": "encoder", "sizes": {"prefill": 3}, "encoder": "x"},
+    ],
+    ids=json.dumps,
+)
+def test_a_configuration_that_is_none_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ArtefactError):
+        StateSource.from_artefact(config, {})
+
+
+def test_a_sketch_of_another_width_than_its_configuration_is_refused() -> None:
+    source = fit_states(with_texts(), states="text", seed=0)
+    config = source.to_config() | {"sizes": {"prefill": 999}}
+    with pytest.raises(ArtefactError, match="999"):
+        StateSource.from_artefact(config, source.to_tensors())
