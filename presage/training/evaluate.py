@@ -83,7 +83,8 @@ def evaluate(
     Args:
         predict: what is judged.
         prefixes: W workflows with their outcomes.
-        rng: the source of the bootstrap; the intervals of `predict` do not depend on which baselines follow.
+        rng: the source of the bootstrap; one draw of workflows serves everything judged on them, so that equal
+            forecasts have equal intervals.
         baselines: judged at the same positions, by name.
         model: name of what is judged, for the record.
         version: its version, for the record.
@@ -94,13 +95,14 @@ def evaluate(
     """
     if not prefixes.steps:
         raise TraceError("the test traces hold no step: nothing can be judged; name traces with at least one workflow")
+    seed = int(rng.integers(2**63))
     forecasts = {moment: predict(prefixes, moment) for moment in MOMENTS}
     everything = np.arange(prefixes.steps)
-    moments = _by_moment(forecasts, prefixes, everything, rng, resamples)
+    moments = _by_moment(forecasts, prefixes, everything, seed, resamples)
     names = (*prefixes.vocabulary.workflow_types, "unknown")
     type_of = prefixes.workflow_type[prefixes.workflow]
     by_type = {
-        names[index]: _by_moment(forecasts, prefixes, np.flatnonzero(type_of == index), rng, resamples)
+        names[index]: _by_moment(forecasts, prefixes, np.flatnonzero(type_of == index), seed, resamples)
         for index in np.unique(type_of)
     }
     return Evaluation(
@@ -110,7 +112,7 @@ def evaluate(
         states={moment: moment in prefixes.states for moment in MOMENTS},
         by_workflow_type=by_type,
         baselines={
-            name: _by_moment({m: baseline(prefixes, m) for m in MOMENTS}, prefixes, everything, rng, resamples)
+            name: _by_moment({m: baseline(prefixes, m) for m in MOMENTS}, prefixes, everything, seed, resamples)
             for name, baseline in (baselines or {}).items()
         },
         model=model,
@@ -122,13 +124,13 @@ def _by_moment(
     forecasts: Mapping[Moment, NDArray[np.float32]],
     prefixes: Prefixes,
     rows: NDArray[np.int64],
-    rng: np.random.Generator,
+    seed: int,
     resamples: int,
 ) -> dict[Moment, Figures]:
     """Figures of the steps `rows`, their workflows numbered anew."""
     workflow = np.unique(prefixes.workflow[rows], return_inverse=True)[1]
     return {
-        moment: measure(forecast[rows], prefixes.outcomes[rows], workflow, rng, resamples)
+        moment: measure(forecast[rows], prefixes.outcomes[rows], workflow, np.random.default_rng(seed), resamples)
         for moment, forecast in forecasts.items()
     }
 

@@ -20,6 +20,8 @@ METRICS_FILE: Final = "metrics.json"
 REPORT_FILE: Final = "report.md"
 PLOT_FILE: Final = "reliability.png"
 
+_DRAWN_FROM: Final = 20
+
 Metrics = Mapping[str, Any]
 """`Evaluation.to_dict()`; under the key "data", lines of the caller's own, label to value: traces, split, seed."""
 
@@ -68,6 +70,7 @@ def report(metrics: Metrics) -> str:
         "## Reliability",
         "Of forecasts about as sure as the first column says, how many came true (and how many there were).",
         f"![Accuracy against confidence]({PLOT_FILE})",
+        f"The plot leaves out what fewer than {_DRAWN_FROM} forecasts stand behind.",
         *(_reliability(figures["reliability"], moment) for moment, figures in metrics["moments"].items()),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -169,12 +172,9 @@ def _reliability_plot(metrics: Metrics) -> bytes:
     ):
         panel.plot([0, 1], [0, 1], color="0.7", linewidth=1)
         for label, horizon in zip(_steps(len(figures["reliability"])), figures["reliability"], strict=True):
-            panel.plot(
-                [row["confidence"] for row in horizon],
-                [row["accuracy"] for row in horizon],
-                ".-",
-                label=f"{label} ahead",
-            )
+            drawn = [row for row in horizon if row["positions"] >= _DRAWN_FROM]
+            confidence, accuracy = ([row[key] for row in drawn] for key in ("confidence", "accuracy"))
+            panel.plot(confidence, accuracy, ".-", label=f"{label} ahead")
         panel.set(title=moment, xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1), aspect="equal")
         panel.legend(loc="upper left", frameon=False)
     image = io.BytesIO()

@@ -83,12 +83,14 @@ def test_workflow_types_are_told_apart_and_unknown_ones_named() -> None:
     assert sum(len(figures["prefill"].positions) for figures in found.by_workflow_type.values()) == 60
 
 
-def test_the_baselines_do_not_move_the_intervals_of_what_is_judged(judged: tuple[Evaluation, Prefixes]) -> None:
+def test_equal_forecasts_have_equal_intervals_wherever_they_stand(judged: tuple[Evaluation, Prefixes]) -> None:
     prefixes = judged[1]
     model = BackoffNgram(1).fit(prefixes, prefixes).predict
-    alone = evaluate(model, prefixes, rng(), resamples=20)
-    beside = evaluate(model, prefixes, rng(), baselines={"again": model}, resamples=20)
-    assert alone.moments["prefill"].ci95 == beside.moments["prefill"].ci95
+    found = evaluate(model, prefixes, rng(), baselines={"again": model}, resamples=20)
+    interval = found.moments["prefill"].ci95
+    assert found.moments["completion"].ci95 == interval
+    assert found.baselines["again"]["prefill"].ci95 == interval
+    assert evaluate(model, prefixes, rng(), resamples=20).moments["prefill"].ci95 == interval
 
 
 def test_no_step_is_an_error_that_says_so(judged: tuple[Evaluation, Prefixes]) -> None:
