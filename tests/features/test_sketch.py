@@ -213,3 +213,12 @@ def test_a_full_sketch_stays_under_a_megabyte_and_is_quick() -> None:
         sketch.transform_one(text)
         times.append(time.perf_counter() - start)
     assert np.median(times) < 1e-3, "about 60 µs on a quiet core; ten times that is a mistake, not a busy machine"
+
+
+def test_of_very_many_texts_a_draw_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = sample_texts()
+    whole = Sketch.fit(texts, size=8, seed=0)
+    monkeypatch.setattr("presage.features.sketch.FIT_TEXTS", 60)
+    drawn, again, other = (Sketch.fit(texts, size=8, seed=seed) for seed in (0, 0, 1))
+    assert 0 < len(drawn.terms) < len(whole.terms)
+    assert drawn.terms.tolist() == again.terms.tolist() != other.terms.tolist()

@@ -81,11 +81,17 @@ def test_captured_states_of_chunks_and_slices() -> None:
     np.testing.assert_array_equal(source.states(table.slice(2, 4))["prefill"], whole[2:6])
 
 
-def test_a_state_is_rounded_as_the_trace_keeps_it() -> None:
-    source = StateSource("captured", {"prefill": 3})
-    for value in ([0.1, 0.2, 0.3], np.array([0.1, 0.2, 0.3]), np.array([0.1, 0.2, 0.3], np.float16)):
-        state = source.of_step({"prefill_state": value}, "prefill")
-        np.testing.assert_array_equal(state, np.array([0.1, 0.2, 0.3], np.float16).astype(np.float32))
+@pytest.mark.parametrize("given_as", [list, np.float64, np.float32, np.float16])
+def test_a_state_is_rounded_as_the_trace_keeps_it(given_as: Any) -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32)
+    values = bits.view(np.float32)
+    values = np.concatenate([values[np.abs(values) < 65504], [0.1, 2**-14, 2**-25, 65519.99]]).astype(np.float64)
+    if given_as is not list:
+        values = values.astype(given_as).astype(np.float64)
+    wanted = StateSource("captured", {"prefill": len(values)}).states(steps(prefill_state=[values.tolist()] * 8))
+    step = {"prefill_state": values.tolist() if given_as is list else values.astype(given_as)}
+    found = StateSource("captured", {"prefill": len(values)}).of_step(step, "prefill")
+    np.testing.assert_array_equal(found, wanted["prefill"][0])
 
 
 @pytest.mark.parametrize(
@@ -98,7 +104,10 @@ def test_a_state_is_rounded_as_the_trace_keeps_it() -> None:
         ([1.0, float("nan"), 0.0], "NaN"),
         ([1.0, float("inf"), float("-inf")], "NaN, infinity"),
         ([1.0, 1e9, 0.0], "65504"),
-        ([1.0, None, 0.0], "NaN"),
+        ([1.0, None, 0.0], "not a list of numbers"),
+        ([[1.0], [1.0, 2.0]], "not a list of numbers"),
+        (np.array([1.0, 7e4, 0.0], np.float32), "65504"),
+        (np.array([1.0, np.nan, 0.0], np.float32), "NaN"),
         ("secretword", "not a list of numbers"),
         (["secretword"] * 3, "not a list of numbers"),
     ],
