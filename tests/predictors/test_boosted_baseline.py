@@ -26,7 +26,7 @@ def test_each_moment_sees_its_own_states_and_no_later_ones() -> None:
     train, test = prefixes.take(np.arange(80)), prefixes.take(np.arange(80, 120))
     at_a = test.agent == 0
     right = {}
-    for model in (BoostedTrees(), BoostedTrees(use_states=False)):
+    for model in (BoostedTrees(threads=1), BoostedTrees(use_states=False, threads=1)):
         model.fit(train, test)
         for moment in ("prefill", "completion"):
             likeliest = model.predict(test, moment)[at_a, 0].argmax(axis=-1)
@@ -41,7 +41,7 @@ def test_output_sizes_are_known_at_completion_alone() -> None:
     sizes = prefixes.sizes.copy()
     sizes[:, 1] = prefixes.outcomes[:, 0]  # output_tokens give it away
     leaking = replace(prefixes, sizes=sizes)
-    model = BoostedTrees().fit(leaking, leaking)
+    model = BoostedTrees(threads=1).fit(leaking, leaking)
     at_a = prefixes.agent == 0
     truth = prefixes.outcomes[at_a, 0]
     assert (model.predict(leaking, "completion")[at_a, 0].argmax(axis=-1) == truth).all()
@@ -55,7 +55,7 @@ def test_output_sizes_are_known_at_completion_alone() -> None:
 )
 def test_data_too_small_to_learn_from_still_gives_distributions(words: list[str]) -> None:
     prefixes = prefixes_from(words, agents="abc")
-    model = BoostedTrees().fit(prefixes, prefixes)
+    model = BoostedTrees(threads=1).fit(prefixes, prefixes)
     forecasts = model.predict(prefixes_from(["abc", "x"], agents="abc"), "completion")
     assert forecasts.shape == (4, 3, 4)
     np.testing.assert_allclose(forecasts.sum(axis=-1), 1, atol=1e-5)
@@ -63,13 +63,25 @@ def test_data_too_small_to_learn_from_still_gives_distributions(words: list[str]
 
 def test_a_horizon_where_nothing_is_known_is_uniform() -> None:
     prefixes = prefixes_from(["ab", "ba"], agents="ab", cut={0, 1})
-    forecasts = BoostedTrees().fit(prefixes, prefixes).predict(prefixes, "prefill")
+    forecasts = BoostedTrees(threads=1).fit(prefixes, prefixes).predict(prefixes, "prefill")
     np.testing.assert_allclose(forecasts[:, 2], 1 / 3)
+
+
+def test_outcomes_that_came_a_few_times_only_do_not_spoil_the_rest() -> None:
+    # "a" and "b" in turn, one step in forty is one of forty others: a class for each, seen once or twice.
+    rng = np.random.default_rng(0)
+    rare = [chr(ord("A") + i) for i in range(26)] + [chr(ord("k") + i) for i in range(14)]
+    words = ["".join(rng.choice(rare) if rng.random() < 1 / 40 else "ab"[i % 2] for i in range(24)) for _ in range(150)]
+    prefixes = prefixes_from(words, agents="ab" + "".join(rare))
+    train, test = prefixes.take(np.arange(100)), prefixes.take(np.arange(100, 150))
+    forecasts = BoostedTrees(threads=1).fit(train, train).predict(test, "prefill")[:, 0]
+    right = forecasts.argmax(axis=-1) == test.outcomes[:, 0]
+    assert right.mean() > 0.95
 
 
 def test_states_that_are_missing_in_the_test_are_unknown_and_not_zero() -> None:
     prefixes = telling()
-    model = BoostedTrees().fit(prefixes, prefixes)
+    model = BoostedTrees(threads=1).fit(prefixes, prefixes)
     gone = {moment: np.full_like(states, np.nan) for moment, states in prefixes.states.items()}
     np.testing.assert_array_equal(
         model.predict(prefixes.with_states(gone), "completion"), model.predict(prefixes.with_states({}), "completion")
@@ -78,5 +90,7 @@ def test_states_that_are_missing_in_the_test_are_unknown_and_not_zero() -> None:
 
 def test_the_seed_decides() -> None:
     prefixes = telling(40)
-    first, again = (BoostedTrees(seed=1).fit(prefixes, prefixes).predict(prefixes, "prefill") for _ in range(2))
+    first, again = (
+        BoostedTrees(seed=1, threads=1).fit(prefixes, prefixes).predict(prefixes, "prefill") for _ in range(2)
+    )
     np.testing.assert_array_equal(first, again)

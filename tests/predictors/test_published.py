@@ -1,6 +1,7 @@
 """PBKV's predictor against its equations written out step by step, and what it cannot see."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,6 +14,16 @@ from presage.features.prefixes import Prefixes
 from presage.predictors.ngram import BackoffNgram
 from presage.predictors.published import PublishedConfig, PublishedGraphSage, PublishedNetwork, earlier_agents
 from presage.training.metrics import measure
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads on a busy machine wait for each other longer than these small products take."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
 
 QUICK = PublishedConfig(dim=8, epochs=3)
 
