@@ -1,0 +1,58 @@
+"""Arguments and options that several commands share, and what is done with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from presage.cli.output import Output, Report
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from presage.registry.connect import Registry
+
+Traces = Annotated[
+    list[Path],
+    typer.Argument(metavar="TRACES", help="Trace stores, .parquet, .jsonl or .jsonl.gz files.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave workflows with a bad row out and count them, instead of stopping.")
+]
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri",
+        envvar="MLFLOW_TRACKING_URI",
+        help="The registry: an MLflow server or database. Without: sqlite:///mlflow.db in the working directory.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Of everything random.", min=0)]
+
+
+def read(paths: list[Path], skip_bad: bool, out: Output, report: Report, source_format: str = "auto") -> pa.Table:
+    """The traces as one valid table; says what was skipped."""
+    from presage.datasets.read import read_traces
+
+    steps = 0
+
+    def progress(more: int) -> None:
+        nonlocal steps
+        steps += more
+        report("reading traces", None)
+
+    found = read_traces(paths, skip_bad=skip_bad, source_format=source_format, progress=progress)
+    for reason, count in found.skipped.items():
+        out.note(f"skipped {count} × {reason}")
+    return found.table
+
+
+def open_registry(uri: str | None) -> Registry:
+    """The registry at an MLflow URI."""
+    from presage.registry.connect import open_registry
+
+    return open_registry(uri)

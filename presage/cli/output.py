@@ -1,0 +1,103 @@
+"""What a command says: its result on standard output, its progress on standard error.
+
+While a command works, whatever a library prints goes to standard error, so that `--json` is one object and no more.
+On a terminal progress is a bar; elsewhere it is a line for each thing that begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from presage.errors import OutputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Report = Callable[[str, float | None], None]
+"""Told what is being done and its share that is done, 0 to 1, or None where that is not known."""
+
+
+class Output:
+    """One command's way to speak.
+
+    Args:
+        as_json: print one JSON object instead of tables.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    @contextmanager
+    def working(self) -> Iterator[Report]:
+        """Standard output is closed to others inside; gives what progress is reported to."""
+        with contextlib.redirect_stdout(sys.stderr), _bar() if sys.stderr.isatty() else _lines() as report:
+            yield report
+
+    def result(self, data: Mapping[str, Any], *renderables: RenderableType) -> None:
+        """Prints the result: `data` as JSON if that was asked for, else what people read.
+
+        Raises:
+            OutputError: standard output takes no more.
+        """
+        if self.as_json:
+            text = json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
+        else:
+            from rich.console import Console
+
+            rendered = io.StringIO()
+            width = None if sys.stdout.isatty() else 120
+            console = Console(file=rendered, force_terminal=sys.stdout.isatty(), width=width)
+            for renderable in renderables:
+                console.print(renderable, highlight=False, markup=False, soft_wrap=isinstance(renderable, str))
+            text = rendered.getvalue()
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # Python flushes again when it exits, and would fail again where nobody can explain.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise OutputError(
+                f"standard output: {error.strerror or error}; the result was not printed: free space or write elsewhere"
+            ) from error
+
+    def note(self, text: str) -> None:
+        """Something to know beside the result, on standard error."""
+        print(text, file=sys.stderr)
+
+
+@contextmanager
+def _bar() -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
+        task = progress.add_task("", total=None)
+
+        def report(doing: str, share: float | None) -> None:
+            progress.update(task, description=doing, total=None if share is None else 1.0, completed=share or 0.0)
+
+        yield report
+
+
+@contextmanager
+def _lines() -> Iterator[Report]:
+    last = ""
+
+    def report(doing: str, share: float | None) -> None:
+        nonlocal last
+        if doing != last:
+            print(f"{doing} …", file=sys.stderr, flush=True)
+        last = doing
+
+    yield report

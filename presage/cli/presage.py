@@ -1,0 +1,37 @@
+"""The command `presage`. A parser only: what a command does stands in the module it comes from."""
+
+from __future__ import annotations
+
+import typer
+
+from presage.cli import forecast, models, traces
+from presage.cli.boundary import Boundary
+
+app = typer.Typer(
+    cls=Boundary,
+    name="presage",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Traces in, forecasts out: what a running workflow of agents will do next.",
+    epilog="First steps:\n\n"
+    "presage traces ingest runs/*.jsonl --to traces/\n\n"
+    "train-predictor next-agent traces/\n\n"
+    "presage forecast models:/next-agent/1 steps.jsonl",
+)
+app.add_typer(traces.app, name="traces")
+app.command(
+    epilog="Example:  presage evaluate models:/next-agent@champion held-out/ --json",
+)(forecast.evaluate)
+app.command(
+    epilog="Example:  cat steps.jsonl | presage forecast models:/next-agent@champion -\n\n"
+    "The forecast is of the completion of the last step if that has any sign of an output, else of its prefill.",
+)(forecast.forecast)
+app.command(epilog="Example:  presage models --json")(models.models)
+app.command(epilog="Example:  presage promote next-agent --version 3 --traces held-out/ --dry-run")(models.promote)
+app.command(epilog="Example:  presage rollback next-agent")(models.rollback)
+
+
+def main() -> None:
+    """Entry point."""
+    app()

@@ -1,0 +1,136 @@
+"""A configuration from a TOML file and `--set key=value`; an unknown key or a value of another type is refused.
+
+    # next-agent.toml
+    min_evidence = 20
+    [network]
+    epochs = 10
+
+says the same as `--set min_evidence=20 --set network.epochs=10`. The keys are the fields of the configuration
+dataclass, nested ones behind a dot; what is not named keeps its default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from presage.errors import ConfigurationError
+
+Config = TypeVar("Config")
+
+
+Limits = Mapping[str, tuple[float, float]]
+"""Least and greatest value of a key, both allowed."""
+
+
+def read_configuration(
+    kind: type[Config], file: Path | None = None, settings: Sequence[str] = (), limits: Limits | None = None
+) -> Config:
+    """Builds a configuration; a setting goes before the file, the file before the default.
+
+    Args:
+        kind: a dataclass, its fields scalars or dataclasses, all with defaults.
+        file: a TOML file.
+        settings: `key=value`, the value as TOML would have it; a bare word is a string.
+        limits: of the numbers; one that is not named there is finite and 0 or more.
+
+    Raises:
+        ConfigurationError: the file cannot be read, a key is unknown, or a value is not what the key takes.
+    """
+    values = _read(file) if file is not None else {}
+    config = _build(kind, values, str(file), limits or {})
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        key = key.strip()
+        if not separator or not all(key.split(".")):
+            raise ConfigurationError(f"--set {setting!r}: wanted key=value, such as --set network.epochs=10")
+        nested: Any = _value(text.strip())
+        for name in reversed(key.split(".")):
+            nested = {name: nested}
+        values = _merged(values, nested)
+        config = _build(kind, values, f"--set {setting}", limits or {})
+    return config
+
+
+def keys(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every key of a configuration and the name of its type."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            yield from keys(hint, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", getattr(hint, "__name__", str(hint))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{file}: cannot be read ({error.strerror or error}); a TOML file is wanted: check the path"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file}: not TOML ({error}); wanted lines such as `min_evidence = 20`") from error
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for key, value in more.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _build(
+    kind: type[Config],
+    values: Mapping[str, Any],
+    source: str,
+    limits: Limits,
+    prefix: str = "",
+    root: type[Any] | None = None,
+) -> Config:
+    root, hints = root or kind, get_type_hints(kind)
+    built = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if name not in {field.name for field in dataclasses.fields(cast(Any, kind))}:
+            known = ", ".join(f"{known} ({of})" for known, of in keys(root))
+            raise ConfigurationError(f"{source}: no key {key!r}; the keys are {known}")
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            if not isinstance(value, dict):
+                inside = ", ".join(of for of, _ in keys(hint, f"{key}."))
+                raise ConfigurationError(f"{source}: {key} is {value!r}; it is a table, set its keys: {inside}")
+            built[name] = _build(hint, value, source, limits, f"{key}.", root)
+        else:
+            built[name] = _scalar(hint, value, key, source, limits.get(key, (0, math.inf)))
+    return kind(**built)
+
+
+def _scalar(hint: Any, value: Any, key: str, source: str, limits: tuple[float, float]) -> Any:
+    wanted = getattr(hint, "__name__", str(hint))
+    try:
+        # Strict, or "yes" would pass for true and 3.0 for 3.
+        found = TypeAdapter(hint).validate_python(value, strict=True)
+    except ValidationError as error:
+        given = f"{value!r} ({type(value).__name__})"
+        raise ConfigurationError(f"{source}: {key} is {given}; a value of type {wanted} is wanted") from error
+    least, most = limits
+    if isinstance(found, int | float) and not (least <= found <= most and math.isfinite(found)):
+        ends = f"a finite number of at least {least}" if most == math.inf else f"a number from {least} to {most}"
+        raise ConfigurationError(f"{source}: {key} is {found}; {ends} is wanted")
+    return found

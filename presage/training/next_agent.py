@@ -1,0 +1,291 @@
+"""From a trace to a next-agent predictor and the figures that speak for it, next to every baseline.
+
+The order is what keeps the figures honest: test tasks are set apart first, vocabulary and states are made from the
+training part alone, and a validation part of it, never the test set, decides when to stop and how to mix. Baselines
+that decide nothing on the validation part learn from the whole training part, as ours does in the end.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from presage import __version__
+from presage.datasets.digest import digest
+from presage.datasets.split import Split, split
+from presage.errors import ConfigurationError
+from presage.features.prefixes import Prefixes, prefixes_of
+from presage.features.states import SKETCH, States, StateSource, fit_states
+from presage.features.vocabulary import Vocabulary
+from presage.predictors.artefact import artefact_size_bytes
+from presage.predictors.estimator import NextAgentEstimator
+from presage.predictors.next_agent import NextAgentConfig, NextAgentPredictor
+from presage.training.configuration import Limits
+from presage.training.evaluate import Evaluation, Predict, evaluate
+from presage.training.latency import forecast_latency_us
+from presage.training.report import write_metrics, write_report
+from presage.training.validation_split import split_validation
+
+TEST_FRACTION: Final = 0.2
+VALIDATION_FRACTION: Final = 0.15
+
+LIMITS: Final[Limits] = {
+    **dict.fromkeys(("network.agent_size", "network.prefix_size", "network.hidden_size"), (1, 1024)),
+    **dict.fromkeys(("network.epochs", "network.patience", "network.batch_steps"), (1, math.inf)),
+    **dict.fromkeys(("network.dropout", "network.input_dropout"), (0, 0.95)),
+    "network.averaging": (0, 0.9999),
+    **dict.fromkeys(("boosting.patience", "boosting.min_rows"), (1, math.inf)),
+    **dict.fromkeys(("boosting.columns", "boosting.rows"), (0.01, 1)),
+    "boosting.depth": (1, 16),
+    "boosting.bins": (2, 256),
+    "boosting.directions": (1, 1024),
+}
+"""What the numbers of a `NextAgentConfig` have to keep to."""
+
+NGRAM: Final = "n-gram"
+"""The baseline that a fitted predictor carries inside: order 3, counted on its own training traces."""
+
+_LIBRARIES: Final = ("torch", "numpy", "scikit-learn", "lightgbm", "numba", "pyarrow")
+
+Progress = Callable[[str, float | None], None]
+"""Told what is being done and the share of it that is done, 0 to 1, or None where that is not known."""
+
+
+def _markov(order: int) -> Callable[[int], NextAgentEstimator]:
+    def make(seed: int) -> NextAgentEstimator:
+        from presage.predictors.ngram import BackoffNgram
+
+        return BackoffNgram(order)
+
+    return make
+
+
+def _boosted(use_states: bool) -> Callable[[int], NextAgentEstimator]:
+    def make(seed: int) -> NextAgentEstimator:
+        from presage.predictors.boosted_baseline import BoostedTrees
+
+        return BoostedTrees(use_states=use_states, seed=seed)
+
+    return make
+
+
+def _published(seed: int) -> NextAgentEstimator:
+    from presage.predictors.published import PublishedConfig, PublishedGraphSage
+
+    return PublishedGraphSage(PublishedConfig(seed=seed))
+
+
+_STOPS_EARLY: Final = "published-graphsage"
+
+BASELINES: Final[Mapping[str, Callable[[int], NextAgentEstimator]]] = {
+    "markov-1": _markov(1),
+    "markov-2": _markov(2),
+    "markov-3": _markov(3),
+    "boosted-trees": _boosted(True),
+    "boosted-trees-ids": _boosted(False),
+    _STOPS_EARLY: _published,
+}
+"""What a predictor is compared with, by name: an estimator from a seed. Each loads its library when it is made."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A fitted predictor and what is known of it.
+
+    Attributes:
+        predictor: fitted.
+        metrics: the object of the command contract, with "data", "config", "versions", "fit_seconds", "latency_us"
+            and "size_bytes" beside the figures.
+        training_data: what the artefact says of its training traces.
+    """
+
+    predictor: NextAgentPredictor
+    metrics: dict[str, Any]
+    training_data: dict[str, Any]
+
+    def save(self, folder: Path) -> None:
+        """Writes artefact, `metrics.json` and report; "size_bytes" is known from then on.
+
+        Raises:
+            OutputError: the folder cannot be written, or holds something else than an artefact.
+        """
+        self.predictor.save(folder, self.training_data)
+        self.metrics["size_bytes"] = artefact_size_bytes(folder)
+        write_metrics(folder, self.metrics)
+        write_report(folder, self.metrics)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A predictor judged on a trace.
+
+    Attributes:
+        evaluation: its figures; the only baseline is the n-gram inside the predictor, `NGRAM`.
+        workflows: "type/id" of each workflow, in the order of the figures' rows.
+        latency_us: median of one warm forecast.
+    """
+
+    evaluation: Evaluation
+    workflows: tuple[str, ...]
+    latency_us: float
+
+
+def train(
+    table: pa.Table,
+    test: pa.Table | None = None,
+    config: NextAgentConfig | None = None,
+    *,
+    horizon: int = 3,
+    seed: int = 0,
+    states: States = "auto",
+    text_encoder: str = SKETCH,
+    baselines: Sequence[str] = tuple(BASELINES),
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Training:
+    """Fits a predictor and its baselines and judges them on the same held-out workflows.
+
+    Args:
+        table: a valid trace.
+        test: a valid trace to judge on; None sets a fifth of `table` apart, whole tasks, later ones where times permit.
+        config: of the predictor.
+        horizon: K, how many steps ahead.
+        seed: of the splits, of every fit and of the bootstrap.
+        states: where semantic states come from.
+        text_encoder: "sketch", or a folder or hub name, where they come from texts.
+        baselines: names out of `BASELINES`.
+        name: of the model, for the record.
+        progress: told what is being done.
+
+    Raises:
+        ConfigurationError: an unknown baseline, a horizon below 1, or states that the traces do not have.
+        TraceError: the traces are too few to split, or name fewer than two agents.
+    """
+    config, tell = config or NextAgentConfig(), progress or (lambda _, __: None)
+    if horizon < 1:
+        raise ConfigurationError(f"horizon is {horizon}; at least 1 step ahead is wanted")
+    if unknown := [baseline for baseline in baselines if baseline not in BASELINES]:
+        raise ConfigurationError(f"no baseline {unknown[0]!r}; there are: {', '.join(BASELINES)}")
+    parts = Split(table, test, "separate test traces") if test is not None else split(table, TEST_FRACTION, seed)
+    vocabulary = Vocabulary.from_table(parts.train)
+    tell("reading states", None)
+    texts = _Count(2 * parts.train.num_rows, lambda share: tell("embedding texts", share))
+    source = fit_states(parts.train, states=states, text_encoder=text_encoder, seed=seed, progress=texts)
+    learning, held = (
+        prefixes_of(part, vocabulary, horizon).with_states(source.states(part)) for part in (parts.train, parts.test)
+    )
+    inner, validation = split_validation(learning, VALIDATION_FRACTION, seed)
+
+    begun = time.perf_counter()
+    predictor = NextAgentPredictor(config, seed).fit(inner, validation, source=source, progress=tell)
+    fit_seconds = time.perf_counter() - begun
+    fitted: dict[str, Predict] = {}
+    for index, baseline in enumerate(baselines):
+        tell(f"baseline {baseline}", index / len(baselines))
+        train_on = inner if baseline == _STOPS_EARLY else learning
+        fitted[baseline] = BASELINES[baseline](seed).fit(train_on, validation).predict
+
+    tell("judging on the test set", None)
+    evaluation = evaluate(_predict(predictor, held), held, np.random.default_rng(seed), baselines=fitted, model=name)
+    training_data = {
+        "digest": f"sha256:{digest(parts.train)}",
+        "workflows": learning.workflows,
+        "steps": learning.steps,
+        "split": parts.rule,
+    }
+    metrics = {
+        **evaluation.to_dict(),
+        "data": {
+            "training": f"{inner.workflows} workflows, {inner.steps} steps",
+            "validation": f"{validation.workflows} workflows, {validation.steps} steps",
+            "split": parts.rule,
+            "workflows of the test set whose task is in the training set": _shared_tasks(parts),
+            "states": _of_states(source),
+            "seed": seed,
+            "digest of the training traces": training_data["digest"],
+            "digest of the test traces": f"sha256:{digest(parts.test)}",
+        },
+        "config": asdict(config),
+        "versions": _versions(),
+        "fit_seconds": round(fit_seconds, 2),
+        "latency_us": forecast_latency_us(predictor, held),
+        "size_bytes": None,
+    }
+    return Training(predictor, metrics, training_data)
+
+
+def evaluate_model(
+    predictor: NextAgentPredictor,
+    table: pa.Table,
+    seed: int,
+    *,
+    model: str | None = None,
+    version: int | None = None,
+) -> Judged:
+    """Judges a fitted predictor on a valid trace that it was not trained on."""
+    prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon).with_states(predictor.source.states(table))
+    evaluation = evaluate(
+        _predict(predictor, prefixes),
+        prefixes,
+        np.random.default_rng(seed),
+        baselines={NGRAM: predictor._parts.ngram.predict},
+        model=model,
+        version=version,
+    )
+    first = pa.array(prefixes.offsets[:-1])
+    names = (table[column].take(first).to_pylist() for column in ("workflow_type", "workflow_id"))
+    workflows = tuple(f"{kind}/{workflow_id}" for kind, workflow_id in zip(*names, strict=True))
+    return Judged(evaluation, workflows, forecast_latency_us(predictor, prefixes))
+
+
+class _Count:
+    """Turns a count of things done into a share of at most `total` things."""
+
+    def __init__(self, total: int, tell: Callable[[float], None]) -> None:
+        self.total, self.tell, self.done = total, tell, 0
+
+    def __call__(self, more: int) -> None:
+        self.done += more
+        self.tell(min(1.0, self.done / self.total))
+
+
+def _predict(predictor: NextAgentPredictor, prefixes: Prefixes) -> Predict:
+    """Both moments come out of one pass over a trace, so it is made once."""
+    forecasts = predictor.predict_both(prefixes)
+    return lambda _, moment: forecasts[moment]
+
+
+def _shared_tasks(parts: Split) -> int:
+    """Test workflows whose task, or who themselves, stand in the training part too: 0 after a split of ours."""
+    tasks = [
+        pc.coalesce(
+            part["task"],
+            pc.binary_join_element_wise(part["workflow_type"], part["workflow_id"], "\x1f"),
+        ).filter(pc.equal(part["step"], 0))
+        for part in (parts.train, parts.test)
+    ]
+    return int(pc.sum(pc.is_in(tasks[1], pc.unique(tasks[0]))).as_py() or 0)
+
+
+def _of_states(source: StateSource) -> str:
+    if source.kind == "none":
+        return "none"
+    return f"{source.kind}, " + ", ".join(f"{size} numbers at {moment}" for moment, size in source.sizes.items())
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "presage": __version__,
+        **{library: metadata.version(library) for library in _LIBRARIES},
+    }
