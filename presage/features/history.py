@@ -26,7 +26,7 @@ def history_size(agents: int) -> int:
     return RECENT + 2 * (agents + 1) + 2
 
 
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always")
 def begin(history: NDArray[np.float32], agents: int) -> None:
     """Writes the empty history, float32 [R]: no agent yet (-1), counts 0, steps since NEVER, position -1, run 0."""
     for i in range(RECENT):
@@ -38,7 +38,7 @@ def begin(history: NDArray[np.float32], agents: int) -> None:
     history[RECENT + 2 * (agents + 1) + 1] = 0.0
 
 
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always")
 def advance(history: NDArray[np.float32], agent: int, agents: int) -> None:
     """Moves the history by one step of `agent` (0..V, V: unknown)."""
     position = RECENT + 2 * (agents + 1)
@@ -55,7 +55,7 @@ def advance(history: NDArray[np.float32], agent: int, agents: int) -> None:
     history[position] = min(history[position] + 1.0, LONGEST)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def histories(agent: NDArray[np.int32], offsets: NDArray[np.int64], agents: int) -> NDArray[np.float32]:
     """The history at every step of every workflow, float32 [n, R]."""
     size = RECENT + 2 * (agents + 1) + 2

@@ -41,7 +41,7 @@ def sums_size(prefill: int, completion: int) -> int:
     return 2 * (prefill + completion) + 2
 
 
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always")
 def begin(
     inputs: NDArray[np.float32], sums: NDArray[np.float32], workflow_type: int, agents: int, prefill: int, completion: int
 ) -> None:
@@ -52,7 +52,7 @@ def begin(
     inputs[RECENT + 2 * (agents + 1) + 2] = workflow_type
 
 
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always")
 def _distance(state: NDArray[np.float32], sums: NDArray[np.float32], start: int, width: int, seen: float) -> float:
     """Root mean square difference to the previous state, which is replaced; -1 when there is none."""
     total = np.float32(0.0)
@@ -63,7 +63,7 @@ def _distance(state: NDArray[np.float32], sums: NDArray[np.float32], start: int,
     return np.sqrt(total / max(width, 1)) if seen > 0 else np.float32(-1.0)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def at_prefill(
     inputs: NDArray[np.float32],
     sums: NDArray[np.float32],
@@ -103,7 +103,7 @@ def at_prefill(
         inputs[mean + i] = sums[i] / sums[seen]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def at_completion(
     inputs: NDArray[np.float32],
     sums: NDArray[np.float32],
@@ -132,7 +132,7 @@ def at_completion(
         inputs[mean + i] = sums[prefill + i] / sums[seen]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def unroll(
     offsets: NDArray[np.int64],
     workflow_type: NDArray[np.int32],

@@ -165,3 +165,17 @@ def _sizes(table: pa.Table) -> NDArray[np.float32]:
     ]
     counts = [pc.cast(column, pa.float32()).to_numpy() for column in columns]
     return np.log1p(np.stack(counts, axis=1).astype(np.float32))
+
+
+def join(first: Prefixes, second: Prefixes) -> Prefixes:
+    """Both, one after the other; they come from one trace, so vocabulary and task numbers agree."""
+    return replace(
+        first,
+        offsets=np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
+        workflow_type=np.concatenate([first.workflow_type, second.workflow_type]),
+        task=np.concatenate([first.task, second.task]),
+        agent=np.concatenate([first.agent, second.agent]),
+        outcomes=np.concatenate([first.outcomes, second.outcomes]),
+        sizes=np.concatenate([first.sizes, second.sizes]),
+        states={m: np.concatenate([s, second.states[m]]) for m, s in first.states.items() if m in second.states},
+    )

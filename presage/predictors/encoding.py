@@ -14,7 +14,7 @@ def encoding_size(agents: int) -> int:
     return 2 * (agents + 1) + 5
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def encode(inputs: NDArray[np.float32], out: NDArray[np.float32], agents: int) -> None:
     """Writes the encoding of an input vector's history to `out`, float32 [E]."""
     width = agents + 1
@@ -28,7 +28,7 @@ def encode(inputs: NDArray[np.float32], out: NDArray[np.float32], agents: int) -
         out[2 * width + 2 + i] = np.float32(1.0) if run >= i + 2 else np.float32(0.0)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def encode_all(inputs: NDArray[np.float32], agents: int) -> NDArray[np.float32]:
     """The encoding of every row of float32 [n, F], float32 [n, E]."""
     out = np.zeros((len(inputs), 2 * (agents + 1) + 5), np.float32)

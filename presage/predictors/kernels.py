@@ -1,4 +1,4 @@
-"""The compiled forecast: network, trees and n-gram over one input vector, mixed. What the scheduler's thread runs.
+"""The compiled forecast: network, trees and n-gram over one input vector, mixed. What a scheduler's thread runs.
 
 Everything a model needs lies in a few flat arrays, since each array handed to compiled code costs about a tenth of a
 microsecond. `network_weights.ORDER` numbers the network's arrays; the constants below are those numbers.
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from presage.features.history import RECENT
 from presage.features.inputs import SIZE_COUNT
 from presage.predictors.encoding import encode
+from presage.predictors.engine import Engine
+from presage.predictors.ngram import lookup
 
 (
     W_RECENT,
@@ -41,7 +43,7 @@ from presage.predictors.encoding import encode
 FAST: Final = {"contract"}
 
 
-@njit(cache=True, fastmath=FAST, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, fastmath=FAST, inline="always")
 def _add_product(
     out: NDArray[np.float32], x: NDArray[np.float32], weights: NDArray[np.float32], start: int
 ) -> None:
@@ -55,13 +57,13 @@ def _add_product(
                 out[j] += value * row[j]
 
 
-@njit(cache=True, fastmath=FAST, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, fastmath=FAST, inline="always")
 def _add_row(out: NDArray[np.float32], weights: NDArray[np.float32], start: int) -> None:
     for j in range(len(out)):
         out[j] += weights[start + j]
 
 
-@njit(cache=True, fastmath=FAST)  # type: ignore[untyped-decorator]
+@njit(cache=True, fastmath=FAST)
 def step_prefix(
     inputs: NDArray[np.float32],
     hidden: NDArray[np.float32],
@@ -87,7 +89,7 @@ def step_prefix(
         hidden[i] = (one - update) * new + update * hidden[i]
 
 
-@njit(cache=True, fastmath=FAST, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, fastmath=FAST, inline="always")
 def network_logits(
     inputs: NDArray[np.float32],
     hidden: NDArray[np.float32],
@@ -126,7 +128,7 @@ def network_logits(
     _add_row(out, weights, starts[W_AGENT_SKIP] + int(inputs[0]) * outputs)
 
 
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always")
 def tree_logits(
     inputs: NDArray[np.float32],
     nodes: NDArray[np.int32],
@@ -147,19 +149,54 @@ def tree_logits(
             out[j] += row[j]
 
 
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
-def add_softmax(logits: NDArray[np.float32], share: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """out[k] += share[k] · softmax(logits[k]); logits float32 [K (V+1)], out float32 [K, V+1]. Overwrites logits."""
-    size = out.shape[1]
-    for k in range(len(out)):
-        row = logits[k * size : (k + 1) * size]
+@njit(cache=True, fastmath=FAST, inline="always")
+def softmax_rows(rows: NDArray[np.float32]) -> None:
+    """Turns each row of logits, float32 [K, V+1], into probabilities in place."""
+    for k in range(rows.shape[0]):
+        row = rows[k]
         top = row[0]
-        for j in range(1, size):
+        for j in range(1, len(row)):
             top = max(top, row[j])
         total = np.float32(0.0)
-        for j in range(size):
+        for j in range(len(row)):
             row[j] = np.exp(row[j] - top)
             total += row[j]
-        factor = share[k] / total
-        for j in range(size):
-            out[k, j] += row[j] * factor
+        for j in range(len(row)):
+            row[j] /= total
+
+
+@njit(cache=True, fastmath=FAST)
+def forecast_row(
+    inputs: NDArray[np.float32], hidden: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]
+) -> int:
+    """Writes one forecast, float32 [K, V+1], and returns its evidence.
+
+    Args:
+        inputs: float32 [F]; hidden: float32 [g], the prefix before this step; moment: 0 prefill, 1 completion.
+        engine: the model.
+        out: where the probabilities go.
+    """
+    states = engine.prefill + engine.completion
+    agent = int(inputs[0])
+    kind = int(inputs[len(inputs) - (2 * states + 2) - SIZE_COUNT - 1])
+    known = engine.evidence[kind, agent]
+    context = lookup(engine.keys, engine.values, kind, agent, int(inputs[1]), int(inputs[2]))
+    if known < engine.enough:
+        out[:] = engine.rows[context]
+        return known
+    width = out.shape[1]
+    share = engine.shares[moment]
+    logits = np.empty(out.size, np.float32)
+    network_logits(inputs, hidden, moment, engine.weights, engine.starts, engine.agents, states, logits)
+    logarithms = engine.log_rows[context]
+    for k in range(out.shape[0]):
+        for j in range(width):
+            out[k, j] = share[0, k] * logits[k * width + j] + share[2, k] * logarithms[k, j]
+    roots = engine.roots[engine.root_starts[moment] : engine.root_starts[moment + 1]]
+    if len(roots) > 0:
+        tree_logits(inputs, engine.nodes, engine.thresholds, roots, engine.leaves, engine.base[moment], logits)
+        for k in range(out.shape[0]):
+            for j in range(width):
+                out[k, j] += share[1, k] * logits[k * width + j]
+    softmax_rows(out)
+    return known
