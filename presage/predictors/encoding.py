@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from presage.features.history import RECENT
+
+LOGARITHM: Final = np.log1p(np.arange(256, dtype=np.float32))
+"""log(1 + x) of a count; a larger one counts as 255. A table, since a logarithm costs more than a row of the network."""
 
 
 def encoding_size(agents: int) -> int:
@@ -19,11 +24,11 @@ def encode(inputs: NDArray[np.float32], out: NDArray[np.float32], agents: int) -
     """Writes the encoding of an input vector's history to `out`, float32 [E]."""
     width = agents + 1
     for i in range(width):
-        out[i] = np.log1p(inputs[RECENT + i])
+        out[i] = LOGARITHM[min(int(inputs[RECENT + i]), 255)]
         out[width + i] = np.float32(1.0) / (np.float32(1.0) + inputs[RECENT + width + i])
-    out[2 * width] = np.log1p(inputs[RECENT + 2 * width])
-    run = inputs[RECENT + 2 * width + 1]
-    out[2 * width + 1] = np.log1p(run)
+    out[2 * width] = LOGARITHM[min(int(inputs[RECENT + 2 * width]), 255)]
+    run = int(inputs[RECENT + 2 * width + 1])
+    out[2 * width + 1] = LOGARITHM[min(run, 255)]
     for i in range(3):
         out[2 * width + 2 + i] = np.float32(1.0) if run >= i + 2 else np.float32(0.0)
 

@@ -1,9 +1,7 @@
 """The compiled forecast: network, trees and n-gram over one input vector, mixed. What a scheduler's thread runs.
 
-Everything a model needs lies in a few flat arrays, since each array handed to compiled code costs about a tenth of a
-microsecond. `network_weights.ORDER` numbers the network's arrays; the constants below are those numbers.
-
-Sums run in a fixed order, so the same row gives the same bits alone, in a batch and in another process.
+Sums run in a fixed order and the exponential is our own, so the same row gives the same bits alone, in a batch and in
+another process.
 """
 
 from __future__ import annotations
@@ -16,140 +14,152 @@ from numpy.typing import NDArray
 
 from presage.features.history import RECENT
 from presage.features.inputs import SIZE_COUNT
+from presage.predictors import engine as e
 from presage.predictors.encoding import encode
 from presage.predictors.engine import Engine
 from presage.predictors.ngram import lookup
 
-(
-    W_RECENT,
-    W_KIND,
-    W_ENCODED,
-    W_DENSE,
-    W_MOMENT,
-    W_FROM_PREFIX,
-    W_SECOND,
-    W_SECOND_BIAS,
-    W_HEAD,
-    W_HEAD_BIAS,
-    W_SKIP,
-    W_AGENT_SKIP,
-    W_STEP_AGENT,
-    W_STEP_STATES,
-    W_STEP_HIDDEN,
-    W_STEP_HIDDEN_BIAS,
-) = range(16)
+AGENTS, PREFILL, COMPLETION, HIDDEN, PREFIX = e.AGENTS, e.PREFILL, e.COMPLETION, e.HIDDEN, e.PREFIX
+ENOUGH, DEPTH, INPUTS, TREES_AT_PREFILL, TREES = e.ENOUGH, e.DEPTH, e.INPUTS, e.TREES_AT_PREFILL, e.TREES
 
-# Contraction into fused multiply-adds is exact enough and twice as fast; no reassociation, so sums keep their order.
-FAST: Final = {"contract"}
+# Contraction into fused multiply-adds only; no reassociation, so sums keep their order.
+FAST: Final = {"contract", "nnan", "ninf", "nsz"}
+
+TOGETHER: Final = 8
+"""Trees walked side by side: a walk waits for memory at every level, eight wait together."""
 
 
 @njit(cache=True, fastmath=FAST, inline="always")
-def _add_product(
-    out: NDArray[np.float32], x: NDArray[np.float32], weights: NDArray[np.float32], start: int
-) -> None:
-    """out += x @ W for the row-major W that begins at `start`; zeros in x, frequent in encodings, cost nothing."""
-    width = len(out)
-    for i in range(len(x)):
-        value = x[i]
-        if value != 0.0:
-            row = weights[start + i * width : start + (i + 1) * width]
-            for j in range(width):
-                out[j] += value * row[j]
+def _add_product(out: NDArray[np.float32], x: NDArray[np.float32], weights: NDArray[np.float32], start: int) -> None:
+    """out += x @ W for the row-major W that begins at `start`. Four inputs a turn; zeros, frequent in encodings, are free."""
+    size, width = len(x), len(out)
+    matrix = weights[start : start + size * width].reshape((size, width))
+    whole = size - size % 4
+    for i in range(0, whole, 4):
+        a, b, c, d = x[i], x[i + 1], x[i + 2], x[i + 3]
+        if a == 0.0 and b == 0.0 and c == 0.0 and d == 0.0:
+            continue
+        for j in range(width):
+            out[j] += a * matrix[i, j] + b * matrix[i + 1, j] + c * matrix[i + 2, j] + d * matrix[i + 3, j]
+    for i in range(whole, size):
+        a = x[i]
+        for j in range(width):
+            out[j] += a * matrix[i, j]
 
 
 @njit(cache=True, fastmath=FAST, inline="always")
 def _add_row(out: NDArray[np.float32], weights: NDArray[np.float32], start: int) -> None:
+    row = weights[start : start + len(out)]
     for j in range(len(out)):
-        out[j] += weights[start + j]
+        out[j] += row[j]
+
+
+@njit(cache=True, fastmath=FAST, inline="always")
+def exponential(x: NDArray[np.float32]) -> None:
+    """e^x in place, relative error below 2e-7: 2^n times a polynomial (Cephes expf), in a loop that vectorises."""
+    power = np.empty(len(x), np.int32)
+    for i in range(len(x)):
+        value = min(max(x[i], np.float32(-87.0)), np.float32(88.0))
+        n = np.floor(value * np.float32(1.44269504) + np.float32(0.5))
+        r = value - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+        y = np.float32(1.9875691500e-4)
+        y = y * r + np.float32(1.3981999507e-3)
+        y = y * r + np.float32(8.3334519073e-3)
+        y = y * r + np.float32(4.1665795894e-2)
+        y = y * r + np.float32(1.6666665459e-1)
+        y = y * r + np.float32(5.0000001201e-1)
+        x[i] = y * r * r + r + np.float32(1.0)
+        power[i] = (np.int32(n) + 127) << 23  # the bits of 2^n
+    scale = power.view(np.float32)
+    for i in range(len(x)):
+        x[i] *= scale[i]
 
 
 @njit(cache=True, fastmath=FAST)
-def step_prefix(
-    inputs: NDArray[np.float32],
-    hidden: NDArray[np.float32],
-    weights: NDArray[np.float32],
-    starts: NDArray[np.int64],
-    states: int,
-) -> None:
+def step_prefix(inputs: NDArray[np.float32], hidden: NDArray[np.float32], engine: Engine) -> None:
     """One GRU step: the step that `inputs` describes at its completion enters the prefix. Writes `hidden` [g]."""
+    floats, numbers = engine.floats, engine.numbers
     g = len(hidden)
-    dense = len(inputs) - (2 * states + 2) - SIZE_COUNT
-    agent = int(inputs[0])
+    states = numbers[PREFILL] + numbers[COMPLETION]
+    first = len(inputs) - 2 * states - 2
     given = np.empty(3 * g, np.float32)
-    given[:] = weights[starts[W_STEP_AGENT] + agent * 3 * g : starts[W_STEP_AGENT] + (agent + 1) * 3 * g]
-    _add_product(given, inputs[dense + SIZE_COUNT : dense + SIZE_COUNT + states], weights, starts[W_STEP_STATES])
+    given[:] = floats[numbers[e.STEP_AGENT] + int(inputs[0]) * 3 * g : numbers[e.STEP_AGENT] + int(inputs[0] + 1) * 3 * g]
+    _add_product(given, inputs[first : first + states], floats, numbers[e.STEP_STATES])
     kept = np.empty(3 * g, np.float32)
-    kept[:] = weights[starts[W_STEP_HIDDEN_BIAS] : starts[W_STEP_HIDDEN_BIAS] + 3 * g]
-    _add_product(kept, hidden, weights, starts[W_STEP_HIDDEN])
+    kept[:] = floats[numbers[e.STEP_HIDDEN_BIAS] : numbers[e.STEP_HIDDEN_BIAS] + 3 * g]
+    _add_product(kept, hidden, floats, numbers[e.STEP_HIDDEN])
     one = np.float32(1.0)
+    gates = np.empty(2 * g, np.float32)
+    for i in range(2 * g):
+        gates[i] = -(given[i] + kept[i])
+    exponential(gates)
+    new = np.empty(g, np.float32)
     for i in range(g):
-        reset = one / (one + np.exp(-(given[i] + kept[i])))
-        update = one / (one + np.exp(-(given[g + i] + kept[g + i])))
-        new = np.tanh(given[2 * g + i] + reset * kept[2 * g + i])
-        hidden[i] = (one - update) * new + update * hidden[i]
+        new[i] = np.float32(-2.0) * (given[2 * g + i] + kept[2 * g + i] / (one + gates[i]))
+    exponential(new)
+    for i in range(g):
+        candidate = np.float32(2.0) / (one + new[i]) - one  # tanh
+        update = one / (one + gates[g + i])
+        hidden[i] = candidate + update * (hidden[i] - candidate)
 
 
-@njit(cache=True, fastmath=FAST, inline="always")
+@njit(cache=True, fastmath=FAST)
 def network_logits(
-    inputs: NDArray[np.float32],
-    hidden: NDArray[np.float32],
-    moment: int,
-    weights: NDArray[np.float32],
-    starts: NDArray[np.int64],
-    agents: int,
-    states: int,
-    out: NDArray[np.float32],
+    inputs: NDArray[np.float32], hidden: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]
 ) -> None:
     """Writes the network's logits, float32 [K (V+1)], for one input vector and the prefix before it."""
-    width = (starts[W_SECOND_BIAS + 1] - starts[W_SECOND_BIAS])
-    dense = len(inputs) - (2 * states + 2) - SIZE_COUNT
+    floats, numbers = engine.floats, engine.numbers
+    agents, width = numbers[AGENTS], numbers[HIDDEN]
+    dense = len(inputs) - 2 * (numbers[PREFILL] + numbers[COMPLETION]) - 2 - SIZE_COUNT
     encoded = np.empty(2 * (agents + 1) + 5, np.float32)
     encode(inputs, encoded, agents)
     first = np.empty(width, np.float32)
-    first[:] = weights[starts[W_MOMENT] + moment * width : starts[W_MOMENT] + (moment + 1) * width]
+    at = numbers[e.MOMENT] + moment * width
+    first[:] = floats[at : at + width]
     for i in range(RECENT):
         row = i * (agents + 2) + int(inputs[i]) + 1
-        _add_row(first, weights, starts[W_RECENT] + row * width)
-    _add_row(first, weights, starts[W_KIND] + int(inputs[dense - 1]) * width)
-    _add_product(first, encoded, weights, starts[W_ENCODED])
-    _add_product(first, inputs[dense:], weights, starts[W_DENSE])
-    _add_product(first, hidden, weights, starts[W_FROM_PREFIX])
+        _add_row(first, floats, numbers[e.RECENT_TABLE] + row * width)
+    _add_row(first, floats, numbers[e.KIND] + int(inputs[dense - 1]) * width)
+    _add_product(first, encoded, floats, numbers[e.ENCODED])
+    _add_product(first, inputs[dense:], floats, numbers[e.DENSE])
+    _add_product(first, hidden, floats, numbers[e.FROM_PREFIX])
     for j in range(width):
         first[j] = max(first[j], np.float32(0.0))
     second = np.empty(width, np.float32)
-    second[:] = weights[starts[W_SECOND_BIAS] : starts[W_SECOND_BIAS] + width]
-    _add_product(second, first, weights, starts[W_SECOND])
+    second[:] = floats[numbers[e.SECOND_BIAS] : numbers[e.SECOND_BIAS] + width]
+    _add_product(second, first, floats, numbers[e.SECOND])
     for j in range(width):
         first[j] += max(second[j], np.float32(0.0))
     outputs = len(out)
-    out[:] = weights[starts[W_HEAD_BIAS] : starts[W_HEAD_BIAS] + outputs]
-    _add_product(out, first, weights, starts[W_HEAD])
-    _add_product(out, inputs[dense:], weights, starts[W_SKIP])
-    _add_row(out, weights, starts[W_AGENT_SKIP] + int(inputs[0]) * outputs)
+    out[:] = floats[numbers[e.HEAD_BIAS] : numbers[e.HEAD_BIAS] + outputs]
+    _add_product(out, first, floats, numbers[e.HEAD])
+    _add_product(out, inputs[dense:], floats, numbers[e.SKIP])
+    _add_row(out, floats, numbers[e.AGENT_SKIP] + int(inputs[0]) * outputs)
 
 
-@njit(cache=True, inline="always")
-def tree_logits(
-    inputs: NDArray[np.float32],
-    nodes: NDArray[np.int32],
-    thresholds: NDArray[np.float32],
-    roots: NDArray[np.int32],
-    leaves: NDArray[np.float32],
-    base: NDArray[np.float32],
-    out: NDArray[np.float32],
-) -> None:
-    """Writes the trees' logits, float32 [K (V+1)]. `nodes` int32 [n, 2] holds (feature or −1, child or leaf)."""
-    out[:] = base
-    for root in roots:
-        node = root
-        while nodes[node, 0] >= 0:
-            node = nodes[node, 1] + (inputs[nodes[node, 0]] >= thresholds[node])
-        row = leaves[nodes[node, 1]]
-        for j in range(len(out)):
-            out[j] += row[j]
+@njit(cache=True, fastmath=FAST)
+def tree_logits(inputs: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]) -> None:
+    """Writes the trees' logits, float32 [K (V+1)]."""
+    floats, numbers = engine.floats, engine.numbers
+    depth, outputs = numbers[DEPTH], len(out)
+    inner, ends = 2**depth - 1, 2**depth
+    features, thresholds, leaf_of = numbers[e.FEATURES], numbers[e.THRESHOLDS], numbers[e.LEAF_OF]
+    out[:] = floats[numbers[e.BASE] + moment * outputs : numbers[e.BASE] + (moment + 1) * outputs]
+    begin = 0 if moment == 0 else numbers[TREES_AT_PREFILL]
+    end = numbers[TREES_AT_PREFILL] if moment == 0 else numbers[TREES]
+    node = np.empty(TOGETHER, np.int64)
+    for start in range(begin, end, TOGETHER):
+        count = min(TOGETHER, end - start)
+        node[:] = 0
+        for _ in range(depth):
+            for t in range(count):
+                at = (start + t) * inner + node[t]
+                node[t] = 2 * node[t] + 1 + (inputs[numbers[features + at]] >= floats[thresholds + at])
+        for t in range(count):
+            _add_row(out, floats, numbers[e.LEAVES] + numbers[leaf_of + (start + t) * ends + node[t] - inner] * outputs)
 
 
-@njit(cache=True, fastmath=FAST, inline="always")
+@njit(cache=True, fastmath=FAST)
 def softmax_rows(rows: NDArray[np.float32]) -> None:
     """Turns each row of logits, float32 [K, V+1], into probabilities in place."""
     for k in range(rows.shape[0]):
@@ -157,9 +167,11 @@ def softmax_rows(rows: NDArray[np.float32]) -> None:
         top = row[0]
         for j in range(1, len(row)):
             top = max(top, row[j])
+        for j in range(len(row)):
+            row[j] -= top
+        exponential(row)
         total = np.float32(0.0)
         for j in range(len(row)):
-            row[j] = np.exp(row[j] - top)
             total += row[j]
         for j in range(len(row)):
             row[j] /= total
@@ -176,27 +188,32 @@ def forecast_row(
         engine: the model.
         out: where the probabilities go.
     """
-    states = engine.prefill + engine.completion
+    floats, numbers = engine.floats, engine.numbers
+    horizon, width = out.shape
     agent = int(inputs[0])
-    kind = int(inputs[len(inputs) - (2 * states + 2) - SIZE_COUNT - 1])
-    known = engine.evidence[kind, agent]
-    context = lookup(engine.keys, engine.values, kind, agent, int(inputs[1]), int(inputs[2]))
-    if known < engine.enough:
-        out[:] = engine.rows[context]
-        return known
-    width = out.shape[1]
-    share = engine.shares[moment]
-    logits = np.empty(out.size, np.float32)
-    network_logits(inputs, hidden, moment, engine.weights, engine.starts, engine.agents, states, logits)
-    logarithms = engine.log_rows[context]
-    for k in range(out.shape[0]):
-        for j in range(width):
-            out[k, j] = share[0, k] * logits[k * width + j] + share[2, k] * logarithms[k, j]
-    roots = engine.roots[engine.root_starts[moment] : engine.root_starts[moment + 1]]
-    if len(roots) > 0:
-        tree_logits(inputs, engine.nodes, engine.thresholds, roots, engine.leaves, engine.base[moment], logits)
-        for k in range(out.shape[0]):
+    kind = int(inputs[len(inputs) - 2 * (numbers[PREFILL] + numbers[COMPLETION]) - 2 - SIZE_COUNT - 1])
+    known = numbers[numbers[e.EVIDENCE] + kind * width + agent]
+    values = numbers[numbers[e.CONTEXTS] : numbers[e.CONTEXTS] + len(engine.keys)]
+    context = lookup(engine.keys, values, kind, agent, int(inputs[1]), int(inputs[2])) * out.size
+    if known < numbers[ENOUGH]:
+        at = numbers[e.ROWS] + context
+        for k in range(horizon):
             for j in range(width):
-                out[k, j] += share[1, k] * logits[k * width + j]
+                out[k, j] = floats[at + k * width + j]
+        return known
+    share = numbers[e.SHARES] + moment * 3 * horizon
+    logits = np.empty(out.size, np.float32)
+    network_logits(inputs, hidden, moment, engine, logits)
+    at = numbers[e.LOG_ROWS] + context
+    for k in range(horizon):
+        of_network, of_counts = floats[share + k], floats[share + 2 * horizon + k]
+        for j in range(width):
+            out[k, j] = of_network * logits[k * width + j] + of_counts * floats[at + k * width + j]
+    if numbers[TREES] > 0:
+        tree_logits(inputs, moment, engine, logits)
+        for k in range(horizon):
+            of_trees = floats[share + horizon + k]
+            for j in range(width):
+                out[k, j] += of_trees * logits[k * width + j]
     softmax_rows(out)
     return known

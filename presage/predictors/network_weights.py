@@ -58,7 +58,7 @@ ORDER: Final = (
     "step_hidden",
     "step_hidden_bias",
 )
-"""Order of the arrays in the packed vector; `kernels.py` numbers them the same way."""
+"""Order of the arrays in an engine."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,6 @@ class NetworkWeights:
     def prefix_size(self) -> int:
         """g."""
         return self.arrays["from_prefix"].shape[0]
-
-    def pack(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """All arrays end to end in float32, and where each starts, int64 [len(ORDER)]."""
-        flat = [self.arrays[name].astype(np.float32).ravel() for name in ORDER]
-        starts = np.cumsum([0, *(len(array) for array in flat[:-1])])
-        return np.concatenate(flat), starts.astype(np.int64)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """Arrays by name, as an artefact keeps them."""

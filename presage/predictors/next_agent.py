@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from presage.errors import ArtefactError, InputError
 from presage.features.call_graph import transition_matrix
 from presage.features.history import history_size
-from presage.features.inputs import SIZE_COUNT, begin, inputs_size, sums_size, unroll
+from presage.features.inputs import SIZE_COUNT, inputs_size, sums_size, unroll
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
 from presage.features.projection import Projection, fit_projection
@@ -30,12 +30,12 @@ from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import read_artefact, write_artefact
 from presage.predictors.boosting import BoostingConfig, TreeEnsemble, fit_trees
-from presage.predictors.engine import Engine, build_engine
+from presage.predictors.engine import Engine, build_engine, with_shares
 from presage.predictors.forecast import Forecast
 from presage.predictors.mixture import fit_weights
 from presage.predictors.network_weights import NetworkConfig, NetworkWeights
 from presage.predictors.ngram import BackoffNgram
-from presage.predictors.running import completed, forecast_trace, prefilled
+from presage.predictors.running import completed, forecast_trace, opened, prefilled, prefilled_many
 
 KIND: Final = "next-agent"
 COMPONENTS: Final = ("network", "trees", "n-gram")
@@ -78,13 +78,8 @@ class _Parts:
     evidence: NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class Workflow:
-    """A running workflow: three arrays that `NextAgentPredictor` moves step by step."""
-
-    inputs: NDArray[np.float32]
-    sums: NDArray[np.float32]
-    hidden: NDArray[np.float32]
+Workflow = NDArray[np.float32]
+"""A running workflow: one row of floats that `NextAgentPredictor` moves step by step."""
 
 
 class NextAgentPredictor:
@@ -181,15 +176,13 @@ class NextAgentPredictor:
         for component in range(len(COMPONENTS)):
             shares = np.zeros((2, 3, self.horizon), np.float32)
             shares[:, component] = 1.0
-            engine = self._engine._replace(shares=shares, enough=0)
-            alone.append(self._run(validation, engine)[MOMENTS.index(moment)])
+            alone.append(self._run(validation, with_shares(self._engine, shares, 0))[MOMENTS.index(moment)])
         return fit_weights(alone, validation.outcomes, PRIOR_WEIGHTS)
 
     def _hold(self, parts: _Parts, shares: NDArray[np.float32]) -> None:
         self._parts, self.shares = parts, shares
-        self._widths = tuple(
-            parts.projections[moment].size if moment in parts.projections else 0 for moment in MOMENTS
-        )
+        p, c = (parts.projections[m].size if m in parts.projections else 0 for m in MOMENTS)
+        self._widths = (p, c)
         self._engine = build_engine(
             parts.network,
             parts.trees,
@@ -226,11 +219,12 @@ class NextAgentPredictor:
         return dict(zip(MOMENTS, self._run(prefixes, self._engine), strict=True))
 
     def _run(self, prefixes: Prefixes, engine: Engine) -> NDArray[np.float32]:
-        projected = {m: self._parts.projections[m](s) for m, s in prefixes.states.items() if m in self._parts.projections}
+        """Forecasts of both moments, float32 [2, n, K, V+1]."""
+        projections = self._parts.projections
+        projected = {m: projections[m](s) for m, s in prefixes.states.items() if m in projections}
         for moment, width in zip(MOMENTS, self._widths, strict=True):
             projected.setdefault(moment, np.zeros((prefixes.steps, width), np.float32))
         out = np.empty((2, prefixes.steps, self.horizon, self.vocabulary.outcomes), np.float32)
-        workflow = self.open("")
         forecast_trace(
             prefixes.offsets,
             prefixes.workflow_type,
@@ -238,7 +232,6 @@ class NextAgentPredictor:
             prefixes.sizes,
             *_with_presence(prefixes, projected, PREFILL),
             *_with_presence(prefixes, projected, COMPLETION),
-            (workflow.inputs, workflow.sums, workflow.hidden),
             engine,
             out,
         )
@@ -246,14 +239,15 @@ class NextAgentPredictor:
 
     def open(self, workflow_type: str) -> Workflow:
         """A workflow of this type before its first step."""
-        agents, (p, c) = len(self.vocabulary.agents), self._widths
-        workflow = Workflow(
-            np.empty(inputs_size(agents, p, c), np.float32),
-            np.empty(sums_size(p, c), np.float32),
-            np.zeros(self._parts.network.prefix_size, np.float32),
-        )
-        begin(workflow.inputs, workflow.sums, self.vocabulary.workflow_type(workflow_type), agents, p, c)
-        return workflow
+        return self.open_many([workflow_type])[0]
+
+    def open_many(self, workflow_types: Sequence[str]) -> NDArray[np.float32]:
+        """Workflows before their first step, one a row: float32 [B, row]."""
+        width = inputs_size(len(self.vocabulary.agents), *self._widths) + sums_size(*self._widths)
+        rows = np.empty((len(workflow_types), width + self._parts.network.prefix_size), np.float32)
+        for row, name in zip(rows, workflow_types, strict=True):
+            opened(row, self.vocabulary.workflow_type(name), self._engine)
+        return rows
 
     def project(self, moment: Moment, state: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """A raw state float32 [d] as the kernels take it, float32 [p] or [c]; empty for none."""
@@ -263,18 +257,35 @@ class NextAgentPredictor:
         return state @ weights + bias
 
     def prefilled(
-        self, workflow: Workflow, agent: int, tokens: float, chars: float, state: NDArray[np.float32], out: NDArray[np.float32]
+        self,
+        workflow: Workflow,
+        agent: int,
+        tokens: float,
+        chars: float,
+        state: NDArray[np.float32],
+        out: NDArray[np.float32],
     ) -> int:
         """A step begins; see `running.prefilled`."""
-        return int(
-            prefilled(workflow.inputs, workflow.sums, workflow.hidden, agent, tokens, chars, state, self._engine, out)
-        )
+        return prefilled(workflow, agent, tokens, chars, state, self._engine, out)  # type: ignore[no-any-return]
 
     def completed(
         self, workflow: Workflow, tokens: float, chars: float, state: NDArray[np.float32], out: NDArray[np.float32]
     ) -> int:
         """The step's output is complete; see `running.completed`."""
-        return int(completed(workflow.inputs, workflow.sums, workflow.hidden, tokens, chars, state, self._engine, out))
+        return completed(workflow, tokens, chars, state, self._engine, out)  # type: ignore[no-any-return]
+
+    def prefilled_many(
+        self,
+        workflows: NDArray[np.float32],
+        agent: NDArray[np.int32],
+        tokens: NDArray[np.float32],
+        chars: NDArray[np.float32],
+        states: NDArray[np.float32],
+        out: NDArray[np.float32],
+        evidence: NDArray[np.int32],
+    ) -> None:
+        """A step begins in each of B workflows; see `running.prefilled_many`."""
+        prefilled_many(workflows, agent, tokens, chars, states, self._engine, out, evidence)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> Forecast:
         """What comes after the given steps of one workflow.

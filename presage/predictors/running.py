@@ -1,8 +1,8 @@
-"""A model over a running workflow: the steps a server takes, compiled, and the same steps over a whole trace.
+"""A model over running workflows: the steps a server takes, compiled, and the same steps over a whole trace.
 
-A workflow is a row of three arrays: its input vector, the sums behind it and the GRU's state. `prefilled` and
-`completed` move it by half a step each; `forecast_trace` calls them for every step of a trace, so evaluation and
-serving cannot differ.
+A workflow is one row of floats: its input vector [F], the sums behind it, the GRU's state [g]. `prefilled` and
+`completed` move it by half a step each; batches and whole traces call the same two, so evaluation and serving cannot
+differ.
 """
 
 from __future__ import annotations
@@ -12,15 +12,25 @@ from numba import njit
 from numpy.typing import NDArray
 
 from presage.features.inputs import at_completion, at_prefill, begin
+from presage.predictors import engine as e
 from presage.predictors.engine import Engine
 from presage.predictors.kernels import FAST, forecast_row, step_prefix
+
+AGENTS, PREFILL, COMPLETION, INPUTS, SUMS, PREFIX = e.AGENTS, e.PREFILL, e.COMPLETION, e.INPUTS, e.SUMS, e.PREFIX
+
+
+@njit(cache=True)
+def opened(row: NDArray[np.float32], workflow_type: int, engine: Engine) -> None:
+    """Writes a workflow of this type (T: unknown) before its first step."""
+    numbers = engine.numbers
+    inputs, sums = row[: numbers[INPUTS]], row[numbers[INPUTS] : numbers[INPUTS] + numbers[SUMS]]
+    begin(inputs, sums, workflow_type, numbers[AGENTS], numbers[PREFILL], numbers[COMPLETION])
+    row[numbers[INPUTS] + numbers[SUMS] :] = 0.0
 
 
 @njit(cache=True, fastmath=FAST)
 def prefilled(
-    inputs: NDArray[np.float32],
-    sums: NDArray[np.float32],
-    hidden: NDArray[np.float32],
+    row: NDArray[np.float32],
     agent: int,
     tokens: float,
     chars: float,
@@ -31,24 +41,25 @@ def prefilled(
     """The step before enters the prefix and a step of `agent` begins: its forecast goes to `out`, evidence returned.
 
     Args:
-        inputs: float32 [F], sums, hidden: float32 [g]: the workflow, changed in place.
+        row: the workflow, changed in place.
         agent: 0..V, V for an unknown agent.
         tokens, chars: log(1 + x) of the input's size, 0 where unknown.
         state: projected prefill state, float32 [p], or empty.
         engine: the model.
         out: float32 [K, V+1].
     """
+    numbers = engine.numbers
+    inputs, sums = row[: numbers[INPUTS]], row[numbers[INPUTS] : numbers[INPUTS] + numbers[SUMS]]
+    hidden = row[numbers[INPUTS] + numbers[SUMS] :]
     if inputs[0] >= 0:
-        step_prefix(inputs, hidden, engine.weights, engine.starts, engine.prefill + engine.completion)
-    at_prefill(inputs, sums, agent, tokens, chars, state, engine.agents, engine.prefill, engine.completion)
+        step_prefix(inputs, hidden, engine)
+    at_prefill(inputs, sums, agent, tokens, chars, state, numbers[AGENTS], numbers[PREFILL], numbers[COMPLETION])
     return forecast_row(inputs, hidden, 0, engine, out)
 
 
 @njit(cache=True, fastmath=FAST)
 def completed(
-    inputs: NDArray[np.float32],
-    sums: NDArray[np.float32],
-    hidden: NDArray[np.float32],
+    row: NDArray[np.float32],
     tokens: float,
     chars: float,
     state: NDArray[np.float32],
@@ -59,11 +70,30 @@ def completed(
 
     `tokens` and `chars` are of the output, `state` is the projected completion state, float32 [c], or empty.
     """
-    at_completion(inputs, sums, tokens, chars, state, engine.agents, engine.prefill, engine.completion)
+    numbers = engine.numbers
+    inputs, sums = row[: numbers[INPUTS]], row[numbers[INPUTS] : numbers[INPUTS] + numbers[SUMS]]
+    hidden = row[numbers[INPUTS] + numbers[SUMS] :]
+    at_completion(inputs, sums, tokens, chars, state, numbers[AGENTS], numbers[PREFILL], numbers[COMPLETION])
     return forecast_row(inputs, hidden, 1, engine, out)
 
 
-@njit(cache=True, fastmath=FAST)
+@njit(cache=True, fastmath=FAST, nogil=True)
+def prefilled_many(
+    rows: NDArray[np.float32],
+    agent: NDArray[np.int32],
+    tokens: NDArray[np.float32],
+    chars: NDArray[np.float32],
+    states: NDArray[np.float32],
+    engine: Engine,
+    out: NDArray[np.float32],
+    evidence: NDArray[np.int32],
+) -> None:
+    """`prefilled` for B workflows: rows [B, …], states float32 [B, p], out float32 [B, K, V+1], evidence int32 [B]."""
+    for i in range(len(rows)):
+        evidence[i] = prefilled(rows[i], agent[i], tokens[i], chars[i], states[i], engine, out[i])
+
+
+@njit(cache=True, fastmath=FAST, nogil=True)
 def forecast_trace(
     offsets: NDArray[np.int64],
     workflow_type: NDArray[np.int32],
@@ -73,21 +103,17 @@ def forecast_trace(
     has_prefill: NDArray[np.bool_],
     completion_states: NDArray[np.float32],
     has_completion: NDArray[np.bool_],
-    row: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
     engine: Engine,
     out: NDArray[np.float32],
 ) -> None:
-    """Forecasts of every step of a trace at both moments, float32 [2, n, K, V+1].
-
-    `row` holds scratch arrays for one workflow: inputs, sums, hidden.
-    """
-    inputs, sums, hidden = row
+    """Forecasts of every step of a trace at both moments, float32 [2, n, K, V+1]."""
+    numbers = engine.numbers
+    row = np.empty(numbers[INPUTS] + numbers[SUMS] + numbers[PREFIX], np.float32)
     for w in range(len(offsets) - 1):
-        begin(inputs, sums, workflow_type[w], engine.agents, engine.prefill, engine.completion)
-        hidden[:] = 0.0
+        opened(row, workflow_type[w], engine)
         for i in range(offsets[w], offsets[w + 1]):
             known = np.where(np.isnan(sizes[i]), np.float32(0.0), sizes[i])
             state = prefill_states[i] if has_prefill[i] else prefill_states[i, :0]
-            prefilled(inputs, sums, hidden, agent[i], known[0], known[2], state, engine, out[0, i])
+            prefilled(row, agent[i], known[0], known[2], state, engine, out[0, i])
             state = completion_states[i] if has_completion[i] else completion_states[i, :0]
-            completed(inputs, sums, hidden, known[1], known[3], state, engine, out[1, i])
+            completed(row, known[1], known[3], state, engine, out[1, i])
