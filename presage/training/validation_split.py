@@ -29,8 +29,8 @@ def split_validation(prefixes: Prefixes, fraction: float, seed: int) -> tuple[Pr
     tasks, first, task_of = np.unique(prefixes.task, return_index=True, return_inverse=True)
     if len(tasks) < 2:
         raise TraceError(
-            f"{prefixes.workflows} workflows of a single task are left for training; at least 2 tasks are wanted, one "
-            "of them to decide when to stop: give more traces, or leave `task` out where runs are of different tasks"
+            f"a single task is left for training, with {prefixes.workflows} of its runs; at least 2 tasks are wanted, "
+            "one of them to decide when to stop: give traces of more tasks (without `task`, each workflow is one)"
         )
     order = np.random.default_rng(seed).permutation(len(tasks))
     order = order[np.argsort(prefixes.workflow_type[first[order]], kind="stable")]

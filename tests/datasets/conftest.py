@@ -1,4 +1,4 @@
-"""Where the shared public traces stand, and a writer of small JSONL files."""
+"""A writer of small JSONL files."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture
-def workflows_folder() -> Path:
-    folder = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "workflows"
-    if not folder.is_dir():
-        pytest.skip(f"no public traces at {folder}")
-    return folder
 
 
 @pytest.fixture

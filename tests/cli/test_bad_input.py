@@ -1,0 +1,303 @@
+"""Bad input of every kind: one line that names what came, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_samples import FAST, GOOD, changed, rows, run, train, write
+from tiny_model import WORKFLOWS, Tiny
+
+STATE = [0.5, 1.0]
+
+
+def with_states(row: int, state: list[float]) -> list[dict[str, Any]]:
+    made = [{**one, "prefill_state": STATE} for one in GOOD]
+    made[row]["prefill_state"] = state
+    return made
+
+
+TRACES: dict[str, tuple[Any, str]] = {
+    "a missing column": ([{k: v for k, v in row.items() if k != "agent"} for row in GOOD], "agent"),
+    "a missing value": (changed(4, workflow_id=...), r"line 5, column \"workflow_id\""),
+    "a wrong type": (changed(4, step="four"), r'line 5, column "step": type str; a whole number is wanted'),
+    "half a step": (changed(4, step=1.5), 'line 5, column "step"'),
+    "a duplicate step": (changed(4, step=0), "came before"),
+    "a missing step": (changed(2, step=5), "step 5 of workflow 'w0'"),
+    "no steps": ([], "an empty trace"),
+    "no JSON": ([*GOOD, "{"], "line 20: not JSON"),
+    "NaN in a state": (with_states(3, [0.5, float("nan")]), 'line 4, column "prefill_state"'),
+    "a short state": (with_states(3, [0.5]), "mixed state sizes"),
+    "an agent named END": (changed(3, agent="END"), "'END' is no agent"),
+    "times running backwards": (
+        [{**row, "start_time": 100.0 - row["step"]} for row in GOOD],
+        r'column "started_at": the step of workflow',
+    ),
+    "an end before the start": (changed(3, start_time=5.0, end_time=4.0), "ends before it starts"),
+    "a parent that comes later": (changed(1, parent_steps=[2]), 'column "parent_steps"'),
+}
+
+
+@pytest.mark.parametrize("kind", TRACES)
+def test_a_bad_trace_is_named_and_nothing_is_written(tmp_path: Path, kind: str) -> None:
+    lines, message = TRACES[kind]
+    path = write(tmp_path / "bad.jsonl", lines)
+    for ran in (
+        run("traces", "ingest", path, "--to", tmp_path / "store"),
+        train(path, "--out", tmp_path / "out", "--no-register", *FAST),
+    ):
+        import re
+
+        assert "bad.jsonl" in ran.complaint
+        assert re.search(message, ran.complaint)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["bad.jsonl"]
+
+
+def test_mixed_state_sizes_of_two_files_are_named(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", [{**row, "prefill_state": [1.0, 2.0]} for row in rows("ab")])
+    second = write(tmp_path / "b.jsonl", [{**row, "prefill_state": [1.0]} for row in rows("ab", workflow_type="u")])
+    assert "mixed state sizes" in run("traces", "ingest", first, second, "--to", tmp_path / "store").complaint
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (rows("abab"), "a single workflow cannot be split"),
+        (rows("aaa", "aa", "aaaa", "aa"), "the traces name 1 agent"),
+        (rows("abc", "ab"), "a single task is left for training"),
+    ],
+    ids=["a single workflow", "one agent", "two workflows"],
+)
+def test_a_trace_too_small_to_learn_from_is_refused(tmp_path: Path, lines: list[Any], message: str) -> None:
+    path = write(tmp_path / "small.jsonl", lines)
+    assert message in train(path, "--out", tmp_path / "out", "--no-register", *FAST).complaint
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_damaged_or_unknown_are_named(tmp_path: Path) -> None:
+    packed = gzip.compress("".join(json.dumps(row) + "\n" for row in GOOD * 50).encode())
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1" + b"\0" * 40 + b"PAR1")
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "folder").mkdir()
+    for name, message in {
+        "cut.jsonl.gz": "the gzip data are cut after line",
+        "bad.parquet": "cannot be read as Parquet",
+        "notes.txt": "unknown kind of file",
+        "folder": "no trace store",
+        "gone.jsonl": "no such file",
+    }.items():
+        assert message in run("traces", "describe", tmp_path / name).complaint
+        assert message in run("traces", "ingest", tmp_path / name, "--to", tmp_path / "store").complaint
+    assert not (tmp_path / "store").exists()
+
+
+def test_skip_bad_counts_and_reports(tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.jsonl", [*changed(4, step="four"), "{"])
+    ran = run("traces", "ingest", path, "--to", tmp_path / "store", "--skip-bad", "--json")
+    assert ran.code == 0
+    assert ran.json["skipped"] == {
+        "line with step of a wrong type": 1,
+        "line with no JSON": 1,
+        "workflow with a skipped row": 2,
+    }
+    assert ran.json["workflows"] == 4
+    trained = train(path, "--skip-bad", "--no-register", *FAST)
+    assert trained.code == 0
+    assert "skipped 1 × line with no JSON" in trained.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "network.epoch=3"), "no key 'network.epoch'"),
+        (("--set", "network.epochs=many"), "a value of type int is wanted"),
+        (("--set", "network.epochs=0"), "at least 1"),
+        (("--set", "network.epochs"), "wanted key=value"),
+        (("--config", "nowhere.toml"), "nowhere.toml: cannot be read"),
+        (("--states", "captured"), "no step of the training traces has a prefill_state"),
+        (("--states", "text"), "no step of the training traces has an input_text"),
+        (("--states", "magic"), "wanted one of auto, captured, text, none"),
+        (("--baselines", "markov-9"), "no baseline 'markov-9'"),
+        (("--test", "nowhere.jsonl"), "nowhere.jsonl: no such file"),
+    ],
+)
+def test_options_that_cannot_be_are_named(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    path = write(tmp_path / "good.jsonl", GOOD)
+    assert message in train(path, "--out", tmp_path / "out", "--no-register", *arguments).complaint
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_encoder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "good.jsonl", [{**row, "input_text": "hello there"} for row in GOOD])
+    ran = train(path, "--states", "text", "--text-encoder", tmp_path / "nowhere", "--no-register", *FAST)
+    assert "nowhere" in ran.complaint
+    assert "hello" not in ran.err
+
+
+@pytest.mark.parametrize("arguments", [("--horizon", "0"), ("--horizon", "x"), ("--seed", "-1"), ("--nonsense",)])
+def test_usage_errors_exit_with_2(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    ran = train(write(tmp_path / "good.jsonl", GOOD), *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert "Traceback" not in ran.err
+
+
+def test_an_output_folder_that_holds_something_else_is_refused_before_training(tmp_path: Path) -> None:
+    path = write(tmp_path / "good.jsonl", GOOD)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    ran = train(path, "--out", out, "--no-register", *FAST)
+    assert "holds other files and no artefact" in ran.complaint
+    assert "learning" not in ran.err
+    assert [entry.name for entry in out.iterdir()] == ["thesis.txt"]
+    assert "is a file" in train(path, "--out", path, "--no-register", *FAST).complaint
+
+
+def _cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _edit(**values: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return edit
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no folder": (shutil.rmtree, "wanted an artefact folder"),
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), "no readable config.json"),
+    "no tensors": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: found no readable file"),
+    "cut tensors": (_cut, "wanted digest"),
+    "an unknown format version": (_edit(format_version=99), "format version 99"),
+    "a wrong digest": (_edit(digest="sha256:0"), "a digest that does not match"),
+    "an altered configuration": (_edit(config={}), "a digest that does not match"),
+    "a pickle": (
+        lambda folder: (folder / "weights.pkl").write_bytes(b"\x80\x04."),
+        "looks like a pickle (weights.pkl)",
+    ),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "no valid JSON"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_model_folder_is_named(tmp_path: Path, tiny: Tiny, kind: str) -> None:
+    breaking, message = BROKEN[kind]
+    folder = shutil.copytree(tiny.folder, tmp_path / "model")
+    breaking(folder)
+    steps = write(tmp_path / "steps.jsonl", WORKFLOWS["loop"])
+    assert message in run("forecast", folder, steps).complaint
+    assert message in run("evaluate", folder, tiny.held_out).complaint
+
+
+def test_a_model_reference_that_means_nothing_is_named(tmp_path: Path) -> None:
+    steps, database = write(tmp_path / "steps.jsonl", WORKFLOWS["loop"]), f"sqlite:///{tmp_path / 'r.db'}"
+    assert "wanted models:/NAME@ALIAS" in run("forecast", "models:next-agent", steps).complaint
+    for command in (
+        ("forecast", "models:/nobody@champion", steps),
+        ("promote", "nobody", "--version", 1, "--traces", steps),
+        ("rollback", "nobody"),
+    ):
+        assert "no model 'nobody'" in run(*command, "--tracking-uri", database).complaint
+
+
+STEPS: dict[str, tuple[Any, str]] = {
+    "nothing": ([], "an empty trace"),
+    "two workflows": ([*WORKFLOWS["loop"], *WORKFLOWS["retries"]], "steps of 2 workflows; a forecast is of one"),
+    "no JSON": (["planner"], "line 1: not JSON"),
+    "no agent": ([{"workflow_type": "retry", "workflow_id": "w", "step": 0}], "agent"),
+    "a gap": ([WORKFLOWS["loop"][0], WORKFLOWS["loop"][2]], "step 2 of workflow"),
+    "no beginning": (WORKFLOWS["loop"][1:], "step 1 of workflow"),
+    "a state of another model": (
+        [{**WORKFLOWS["one step"][0], "prefill_state": [1.0] * 5}],
+        "prefill_state has 5 numbers; the predictor was trained with 16",
+    ),
+    "NaN in a state": ([{**WORKFLOWS["one step"][0], "prefill_state": [float("nan")] * 16}], "prefill_state"),
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_steps_that_cannot_be_forecast_are_named(tmp_path: Path, tiny: Tiny, kind: str) -> None:
+    lines, message = STEPS[kind]
+    assert message in run("forecast", tiny.folder, write(tmp_path / "steps.jsonl", lines)).complaint
+
+
+def test_a_registry_that_is_down_is_said_before_the_training(tmp_path: Path) -> None:
+    path = write(tmp_path / "good.jsonl", GOOD)
+    ran = train(path, "--out", tmp_path / "out", "--tracking-uri", "http://127.0.0.1:9", *FAST)
+    assert "the MLflow server at http://127.0.0.1:9 does not answer" in ran.complaint
+    assert "reading" not in ran.err
+    assert not (tmp_path / "out").exists()
+    for command in (("models",), ("rollback", "x"), ("promote", "x", "--version", 1, "--traces", path)):
+        assert "does not answer" in run(*command, "--tracking-uri", "http://127.0.0.1:9").complaint
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_leaves_no_artefact_and_no_store(tmp_path: Path) -> None:
+    path = write(tmp_path / "good.jsonl", GOOD)
+    assert "No space left" in train(path, "--out", tmp_path / "out", "--no-register", *FAST).complaint
+    assert not (tmp_path / "out").exists()
+    assert "No space left" in run("traces", "ingest", path, "--to", tmp_path / "store").complaint
+    assert "no trace store" in run("traces", "describe", tmp_path / "store").complaint
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_behind_standard_output_is_one_line(tiny: Tiny) -> None:
+    code = "from presage.cli.presage import main; main()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "traces", "describe", str(tiny.store), "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("presage: standard output: No space left")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_of_ours_is_called_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("at home")
+
+    monkeypatch.setattr("presage.datasets.describe.describe", broken)
+    path = write(tmp_path / "good.jsonl", GOOD)
+    ran = run("traces", "describe", path)
+    assert ran.code == 1
+    last = ran.err.splitlines()[-1]
+    assert last == "presage: failed unexpectedly: ZeroDivisionError: at home (set PRESAGE_TRACEBACK=1 to see where)"
+    monkeypatch.setenv("PRESAGE_TRACEBACK", "1")
+    assert "Traceback" in run("traces", "describe", path).err
+
+
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("presage.datasets.describe.describe", interrupted)
+    ran = run("traces", "describe", write(tmp_path / "good.jsonl", GOOD))
+    assert ran.code == 130
+    assert ran.err.splitlines()[-1] == "presage: interrupted"

@@ -1,0 +1,224 @@
+"""The commands as a user types them: from traces to a promoted version, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_samples import FAST, GOOD, run, train, write
+from tiny_model import WORKFLOWS, Tiny
+
+from presage.datasets.read import read_traces
+from presage.registry.connect import open_registry
+from presage.registry.resolve import resolve
+from presage.registry.table import load_predictor
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('registry') / 'mlflow.db'}"
+
+
+def test_ingest_appends_once_and_describe_counts(tmp_path: Path) -> None:
+    path = write(tmp_path / "good.jsonl", GOOD)
+    first, again = (run("traces", "ingest", path, "--to", tmp_path / "store", "--json") for _ in range(2))
+    assert (first.code, first.json["workflows"], first.json["steps"]) == (0, 6, len(GOOD))
+    assert (again.json["workflows"], again.json["already_present"]) == (0, 6)
+    described = run("traces", "describe", tmp_path / "store", "--json").json
+    assert described == run("traces", "describe", path, "--json").json
+    assert described["workflow_types"]["t"]["agents"] == {"b": 8, "a": 7, "c": 4}
+    text = run("traces", "describe", tmp_path / "store").out
+    assert "call graph" in text
+    assert "END" in text
+
+
+def test_generate_is_a_function_of_its_arguments(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        options = ("--law", "triage", "--workflows", 20, "--seed", 3, "--state-size", 16, "--censored", 0.5)
+        assert run("traces", "generate", *options, "--to", tmp_path / name).code == 0
+    assert read_traces([tmp_path / "one"]).table.equals(read_traces([tmp_path / "two"]).table)
+    described = run("traces", "describe", tmp_path / "one", "--json").json["workflow_types"]["triage"]
+    assert described["censored_share"] > 0
+    assert described["states"]["prefill_state"] == {"size": 16, "share": 1.0}
+    assert (
+        "known: retry, research, triage"
+        in run("traces", "generate", "--law", "murphy", "--to", tmp_path / "three").complaint
+    )
+
+
+def test_a_folder_gets_the_artefact_and_the_numbers_that_are_printed(tmp_path: Path, tiny: Tiny) -> None:
+    ran = train(tiny.store, "--out", tmp_path / "out", "--no-register", "--json", *FAST)
+    assert ran.code == 0
+    kept = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert {key: ran.json[key] for key in kept} == kept
+    assert (ran.json["folder"], ran.json["registered"], ran.json["version"]) == (str(tmp_path / "out"), None, None)
+    files = ["config.json", "metrics.json", "model.safetensors", "reliability.png", "report.md"]
+    assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == files
+    again = train(tiny.store, "--out", tmp_path / "out", "--no-register", *FAST)
+    assert again.code == 0, "an earlier artefact is replaced"
+    assert "Accuracy at completion" in again.out
+    assert "learning: network …" in again.err
+
+
+def test_from_traces_to_a_champion_to_a_refusal_and_back(tmp_path: Path, tiny: Tiny, database: str) -> None:
+    uri = ("--tracking-uri", database, "--json")
+    held = ("--traces", tiny.held_out)
+
+    def registered(*options: object) -> dict[str, Any]:
+        ran = train(*options, "--name", "spine", "--baselines", "markov-3", *uri)
+        assert ran.code == 0, ran.err
+        return ran.json
+
+    good = ("--set", "network.epochs=6", "--set", "boosting.rounds=20")
+    assert registered(tiny.store, *good)["registered"] == "models:/spine/1"
+    dry = run("promote", "spine", "--version", 1, *held, "--dry-run", *uri)
+    assert (dry.code, dry.json["promoted"], dry.json["moved"]) == (0, True, False)
+    first = run("promote", "spine", "--version", 1, *held, *uri)
+    assert (first.code, first.json["promoted"], first.json["moved"]) == (0, True, True)
+    assert {gate["name"] for gate in first.json["gates"]} >= {"evidence", "floor-prefill-1", "latency", "pickle"}
+
+    worse = tmp_path / "worse"
+    run("traces", "generate", "--law", "retry", "--workflows", 5, "--seed", 9, "--state-size", 16, "--to", worse)
+    out = tmp_path / "out"
+    poor = registered(worse, "--set", "network.epochs=1", "--set", "boosting.rounds=0", "--out", out)
+    assert poor["version"] == json.loads((out / "metrics.json").read_text())["version"] == 2
+    refused = run("promote", "spine", "--version", 2, *held, *uri)
+    assert (refused.code, refused.json["promoted"]) == (3, False)
+    assert any(not gate["passed"] and gate["reason"] for gate in refused.json["gates"])
+    assert "was refused; champion stays" in run("promote", "spine", "--version", 2, *held, *uri[:2]).out
+
+    assert registered(tiny.store, *good)["version"] == 3
+    assert run("promote", "spine", "--version", 3, *held, "--to", "shadow", *uri).code == 0
+    listed = {entry["version"]: entry for entry in run("models", *uri).json["models"]}
+    assert [listed[version]["verdict"] for version in (1, 2, 3)] == ["promoted", "refused", "promoted"]
+    assert (listed[1]["aliases"], listed[3]["aliases"]) == (["champion"], ["shadow"])
+    assert "refused by" in run("models", *uri[:2]).out
+
+    judged = run("evaluate", "models:/spine@champion", tiny.held_out, *uri).json
+    assert (judged["model"], judged["version"], judged["workflows"]) == ("spine", 1, 40)
+    assert judged["moments"]["prefill"]["accuracy"][0] > 0.5
+    assert list(judged["baselines"]) == ["n-gram"]
+
+    equal = run("promote", "spine", "--version", 3, *held, *uri)
+    assert (equal.code, equal.json["previous"], equal.json["moved"]) == (0, 1, True)
+    assert run("rollback", "spine", *uri).json == {"name": "spine", "alias": "champion", "from": 3, "to": 1}
+    newest = run("models", *uri).json["models"][0]
+    assert (newest["version"], newest["rolled_back"]) == (3, True)
+    assert "nothing to roll back to" in run("rollback", "spine", *uri[:2]).complaint
+
+
+def test_traces_of_the_training_prove_nothing(tmp_path: Path, tiny: Tiny, database: str) -> None:
+    uri = ("--tracking-uri", database, "--json")
+    ran = train(tiny.store, "--test", tiny.held_out, "--name", "own", *uri, *FAST)
+    assert ran.code == 0
+    again = run("promote", "own", "--version", 1, "--traces", tiny.store, *uri)
+    assert "was trained on exactly these traces" in again.complaint
+
+
+def test_a_registered_version_shows_no_text_and_no_state_of_the_traces(tiny: Tiny, database: str) -> None:
+    assert train(tiny.store, "--name", "private", "--tracking-uri", database, *FAST).code == 0
+    root = Path(database.removeprefix("sqlite:///")).parent
+    table = read_traces([tiny.store]).table
+    texts = [text[:20] for text in table["input_text"].to_pylist()[:50] if text]
+    examples = list((root / "mlartifacts").rglob("*input_example*.json"))
+    assert examples
+    for path in (root / "mlartifacts").rglob("*.json"):
+        content = path.read_text()
+        assert not any(text in content for text in texts), path
+    for path in examples:
+        said = json.loads(path.read_text())
+        said = said.get("dataframe_split", said)  # the one MLflow keeps, and the one it would send to a server
+        rows = [dict(zip(said["columns"], row, strict=True)) for row in said["data"]]
+        assert [row["prefill_state"] for row in rows] == [[0.0] * 16] * len(rows)
+        assert {row["workflow_id"] for row in rows} == {"example"}
+
+
+def test_forecast_prints_a_table_for_people(tmp_path: Path, tiny: Tiny) -> None:
+    ran = run("forecast", tiny.folder, write(tmp_path / "steps.jsonl", WORKFLOWS["loop"]))
+    assert ran.code == 0
+    assert "After step 6 (tester, prefill) of retry-7" in ran.out
+    assert "source champion" in ran.out
+
+
+def test_what_is_not_known_is_answered_by_the_back_off(tmp_path: Path, tiny: Tiny) -> None:
+    for shape in ("an unknown agent now", "an unknown workflow type"):
+        found = run("forecast", tiny.folder, write(tmp_path / "steps.jsonl", WORKFLOWS[shape]), "--json").json
+        assert (found["source"], found["evidence"]) == ("back-off", 0)
+
+
+def _fresh(*arguments: object, given: str | None = None) -> dict[str, Any]:
+    code = "from presage.cli.presage import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.slow
+def test_one_forecast_wherever_it_is_asked_for(tmp_path: Path, tiny: Tiny, database: str) -> None:
+    """Training process, artefact folder, registry and fresh process: the same numbers, bit by bit."""
+    from presage.registry.package import register
+
+    registry = open_registry(database)
+    made = register(
+        registry,
+        tiny.folder,
+        name="same",
+        metrics=tiny.training.metrics,
+        params={},
+        tags={},
+        input_example=WORKFLOWS["one step"],
+    )
+    trained = tiny.training.predictor
+    loaded = load_predictor(tiny.folder)
+    resolved = load_predictor(resolve(made.uri, lambda: registry).folder)
+    for shape, steps in WORKFLOWS.items():
+        expected = trained.forecast(steps).to_dict()
+        total = [sum(h["agents"].values()) + h["end"] for h in expected["horizons"]]
+        assert total == pytest.approx([1.0] * 3, abs=1e-5), shape
+        for predictor in (loaded, resolved):
+            assert predictor.forecast(steps).to_dict() == expected, shape
+        path = write(tmp_path / "steps.jsonl", steps)
+        asked = run("forecast", made.uri, path, "--tracking-uri", database, "--json").json
+        assert asked == {"model": "same", "version": 1, **expected}, shape
+    # A process costs seconds: it is asked about one workflow by name and about another on standard input.
+    for shape in ("siblings", "an unknown agent"):
+        path = write(tmp_path / "steps.jsonl", WORKFLOWS[shape])
+        expected = trained.forecast(WORKFLOWS[shape]).to_dict()
+        assert _fresh("forecast", tiny.folder, path, "--json") == {
+            "model": str(tiny.folder),
+            "version": None,
+            **expected,
+        }
+        registered = _fresh("forecast", made.uri, "-", "--tracking-uri", database, "--json", given=path.read_text())
+        assert registered == {"model": "same", "version": 1, **expected}
+
+
+@pytest.mark.slow
+def test_standard_output_is_one_json_object_in_a_fresh_process(tmp_path: Path, tiny: Tiny) -> None:
+    code = "from presage.cli.train_predictor import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "next-agent", str(tiny.store), "--json", *FAST[:4]],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["registered"] == "models:/next-agent/1"
+    assert set(json.loads(done.stdout)["baselines"]) >= {"markov-3", "boosted-trees", "published-graphsage"}
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["mlartifacts", "mlflow.db"]
+    assert all(line.endswith("…") for line in done.stderr.splitlines()), done.stderr

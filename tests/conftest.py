@@ -1,0 +1,51 @@
+"""What every test may rely on: seeded randomness, one thread, and the way to the shared public traces."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or torch is loaded
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may reach a registry that is somebody's
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_model import Tiny
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Nothing of ours draws from the global generators; a test that does draws the same every time."""
+    random.seed(0)
+    np.random.seed(0)
+
+
+@pytest.fixture(scope="session")
+def workflows_folder() -> Path:
+    """The public traces, which stand beside the checkout where they are there at all."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data" / "workflows"
+    if not folder.is_dir():
+        pytest.skip(f"no public traces at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    from presage.datasets.law import generate
+    from presage.datasets.store import append
+    from presage.predictors.boosting import BoostingConfig
+    from presage.predictors.network_weights import NetworkConfig
+    from presage.predictors.next_agent import NextAgentConfig
+    from presage.training.next_agent import train
+
+    root = tmp_path_factory.mktemp("tiny")
+    drawn = [generate("retry", workflows, seed, state_size=16).table for workflows, seed in ((80, 0), (40, 1))]
+    for table, name in zip(drawn, ("store", "held-out"), strict=True):
+        append(table, root / name)
+    config = NextAgentConfig(network=NetworkConfig(epochs=3), boosting=BoostingConfig(rounds=5))
+    training = train(drawn[0], None, config, baselines=("markov-1",), name="tiny")
+    training.save(root / "model")
+    return Tiny(training, root / "model", root / "store", root / "held-out")

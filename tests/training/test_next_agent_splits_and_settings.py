@@ -1,0 +1,133 @@
+"""The validation split keeps tasks whole; configurations take what they know and name it when they do not."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from presage.errors import ConfigurationError, TraceError
+from presage.features.prefixes import MASKED, Prefixes
+from presage.features.vocabulary import Vocabulary
+from presage.predictors.next_agent import NextAgentConfig
+from presage.training.configuration import keys, read_configuration
+from presage.training.next_agent import LIMITS
+from presage.training.validation_split import split_validation
+
+
+def prefixes(tasks: list[int], types: list[int]) -> Prefixes:
+    """Workflows of one step each."""
+    count = len(tasks)
+    return Prefixes(
+        vocabulary=Vocabulary(tuple(f"t{t}" for t in range(max(types) + 1)), ("a", "b")),
+        offsets=np.arange(count + 1, dtype=np.int64),
+        workflow_type=np.array(types, np.int32),
+        task=np.array(tasks, np.int32),
+        agent=np.arange(count, dtype=np.int32) % 2,
+        outcomes=np.full((count, 1), MASKED, np.int32),
+        sizes=np.zeros((count, 4), np.float32),
+        states={},
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=2, max_size=40), st.integers(0, 99), st.floats(0.05, 0.9))
+def test_tasks_stay_whole_and_no_side_is_empty(tasks: list[int], seed: int, fraction: float) -> None:
+    whole = prefixes(tasks, [0] * len(tasks))
+    if len(set(tasks)) == 1:
+        with pytest.raises(TraceError, match="a single task"):
+            split_validation(whole, fraction, seed)
+        return
+    train, validation = split_validation(whole, fraction, seed)
+    assert set(train.task) & set(validation.task) == set()
+    assert train.workflows + validation.workflows == len(tasks)
+    assert min(train.workflows, validation.workflows) > 0
+    wanted = min(max(1, round(fraction * len(set(tasks)))), len(set(tasks)) - 1)
+    assert len(set(validation.task)) == wanted
+
+
+def test_every_workflow_type_is_held_out_in_proportion() -> None:
+    types = [0] * 20 + [1] * 40 + [2] * 60
+    _, validation = split_validation(prefixes(list(range(120)), types), 0.15, 3)
+    assert np.bincount(validation.workflow_type).tolist() == [3, 6, 9]
+
+
+def test_the_choice_is_a_function_of_the_seed() -> None:
+    whole = prefixes(list(range(50)), [0] * 50)
+    first, again, other = (set(split_validation(whole, 0.2, seed)[1].task) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0])
+def test_a_fraction_outside_is_refused(fraction: float) -> None:
+    with pytest.raises(ConfigurationError, match="between 0 and 1"):
+        split_validation(prefixes([0, 1], [0, 0]), fraction, 0)
+
+
+@dataclass(frozen=True)
+class Inner:
+    epochs: int = 3
+    rate: float = 0.1
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str = "x"
+    refit: bool = True
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_a_setting_goes_before_the_file_and_the_file_before_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('name = "file"\n[inner]\nepochs = 5\nrate = 1\n')
+    found = read_configuration(Outer, file, ["inner.epochs=7", "refit=false"])
+    assert found == Outer("file", False, Inner(7, 1))
+    assert read_configuration(Outer) == Outer()
+    assert read_configuration(Outer, settings=["name=a word", 'name="quoted"']).name == "quoted"
+    assert read_configuration(Outer, settings=["name=word"]).name == "word"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("epochs=3", r"no key 'epochs'; the keys are name \(str\), refit \(bool\), inner\.epochs \(int\)"),
+        ("inner.epoch=3", "no key 'inner.epoch'"),
+        ("inner=3", r"inner is 3; it is a table, set its keys: inner\.epochs, inner\.rate"),
+        ("inner.epochs=ten", r"inner\.epochs is 'ten' \(str\); a value of type int"),
+        ("inner.epochs=3.5", r"inner\.epochs is 3\.5 \(float\); a value of type int"),
+        ("refit=1", r"refit is 1 \(int\); a value of type bool"),
+        ("inner.epochs=-1", "inner.epochs is -1; a finite number of at least 0"),
+        ("inner.rate=nan", "inner.rate is nan"),
+        ("inner.rate=2", r"inner\.rate is 2(\.0)?; a number from 0 to 1 is wanted"),
+        ("name.x=1", r"name is \{'x': 1\}"),
+        ("name", "--set 'name': wanted key=value"),
+        ("=3", "wanted key=value"),
+        ("a..b=3", "wanted key=value"),
+    ],
+)
+def test_what_is_not_known_is_named(setting: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_configuration(Outer, settings=[setting], limits={"inner.rate": (0, 1)})
+
+
+def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"gone\.toml: cannot be read \(No such file"):
+        read_configuration(Outer, tmp_path / "gone.toml")
+    (tmp_path / "bad.toml").write_text("epochs == 3")
+    with pytest.raises(ConfigurationError, match=r"bad\.toml: not TOML"):
+        read_configuration(Outer, tmp_path / "bad.toml")
+    (tmp_path / "other.toml").write_text("epochs = 3")
+    with pytest.raises(ConfigurationError, match=r"other\.toml: no key 'epochs'"):
+        read_configuration(Outer, tmp_path / "other.toml")
+
+
+def test_the_defaults_keep_to_the_limits_and_every_limit_is_of_a_key() -> None:
+    known = [key for key, _ in keys(NextAgentConfig)]
+    assert set(LIMITS) <= set(known)
+    for key, (least, most) in LIMITS.items():
+        value: object = NextAgentConfig()
+        for part in key.split("."):
+            value = getattr(value, part)
+        assert least <= value <= most, key  # type: ignore[operator]
