@@ -30,4 +30,5 @@ def transition_matrix(prefixes: Prefixes) -> NDArray[np.float32]:
     counts[:, -1] = 0.0
     counts[-1, :] = 0.0
     total = counts.sum(axis=1, keepdims=True)
-    return np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
+    matrix: NDArray[np.float32] = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
+    return matrix

@@ -43,7 +43,12 @@ def sums_size(prefill: int, completion: int) -> int:
 
 @njit(cache=True, inline="always")
 def begin(
-    inputs: NDArray[np.float32], sums: NDArray[np.float32], workflow_type: int, agents: int, prefill: int, completion: int
+    inputs: NDArray[np.float32],
+    sums: NDArray[np.float32],
+    workflow_type: int,
+    agents: int,
+    prefill: int,
+    completion: int,
 ) -> None:
     """Starts a workflow: no step yet."""
     inputs[:] = 0.0
@@ -53,7 +58,9 @@ def begin(
 
 
 @njit(cache=True, inline="always")
-def _distance(state: NDArray[np.float32], sums: NDArray[np.float32], start: int, width: int, seen: float) -> float:
+def _distance(
+    state: NDArray[np.float32], sums: NDArray[np.float32], start: int, width: int, seen: float
+) -> np.floating:
     """Root mean square difference to the previous state, which is replaced; -1 when there is none."""
     total = np.float32(0.0)
     for i in range(width):
@@ -77,7 +84,7 @@ def at_prefill(
 ) -> None:
     """A step of `agent` has been prefilled; `state` is its projected prefill state, empty if none was captured."""
     size = RECENT + 2 * (agents + 1) + 3
-    here = size + 4
+    here = size + SIZE_COUNT
     done = here + prefill
     mean = done + completion
     distance = mean + prefill + completion
@@ -116,7 +123,7 @@ def at_completion(
 ) -> None:
     """The step has produced its last token; `state` is its projected completion state, empty if none was captured."""
     size = RECENT + 2 * (agents + 1) + 3
-    done = size + 4 + prefill
+    done = size + SIZE_COUNT + prefill
     mean = done + completion + prefill
     distance = mean + completion
     seen = 2 * (prefill + completion) + 1
@@ -149,7 +156,7 @@ def unroll(
     `sizes` float32 [n, 4] with NaN where unknown; states are projected, float32 [n, p] and [n, c].
     """
     prefill, completion = prefill_states.shape[1], completion_states.shape[1]
-    width = RECENT + 2 * (agents + 1) + 2 + 1 + 4 + 2 * (prefill + completion) + 2
+    width = RECENT + 2 * (agents + 1) + 3 + SIZE_COUNT + 2 * (prefill + completion) + 2
     first = np.empty((len(agent), width), np.float32)
     second = np.empty((len(agent), width), np.float32)
     inputs = np.empty(width, np.float32)

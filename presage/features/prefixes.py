@@ -64,7 +64,7 @@ class Prefixes:
     @property
     def horizon(self) -> int:
         """K."""
-        return self.outcomes.shape[1]
+        return int(self.outcomes.shape[1])
 
     @property
     def workflow(self) -> NDArray[np.int64]:

@@ -53,12 +53,12 @@ class Projection:
     @property
     def state_size(self) -> int:
         """d."""
-        return self.matrix.shape[0]
+        return int(self.matrix.shape[0])
 
     @property
     def size(self) -> int:
         """m."""
-        return self.matrix.shape[1]
+        return int(self.matrix.shape[1])
 
     def weights(self) -> NDArray[np.float32]:
         """The matrix as it multiplies, float32 [d, m]."""
@@ -79,7 +79,9 @@ class Projection:
     def from_tensors(cls, tensors: Mapping[str, NDArray[np.generic]]) -> Projection:
         """Inverse of `to_tensors`."""
         return cls(
-            tensors["matrix"].astype(np.float16), tensors["scale"].astype(np.float32), tensors["bias"].astype(np.float32)
+            tensors["matrix"].astype(np.float16),
+            tensors["scale"].astype(np.float32),
+            tensors["bias"].astype(np.float32),
         )
 
 

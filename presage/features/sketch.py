@@ -237,7 +237,7 @@ def _tf_idf(
 
     With that factor, the singular vectors are those of the matrix in which every repeat has a row of its own.
     """
-    from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+    from scipy.sparse import csr_matrix
 
     located = [_locate(document, terms) for document in documents]
     ends = np.cumsum([0, *(len(at) for at in located)])

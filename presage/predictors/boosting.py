@@ -110,7 +110,8 @@ def fit_trees(
 ) -> TreeEnsemble:
     """Grows trees on input vectors float32 [n, F] and labels int32 [n, K] (labels outside 0..V are masked).
 
-    The first `always` inputs are open to every tree, a share of the others is drawn for each. With `rounds` exactly so many trees are grown and the validation rows are not looked at.
+    The first `always` inputs are open to every tree, a share of the others is drawn for each. With `rounds` so many
+    trees are grown (fewer only where `leaf_cells` ends it) and the validation rows are not looked at.
     """
     rng = np.random.default_rng(seed)
     count, horizon = outcomes.shape
@@ -129,7 +130,9 @@ def fit_trees(
         gradient = ((p - target) * weight).reshape(count, -1)
         hessian = (np.maximum(p * (1.0 - p), 1e-3) * weight).reshape(count, -1)
         width = gradient.shape[1]
-        directions = rng.standard_normal((width, config.directions), dtype=np.float32) / np.float32(config.directions) ** 0.5
+        directions = (
+            rng.standard_normal((width, config.directions), dtype=np.float32) / np.float32(config.directions) ** 0.5
+        )
         sample = np.flatnonzero(rng.random(count) < config.rows).astype(np.int32)
         chosen = _choose(useful, always, config.columns, rng)
         feature, cut, node = _grow(
@@ -162,9 +165,7 @@ def fit_trees(
     return _flatten(trees[:kept], edges, base)
 
 
-def _choose(
-    useful: NDArray[np.int32], always: int, share: float, rng: np.random.Generator
-) -> NDArray[np.int32]:
+def _choose(useful: NDArray[np.int32], always: int, share: float, rng: np.random.Generator) -> NDArray[np.int32]:
     """Inputs one tree may split on, in order."""
     others = useful[useful >= always]
     drawn = rng.permutation(others)[: round(share * len(others))]
@@ -206,7 +207,7 @@ def _grow(
     weight: NDArray[np.float32],
     depth: int,
     bins: int,
-    l2: float,
+    l2: np.float32,
     min_rows: int,
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8], NDArray[np.int32]]:
     """Splits level by level for the largest Σ_s G_s² / (H + l2) of the sketched gradients.
@@ -281,7 +282,7 @@ def _leaf_values(
     gradient: NDArray[np.float32],
     hessian: NDArray[np.float32],
     nodes: int,
-    l2: float,
+    l2: np.float32,
 ) -> NDArray[np.float32]:
     """Newton step of every leaf and output, Σg / (Σh + l2), float32 [nodes, K (V+1)]."""
     top = np.zeros((nodes, gradient.shape[1]), np.float32)
@@ -325,12 +326,12 @@ def _flatten(trees: list[_Tree], edges: list[NDArray[np.float32]], base: NDArray
             nodes += [(-1, 0.0, 0)] * 2
     stacked = np.stack(leaves) if leaves else np.zeros((0, len(base)), np.float32)
     scale = np.maximum(np.abs(stacked).max(axis=0, initial=0.0) / 127.0, 1e-12).astype(np.float32)
-    feature, threshold, child = zip(*nodes, strict=True) if nodes else ((), (), ())
+    features, thresholds, children = zip(*nodes, strict=True) if nodes else ((), (), ())
     return TreeEnsemble(
         roots=np.array(roots, np.int32),
-        feature=np.array(feature, np.int16),
-        threshold=np.array(threshold, np.float32),
-        child=np.array(child, np.int32),
+        feature=np.array(features, np.int16),
+        threshold=np.array(thresholds, np.float32),
+        child=np.array(children, np.int32),
         leaves=np.round(stacked / scale).astype(np.int8),
         scale=scale,
         base=base,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from presage.features.history import RECENT
 
 LOGARITHM: Final = np.log1p(np.arange(256, dtype=np.float32))
-"""log(1 + x) of a count; a larger one counts as 255. A table, since a logarithm costs more than a row of the network."""
+"""log(1 + x) of a count, 255 at most. A table, since a logarithm costs more than a row of the network."""
 
 
 def encoding_size(agents: int) -> int:

@@ -8,6 +8,7 @@ place of each part.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -46,7 +47,7 @@ FLOATS: Final = (*ORDER, "thresholds", "leaves", "base", "rows", "log_rows", "sh
     ROWS,
     LOG_ROWS,
     SHARES,
-) = (HEADER + i for i in range(22))
+) = (HEADER + i for i in range(len(FLOATS)))
 
 # Parts of `numbers`.
 FEATURES, LEAF_OF, CONTEXTS, EVIDENCE = (HEADER + len(FLOATS) + i for i in range(4))
@@ -96,7 +97,7 @@ def build_engine(
     unfolded = [_complete(ensemble, depth) for ensemble in trees]
     leaf_of = [unfolded[0][2], unfolded[1][2] + len(trees[0].leaves)]
     values = [tree.leaves.astype(np.float32) * tree.scale for tree in trees]
-    floats = [network.arrays[name] for name in ORDER]
+    floats: list[NDArray[np.floating]] = [network.arrays[name] for name in ORDER]
     floats += [
         np.concatenate([threshold for _, threshold, _ in unfolded]),
         np.concatenate(values),
@@ -129,7 +130,7 @@ def with_shares(engine: Engine, shares: NDArray[np.float32], enough: int) -> Eng
     return Engine(floats, numbers, engine.keys)
 
 
-def _starts(parts: list[NDArray[np.generic]], first: int) -> NDArray[np.int64]:
+def _starts(parts: Sequence[NDArray[np.generic]], first: int) -> NDArray[np.int64]:
     return first + np.cumsum([0, *(part.size for part in parts[:-1])])
 
 
@@ -142,10 +143,8 @@ def _depth(trees: TreeEnsemble) -> int:
     return depth
 
 
-def _complete(
-    trees: TreeEnsemble, depth: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-    """Every tree filled up to `depth` levels: inputs and thresholds [trees, 2^depth − 1], leaf rows [trees, 2^depth]."""
+def _complete(trees: TreeEnsemble, depth: int) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
+    """Every tree filled up to `depth`: inputs and thresholds [trees, 2^depth − 1], leaf rows [trees, 2^depth]."""
     node = trees.roots.astype(np.int64)[:, None]
     features, thresholds = [], []
     for _ in range(depth):

@@ -23,15 +23,15 @@ AGENTS, PREFILL, COMPLETION, HIDDEN, PREFIX = e.AGENTS, e.PREFILL, e.COMPLETION,
 ENOUGH, DEPTH, INPUTS, TREES_AT_PREFILL, TREES = e.ENOUGH, e.DEPTH, e.INPUTS, e.TREES_AT_PREFILL, e.TREES
 
 # Contraction into fused multiply-adds only; no reassociation, so sums keep their order.
-FAST: Final = {"contract", "nnan", "ninf", "nsz"}
+FAST: Final = {"contract"}
 
 TOGETHER: Final = 8
 """Trees walked side by side: a walk waits for memory at every level, eight wait together."""
 
 
-@njit(cache=True, fastmath=FAST, inline="always")
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def _add_product(out: NDArray[np.float32], x: NDArray[np.float32], weights: NDArray[np.float32], start: int) -> None:
-    """out += x @ W for the row-major W that begins at `start`. Four inputs a turn; zeros, frequent in encodings, are free."""
+    """out += x @ W, W row-major from `start` on. Four inputs a turn; zeros, frequent in encodings, are free."""
     size, width = len(x), len(out)
     matrix = weights[start : start + size * width].reshape((size, width))
     whole = size - size % 4
@@ -47,14 +47,14 @@ def _add_product(out: NDArray[np.float32], x: NDArray[np.float32], weights: NDAr
             out[j] += a * matrix[i, j]
 
 
-@njit(cache=True, fastmath=FAST, inline="always")
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def _add_row(out: NDArray[np.float32], weights: NDArray[np.float32], start: int) -> None:
     row = weights[start : start + len(out)]
     for j in range(len(out)):
         out[j] += row[j]
 
 
-@njit(cache=True, fastmath=FAST, inline="always")
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def exponential(x: NDArray[np.float32]) -> None:
     """e^x in place, relative error below 2e-7: 2^n times a polynomial (Cephes expf), in a loop that vectorises."""
     power = np.empty(len(x), np.int32)
@@ -75,7 +75,7 @@ def exponential(x: NDArray[np.float32]) -> None:
         x[i] *= scale[i]
 
 
-@njit(cache=True, fastmath=FAST)
+@njit(cache=True, fastmath=FAST, error_model="numpy")
 def step_prefix(inputs: NDArray[np.float32], hidden: NDArray[np.float32], engine: Engine) -> None:
     """One GRU step: the step that `inputs` describes at its completion enters the prefix. Writes `hidden` [g]."""
     floats, numbers = engine.floats, engine.numbers
@@ -83,7 +83,8 @@ def step_prefix(inputs: NDArray[np.float32], hidden: NDArray[np.float32], engine
     states = numbers[PREFILL] + numbers[COMPLETION]
     first = len(inputs) - 2 * states - 2
     given = np.empty(3 * g, np.float32)
-    given[:] = floats[numbers[e.STEP_AGENT] + int(inputs[0]) * 3 * g : numbers[e.STEP_AGENT] + int(inputs[0] + 1) * 3 * g]
+    at = numbers[e.STEP_AGENT] + int(inputs[0]) * 3 * g
+    given[:] = floats[at : at + 3 * g]
     _add_product(given, inputs[first : first + states], floats, numbers[e.STEP_STATES])
     kept = np.empty(3 * g, np.float32)
     kept[:] = floats[numbers[e.STEP_HIDDEN_BIAS] : numbers[e.STEP_HIDDEN_BIAS] + 3 * g]
@@ -103,7 +104,7 @@ def step_prefix(inputs: NDArray[np.float32], hidden: NDArray[np.float32], engine
         hidden[i] = candidate + update * (hidden[i] - candidate)
 
 
-@njit(cache=True, fastmath=FAST)
+@njit(cache=True, fastmath=FAST, error_model="numpy")
 def network_logits(
     inputs: NDArray[np.float32], hidden: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]
 ) -> None:
@@ -137,7 +138,7 @@ def network_logits(
     _add_row(out, floats, numbers[e.AGENT_SKIP] + int(inputs[0]) * outputs)
 
 
-@njit(cache=True, fastmath=FAST)
+@njit(cache=True, fastmath=FAST, error_model="numpy")
 def tree_logits(inputs: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]) -> None:
     """Writes the trees' logits, float32 [K (V+1)]."""
     floats, numbers = engine.floats, engine.numbers
@@ -159,7 +160,7 @@ def tree_logits(inputs: NDArray[np.float32], moment: int, engine: Engine, out: N
             _add_row(out, floats, numbers[e.LEAVES] + numbers[leaf_of + (start + t) * ends + node[t] - inner] * outputs)
 
 
-@njit(cache=True, fastmath=FAST)
+@njit(cache=True, fastmath=FAST, error_model="numpy")
 def softmax_rows(rows: NDArray[np.float32]) -> None:
     """Turns each row of logits, float32 [K, V+1], into probabilities in place."""
     for k in range(rows.shape[0]):
@@ -177,7 +178,7 @@ def softmax_rows(rows: NDArray[np.float32]) -> None:
             row[j] /= total
 
 
-@njit(cache=True, fastmath=FAST)
+@njit(cache=True, fastmath=FAST, error_model="numpy")
 def forecast_row(
     inputs: NDArray[np.float32], hidden: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]
 ) -> int:
@@ -192,7 +193,7 @@ def forecast_row(
     horizon, width = out.shape
     agent = int(inputs[0])
     kind = int(inputs[len(inputs) - 2 * (numbers[PREFILL] + numbers[COMPLETION]) - 2 - SIZE_COUNT - 1])
-    known = numbers[numbers[e.EVIDENCE] + kind * width + agent]
+    known: int = numbers[numbers[e.EVIDENCE] + kind * width + agent]
     values = numbers[numbers[e.CONTEXTS] : numbers[e.CONTEXTS] + len(engine.keys)]
     context = lookup(engine.keys, values, kind, agent, int(inputs[1]), int(inputs[2])) * out.size
     if known < numbers[ENOUGH]:

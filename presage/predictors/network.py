@@ -83,6 +83,8 @@ class _Tensors:
 class _Network(nn.Module):
     """Trainable form. Dimensions: a = agent embedding, h = hidden, g = GRU, D = dense inputs, O = K (V+1) logits."""
 
+    transition: Tensor
+
     def __init__(
         self, transition: Tensor, types: int, dense: int, states: int, horizon: int, config: NetworkConfig
     ) -> None:
@@ -113,7 +115,7 @@ class _Network(nn.Module):
 
     def agents(self) -> Tensor:
         """H^(2), [V+1, a] (eq. 3); the last row is the unknown agent."""
-        h = self.embedding
+        h: Tensor = self.embedding
         for layer in self.sage:
             h = torch.relu(layer(torch.cat([h, self.transition @ h], dim=1)))
         return h
@@ -200,9 +202,9 @@ def _fit(
     lengths = np.diff(train.offsets)
     rng = np.random.default_rng(seed)
     total = config.epochs
-    per_epoch = len(_batches(lengths, config.batch_steps, np.random.default_rng(0)))
+    per_epoch = -(-int(lengths.sum()) // config.batch_steps)  # at most: a long workflow fills several
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, config.learning_rate, total_steps=total * per_epoch + total * 2, pct_start=0.15
+        optimizer, config.learning_rate, total_steps=total * (per_epoch + 2), pct_start=0.15
     )
     check = _batches(np.diff(validation.offsets), 8192, None)
     best, best_epoch, kept = np.inf, 0, average.state_dict()
@@ -233,9 +235,7 @@ def _fit(
     return _export(average, mean, spread, config), best_epoch
 
 
-def _batches(
-    lengths: NDArray[np.int64], steps: int, rng: np.random.Generator | None
-) -> Sequence[NDArray[np.int64]]:
+def _batches(lengths: NDArray[np.int64], steps: int, rng: np.random.Generator | None) -> Sequence[NDArray[np.int64]]:
     """Workflows in batches of about `steps` rows, workflows of like length together so that padding stays small."""
     key = lengths.astype(float) if rng is None else lengths * rng.uniform(0.8, 1.25, len(lengths))
     order = np.argsort(key, kind="stable")
@@ -256,8 +256,7 @@ def _loss(logits: tuple[Tensor, Tensor], outcomes: Tensor) -> Tensor:
 @torch.no_grad()
 def _follow(average: nn.Module, network: nn.Module, keep: float) -> None:
     """Exponential moving average of the weights: most of an ensemble's gain at the price of one model."""
-    old, new = list(average.parameters()), list(network.parameters())
-    torch._foreach_lerp_(old, new, 1.0 - keep)
+    torch._foreach_lerp_(tuple(average.parameters()), tuple(network.parameters()), 1.0 - keep)
 
 
 @torch.no_grad()
@@ -280,14 +279,14 @@ def _export(
     """Folds H^(2) and the scaling of the dense inputs into tables and matrices that serving multiplies by."""
     table = torch.cat([network.absent, network.agents()])
     a = config.agent_size
-    hidden, rnn = network.recent, network.prefix
+    hidden, rnn = network.recent, dict(network.prefix.named_parameters())
     unit = torch.from_numpy(spread)[:, None]
     centre = torch.from_numpy(mean)
     dense, skip = network.dense.weight.T / unit, network.skip.weight.T / unit
     low = SIZE_COUNT
     step_unit = unit[low : low + network.states]
-    step_states = rnn.weight_ih_l0[:, a:].T / step_unit
-    step_bias = rnn.bias_ih_l0 - centre[low : low + network.states] @ step_states
+    step_states = rnn["weight_ih_l0"][:, a:].T / step_unit
+    step_bias = rnn["bias_ih_l0"] - centre[low : low + network.states] @ step_states
     arrays: Mapping[str, Any] = {
         "recent": torch.stack([table @ hidden.weight[:, i * a : (i + 1) * a].T for i in range(RECENT)]),
         "kind": network.kind.weight,
@@ -301,9 +300,9 @@ def _export(
         "head_bias": network.head.bias - centre @ skip,
         "skip": skip,
         "agent_skip": network.agent_skip.weight,
-        "step_agent": table[1:] @ rnn.weight_ih_l0[:, :a].T + step_bias,
+        "step_agent": table[1:] @ rnn["weight_ih_l0"][:, :a].T + step_bias,
         "step_states": step_states,
-        "step_hidden": rnn.weight_hh_l0.T,
-        "step_hidden_bias": rnn.bias_hh_l0,
+        "step_hidden": rnn["weight_hh_l0"].T,
+        "step_hidden_bias": rnn["bias_hh_l0"],
     }
     return NetworkWeights({name: np.ascontiguousarray(array.numpy(), np.float16) for name, array in arrays.items()})

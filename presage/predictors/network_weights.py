@@ -65,8 +65,8 @@ ORDER: Final = (
 class NetworkWeights:
     """Arrays by name, float16, inputs before outputs (x @ W).
 
-    Shapes, with RECENT = 5 latest agents, E = encoding_size(V), D dense inputs, O = K (V+1):
-    recent [5, V+2, h] (row 0: no such step), kind [T+1, h], encoded [E, h], dense [D, h], moment [2, h],
+    Shapes, with R = RECENT latest agents, E = encoding_size(V), D dense inputs, O = K (V+1):
+    recent [R, V+2, h] (row 0: no such step), kind [T+1, h], encoded [E, h], dense [D, h], moment [2, h],
     from_prefix [g, h], second [h, h], second_bias [h], head [h, O], head_bias [O], skip [D, O], agent_skip [V+1, O],
     step_agent [V+1, 3g], step_states [p+c, 3g], step_hidden [g, 3g], step_hidden_bias [3g]; gates r, z, n as torch.
     """
@@ -76,12 +76,12 @@ class NetworkWeights:
     @property
     def hidden_size(self) -> int:
         """h."""
-        return self.arrays["second"].shape[0]
+        return int(self.arrays["second"].shape[0])
 
     @property
     def prefix_size(self) -> int:
         """g."""
-        return self.arrays["from_prefix"].shape[0]
+        return int(self.arrays["from_prefix"].shape[0])
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """Arrays by name, as an artefact keeps them."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -59,8 +58,8 @@ class NextAgentConfig:
         boosting: how trees are grown; 0 rounds leave them out.
     """
 
-    components: int = 24
-    discriminants: int = 16
+    components: int = 20
+    discriminants: int = 12
     min_evidence: int = 10
     refit: bool = True
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -99,7 +98,12 @@ class NextAgentPredictor:
     # --- learning ---
 
     def fit(
-        self, train: Prefixes, validation: Prefixes, *, source: StateSource | None = None, progress: Progress | None = None
+        self,
+        train: Prefixes,
+        validation: Prefixes,
+        *,
+        source: StateSource | None = None,
+        progress: Progress | None = None,
     ) -> Self:
         """Learns from `train`; `validation` (other tasks) decides when to stop and how to mix.
 
@@ -120,9 +124,7 @@ class NextAgentPredictor:
             self._hold(self._parts, shares)
         return self
 
-    def _learn(
-        self, train: Prefixes, validation: Prefixes | None, stopping: _Stopping, report: Progress
-    ) -> _Parts:
+    def _learn(self, train: Prefixes, validation: Prefixes | None, stopping: _Stopping, report: Progress) -> _Parts:
         """One round of learning. With `validation`, `stopping` is filled in; without, it is obeyed."""
         from presage.predictors.network import Examples, fit_network
 
@@ -130,7 +132,11 @@ class NextAgentPredictor:
         projections, projected = {}, {}
         for moment in train.states:
             projections[moment], projected[moment] = fit_projection(
-                train, moment, components=self.config.components, discriminants=self.config.discriminants, seed=self.seed
+                train,
+                moment,
+                components=self.config.components,
+                discriminants=self.config.discriminants,
+                seed=self.seed,
             )
         sets = [Examples(train.offsets, *self._inputs(train, projected), train.outcomes)]
         if validation is not None:
@@ -139,13 +145,13 @@ class NextAgentPredictor:
         examples, held_out = sets[0], sets[-1]
 
         trees = []
-        for index, inputs in enumerate((("prefill"), ("completion"))):
+        for index, moment in enumerate(MOMENTS):
             report(f"{doing}: trees", index / 2)
             trees.append(
                 fit_trees(
-                    getattr(examples, inputs),
+                    getattr(examples, moment),
                     examples.outcomes,
-                    getattr(held_out, inputs),
+                    getattr(held_out, moment),
                     held_out.outcomes,
                     self.vocabulary.outcomes,
                     self.config.boosting,
@@ -212,7 +218,7 @@ class NextAgentPredictor:
 
     def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
         """Probabilities float32 [n, K, V+1] at this moment of every step."""
-        return self._run(prefixes, self._engine)[MOMENTS.index(moment)]
+        return self.predict_both(prefixes)[moment]
 
     def predict_both(self, prefixes: Prefixes) -> dict[Moment, NDArray[np.float32]]:
         """Both moments in one pass."""
@@ -239,7 +245,8 @@ class NextAgentPredictor:
 
     def open(self, workflow_type: str) -> Workflow:
         """A workflow of this type before its first step."""
-        return self.open_many([workflow_type])[0]
+        workflow: Workflow = self.open_many([workflow_type])[0]
+        return workflow
 
     def open_many(self, workflow_types: Sequence[str]) -> NDArray[np.float32]:
         """Workflows before their first step, one a row: float32 [B, row]."""
@@ -266,13 +273,13 @@ class NextAgentPredictor:
         out: NDArray[np.float32],
     ) -> int:
         """A step begins; see `running.prefilled`."""
-        return prefilled(workflow, agent, tokens, chars, state, self._engine, out)  # type: ignore[no-any-return]
+        return prefilled(workflow, agent, tokens, chars, state, self._engine, out)
 
     def completed(
         self, workflow: Workflow, tokens: float, chars: float, state: NDArray[np.float32], out: NDArray[np.float32]
     ) -> int:
         """The step's output is complete; see `running.completed`."""
-        return completed(workflow, tokens, chars, state, self._engine, out)  # type: ignore[no-any-return]
+        return completed(workflow, tokens, chars, state, self._engine, out)
 
     def prefilled_many(
         self,
@@ -381,7 +388,8 @@ class NextAgentPredictor:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ArtefactError(
-                f"{folder}: not a complete {KIND} artefact ({type(error).__name__}: {error}); train or download it again"
+                f"{folder}: not a complete {KIND} artefact ({type(error).__name__}: {error}); "
+                "train or download it again"
             ) from error
         return predictor
 

@@ -11,8 +11,9 @@ FLOOR = 1e-9
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Softmax over the last axis, in the type given."""
-    exponential = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return exponential / exponential.sum(axis=-1, keepdims=True)
+    exponential: NDArray[np.float32] = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    exponential /= exponential.sum(axis=-1, keepdims=True)
+    return exponential
 
 
 def label_probability(

@@ -28,7 +28,7 @@ def opened(row: NDArray[np.float32], workflow_type: int, engine: Engine) -> None
     row[numbers[INPUTS] + numbers[SUMS] :] = 0.0
 
 
-@njit(cache=True, fastmath=FAST)
+@njit(cache=True, fastmath=FAST, error_model="numpy")
 def prefilled(
     row: NDArray[np.float32],
     agent: int,
@@ -57,7 +57,7 @@ def prefilled(
     return forecast_row(inputs, hidden, 0, engine, out)
 
 
-@njit(cache=True, fastmath=FAST)
+@njit(cache=True, fastmath=FAST, error_model="numpy")
 def completed(
     row: NDArray[np.float32],
     tokens: float,
@@ -77,7 +77,7 @@ def completed(
     return forecast_row(inputs, hidden, 1, engine, out)
 
 
-@njit(cache=True, fastmath=FAST, nogil=True)
+@njit(cache=True, fastmath=FAST, error_model="numpy", nogil=True)
 def prefilled_many(
     rows: NDArray[np.float32],
     agent: NDArray[np.int32],
@@ -93,7 +93,7 @@ def prefilled_many(
         evidence[i] = prefilled(rows[i], agent[i], tokens[i], chars[i], states[i], engine, out[i])
 
 
-@njit(cache=True, fastmath=FAST, nogil=True)
+@njit(cache=True, fastmath=FAST, error_model="numpy", nogil=True)
 def forecast_trace(
     offsets: NDArray[np.int64],
     workflow_type: NDArray[np.int32],
