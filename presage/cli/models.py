@@ -144,32 +144,26 @@ def _listing(listed: list[dict[str, Any]], uri: str) -> list[Any]:
             ", ".join(entry["aliases"]) or "–",
             _standing(entry),
             *(
-                " / ".join(number(entry["figures"].get(f"{moment}_accuracy_{k}")) for k in (1, 2, 3))
+                " ".join(number(entry["figures"].get(f"{moment}_accuracy_{k}")) for k in (1, 2, 3))
                 for moment in ("prefill", "completion")
             ),
             f"{entry['size_bytes'] / 1e6:.2f} MB",
-            entry["registered_at"],
+            entry["registered_at"][:10],
         ]
         for entry in listed
     ]
-    head = [
-        "name",
-        "version",
-        "aliases",
-        "verdict",
-        "accuracy at prefill",
-        "at completion",
-        "size",
-        "registered",
-    ]
-    return [table(f"Models in {uri}", head, rows)]
+    head = ["name", "version", "aliases", "verdict", "prefill", "completion", "size", "registered"]
+    figures = "Accuracy 1, 2 and 3 steps ahead, on the test set of each training; `--json` tells all."
+    return [f"Models in {uri}", table("", head, rows), f"\n{figures}"]
 
 
 def _standing(entry: dict[str, Any]) -> str:
     if entry["rolled_back"]:
         return "rolled back"
-    refused = entry["refused_by"]
-    return f"refused by {refused[0]}{' …' * (len(refused) > 1)}" if refused else entry["verdict"] or "not judged"
+    if entry["verdict"] == "refused":
+        gates = len(entry["refused_by"])
+        return f"refused, {gates} gate{'s' * (gates > 1)}"
+    return entry["verdict"] or "not judged"
 
 
 def _verdict(data: dict[str, Any]) -> list[Any]:

@@ -24,6 +24,9 @@ Report = Callable[[str, float | None], None]
 """Told what is being done and its share that is done, 0 to 1, or None where that is not known."""
 
 
+_WIDE = 160
+
+
 class Output:
     """One command's way to speak.
 
@@ -52,8 +55,9 @@ class Output:
             from rich.console import Console
 
             rendered = io.StringIO()
-            width = None if sys.stdout.isatty() else 120
-            console = Console(file=rendered, force_terminal=sys.stdout.isatty(), width=width)
+            terminal = sys.stdout.isatty()
+            # In a file or a pipe there is no edge to wrap at, unless somebody says so.
+            console = Console(file=rendered, force_terminal=terminal, width=None if terminal or _columns() else _WIDE)
             for renderable in renderables:
                 console.print(renderable, highlight=False, markup=False, soft_wrap=isinstance(renderable, str))
             text = rendered.getvalue()
@@ -73,6 +77,10 @@ class Output:
     def note(self, text: str) -> None:
         """Something to know beside the result, on standard error."""
         print(text, file=sys.stderr)
+
+
+def _columns() -> bool:
+    return os.environ.get("COLUMNS", "").isdigit()
 
 
 @contextmanager

@@ -78,18 +78,20 @@ def next_agent(
 ) -> None:
     """Train the next-agent predictor, judge it beside every baseline, and register it."""
     from presage.predictors.next_agent import NextAgentConfig
+    from presage.registry.package import check_name
     from presage.training.configuration import read_configuration
-    from presage.training.next_agent import BASELINES, LIMITS, train
+    from presage.training.next_agent import BASELINES, LIMITS, SHARED_TASKS, train
 
     out = Output(as_json)
     with out.working() as report, tempfile.TemporaryDirectory() as scratch:
         # Everything that can be refused is refused before minutes are spent on training.
         configuration = read_configuration(NextAgentConfig, config, settings or (), LIMITS)
         wanted = {"all": tuple(BASELINES), "none": ()}.get(baselines, tuple(baselines.split(",")))
-        folder = out_folder if out_folder is not None else Path(scratch) / name.replace("/", "-")
+        folder = out_folder if out_folder is not None else Path(scratch) / "model"
         _check_folder(folder)
         registry = None
         if register:
+            check_name(name)
             report("asking the registry", None)
             registry = options.open_registry(tracking_uri)
         table = options.read(traces, skip_bad, out, report)
@@ -115,6 +117,8 @@ def next_agent(
             training.metrics["version"] = made.version
             if out_folder is not None:
                 training.save(folder)
+    if shared := training.metrics["data"][SHARED_TASKS]:
+        out.note(f"{shared} test workflows run a task that is in the training traces: the figures may be too good")
     places = {
         "folder": str(out_folder) if out_folder is not None else None,
         "registered": made.uri if made is not None else None,

@@ -13,7 +13,8 @@ torch is needed to train only; `NetworkWeights` is plain arrays.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +39,12 @@ class Examples:
 
     Attributes:
         offsets: int64 [W+1].
-        prefill: float32 [n, F]; completion: float32 [n, F].
+        inputs: float32 [n, F] at prefill and at completion.
         outcomes: int32 [n, K].
     """
 
     offsets: NDArray[np.int64]
-    prefill: NDArray[np.float32]
-    completion: NDArray[np.float32]
+    inputs: tuple[NDArray[np.float32], NDArray[np.float32]]
     outcomes: NDArray[np.int32]
 
 
@@ -70,13 +70,11 @@ class _Tensors:
 
     def __init__(self, examples: Examples, agents: int, mean: NDArray[np.float32], spread: NDArray[np.float32]) -> None:
         history = RECENT + 2 * (agents + 1) + 2
-        first = examples.prefill
+        first = examples.inputs[0]
         self.recent = torch.from_numpy(first[:, :RECENT].astype(np.int64) + 1)
         self.kind = torch.from_numpy(first[:, history].astype(np.int64))
         self.encoded = torch.from_numpy(encode_all(first, agents))
-        self.dense = tuple(
-            torch.from_numpy((x[:, history + 1 :] - mean) / spread) for x in (first, examples.completion)
-        )
+        self.dense = tuple(torch.from_numpy((x[:, history + 1 :] - mean) / spread) for x in examples.inputs)
         self.outcomes = torch.from_numpy(examples.outcomes.astype(np.int64))
 
 
@@ -168,14 +166,25 @@ def fit_network(
         config: sizes and schedule.
         seed: of initialisation, order and dropout.
         epochs: train exactly so long and ignore `validation`.
-        progress: called after each epoch with its number and the validation loss in nats.
+        progress: called after each epoch with its number and the validation loss in nats (NaN with `epochs`).
 
     Returns:
         The weights as arrays, and the epoch they are from (counted from 1).
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(seed)
         return _fit(train, validation, transition, types, states, config, seed, epochs, progress)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Matrices this small lose time to a second thread, and most of it where other programs want the cores too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _fit(
@@ -191,7 +200,7 @@ def _fit(
 ) -> tuple[NetworkWeights, int]:
     agents = len(transition) - 1
     start = RECENT + 2 * (agents + 1) + 3
-    both = np.concatenate([train.prefill[:, start:], train.completion[:, start:]])
+    both = np.concatenate([inputs[:, start:] for inputs in train.inputs])
     mean, spread = both.mean(axis=0), np.maximum(both.std(axis=0), 1e-3)
     data = _Tensors(train, agents, mean, spread)
     held_out = _Tensors(validation, agents, mean, spread)
@@ -221,12 +230,12 @@ def _fit(
             schedule.step()
             updates += 1
             _follow(average, network, min(config.averaging, updates / (updates + 10)))
+        score = np.nan if epochs is not None else _score(average, held_out, validation.offsets, check)
+        if progress is not None:
+            progress(epoch, score)
         if epochs is not None:
             kept, best_epoch = average.state_dict(), epoch
             continue
-        score = _score(average, held_out, validation.offsets, check)
-        if progress is not None:
-            progress(epoch, score)
         if score < best - 1e-5:
             best, best_epoch, kept = score, epoch, copy.deepcopy(average.state_dict())
         elif epoch - best_epoch >= config.patience:

@@ -11,9 +11,10 @@ found. Every forecast, in training, evaluation and serving, is made by the kerne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ from presage.predictors.mixture import fit_weights
 from presage.predictors.network_weights import NetworkConfig, NetworkWeights
 from presage.predictors.ngram import BackoffNgram
 from presage.predictors.running import completed, forecast_trace, opened, prefilled, prefilled_many
+
+if TYPE_CHECKING:
+    from presage.predictors.network import Examples
 
 KIND: Final = "next-agent"
 COMPONENTS: Final = ("network", "trees", "n-gram")
@@ -126,7 +130,7 @@ class NextAgentPredictor:
 
     def _learn(self, train: Prefixes, validation: Prefixes | None, stopping: _Stopping, report: Progress) -> _Parts:
         """One round of learning. With `validation`, `stopping` is filled in; without, it is obeyed."""
-        from presage.predictors.network import Examples, fit_network
+        from presage.predictors.network import fit_network
 
         doing = "learning" if validation is not None else "learning again on all"
         projections, projected = {}, {}
@@ -138,40 +142,39 @@ class NextAgentPredictor:
                 discriminants=self.config.discriminants,
                 seed=self.seed,
             )
-        sets = [Examples(train.offsets, *self._inputs(train, projected), train.outcomes)]
+        examples = self._examples(train, projected)
+        held_out = examples
         if validation is not None:
-            projected = {m: projections[m](s) for m, s in validation.states.items() if m in projections}
-            sets.append(Examples(validation.offsets, *self._inputs(validation, projected), validation.outcomes))
-        examples, held_out = sets[0], sets[-1]
+            held_out = self._examples(validation, _projected(validation, projections))
 
-        trees = []
-        for index, moment in enumerate(MOMENTS):
-            report(f"{doing}: trees", index / 2)
-            trees.append(
-                fit_trees(
-                    getattr(examples, moment),
-                    examples.outcomes,
-                    getattr(held_out, moment),
-                    held_out.outcomes,
-                    self.vocabulary.outcomes,
-                    self.config.boosting,
-                    self.seed,
-                    always=history_size(len(self.vocabulary.agents)) + 1 + SIZE_COUNT,
-                    rounds=stopping.rounds[index] if validation is None else None,
-                )
+        def grow(index: int) -> TreeEnsemble:
+            return fit_trees(
+                examples.inputs[index],
+                examples.outcomes,
+                held_out.inputs[index],
+                held_out.outcomes,
+                self.vocabulary.outcomes,
+                self.config.boosting,
+                self.seed,
+                always=history_size(len(self.vocabulary.agents)) + 1 + SIZE_COUNT,
+                rounds=stopping.rounds[index] if validation is None else None,
             )
-        states = sum(projection.size for projection in projections.values())
-        network, epoch = fit_network(
-            examples,
-            held_out,
-            transition_matrix(train),
-            len(self.vocabulary.workflow_types),
-            states,
-            self.config.network,
-            self.seed,
-            epochs=stopping.epochs if validation is None else None,
-            progress=lambda done, _: report(f"{doing}: network", done / self.config.network.epochs),
-        )
+
+        # Growing releases the interpreter, so that the trees of both moments grow beside the network.
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            growing = [pool.submit(grow, index) for index in range(len(MOMENTS))]
+            network, epoch = fit_network(
+                examples,
+                held_out,
+                transition_matrix(train),
+                len(self.vocabulary.workflow_types),
+                sum(projection.size for projection in projections.values()),
+                self.config.network,
+                self.seed,
+                epochs=stopping.epochs if validation is None else None,
+                progress=lambda done, _: report(doing, done / self.config.network.epochs),
+            )
+            trees = [future.result() for future in growing]
         if validation is not None:
             stopping.epochs, stopping.rounds = epoch, [len(tree.roots) for tree in trees]
         return _Parts(projections, network, (trees[0], trees[1]), BackoffNgram(3).fit(train, train), _evidence(train))
@@ -200,10 +203,10 @@ class NextAgentPredictor:
         )
         self._projection = {m: (p.weights(), p.bias) for m, p in parts.projections.items()}
 
-    def _inputs(
-        self, prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        first, second = unroll(
+    def _examples(self, prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]) -> Examples:
+        from presage.predictors.network import Examples
+
+        inputs = unroll(
             prefixes.offsets,
             prefixes.workflow_type,
             prefixes.agent,
@@ -212,7 +215,7 @@ class NextAgentPredictor:
             *_with_presence(prefixes, projected, COMPLETION),
             len(self.vocabulary.agents),
         )
-        return first, second
+        return Examples(prefixes.offsets, inputs, prefixes.outcomes)
 
     # --- forecasting ---
 
@@ -226,10 +229,7 @@ class NextAgentPredictor:
 
     def _run(self, prefixes: Prefixes, engine: Engine) -> NDArray[np.float32]:
         """Forecasts of both moments, float32 [2, n, K, V+1]."""
-        projections = self._parts.projections
-        projected = {m: projections[m](s) for m, s in prefixes.states.items() if m in projections}
-        for moment, width in zip(MOMENTS, self._widths, strict=True):
-            projected.setdefault(moment, np.zeros((prefixes.steps, width), np.float32))
+        projected = _projected(prefixes, self._parts.projections)
         out = np.empty((2, prefixes.steps, self.horizon, self.vocabulary.outcomes), np.float32)
         forecast_trace(
             prefixes.offsets,
@@ -404,6 +404,16 @@ class _Stopping:
 
 _NOTHING: Final = np.empty(0, np.float32)
 _SIGNS_OF_OUTPUT: Final = ("output_tokens", "output_text", "completion_state", "ended_at")
+
+
+def _projected(prefixes: Prefixes, projections: Mapping[Moment, Projection]) -> dict[Moment, NDArray[np.float32]]:
+    """The states of each moment that the model projects, float32 [n, m]; zeros where these prefixes have none."""
+    return {
+        moment: projection(prefixes.states[moment])
+        if moment in prefixes.states
+        else np.zeros((prefixes.steps, projection.size), np.float32)
+        for moment, projection in projections.items()
+    }
 
 
 def _with_presence(

@@ -88,10 +88,7 @@ def register(
         RegistryError: the registry refused, or the name is none.
         TraceError: the input example lacks a required column.
     """
-    if not re.fullmatch(r"[\w.\- ]{1,200}", name):
-        raise RegistryError(
-            f"model name {name!r}: wanted letters, digits, space, '-', '_' and '.' only, as in 'next-agent'."
-        )
+    check_name(name)
     content = read_artefact(artefact)
     facts = {
         "presage.kind": content.kind,
@@ -118,6 +115,18 @@ def register(
             )
         registry.client.set_terminated(run_id)
     return RegisteredVersion(name, int(made.version), run_id, f"models:/{name}/{made.version}")
+
+
+def check_name(name: str) -> None:
+    """Whether a model may be called that: asked before a training, so that it is not refused after.
+
+    Raises:
+        RegistryError: it may not.
+    """
+    if not re.fullmatch(r"[\w.\- ]{1,200}", name):
+        raise RegistryError(
+            f"model name {name!r}: wanted letters, digits, space, '-', '_' and '.' only, as in 'next-agent'."
+        )
 
 
 def headline(metrics: Mapping[str, Any]) -> dict[str, float]:

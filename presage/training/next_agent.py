@@ -55,6 +55,9 @@ LIMITS: Final[Limits] = {
 NGRAM: Final = "n-gram"
 """The baseline that a fitted predictor carries inside: order 3, counted on its own training traces."""
 
+SHARED_TASKS: Final = "test workflows whose task is in the training set"
+"""The line of the report that is 0 unless separate test traces were not so separate."""
+
 _LIBRARIES: Final = ("torch", "numpy", "scikit-learn", "lightgbm", "numba", "pyarrow")
 
 Progress = Callable[[str, float | None], None]
@@ -209,7 +212,7 @@ def train(
             "training": f"{inner.workflows} workflows, {inner.steps} steps",
             "validation": f"{validation.workflows} workflows, {validation.steps} steps",
             "split": parts.rule,
-            "workflows of the test set whose task is in the training set": _shared_tasks(parts),
+            SHARED_TASKS: _shared_tasks(parts),
             "states": _of_states(source),
             "seed": seed,
             "digest of the training traces": training_data["digest"],

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,8 +56,6 @@ def test_a_bad_trace_is_named_and_nothing_is_written(tmp_path: Path, kind: str) 
         run("traces", "ingest", path, "--to", tmp_path / "store"),
         train(path, "--out", tmp_path / "out", "--no-register", *FAST),
     ):
-        import re
-
         assert "bad.jsonl" in ran.complaint
         assert re.search(message, ran.complaint)
     assert [entry.name for entry in tmp_path.iterdir()] == ["bad.jsonl"]
@@ -243,6 +242,13 @@ def test_a_registry_that_is_down_is_said_before_the_training(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
     for command in (("models",), ("rollback", "x"), ("promote", "x", "--version", 1, "--traces", path)):
         assert "does not answer" in run(*command, "--tracking-uri", "http://127.0.0.1:9").complaint
+
+
+def test_a_name_that_no_model_may_have_is_refused_before_the_training(tmp_path: Path) -> None:
+    path = write(tmp_path / "good.jsonl", GOOD)
+    ran = train(path, "--name", "a/b", "--tracking-uri", f"sqlite:///{tmp_path / 'r.db'}", *FAST)
+    assert "model name 'a/b'" in ran.complaint
+    assert not (tmp_path / "r.db").exists()
 
 
 @pytest.fixture

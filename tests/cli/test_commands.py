@@ -97,7 +97,7 @@ def test_from_traces_to_a_champion_to_a_refusal_and_back(tmp_path: Path, tiny: T
     listed = {entry["version"]: entry for entry in run("models", *uri).json["models"]}
     assert [listed[version]["verdict"] for version in (1, 2, 3)] == ["promoted", "refused", "promoted"]
     assert (listed[1]["aliases"], listed[3]["aliases"]) == (["champion"], ["shadow"])
-    assert "refused by" in run("models", *uri[:2]).out
+    assert "refused, " in run("models", *uri[:2]).out
 
     judged = run("evaluate", "models:/spine@champion", tiny.held_out, *uri).json
     assert (judged["model"], judged["version"], judged["workflows"]) == ("spine", 1, 40)

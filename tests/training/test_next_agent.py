@@ -17,7 +17,7 @@ from presage.errors import ConfigurationError, TraceError
 from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentConfig, NextAgentPredictor
-from presage.training.next_agent import BASELINES, evaluate_model, train
+from presage.training.next_agent import BASELINES, SHARED_TASKS, evaluate_model, train
 
 FAST = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=3))
 
@@ -70,9 +70,8 @@ def test_separate_test_traces_leave_all_others_for_training() -> None:
     assert fitted.training_data["workflows"] == 30
     assert fitted.training_data["digest"] == f"sha256:{digest(table)}"
     assert fitted.metrics["workflows"] == 10
-    shared = "workflows of the test set whose task is in the training set"
-    assert fitted.metrics["data"][shared] == 0
-    assert train(table, table, FAST, baselines=()).metrics["data"][shared] == 30
+    assert fitted.metrics["data"][SHARED_TASKS] == 0
+    assert train(table, table, FAST, baselines=()).metrics["data"][SHARED_TASKS] == 30
 
 
 def test_names_that_only_the_test_set_has_are_unknown() -> None:
