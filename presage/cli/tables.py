@@ -6,17 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 Json = Mapping[str, Any]
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table, its first column on the left and the others on the right."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    """A table, its first column on the left and the others on the right. No name is taken for markup."""
+    made = Table(title=Text(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for index, name in enumerate(head):
-        made.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
+        made.add_column(Text(name), justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(Text, row))
     return made
 
 

@@ -62,7 +62,7 @@ def test_a_folder_gets_the_artefact_and_the_numbers_that_are_printed(tmp_path: P
     again = train(tiny.store, "--out", tmp_path / "out", "--no-register", *FAST)
     assert again.code == 0, "an earlier artefact is replaced"
     assert "Accuracy at completion" in again.out
-    assert "learning: network …" in again.err
+    assert "judging on the test set …" in again.err
 
 
 def test_from_traces_to_a_champion_to_a_refusal_and_back(tmp_path: Path, tiny: Tiny, database: str) -> None:

@@ -1,0 +1,114 @@
+"""The main job from end to end, with the commands a user types: what is learnt, promoted, refused and forecast?
+
+Traces come from known laws, so nothing is downloaded. Everything is written to ./demo-output, which is made anew. A
+worse candidate is trained on purpose and has to be refused. Ends with one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+OUT = Path("demo-output")
+LAWS = ("retry", "research", "triage")
+TRAINING, HELD_OUT, TOO_FEW = 400, 150, 5
+"""Workflows of each law."""
+
+REFUSED = 3
+
+
+def shell(line: str, *, expected: int = 0) -> str:
+    """Runs a command in the demo's folder as if typed there and shows what it prints; returns standard output."""
+    print(f"\n$ {line}", flush=True)
+    done = subprocess.run(shlex.split(line), cwd=OUT, stdout=subprocess.PIPE, text=True, check=False, env=environment())
+    print(done.stdout, end="", flush=True)
+    if done.returncode != expected:
+        sys.exit(f"demo: exit code {done.returncode} where {expected} was expected")
+    if expected:
+        print(f"(exit code {expected})")
+    return done.stdout
+
+
+def environment() -> dict[str, str]:
+    """The registry of the demo is its own, whatever is configured outside."""
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    return {**environment, "COLUMNS": str(shutil.get_terminal_size((140, 24)).columns)}
+
+
+def say(text: str) -> None:
+    print(f"\n# {text}", flush=True)
+
+
+def main() -> None:
+    begun = time.monotonic()
+    if OUT.exists() and not (OUT / ".made-by-demo").exists():
+        sys.exit(f"demo: {OUT.resolve()} is there and was not made by the demo: move it away")
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir()
+    (OUT / ".made-by-demo").touch()
+
+    say("Traces of three applications, and others, later, that nothing is trained on.")
+    for law in LAWS:
+        shell(f"presage traces generate --law {law} --workflows {TRAINING} --seed 0 --to traces")
+        shell(f"presage traces generate --law {law} --workflows {HELD_OUT} --seed 1 --to held-out")
+    shell("presage traces describe traces")
+
+    say("Train, compare with every baseline on workflows set apart, and register.")
+    shell("train-predictor next-agent traces --out model")
+    trained = json.loads((OUT / "model" / "metrics.json").read_text())
+
+    say("Promote it: every gate is judged on the held-out traces.")
+    shell("presage promote next-agent --version 1 --traces held-out")
+
+    say("A worse candidate, on purpose: a handful of workflows, one pass, no trees. The gates have to refuse it.")
+    for law in LAWS:
+        shell(f"presage traces generate --law {law} --workflows {TOO_FEW} --seed 2 --to few")
+    settings = "--set network.epochs=1 --set boosting.rounds=0 --baselines markov-1"
+    shell(f"train-predictor next-agent few {settings}")
+    shell("presage promote next-agent --version 2 --traces held-out", expected=REFUSED)
+    shell("presage models")
+    listed = json.loads(shell_quietly("presage models --json"))["models"]
+
+    say("A workflow is running. What comes next?")
+    steps = [
+        {"workflow_type": "retry", "workflow_id": "now", "step": step, "agent": agent, "output_tokens": tokens}
+        for step, (agent, tokens) in enumerate([("planner", 180), ("retriever", 60), ("coder", 650), ("tester", 90)])
+    ]
+    (OUT / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    print((OUT / "steps.jsonl").read_text(), end="")
+    shell("presage forecast models:/next-agent@champion steps.jsonl")
+    forecast = json.loads(shell_quietly("presage forecast models:/next-agent@champion steps.jsonl --json"))
+
+    verdicts = {entry["version"]: entry["verdict"] for entry in listed}
+    champion = [entry["version"] for entry in listed if "champion" in entry["aliases"]]
+    if verdicts != {1: "promoted", 2: "refused"} or champion != [1]:
+        sys.exit(f"demo: verdicts {verdicts} and champion {champion}; the good model should serve and no other")
+    print(f"\nEverything lies in {OUT.resolve()}: look into model/report.md, or run the commands above there.\n")
+    summary = {
+        "demo": "passed",
+        "seconds": round(time.monotonic() - begun, 1),
+        "accuracy": {moment: figures["accuracy"] for moment, figures in trained["moments"].items()},
+        "markov-3": trained["baselines"]["markov-3"]["accuracy"],
+        "latency_us": round(trained["latency_us"], 1),
+        "size_bytes": trained["size_bytes"],
+        "promoted": champion,
+        "refused": [version for version, verdict in verdicts.items() if verdict == "refused"],
+        "next": max(forecast["horizons"][0]["agents"].items(), key=lambda item: item[1])[0],
+    }
+    print(json.dumps(summary))
+
+
+def shell_quietly(line: str) -> str:
+    """The same without showing it: for what the demo itself wants to know."""
+    done = subprocess.run(shlex.split(line), cwd=OUT, capture_output=True, text=True, check=True, env=environment())
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

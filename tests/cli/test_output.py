@@ -1,0 +1,40 @@
+"""Results on standard output, all else on standard error, on a terminal and off it."""
+
+import sys
+
+import pytest
+
+from presage.cli.output import Output
+from presage.cli.tables import table
+
+
+def test_off_a_terminal_each_thing_that_begins_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with Output(False).working() as report:
+        for share in (None, 0.5, 1.0):
+            report("reading", share)
+        report("learning", 0.1)
+        print("a library chats")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == ["reading …", "learning …", "a library chats"]
+
+
+def test_on_a_terminal_there_is_a_bar_and_standard_output_stays_clean(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    out = Output(True)
+    with out.working() as report:
+        report("learning", 0.5)
+        report("judging", None)
+    out.result({"é": 1.5})
+    captured = capsys.readouterr()
+    assert captured.out == '{"é": 1.5}\n'
+    assert "judging" in captured.err
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(False).result({}, "traces [a/b]", table("[b]title", ["[/i]agent"], [["[/red]"]]))
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("traces [a/b]", "[b]title", "[/i]agent", "[/red]"))
