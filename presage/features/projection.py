@@ -35,6 +35,10 @@ PCA_ROWS: Final = 4096
 TOTAL_VARIANCE: Final = 25.0
 """Components are scaled to this summed variance, so that one range of penalties serves any source of states."""
 
+STILL: Final = 1e-3
+"""Spread, after that scaling, of a column that does not vary but by rounding: it is zero, else unit variance would
+blow up what is not there."""
+
 
 @dataclass(frozen=True)
 class Projection:
@@ -101,6 +105,11 @@ def fit_projection(
     """
     states = prefixes.states[moment]
     rows = np.flatnonzero(~np.isnan(states[:, 0]))
+    if not len(rows):
+        nothing = np.zeros(0, np.float32)
+        return Projection(np.zeros((states.shape[1], 0), np.float16), nothing, nothing), np.zeros(
+            (len(states), 0), np.float32
+        )
     present = states if len(rows) == len(states) else states[rows]
     rng = np.random.default_rng(seed)
     mean = present.mean(axis=0)
@@ -118,7 +127,8 @@ def fit_projection(
 
     kept = min(components, reduced.shape[1])
     inner = np.hstack([np.eye(reduced.shape[1], kept, dtype=np.float32), coefficients @ rotation])
-    spread = np.maximum((reduced @ inner).std(axis=0), 1e-6)
+    spread = (reduced @ inner).std(axis=0)
+    spread[spread < STILL] = np.inf
     weights = axes @ inner * (unit / spread)
     scale = np.maximum(np.abs(weights).max(axis=0), 1e-12).astype(np.float32)
     matrix = (weights / scale).astype(np.float16)

@@ -1,0 +1,48 @@
+"""Names to numbers and back: what is known, and that all else is one value."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from word_samples import trace_of
+
+from presage.errors import TraceError
+from presage.features.vocabulary import Vocabulary
+
+
+def test_names_are_numbered_in_sorted_order_and_shared_between_workflow_types() -> None:
+    vocabulary = Vocabulary.from_table(trace_of(["cab", "ad"], types=["u", "t"]))
+    assert vocabulary.agents == ("a", "b", "c", "d")
+    assert vocabulary.workflow_types == ("t", "u")
+    assert [vocabulary.agent(name) for name in "abcd"] == [0, 1, 2, 3]
+    assert [vocabulary.workflow_type(name) for name in "tu"] == [0, 1]
+
+
+def test_the_unknown_stands_behind_the_last_name_and_end_has_the_same_place_among_outcomes() -> None:
+    vocabulary = Vocabulary(("t",), ("a", "b"))
+    assert (vocabulary.unknown, vocabulary.end, vocabulary.unseen, vocabulary.outcomes) == (2, 2, 3, 3)
+    assert (vocabulary.agent("stranger"), vocabulary.agent(""), vocabulary.workflow_type("other")) == (2, 2, 1)
+
+
+def test_columns_are_encoded_as_single_names_are() -> None:
+    vocabulary = Vocabulary(("t",), ("a", "b"))
+    table = trace_of(["abxa", "y"], types=["t", "v"])
+    agents, types = vocabulary.encode_agents(table["agent"]), vocabulary.encode_types(table["workflow_type"])
+    assert agents.dtype == types.dtype == np.int32
+    assert agents.tolist() == [vocabulary.agent(name) for name in "abxay"] == [0, 1, 2, 0, 2]
+    assert types.tolist() == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("words", [["aaa", "a"], ["b"]])
+def test_a_trace_of_one_agent_is_refused_with_what_to_check(words: list[str]) -> None:
+    with pytest.raises(TraceError, match=r"name 1 agent.* at least 2; check that the agent column"):
+        Vocabulary.from_table(trace_of(words))
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(max_size=4), unique=True), st.lists(st.text(max_size=4), unique=True))
+def test_an_artefact_keeps_it(workflow_types: list[str], agents: list[str]) -> None:
+    vocabulary = Vocabulary(tuple(workflow_types), tuple(agents))
+    assert Vocabulary.from_dict(json.loads(json.dumps(vocabulary.to_dict()))) == vocabulary
