@@ -1,0 +1,180 @@
+"""Trees with vector leaves: what they learn, what they must ignore, and the bounds that end growing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from presage.features.prefixes import MASKED
+from presage.predictors.boosting import BoostingConfig, TreeEnsemble, fit_trees
+from presage.predictors.probabilities import cross_entropy, softmax
+
+SMALL = BoostingConfig(rounds=30, rows=1.0, depth=3, columns=1.0)
+
+
+def logits_by_walking(trees: TreeEnsemble, inputs: NDArray[np.float32]) -> NDArray[np.float64]:
+    """One row and one comparison at a time, float64 [n, K (V+1)]."""
+    out = np.tile(trees.base.astype(float), (len(inputs), 1))
+    for row, x in enumerate(inputs):
+        for root in trees.roots:
+            node = int(root)
+            while trees.feature[node] >= 0:
+                node = int(trees.child[node]) + int(x[trees.feature[node]] >= trees.threshold[node])
+            out[row] += trees.leaves[trees.child[node]].astype(float) * trees.scale
+    return out
+
+
+def forecasts(trees: TreeEnsemble, inputs: NDArray[np.float32], horizon: int) -> NDArray[np.float64]:
+    return softmax(logits_by_walking(trees, inputs).reshape(len(inputs), horizon, -1))
+
+
+def xor(rows: int, seed: int, extra: int = 4) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Outcome 0 or 1 by the exclusive or of two inputs, one and two steps ahead the other way round; the rest noise."""
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(rows, 2 + extra)).astype(np.float32)
+    label = ((inputs[:, 0] > 0) ^ (inputs[:, 1] > 0)).astype(np.int32)
+    return inputs, np.stack([label, 1 - label], axis=1)
+
+
+def assert_equal(first: TreeEnsemble, second: TreeEnsemble) -> None:
+    for name, array in first.to_tensors().items():
+        np.testing.assert_array_equal(array, second.to_tensors()[name])
+        assert array.dtype == second.to_tensors()[name].dtype
+
+
+def test_an_interaction_no_single_input_shows_is_learnt_for_all_horizons_at_once() -> None:
+    (inputs, outcomes), (others, theirs) = xor(1500, 0), xor(500, 1)
+    trees = fit_trees(inputs, outcomes, others, theirs, 3, SMALL, 0)
+    right = forecasts(trees, others, 2).argmax(axis=2) == theirs
+    assert right.mean(axis=0).min() > 0.93
+
+
+def test_without_trees_the_answer_is_the_share_of_each_outcome() -> None:
+    inputs, outcomes = xor(100, 0)
+    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, rounds=0), 0)
+    assert (len(trees.roots), trees.leaves.shape, trees.feature.shape) == (0, (0, 6), (0,))
+    share = (np.bincount(outcomes[:, 0], minlength=3) + 0.5) / (100 + 1.5)
+    np.testing.assert_allclose(forecasts(trees, inputs[:1], 2)[0, 0], share, rtol=1e-5)
+
+
+def test_a_masked_label_contributes_nothing() -> None:
+    inputs, outcomes = xor(400, 0)
+    masked = outcomes.copy()
+    masked[::2, 1] = MASKED
+    unseen = np.where(masked == MASKED, 3, masked).astype(np.int32)  # an agent out of the vocabulary is masked as well
+    first = fit_trees(inputs, masked, inputs, masked, 3, SMALL, 0)
+    assert_equal(first, fit_trees(inputs, unseen, inputs, unseen, 3, SMALL, 0))
+
+
+def test_rows_masked_throughout_change_no_leaf_and_no_base() -> None:
+    inputs, outcomes = xor(400, 0)
+    outcomes[:, 1] = MASKED
+    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, SMALL, 0)
+    assert not trees.leaves[:, 3:].any()
+    np.testing.assert_allclose(trees.base[3:], np.log(1 / 3), rtol=1e-6)
+
+
+def test_nothing_known_at_all_gives_uniform_forecasts() -> None:
+    inputs, _ = xor(60, 0)
+    nothing = np.full((60, 2), MASKED, np.int32)
+    trees = fit_trees(inputs, nothing, inputs, nothing, 3, SMALL, 0)
+    np.testing.assert_allclose(forecasts(trees, inputs, 2), 1 / 3, rtol=1e-6)
+
+
+def test_a_seed_decides_every_array_and_another_seed_another_draw() -> None:
+    inputs, outcomes = xor(300, 0)
+    config = replace(SMALL, rows=0.7, columns=0.5)
+    first = fit_trees(inputs, outcomes, inputs, outcomes, 3, config, 5)
+    assert_equal(first, fit_trees(inputs, outcomes, inputs, outcomes, 3, config, 5))
+    other = fit_trees(inputs, outcomes, inputs, outcomes, 3, config, 6)
+    assert other.threshold.tolist() != first.threshold.tolist()
+
+
+@pytest.mark.parametrize("leaf_cells", [0, 100, 200])
+def test_leaf_cells_end_growing(leaf_cells: int) -> None:
+    inputs, outcomes = xor(500, 0)
+    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, leaf_cells=leaf_cells), 0)
+    assert trees.leaves.size <= leaf_cells
+    assert (len(trees.roots) > 0) == (leaf_cells > 0)
+    exactly = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, leaf_cells=leaf_cells), 0, rounds=30)
+    assert exactly.leaves.size <= leaf_cells
+
+
+def test_a_number_of_rounds_is_obeyed_and_validation_not_looked_at() -> None:
+    inputs, outcomes = xor(300, 0)
+    first = fit_trees(inputs, outcomes, inputs, outcomes, 3, SMALL, 0, rounds=7)
+    assert len(first.roots) == 7
+    assert_equal(first, fit_trees(inputs, outcomes, inputs[:1], 1 - outcomes[:1], 3, SMALL, 0, rounds=7))
+
+
+def test_validation_decides_how_many_are_kept() -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(300, 5)).astype(np.float32)
+    noise = rng.integers(0, 3, (300, 2)).astype(np.int32)
+    others, theirs = rng.normal(size=(300, 5)).astype(np.float32), rng.integers(0, 3, (300, 2)).astype(np.int32)
+    config = replace(SMALL, rounds=200, patience=5)
+    kept = len(fit_trees(inputs, noise, others, theirs, 3, config, 0).roots)
+    assert kept <= 15  # there is nothing to learn
+    losses = [
+        cross_entropy(forecasts(fit_trees(inputs, noise, others, theirs, 3, config, 0, rounds=r), others, 2), theirs)
+        for r in (kept, kept + 5)
+    ]
+    assert losses[0] < losses[1]
+
+
+def test_only_the_first_inputs_are_open_to_every_tree() -> None:
+    inputs, outcomes = xor(400, 0)
+    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, columns=0.0), 0, always=2)
+    assert set(trees.feature[trees.feature >= 0].tolist()) == {0, 1}
+    without = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, columns=0.5, rounds=1), 0, always=0)
+    assert len(set(without.feature[without.feature >= 0].tolist())) <= 3
+
+
+def test_constant_inputs_are_never_compared() -> None:
+    inputs, outcomes = xor(300, 0)
+    inputs[:, 3:] = 2.0
+    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, SMALL, 0)
+    assert trees.feature.max() <= 2
+
+
+def test_inputs_that_are_all_constant_leave_single_leaves() -> None:
+    inputs, outcomes = np.ones((50, 3), np.float32), np.zeros((50, 1), np.int32)
+    trees = fit_trees(inputs, outcomes, inputs, outcomes, 2, replace(SMALL, rounds=3), 0)
+    assert (trees.feature == -1).all()
+    assert forecasts(trees, inputs[:1], 1)[0, 0, 0] > 0.9
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 3), st.integers(0, 1000))
+def test_every_leaf_and_threshold_stands_where_training_rows_do(rows: int, width: int, horizon: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    inputs = rng.integers(0, 4, (rows, width)).astype(np.float32)
+    outcomes = rng.integers(-1, 4, (rows, horizon)).astype(np.int32)
+    config = replace(SMALL, rounds=4, min_rows=1, bins=3, depth=4)
+    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, config, seed)
+    inner = trees.feature >= 0
+    for feature, threshold in zip(trees.feature[inner], trees.threshold[inner], strict=True):
+        assert threshold in inputs[:, feature]
+        assert threshold > inputs[:, feature].min()
+    assert sorted(trees.child[~inner].tolist()) == list(range(len(trees.leaves)))
+    assert np.isfinite(trees.scale).all()
+    assert (trees.scale > 0).all()
+    assert np.isfinite(logits_by_walking(trees, inputs)).all()
+    again = TreeEnsemble.from_tensors(trees.to_tensors())
+    assert_equal(trees, again)
+
+
+def test_each_side_of_a_split_has_enough_rows() -> None:
+    inputs, outcomes = xor(200, 0)
+    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, min_rows=40), 0, rounds=5)
+    for root in trees.roots:
+        reached: dict[int, int] = {}
+        for x in inputs:
+            node = int(root)
+            while trees.feature[node] >= 0:
+                node = int(trees.child[node]) + int(x[trees.feature[node]] >= trees.threshold[node])
+            reached[node] = reached.get(node, 0) + 1
+        assert min(reached.values()) >= 40
