@@ -32,11 +32,11 @@ class NetworkConfig:
     hidden_size: int = 64
     dropout: float = 0.3
     input_dropout: float = 0.15
-    learning_rate: float = 5e-3
+    learning_rate: float = 6e-3
     weight_decay: float = 3e-2
     epochs: int = 30
     patience: int = 8
-    batch_steps: int = 384
+    batch_steps: int = 768
     averaging: float = 0.98
 
 
