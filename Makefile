@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test check clean clean-compiled
 
 help:
 	@echo "make demo    set up, then the main job: generate, train, compare, register, promote, refuse, forecast"
 	@echo "make test    set up, then every test"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make setup   only the virtual environment in $(VENV)"
+	@echo "make clean-compiled   remove the caches of compiled code (CONTRIBUTING.md says when)"
 	@echo "make clean   remove the virtual environment and the caches"
 
 setup: $(STAMP)
@@ -36,5 +37,8 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-clean:
+clean-compiled:
+	find presage -name '*.nbi' -o -name '*.nbc' | xargs rm -f
+
+clean: clean-compiled
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
