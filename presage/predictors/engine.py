@@ -152,7 +152,7 @@ def _complete(trees: TreeEnsemble, depth: int) -> tuple[NDArray[np.int32], NDArr
         features.append(np.where(inner, trees.feature[node], 0))
         thresholds.append(np.where(inner, trees.threshold[node], np.inf))
         below = np.where(inner, trees.child[node], node)
-        node = np.stack([below, np.where(inner, below + 1, node)], axis=2).reshape(len(node), -1)
+        node = np.stack([below, np.where(inner, below + 1, node)], axis=2).reshape(len(node), 2 * node.shape[1])
     empty = np.zeros((len(trees.roots), 0))
     return (
         np.hstack([empty, *features]).astype(np.int32),

@@ -1,0 +1,178 @@
+"""Engines of random parts, their inputs, and the same arithmetic in plain NumPy, one operation after the other."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.features.history import RECENT, history_size
+from presage.features.inputs import SIZE_COUNT, inputs_size, unroll
+from presage.features.prefixes import Prefixes
+from presage.predictors.boosting import TreeEnsemble
+from presage.predictors.encoding import encode_all, encoding_size
+from presage.predictors.engine import Engine, build_engine
+from presage.predictors.network_weights import NetworkWeights
+from presage.predictors.ngram import BackoffNgram
+
+HIDDEN, PREFIX = 6, 5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A trace as the kernels take it, and a random model over it.
+
+    Attributes:
+        prefixes: the trace.
+        states: projected states float32 [n, p] and [n, c], of both moments, and which steps have one.
+        network, trees, ngram, shares, evidence: the parts of `engine`.
+        enough: the threshold of evidence.
+    """
+
+    prefixes: Prefixes
+    states: tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float32], NDArray[np.bool_]]
+    network: NetworkWeights
+    trees: tuple[TreeEnsemble, TreeEnsemble]
+    ngram: BackoffNgram
+    shares: NDArray[np.float32]
+    evidence: NDArray[np.int32]
+    enough: int
+
+    @property
+    def agents(self) -> int:
+        return len(self.prefixes.vocabulary.agents)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.states[0].shape[1], self.states[2].shape[1]
+
+    @property
+    def engine(self) -> Engine:
+        return build_engine(
+            self.network, self.trees, self.ngram.table, self.shares, self.evidence, self.enough, self.widths
+        )
+
+    def inputs(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        p = self.prefixes
+        first, second = unroll(p.offsets, p.workflow_type, p.agent, p.sizes, *self.states, self.agents)
+        return first, second
+
+
+def random_sample(
+    prefixes: Prefixes,
+    seed: int,
+    *,
+    widths: tuple[int, int] = (3, 2),
+    trees: tuple[int, int] = (11, 5),
+    depth: int = 4,
+    enough: int = 2,
+) -> Sample:
+    """A model of random weights over `prefixes`, random sizes and states, some of them missing."""
+    rng = np.random.default_rng(seed)
+    n, agents, types = prefixes.steps, len(prefixes.vocabulary.agents), len(prefixes.vocabulary.workflow_types)
+    sizes = np.where(rng.random((n, 4)) < 0.3, np.nan, rng.random((n, 4)) * 9).astype(np.float32)
+    states = [
+        (rng.normal(size=(n, w)).astype(np.float32), rng.random(n) < 0.8 if w else np.zeros(n, bool)) for w in widths
+    ]
+    outputs, size = prefixes.horizon * (agents + 1), inputs_size(agents, *widths)
+    evidence = rng.integers(0, 6, (types + 1, agents + 1)).astype(np.int32)
+    evidence[-1], evidence[:, -1] = 0, 0
+    return Sample(
+        replace(prefixes, sizes=sizes),
+        (*states[0], *states[1]),
+        random_network(rng, agents, types, sum(widths), outputs),
+        (random_trees(rng, trees[0], depth, size, outputs), random_trees(rng, trees[1], depth - 1, size, outputs)),
+        BackoffNgram(3).fit(prefixes, prefixes),
+        rng.random((2, 3, prefixes.horizon)).astype(np.float32),
+        evidence,
+        enough,
+    )
+
+
+def random_network(rng: np.random.Generator, agents: int, types: int, states: int, outputs: int) -> NetworkWeights:
+    h, g, dense = HIDDEN, PREFIX, SIZE_COUNT + 2 * states + 2
+    shapes = {
+        "recent": (RECENT, agents + 2, h),
+        "kind": (types + 1, h),
+        "encoded": (encoding_size(agents), h),
+        "dense": (dense, h),
+        "moment": (2, h),
+        "from_prefix": (g, h),
+        "second": (h, h),
+        "second_bias": (h,),
+        "head": (h, outputs),
+        "head_bias": (outputs,),
+        "skip": (dense, outputs),
+        "agent_skip": (agents + 1, outputs),
+        "step_agent": (agents + 1, 3 * g),
+        "step_states": (states, 3 * g),
+        "step_hidden": (g, 3 * g),
+        "step_hidden_bias": (3 * g,),
+    }
+    return NetworkWeights({name: (rng.normal(size=s) * 0.4).astype(np.float16) for name, s in shapes.items()})
+
+
+def random_trees(rng: np.random.Generator, count: int, depth: int, inputs: int, outputs: int) -> TreeEnsemble:
+    """Trees of uneven depth, some of them a single leaf; thresholds on a grid, so that values meet them."""
+    roots: list[int] = []
+    nodes: list[tuple[int, float, int]] = []
+    leaves = 0
+    for _ in range(count):
+        roots.append(len(nodes))
+        nodes.append((-1, 0.0, 0))
+        pending = [(roots[-1], 0)]
+        while pending:
+            place, level = pending.pop()
+            if level == depth or rng.random() < 0.3:
+                nodes[place] = (-1, 0.0, leaves)
+                leaves += 1
+                continue
+            nodes[place] = (int(rng.integers(inputs)), float(rng.integers(-1, 4)), len(nodes))
+            pending += [(len(nodes), level + 1), (len(nodes) + 1, level + 1)]
+            nodes += [(-1, 0.0, 0)] * 2
+    feature, threshold, child = zip(*nodes, strict=True) if nodes else ((), (), ())
+    return TreeEnsemble(
+        np.array(roots, np.int32),
+        np.array(feature, np.int16),
+        np.array(threshold, np.float32),
+        np.array(child, np.int32),
+        rng.integers(-127, 128, (leaves, outputs)).astype(np.int8),
+        (rng.random(outputs) * 0.01).astype(np.float32) + np.float32(1e-6),
+        rng.normal(size=outputs).astype(np.float32),
+    )
+
+
+def walk(trees: TreeEnsemble, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Logits of one row, float32 [K (V+1)], one comparison at a time; sums in the order of the trees."""
+    out = trees.base.copy()
+    for root in trees.roots:
+        node = int(root)
+        while trees.feature[node] >= 0:
+            node = int(trees.child[node]) + (1 if x[trees.feature[node]] >= trees.threshold[node] else 0)
+        out += trees.leaves[trees.child[node]].astype(np.float32) * trees.scale
+    return out
+
+
+def gru_step(sample: Sample, x: NDArray[np.float32], hidden: NDArray[np.float64]) -> NDArray[np.float64]:
+    """torch.nn.GRU's equations on the exported arrays, in float64."""
+    w = {name: array.astype(float) for name, array in sample.network.arrays.items()}
+    states = sum(sample.widths)
+    first = history_size(sample.agents) + 1 + SIZE_COUNT
+    given = w["step_agent"][int(x[0])] + x[first : first + states].astype(float) @ w["step_states"]
+    kept = hidden @ w["step_hidden"] + w["step_hidden_bias"]
+    (r_x, z_x, n_x), (r_h, z_h, n_h) = np.split(given, 3), np.split(kept, 3)
+    r, z = 1 / (1 + np.exp(-r_x - r_h)), 1 / (1 + np.exp(-z_x - z_h))
+    return np.asarray((1 - z) * np.tanh(n_x + r * n_h) + z * hidden)
+
+
+def dense_logits(
+    sample: Sample, x: NDArray[np.float32], hidden: NDArray[np.float64], moment: int
+) -> NDArray[np.float64]:
+    """The head on the exported arrays, in float64."""
+    w = {name: array.astype(float) for name, array in sample.network.arrays.items()}
+    dense = x[history_size(sample.agents) + 1 :].astype(float)
+    first = w["moment"][moment] + w["kind"][int(x[history_size(sample.agents)])] + hidden @ w["from_prefix"]
+    first = first + sum(w["recent"][i, int(x[i]) + 1] for i in range(RECENT))
+    first = first + encode_all(x[None], sample.agents)[0].astype(float) @ w["encoded"] + dense @ w["dense"]
+    first = np.maximum(first, 0)
+    second = first + np.maximum(first @ w["second"] + w["second_bias"], 0)
+    return np.asarray(second @ w["head"] + w["head_bias"] + dense @ w["skip"] + w["agent_skip"][int(x[0])])
