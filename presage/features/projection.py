@@ -29,7 +29,7 @@ FOLDS: Final = 5
 MAX_AXES: Final = 128
 """Principal axes the regression may use."""
 
-PCA_ROWS: Final = 4096
+PCA_ROWS: Final = 2048
 """Rows the principal axes are estimated from; more change them little and cost a pass over all states."""
 
 TOTAL_VARIANCE: Final = 25.0
@@ -152,8 +152,7 @@ def _principal_axes(
         axes = np.linalg.eigh(covariance)[1][:, ::-1][:, :rank]
     else:
         basis = centred.T @ rng.standard_normal((len(centred), min(rank + 16, len(centred))), dtype=np.float32)
-        for _ in range(2):
-            basis = centred.T @ (centred @ np.linalg.qr(basis)[0])
+        basis = centred.T @ (centred @ np.linalg.qr(basis)[0])  # one power iteration
         basis = np.linalg.qr(basis)[0]
         axes = basis @ np.linalg.svd(centred @ basis, full_matrices=False)[2][:rank].T
     return np.ascontiguousarray(axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(rank)]), np.float32)
