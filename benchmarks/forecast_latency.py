@@ -77,7 +77,7 @@ def main() -> None:
     many = model.open_many([vocabulary.workflow_types[0]] * BATCH)
     size_of = np.full(BATCH, 5.0, np.float32)
     many_out, evidence = np.empty((BATCH, 3, vocabulary.outcomes), np.float32), np.empty(BATCH, np.int32)
-    weights, bias = model._projection[PREFILL]
+    weights, bias = model.projection(PREFILL)
     half_states = torch.from_numpy(states).bfloat16()
     half_weights = torch.from_numpy(np.ascontiguousarray(weights.T)).bfloat16()
     stacked = np.stack(projected)
@@ -122,7 +122,7 @@ def main() -> None:
         f"{chosen.law}, {len(vocabulary.agents)} agents, states of {chosen.state_size}, artefact {size:,} bytes, ",
         end="",
     )
-    print(f"loads in {load_us / 1000:.1f} ms, components {model._widths} wide\n")
+    print(f"loads in {load_us / 1000:.1f} ms, states projected to {len(projected[0])}\n")
     print("| forecast | median µs | plain torch / this |")
     print("|---|---|---|")
     for name, taken in rows.items():

@@ -38,7 +38,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     from presage.datasets.store import append
     from presage.predictors.boosting import BoostingConfig
     from presage.predictors.network_weights import NetworkConfig
-    from presage.predictors.next_agent import NextAgentConfig
+    from presage.predictors.parts import NextAgentConfig
     from presage.training.next_agent import train
 
     root = tmp_path_factory.mktemp("tiny")

@@ -77,7 +77,7 @@ def next_agent(
     as_json: options.Json = False,
 ) -> None:
     """Train the next-agent predictor, judge it beside every baseline, and register it."""
-    from presage.predictors.next_agent import NextAgentConfig
+    from presage.predictors.parts import NextAgentConfig
     from presage.registry.package import check_name
     from presage.training.configuration import read_configuration
     from presage.training.next_agent import BASELINES, LIMITS, SHARED_TASKS, train

@@ -77,6 +77,22 @@ class TreeEnsemble:
     scale: NDArray[np.float32]
     base: NDArray[np.float32]
 
+    def check(self, inputs: int, outputs: int) -> None:
+        """Raises ValueError unless every walk over `inputs` numbers ends in a leaf of `outputs`."""
+        nodes, rows, inner = len(self.feature), len(self.leaves), self.feature >= 0
+        own = np.arange(nodes)
+        sound = (
+            all(array.shape == (nodes,) for array in (self.threshold, self.child))
+            and self.leaves.shape == (rows, outputs)
+            and self.scale.shape == self.base.shape == (outputs,)
+            and bool(np.all((self.roots >= 0) & (self.roots < nodes)))
+            and bool(np.all((self.feature >= -1) & (self.feature < inputs)))
+            and bool(np.all((self.child[inner] > own[inner]) & (self.child[inner] < nodes - 1)))  # no way back
+            and bool(np.all((self.child[~inner] >= 0) & (self.child[~inner] < rows)))
+        )
+        if not sound:
+            raise ValueError(f"trees of {nodes} nodes do not lead from {inputs} inputs to leaves of {outputs} numbers")
+
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """Arrays by name, as an artefact keeps them."""
         return dict(vars(self))

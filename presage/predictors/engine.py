@@ -54,6 +54,10 @@ FEATURES, LEAF_OF, CONTEXTS, EVIDENCE = (HEADER + len(FLOATS) + i for i in range
 FIRST_PART: Final = HEADER + len(FLOATS) + 4
 
 
+MOST_DEPTH: Final = 16
+"""Trees unfold to 2^depth leaves each."""
+
+
 class Engine(NamedTuple):
     """A named tuple, since that is what compiled code takes whole.
 
@@ -140,6 +144,8 @@ def _depth(trees: TreeEnsemble) -> int:
     while len(level := level[trees.feature[level] >= 0]):
         level = np.concatenate([trees.child[level], trees.child[level] + 1])
         depth += 1
+        if depth > MOST_DEPTH:
+            raise ValueError(f"trees are deeper than {MOST_DEPTH} comparisons")
     return depth
 
 

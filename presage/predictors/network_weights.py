@@ -9,6 +9,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.features.history import RECENT
+from presage.features.inputs import SIZE_COUNT
+from presage.predictors.encoding import encoding_size
+
 
 @dataclass(frozen=True)
 class NetworkConfig:
@@ -82,6 +86,32 @@ class NetworkWeights:
     def prefix_size(self) -> int:
         """g."""
         return int(self.arrays["from_prefix"].shape[0])
+
+    def check(self, agents: int, types: int, states: int, horizon: int) -> None:
+        """Raises ValueError unless the shapes are those of V agents, T types, p + c states and K steps ahead."""
+        h, g, outputs = self.hidden_size, self.prefix_size, horizon * (agents + 1)
+        dense = SIZE_COUNT + 2 * states + 2
+        wanted = {
+            "recent": (RECENT, agents + 2, h),
+            "kind": (types + 1, h),
+            "encoded": (encoding_size(agents), h),
+            "dense": (dense, h),
+            "moment": (2, h),
+            "from_prefix": (g, h),
+            "second": (h, h),
+            "second_bias": (h,),
+            "head": (h, outputs),
+            "head_bias": (outputs,),
+            "skip": (dense, outputs),
+            "agent_skip": (agents + 1, outputs),
+            "step_agent": (agents + 1, 3 * g),
+            "step_states": (states, 3 * g),
+            "step_hidden": (g, 3 * g),
+            "step_hidden_bias": (3 * g,),
+        }
+        for name, shape in wanted.items():
+            if self.arrays[name].shape != shape:
+                raise ValueError(f"network array {name!r} has the shape {self.arrays[name].shape}; wanted {shape}")
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """Arrays by name, as an artefact keeps them."""

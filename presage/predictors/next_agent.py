@@ -11,34 +11,28 @@ found. Every forecast, in training, evaluation and serving, is made by the kerne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ArtefactError, InputError
-from presage.features.call_graph import transition_matrix
-from presage.features.history import history_size
-from presage.features.inputs import SIZE_COUNT, inputs_size, sums_size, unroll
+from presage.errors import ArtefactError
+from presage.features.inputs import inputs_size, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
-from presage.features.projection import Projection, fit_projection
 from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import read_artefact, write_artefact
-from presage.predictors.boosting import BoostingConfig, TreeEnsemble, fit_trees
 from presage.predictors.engine import Engine, build_engine, with_shares
 from presage.predictors.forecast import Forecast
 from presage.predictors.mixture import fit_weights
-from presage.predictors.network_weights import NetworkConfig, NetworkWeights
 from presage.predictors.ngram import BackoffNgram
+from presage.predictors.parts import NextAgentConfig, Parts
+from presage.predictors.projected import project_all, with_presence
 from presage.predictors.running import completed, forecast_trace, opened, prefilled, prefilled_many
-
-if TYPE_CHECKING:
-    from presage.predictors.network import Examples
+from presage.predictors.steps import check_steps, has_output, log_sizes
 
 KIND: Final = "next-agent"
 COMPONENTS: Final = ("network", "trees", "n-gram")
@@ -47,38 +41,6 @@ PRIOR_WEIGHTS: Final = (0.45, 0.6, 0.05)
 
 Progress = Callable[[str, float], None]
 """Told what is being done and the share of it that is done, 0..1."""
-
-
-@dataclass(frozen=True)
-class NextAgentConfig:
-    """What a fit needs to know.
-
-    Attributes:
-        components: principal components of the states to keep.
-        discriminants: directions that tell outcomes apart to keep.
-        min_evidence: training steps of an agent in a workflow type below which the n-gram answers alone.
-        refit: learn again on training and validation prefixes together once rounds, epochs and weights are known.
-        network: sizes and schedule of the network.
-        boosting: how trees are grown; 0 rounds leave them out.
-    """
-
-    components: int = 20
-    discriminants: int = 12
-    min_evidence: int = 10
-    refit: bool = True
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    boosting: BoostingConfig = field(default_factory=BoostingConfig)
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """What is learnt, as the artefact keeps it."""
-
-    projections: Mapping[Moment, Projection]
-    network: NetworkWeights
-    trees: tuple[TreeEnsemble, TreeEnsemble]
-    ngram: BackoffNgram
-    evidence: NDArray[np.int32]
 
 
 Workflow = NDArray[np.float32]
@@ -92,7 +54,6 @@ class NextAgentPredictor:
 
     vocabulary: Vocabulary
     horizon: int
-    shares: NDArray[np.float32]
     source: StateSource
 
     def __init__(self, config: NextAgentConfig | None = None, seed: int = 0) -> None:
@@ -119,103 +80,43 @@ class NextAgentPredictor:
         report = progress or (lambda _, __: None)
         self.vocabulary, self.horizon = train.vocabulary, train.horizon
         self.source = source or StateSource.none()
-        stopping = _Stopping()
-        self._hold(self._learn(train, validation, stopping, report), np.full((2, 3, self.horizon), 1 / 3, np.float32))
-        shares = np.stack([self._weigh(validation, moment) for moment in MOMENTS])
+        from presage.predictors.learning import learn  # torch learns; it does not forecast
+
+        parts, stopping = learn(
+            train, validation, self.config, self.seed, None, lambda share: report("learning", share)
+        )
+        shares = self._weigh(parts, validation)
         if self.config.refit:
-            self._hold(self._learn(join(train, validation), None, stopping, report), shares)
-        else:
-            self._hold(self._parts, shares)
+            everything = join(train, validation)
+            parts, _ = learn(
+                everything, None, self.config, self.seed, stopping, lambda share: report("learning again on all", share)
+            )
+        self._hold(replace(parts, shares=shares))
         return self
 
-    def _learn(self, train: Prefixes, validation: Prefixes | None, stopping: _Stopping, report: Progress) -> _Parts:
-        """One round of learning. With `validation`, `stopping` is filled in; without, it is obeyed."""
-        from presage.predictors.network import fit_network
-
-        doing = "learning" if validation is not None else "learning again on all"
-        projections, projected = {}, {}
-        for moment in train.states:
-            projections[moment], projected[moment] = fit_projection(
-                train,
-                moment,
-                components=self.config.components,
-                discriminants=self.config.discriminants,
-                seed=self.seed,
-            )
-        examples = self._examples(train, projected)
-        held_out = examples
-        if validation is not None:
-            held_out = self._examples(validation, _projected(validation, projections))
-
-        def grow(index: int) -> TreeEnsemble:
-            return fit_trees(
-                examples.inputs[index],
-                examples.outcomes,
-                held_out.inputs[index],
-                held_out.outcomes,
-                self.vocabulary.outcomes,
-                self.config.boosting,
-                self.seed,
-                always=history_size(len(self.vocabulary.agents)) + 1 + SIZE_COUNT,
-                rounds=stopping.rounds[index] if validation is None else None,
-            )
-
-        # Growing releases the interpreter, so that the trees of both moments grow beside the network.
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            growing = [pool.submit(grow, index) for index in range(len(MOMENTS))]
-            network, epoch = fit_network(
-                examples,
-                held_out,
-                transition_matrix(train),
-                len(self.vocabulary.workflow_types),
-                sum(projection.size for projection in projections.values()),
-                self.config.network,
-                self.seed,
-                epochs=stopping.epochs if validation is None else None,
-                progress=lambda done, _: report(doing, done / self.config.network.epochs),
-            )
-            trees = [future.result() for future in growing]
-        if validation is not None:
-            stopping.epochs, stopping.rounds = epoch, [len(tree.roots) for tree in trees]
-        return _Parts(projections, network, (trees[0], trees[1]), BackoffNgram(3).fit(train, train), _evidence(train))
-
-    def _weigh(self, validation: Prefixes, moment: Moment) -> NDArray[np.float32]:
-        """Mixture weights at one moment, float32 [3, K]."""
+    def _weigh(self, parts: Parts, validation: Prefixes) -> NDArray[np.float32]:
+        """Mixture weights float32 [2, 3, K]: each component answers alone on held-out prefixes, then they are mixed."""
+        self._hold(parts)
         alone = []
         for component in range(len(COMPONENTS)):
-            shares = np.zeros((2, 3, self.horizon), np.float32)
+            shares = np.zeros_like(parts.shares)
             shares[:, component] = 1.0
-            alone.append(self._run(validation, with_shares(self._engine, shares, 0))[MOMENTS.index(moment)])
-        return fit_weights(alone, validation.outcomes, PRIOR_WEIGHTS)
+            alone.append(self._run(validation, with_shares(self._engine, shares, 0)))
+        moments = range(len(MOMENTS))
+        return np.stack([fit_weights([p[m] for p in alone], validation.outcomes, PRIOR_WEIGHTS) for m in moments])
 
-    def _hold(self, parts: _Parts, shares: NDArray[np.float32]) -> None:
-        self._parts, self.shares = parts, shares
-        p, c = (parts.projections[m].size if m in parts.projections else 0 for m in MOMENTS)
-        self._widths = (p, c)
+    def _hold(self, parts: Parts) -> None:
+        self._parts = parts
         self._engine = build_engine(
             parts.network,
             parts.trees,
             parts.ngram.table,
-            shares,
+            parts.shares,
             parts.evidence,
             self.config.min_evidence,
-            self._widths,
+            parts.widths,
         )
-        self._projection = {m: (p.weights(), p.bias) for m, p in parts.projections.items()}
-
-    def _examples(self, prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]) -> Examples:
-        from presage.predictors.network import Examples
-
-        inputs = unroll(
-            prefixes.offsets,
-            prefixes.workflow_type,
-            prefixes.agent,
-            prefixes.sizes,
-            *_with_presence(prefixes, projected, PREFILL),
-            *_with_presence(prefixes, projected, COMPLETION),
-            len(self.vocabulary.agents),
-        )
-        return Examples(prefixes.offsets, inputs, prefixes.outcomes)
+        self._weights = {moment: (p.weights(), p.bias) for moment, p in parts.projections.items()}
 
     # --- forecasting ---
 
@@ -229,15 +130,15 @@ class NextAgentPredictor:
 
     def _run(self, prefixes: Prefixes, engine: Engine) -> NDArray[np.float32]:
         """Forecasts of both moments, float32 [2, n, K, V+1]."""
-        projected = _projected(prefixes, self._parts.projections)
+        projected = project_all(prefixes, self._parts.projections)
         out = np.empty((2, prefixes.steps, self.horizon, self.vocabulary.outcomes), np.float32)
         forecast_trace(
             prefixes.offsets,
             prefixes.workflow_type,
             prefixes.agent,
             prefixes.sizes,
-            *_with_presence(prefixes, projected, PREFILL),
-            *_with_presence(prefixes, projected, COMPLETION),
+            *with_presence(prefixes, projected, PREFILL),
+            *with_presence(prefixes, projected, COMPLETION),
             engine,
             out,
         )
@@ -250,7 +151,8 @@ class NextAgentPredictor:
 
     def open_many(self, workflow_types: Sequence[str]) -> NDArray[np.float32]:
         """Workflows before their first step, one a row: float32 [B, row]."""
-        width = inputs_size(len(self.vocabulary.agents), *self._widths) + sums_size(*self._widths)
+        widths = self._parts.widths
+        width = inputs_size(len(self.vocabulary.agents), *widths) + sums_size(*widths)
         rows = np.empty((len(workflow_types), width + self._parts.network.prefix_size), np.float32)
         for row, name in zip(rows, workflow_types, strict=True):
             opened(row, self.vocabulary.workflow_type(name), self._engine)
@@ -258,10 +160,19 @@ class NextAgentPredictor:
 
     def project(self, moment: Moment, state: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """A raw state float32 [d] as the kernels take it, float32 [p] or [c]; empty for none."""
-        if state is None or moment not in self._projection:
+        if state is None or moment not in self._weights:
             return _NOTHING
-        weights, bias = self._projection[moment]
+        weights, bias = self._weights[moment]
         return state @ weights + bias
+
+    def projection(self, moment: Moment) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """W float32 [d, p] and b [p] of `project` (x @ W + b), for a worker that projects itself; None: no states."""
+        return self._weights.get(moment)
+
+    @property
+    def back_off(self) -> BackoffNgram:
+        """The n-gram inside, which answers alone where there is too little evidence."""
+        return self._parts.ngram
 
     def prefilled(
         self,
@@ -304,18 +215,18 @@ class NextAgentPredictor:
         Raises:
             InputError: no step, steps of different workflows, an agent that is no name, a state of another width.
         """
-        _check_steps(steps)
+        check_steps(steps)
         workflow = self.open(steps[0]["workflow_type"])
         out = np.empty((self.horizon, self.vocabulary.outcomes), np.float32)
         moment: Moment = PREFILL
         evidence = 0
         for step in steps:
-            tokens, chars = _size(step, "input")
+            tokens, chars = log_sizes(step, "input")
             state = self.project(PREFILL, self.source.of_step(step, PREFILL))
             evidence = self.prefilled(workflow, self.vocabulary.agent(step["agent"]), tokens, chars, state, out)
             moment = PREFILL
-            if any(step.get(name) is not None for name in _SIGNS_OF_OUTPUT):
-                tokens, chars = _size(step, "output")
+            if has_output(step):
+                tokens, chars = log_sizes(step, "output")
                 state = self.project(COMPLETION, self.source.of_step(step, COMPLETION))
                 evidence = self.completed(workflow, tokens, chars, state, out)
                 moment = COMPLETION
@@ -331,15 +242,6 @@ class NextAgentPredictor:
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Writes the artefact: config.json and model.safetensors, nothing executable."""
-        parts = {
-            "network": self._parts.network.to_tensors(),
-            "trees.prefill": self._parts.trees[0].to_tensors(),
-            "trees.completion": self._parts.trees[1].to_tensors(),
-            "n-gram": self._parts.ngram.to_tensors(),
-            **{f"projection.{m}": p.to_tensors() for m, p in self._parts.projections.items()},
-            "states": self.source.to_tensors(),
-            "mixture": {"shares": self.shares, "evidence": self._parts.evidence},
-        }
         write_artefact(
             Path(folder),
             kind=KIND,
@@ -349,9 +251,11 @@ class NextAgentPredictor:
                 "horizon": self.horizon,
                 "seed": self.seed,
                 "states": self.source.to_config(),
-                "projections": [moment for moment in MOMENTS if moment in self._parts.projections],
             },
-            tensors={f"{part}/{name}": array for part, arrays in parts.items() for name, array in arrays.items()},
+            tensors={
+                **self._parts.to_tensors(),
+                **{f"states/{name}": array for name, array in self.source.to_tensors().items()},
+            },
             training_data=training_data or {},
         )
 
@@ -363,30 +267,23 @@ class NextAgentPredictor:
             ArtefactError: the folder is not a sound artefact of this kind.
         """
         artefact = read_artefact(Path(folder), kind=KIND)
-        parts: dict[str, dict[str, NDArray[Any]]] = {}
-        for name, array in artefact.tensors.items():
-            part, _, inner = name.rpartition("/")
-            parts.setdefault(part, {})[inner] = array
         try:
             config = artefact.config
-            predictor = cls(_config_from(config["predictor"]), config["seed"])
+            predictor = cls(NextAgentConfig.from_dict(config["predictor"]), config["seed"])
             predictor.vocabulary = Vocabulary.from_dict(config["vocabulary"])
             predictor.horizon = config["horizon"]
-            predictor.source = StateSource.from_artefact(config["states"], parts.get("states", {}))
-            predictor._hold(
-                _Parts(
-                    {m: Projection.from_tensors(parts[f"projection.{m}"]) for m in config["projections"]},
-                    NetworkWeights.from_tensors(parts["network"]),
-                    (
-                        TreeEnsemble.from_tensors(parts["trees.prefill"]),
-                        TreeEnsemble.from_tensors(parts["trees.completion"]),
-                    ),
-                    BackoffNgram.from_tensors(parts["n-gram"], predictor.vocabulary, predictor.horizon),
-                    parts["mixture"]["evidence"],
-                ),
-                parts["mixture"]["shares"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            of_states = {
+                name.removeprefix("states/"): array
+                for name, array in artefact.tensors.items()
+                if name.startswith("states/")
+            }
+            predictor.source = StateSource.from_artefact(config["states"], of_states)
+            parts = Parts.from_tensors(artefact.tensors, predictor.vocabulary, predictor.horizon)
+            of_projections = {moment: projection.state_size for moment, projection in parts.projections.items()}
+            if predictor.source.sizes != of_projections:
+                raise ValueError(f"states of sizes {dict(predictor.source.sizes)}, projections of {of_projections}")
+            predictor._hold(parts)
+        except (LookupError, TypeError, ValueError) as error:
             raise ArtefactError(
                 f"{folder}: not a complete {KIND} artefact ({type(error).__name__}: {error}); "
                 "train or download it again"
@@ -394,69 +291,4 @@ class NextAgentPredictor:
         return predictor
 
 
-@dataclass
-class _Stopping:
-    """When learning stopped on held-out traces."""
-
-    epochs: int = 0
-    rounds: Sequence[int] = (0, 0)
-
-
 _NOTHING: Final = np.empty(0, np.float32)
-_SIGNS_OF_OUTPUT: Final = ("output_tokens", "output_text", "completion_state", "ended_at")
-
-
-def _projected(prefixes: Prefixes, projections: Mapping[Moment, Projection]) -> dict[Moment, NDArray[np.float32]]:
-    """The states of each moment that the model projects, float32 [n, m]; zeros where these prefixes have none."""
-    return {
-        moment: projection(prefixes.states[moment])
-        if moment in prefixes.states
-        else np.zeros((prefixes.steps, projection.size), np.float32)
-        for moment, projection in projections.items()
-    }
-
-
-def _with_presence(
-    prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]], moment: Moment
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Projected states of a moment, float32 [n, m] (m = 0 if the model has none), and which steps have one."""
-    if moment not in projected:
-        return np.zeros((prefixes.steps, 0), np.float32), np.zeros(prefixes.steps, bool)
-    raw = prefixes.states.get(moment)
-    present = np.zeros(prefixes.steps, bool) if raw is None else ~np.isnan(raw[:, 0])
-    return np.ascontiguousarray(projected[moment]), present
-
-
-def _evidence(prefixes: Prefixes) -> NDArray[np.int32]:
-    """Training steps of each agent in each workflow type, int32 [T+1, V+1]; the unknown have none."""
-    vocabulary = prefixes.vocabulary
-    counts = np.zeros((len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1), np.int32)
-    np.add.at(counts, (prefixes.workflow_type[prefixes.workflow], prefixes.agent), 1)
-    counts[-1], counts[:, -1] = 0, 0
-    return counts
-
-
-def _config_from(data: Mapping[str, Any]) -> NextAgentConfig:
-    return NextAgentConfig(
-        **{**data, "network": NetworkConfig(**data["network"]), "boosting": BoostingConfig(**data["boosting"])}
-    )
-
-
-def _check_steps(steps: Sequence[Mapping[str, Any]]) -> None:
-    if not steps:
-        raise InputError("no steps came; a forecast needs at least the step that is running now")
-    for index, step in enumerate(steps):
-        for name in ("workflow_type", "agent"):
-            if not isinstance(step.get(name), str) or not step[name]:
-                raise InputError(f'step {index}: "{name}" is {step.get(name)!r}; wanted a name')
-        if step["workflow_type"] != steps[0]["workflow_type"] or step.get("workflow_id") != steps[0].get("workflow_id"):
-            raise InputError(f"step {index} belongs to another workflow; a forecast takes the steps of one")
-
-
-def _size(step: Mapping[str, Any], side: str) -> tuple[float, float]:
-    """log(1 + x) of a side's tokens and characters, 0 where unknown: as `Prefixes.sizes`."""
-    tokens, text = step.get(f"{side}_tokens"), step.get(f"{side}_text")
-    return (
-        float(np.log1p(np.float32(tokens))) if tokens is not None else 0.0,
-        float(np.log1p(np.float32(len(text)))) if text is not None else 0.0,
-    )

@@ -10,7 +10,6 @@ Nothing is raised, since the request behind the event must not suffer. Not threa
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import InputError
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.forecast import Source
-from presage.predictors.next_agent import NextAgentPredictor, Workflow, _size
+from presage.predictors.next_agent import NextAgentPredictor, Workflow
+from presage.predictors.steps import log_sizes
 
 NO_MODEL: Final = "no model"
 NO_STEP: Final = "completion of a step that never began here, or has completed"
@@ -129,7 +128,7 @@ class Forecaster:
                 return self._none(PREFILL, running.lost or MISSED_STEP)
             running.steps, running.within = running.steps + 1, True
             seen = {"input_tokens": input_tokens, "input_text": input_text, "prefill_state": prefill_state}
-            tokens, chars = _checked_size(seen, "input")
+            tokens, chars = log_sizes(seen, "input")
             state = predictor.project(PREFILL, predictor.source.of_step(seen, PREFILL))
             out = self._room(predictor)
             known = predictor.vocabulary.agent(agent)
@@ -162,7 +161,7 @@ class Forecaster:
                 return self._none(COMPLETION, NO_STEP)
             running.within = False
             seen = {"output_tokens": output_tokens, "output_text": output_text, "completion_state": completion_state}
-            tokens, chars = _checked_size(seen, "output")
+            tokens, chars = log_sizes(seen, "output")
             state = predictor.project(COMPLETION, predictor.source.of_step(seen, COMPLETION))
             out = self._room(predictor)
             evidence = predictor.completed(running.workflow, tokens, chars, state, out)
@@ -205,13 +204,6 @@ class Forecaster:
         self.counts["none"] += 1
         self.counts[reason] += 1
         return LiveForecast("none", 0, moment, _NOTHING, (), self.version, reason)
-
-
-def _checked_size(step: Mapping[str, Any], side: str) -> tuple[float, float]:
-    tokens = step[f"{side}_tokens"]
-    if tokens is not None and not tokens >= 0:
-        raise InputError(f"{side}_tokens is {tokens}; 0 or more is wanted")  # its logarithm would spoil every number
-    return _size(step, side)
 
 
 _NOTHING: Final = np.empty((0, 0), np.float32)

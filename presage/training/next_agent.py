@@ -29,7 +29,8 @@ from presage.features.states import SKETCH, States, StateSource, fit_states
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import artefact_size_bytes
 from presage.predictors.estimator import NextAgentEstimator
-from presage.predictors.next_agent import NextAgentConfig, NextAgentPredictor
+from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.parts import NextAgentConfig
 from presage.training.configuration import Limits
 from presage.training.evaluate import Evaluation, Predict, evaluate
 from presage.training.latency import forecast_latency_us
@@ -241,7 +242,7 @@ def evaluate_model(
         _predict(predictor, prefixes),
         prefixes,
         np.random.default_rng(seed),
-        baselines={NGRAM: predictor._parts.ngram.predict},
+        baselines={NGRAM: predictor.back_off.predict},
         model=model,
         version=version,
     )

@@ -16,7 +16,8 @@ from presage.datasets.read import read_traces
 from presage.errors import ConfigurationError, TraceError
 from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.next_agent import NextAgentConfig, NextAgentPredictor
+from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.parts import NextAgentConfig
 from presage.training.next_agent import BASELINES, SHARED_TASKS, evaluate_model, train
 
 FAST = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=3))

@@ -1,0 +1,121 @@
+"""One round of learning: projections, then network, trees and n-gram, on one set of prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.features.call_graph import transition_matrix
+from presage.features.history import history_size
+from presage.features.inputs import SIZE_COUNT, unroll
+from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
+from presage.features.prefixes import Prefixes
+from presage.features.projection import Projection, fit_projection
+from presage.predictors.boosting import TreeEnsemble, fit_trees
+from presage.predictors.network import Examples, fit_network
+from presage.predictors.ngram import BackoffNgram
+from presage.predictors.parts import NextAgentConfig, Parts
+from presage.predictors.projected import project_all, with_presence
+
+NGRAM_ORDER = 3
+EVEN_SHARE = np.float32(1 / 3)
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When learning stopped on held-out prefixes: epochs of the network, rounds of the trees at each moment."""
+
+    epochs: int
+    rounds: Sequence[int]
+
+
+def learn(
+    train: Prefixes,
+    validation: Prefixes | None,
+    config: NextAgentConfig,
+    seed: int,
+    stopping: Stopping | None,
+    progress: Callable[[float], None],
+) -> tuple[Parts, Stopping]:
+    """Learns everything but the mixture, whose shares are left even.
+
+    Args:
+        train: prefixes to learn from.
+        validation: prefixes that decide when to stop; None together with `stopping`.
+        config: what to learn.
+        seed: of everything drawn.
+        stopping: when to stop, found in an earlier round; None together with `validation`.
+        progress: told the share of the epochs that are done.
+    """
+    projections: dict[Moment, Projection] = {}
+    out_of_fold: dict[Moment, NDArray[np.float32]] = {}
+    for moment in train.states:
+        projections[moment], out_of_fold[moment] = fit_projection(
+            train, moment, components=config.components, discriminants=config.discriminants, seed=seed
+        )
+    examples = _examples(train, out_of_fold)
+    held_out = examples if validation is None else _examples(validation, project_all(validation, projections))
+
+    def grow(index: int) -> TreeEnsemble:
+        return fit_trees(
+            examples.inputs[index],
+            examples.outcomes,
+            held_out.inputs[index],
+            held_out.outcomes,
+            train.vocabulary.outcomes,
+            config.boosting,
+            seed,
+            always=history_size(len(train.vocabulary.agents)) + 1 + SIZE_COUNT,
+            rounds=stopping.rounds[index] if stopping is not None else None,
+        )
+
+    # Growing releases the interpreter, so that the trees of both moments grow beside the network.
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        growing = [pool.submit(grow, index) for index in range(len(MOMENTS))]
+        network, epoch = fit_network(
+            examples,
+            held_out,
+            transition_matrix(train),
+            len(train.vocabulary.workflow_types),
+            sum(projection.size for projection in projections.values()),
+            config.network,
+            seed,
+            epochs=stopping.epochs if stopping is not None else None,
+            progress=lambda done, _: progress(done / (stopping.epochs if stopping else config.network.epochs)),
+        )
+        trees = [future.result() for future in growing]
+    parts = Parts(
+        projections,
+        network,
+        (trees[0], trees[1]),
+        BackoffNgram(NGRAM_ORDER).fit(train, train),
+        _evidence(train),
+        np.full((len(MOMENTS), 3, train.horizon), EVEN_SHARE),
+    )
+    return parts, Stopping(epoch, [len(ensemble.roots) for ensemble in trees])
+
+
+def _examples(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]) -> Examples:
+    inputs = unroll(
+        prefixes.offsets,
+        prefixes.workflow_type,
+        prefixes.agent,
+        prefixes.sizes,
+        *with_presence(prefixes, projected, PREFILL),
+        *with_presence(prefixes, projected, COMPLETION),
+        len(prefixes.vocabulary.agents),
+    )
+    return Examples(prefixes.offsets, inputs, prefixes.outcomes)
+
+
+def _evidence(prefixes: Prefixes) -> NDArray[np.int32]:
+    """Training steps of each agent in each workflow type, int32 [T+1, V+1]; the unknown have none."""
+    vocabulary = prefixes.vocabulary
+    counts = np.zeros((len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1), np.int32)
+    np.add.at(counts, (prefixes.workflow_type[prefixes.workflow], prefixes.agent), 1)
+    counts[-1], counts[:, -1] = 0, 0
+    return counts

@@ -1,0 +1,47 @@
+"""The steps of one workflow as mappings with the names of the trace's columns: what a request for a forecast brings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from presage.errors import InputError
+
+_SIGNS_OF_OUTPUT: Final = ("output_tokens", "output_text", "completion_state", "ended_at")
+
+
+def check_steps(steps: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InputError unless there are steps, each names its agent, and all belong to one workflow."""
+    if not steps:
+        raise InputError("no steps came; a forecast needs at least the step that is running now")
+    for index, step in enumerate(steps):
+        for name in ("workflow_type", "agent"):
+            if not isinstance(step.get(name), str) or not step[name]:
+                raise InputError(f'step {index}: "{name}" is {step.get(name)!r}; wanted a name')
+        if step["workflow_type"] != steps[0]["workflow_type"] or step.get("workflow_id") != steps[0].get("workflow_id"):
+            raise InputError(f"step {index} belongs to another workflow; a forecast takes the steps of one")
+
+
+def has_output(step: Mapping[str, Any]) -> bool:
+    """Whether anything shows that the step has produced its output."""
+    return any(step.get(name) is not None for name in _SIGNS_OF_OUTPUT)
+
+
+def log_sizes(step: Mapping[str, Any], side: Literal["input", "output"]) -> tuple[float, float]:
+    """log(1 + x) of a side's tokens and characters, 0 where unknown: as `Prefixes.sizes`.
+
+    Raises:
+        InputError: a negative or no number of tokens, whose logarithm would spoil every number after it, or a text
+            that is none.
+    """
+    tokens, text = step.get(f"{side}_tokens"), step.get(f"{side}_text")
+    if tokens is not None and not (isinstance(tokens, int | float | np.number) and 0 <= tokens < np.inf):
+        raise InputError(f"{side}_tokens is {tokens!r}; a number of tokens, 0 or more, is wanted")
+    if text is not None and not isinstance(text, str):
+        raise InputError(f"{side}_text is a {type(text).__name__}; a string is wanted, or null")
+    return (
+        float(np.log1p(np.float32(tokens))) if tokens is not None else 0.0,
+        float(np.log1p(np.float32(len(text)))) if text is not None else 0.0,
+    )
