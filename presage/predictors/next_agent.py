@@ -279,9 +279,9 @@ class NextAgentPredictor:
             }
             predictor.source = StateSource.from_artefact(config["states"], of_states)
             parts = Parts.from_tensors(artefact.tensors, predictor.vocabulary, predictor.horizon)
-            of_projections = {moment: projection.state_size for moment, projection in parts.projections.items()}
-            if predictor.source.sizes != of_projections:
-                raise ValueError(f"states of sizes {dict(predictor.source.sizes)}, projections of {of_projections}")
+            for moment, projection in parts.projections.items():
+                if predictor.source.sizes.get(moment, projection.state_size) != projection.state_size:
+                    raise ValueError(f"a projection of {projection.state_size} numbers at {moment}; states have others")
             predictor._hold(parts)
         except (LookupError, TypeError, ValueError) as error:
             raise ArtefactError(
