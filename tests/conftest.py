@@ -13,7 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from tiny_model import Tiny
+
+settings.register_profile("presage", deadline=None)  # machines are shared: no test is timed
+settings.load_profile("presage")
 
 
 @pytest.fixture(autouse=True)

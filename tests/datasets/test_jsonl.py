@@ -32,7 +32,7 @@ def as_json(table: pa.Table) -> list[str]:
     return lines(*rows)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(table=traces())
 def test_jsonl_round_trip(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("jsonl") / "t.jsonl"

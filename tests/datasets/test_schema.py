@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from dataset_samples import raw, row, traces, workflow
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.datasets.schema import (
@@ -190,7 +190,6 @@ def test_a_version_that_is_absent_or_unknown_is_refused(metadata: dict[bytes, by
         check_version(metadata, "file.parquet")
 
 
-@settings(deadline=None)
 @given(traces(), st.randoms(use_true_random=False))
 def test_validate_and_digest_do_not_depend_on_order_or_chunks(table: pa.Table, random: Any) -> None:
     order = list(range(table.num_rows))
@@ -200,7 +199,6 @@ def test_validate_and_digest_do_not_depend_on_order_or_chunks(table: pa.Table, r
     assert digest(shuffled) == digest(table)
 
 
-@settings(deadline=None)
 @given(traces())
 def test_digest_sees_every_cell(table: pa.Table) -> None:
     for name in table.column_names[4:]:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from dataset_samples import row, trace, traces, workflow
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from presage.datasets.read import read_traces
@@ -21,7 +21,6 @@ def groups(table: pa.Table) -> set[tuple[str, ...]]:
     return {(task,) if task is not None else (kind, name) for task, kind, name in zip(*columns, strict=True)}
 
 
-@settings(deadline=None)
 @given(traces(2), st.floats(0.05, 0.95), st.integers(0, 3), st.sampled_from(["auto", "task"]), st.randoms())
 def test_no_task_stands_on_both_sides_and_nothing_is_lost(
     table: pa.Table, fraction: float, seed: int, by: Any, random: Any

@@ -25,7 +25,7 @@ from presage.datasets.store import AppendReport, append, is_store, open_store, r
 from presage.errors import OutputError, TraceError
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(table=traces(), data=st.data())
 def test_store_round_trip_in_any_portions(table: pa.Table, data: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     store = tmp_path_factory.mktemp("store") / "s"

@@ -1,7 +1,7 @@
 """The call graph counted by hand."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from word_samples import prefixes_in
 
@@ -33,7 +33,6 @@ def test_a_cut_workflow_counts_no_end_and_an_unknown_agent_is_no_message() -> No
     assert transition_matrix(prefixes).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
 
 
-@settings(deadline=None)
 @given(WORDS)
 def test_rows_sum_to_one_or_to_nothing(words: list[str]) -> None:
     prefixes = prefixes_in(words, "ab")

@@ -1,7 +1,7 @@
 """The history vector by hand, by a plain loop, and at its caps."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -39,7 +39,6 @@ def plainly(walk: list[int], known: int) -> list[float]:
     return [*latest, *counts, *since, len(walk) - 1, run]
 
 
-@settings(deadline=None)
 @given(WALKS)
 def test_every_step_is_what_a_plain_loop_says(walks: list[list[int]]) -> None:
     offsets = np.cumsum([0, *map(len, walks)]).astype(np.int64)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -108,7 +108,6 @@ def traces(draw: st.DrawFn) -> tuple[NDArray[np.int64], np.random.Generator]:
     return np.cumsum([0, *lengths]).astype(np.int64), np.random.default_rng(draw(st.integers(0, 1000)))
 
 
-@settings(deadline=None)
 @given(traces())
 def test_step_by_step_is_the_whole_trace_bit_for_bit(drawn: tuple[NDArray[np.int64], np.random.Generator]) -> None:
     offsets, rng = drawn

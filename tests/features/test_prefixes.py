@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from word_samples import prefixes_in, trace_of
@@ -42,7 +42,6 @@ def plainly(word: str, complete: bool, horizon: int) -> list[list[int]]:
     return [codes[step + 1 : step + 1 + horizon] for step in range(len(word))]
 
 
-@settings(deadline=None)
 @given(WORDS, st.integers(1, 4), st.sets(st.integers(0, 7)))
 def test_labels_are_those_of_a_plain_loop(words: list[str], horizon: int, cut: set[int]) -> None:
     prefixes = prefixes_in(words, "ab", horizon=horizon, cut=cut)
@@ -88,7 +87,6 @@ def with_states(prefixes: Prefixes) -> Prefixes:
     return prefixes.with_states({"prefill": state})
 
 
-@settings(deadline=None)
 @given(WORDS, st.data())
 def test_taking_workflows_takes_their_rows_in_the_order_asked(words: list[str], data: st.DataObject) -> None:
     prefixes = with_states(prefixes_in(words, "ab"))
@@ -102,7 +100,6 @@ def test_taking_workflows_takes_their_rows_in_the_order_asked(words: list[str], 
     np.testing.assert_array_equal(taken.task, prefixes.task[chosen])
 
 
-@settings(deadline=None)
 @given(WORDS, st.integers(0, 8))
 def test_joining_is_the_inverse_of_taking_apart(words: list[str], at: int) -> None:
     prefixes = with_states(prefixes_in(words, "ab"))

@@ -142,7 +142,7 @@ def test_rows_of_one_task_are_projected_by_a_fit_that_never_saw_the_task() -> No
     assert FOLDS > 1
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 100))
 def test_any_shape_fits_is_finite_and_repeats(workflows: int, width: int, seed: int) -> None:
     prefixes = sample(workflows, seed)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from word_samples import trace_of
 
@@ -41,7 +41,6 @@ def test_a_trace_of_one_agent_is_refused_with_what_to_check(words: list[str]) ->
         Vocabulary.from_table(trace_of(words))
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=4), unique=True), st.lists(st.text(max_size=4), unique=True))
 def test_an_artefact_keeps_it(workflow_types: list[str], agents: list[str]) -> None:
     vocabulary = Vocabulary(tuple(workflow_types), tuple(agents))

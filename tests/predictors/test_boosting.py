@@ -147,7 +147,7 @@ def test_inputs_that_are_all_constant_leave_single_leaves() -> None:
     assert forecasts(trees, inputs[:1], 1)[0, 0, 0] > 0.9
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 3), st.integers(0, 1000))
 def test_every_leaf_and_threshold_stands_where_training_rows_do(rows: int, width: int, horizon: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -64,7 +64,6 @@ def test_the_exponential_beyond_its_range_stays_at_the_ends() -> None:
     assert (x > 0).all()
 
 
-@settings(deadline=None)
 @given(st.integers(1, 33), st.floats(0, 1e4), st.integers(0, 1000))
 def test_rows_of_logits_become_positive_probabilities_that_sum_to_one(width: int, spread: float, seed: int) -> None:
     logits = (np.random.default_rng(seed).normal(size=(3, width)) * spread).astype(np.float32)
@@ -94,7 +93,7 @@ def test_the_encoding_of_a_long_workflow_stays_at_its_cap() -> None:
 # --- trees ---
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.tuples(st.integers(0, 20), st.integers(0, 20)), st.integers(1, 5))
 @example(0, (0, 0), 1)
 @example(0, (0, 3), 3)
@@ -139,7 +138,7 @@ def test_a_value_equal_to_the_threshold_goes_right(value: float, side: int) -> N
 # --- the network ---
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(WORDS, st.integers(0, 1000), st.sampled_from([(3, 2), (0, 0), (5, 0), (0, 4)]))
 def test_network_and_prefix_are_their_equations(words: list[str], seed: int, widths: tuple[int, int]) -> None:
     sample = sample_of(words, seed, widths=widths)
@@ -173,7 +172,7 @@ def test_gates_driven_to_their_ends_stay_finite() -> None:
 # --- the mixture ---
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(WORDS, st.integers(0, 1000), st.integers(1, 5))
 def test_a_forecast_is_the_logarithmic_pool_or_the_n_gram_alone(words: list[str], seed: int, horizon: int) -> None:
     sample = sample_of(words, seed, horizon=horizon)
@@ -220,7 +219,7 @@ def test_other_shares_leave_the_engine_as_it_was() -> None:
 # --- one bit pattern ---
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(WORDS, st.integers(0, 10_000), st.integers(1, 5), st.sampled_from([(3, 2), (0, 0), (5, 0), (0, 4)]))
 def test_a_trace_a_batch_and_a_workflow_alone_give_the_same_bits(
     words: list[str], seed: int, horizon: int, widths: tuple[int, int]
@@ -258,7 +257,7 @@ def test_a_trace_a_batch_and_a_workflow_alone_give_the_same_bits(
         batch[going] = alone[going]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(WORDS, st.integers(0, 1000))
 def test_the_order_of_workflows_does_not_matter(words: list[str], seed: int) -> None:
     sample = sample_of(words, seed)

@@ -77,7 +77,7 @@ def test_a_handful_of_steps_cannot_silence_a_component() -> None:
     assert fit_weights([right, wrong], labels, (0.5, 0.5)).min() > 0.1
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(0, 60), st.integers(0, 10_000), st.integers(1, 3))
 def test_weights_are_finite_never_negative_and_never_worse_than_the_prior(rows: int, seed: int, count: int) -> None:
     rng = np.random.default_rng(seed)
@@ -93,7 +93,6 @@ def test_weights_are_finite_never_negative_and_never_worse_than_the_prior(rows: 
     assert cross_entropy(pool(floored, weights), labels) <= cross_entropy(pool(floored, at_prior), labels) + 1e-4
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1000), st.floats(-80, 80))
 def test_softmax_sums_to_one_and_ignores_a_shift(seed: int, shift: float) -> None:
     logits = np.random.default_rng(seed).normal(size=(5, 2, 4)) * 10

@@ -127,7 +127,7 @@ def _by_dictionary(train: Prefixes, words: list[str], order: int) -> list[list[F
     return answers
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(WORDS, WORDS, st.integers(1, 3))
 def test_agrees_with_the_definition_in_exact_fractions(words: list[str], queries: list[str], order: int) -> None:
     train = prefixes_from(words, agents="abc", cut={1})
@@ -135,7 +135,7 @@ def test_agrees_with_the_definition_in_exact_fractions(words: list[str], queries
     np.testing.assert_allclose(found, np.array(_by_dictionary(train, queries, order), float), rtol=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(WORDS, WORDS, st.integers(1, 3))
 def test_every_forecast_is_a_distribution_without_zeros(words: list[str], queries: list[str], order: int) -> None:
     found = fitted(prefixes_from(words, agents="abc"), order).predict(prefixes_from(queries, agents="abc"), "prefill")
@@ -143,7 +143,7 @@ def test_every_forecast_is_a_distribution_without_zeros(words: list[str], querie
     np.testing.assert_allclose(found.sum(axis=-1), 1, atol=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(WORDS, st.integers(0, 99), st.integers(1, 3))
 def test_the_order_of_the_workflows_does_not_matter(words: list[str], seed: int, order: int) -> None:
     types = ["s" if word[0] == "a" else "t" for word in words]
@@ -155,7 +155,7 @@ def test_the_order_of_the_workflows_does_not_matter(words: list[str], seed: int,
         np.testing.assert_array_equal(tensor, second.to_tensors()[name])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(WORDS, WORDS, st.integers(1, 3))
 def test_an_artefact_gives_back_the_same_forecasts(words: list[str], queries: list[str], order: int) -> None:
     model = fitted(prefixes_from(words, agents="abc"), order)

@@ -88,10 +88,8 @@ def test_a_server_holds_versions_verdicts_and_artefacts(
     assert capfd.readouterr().out == ""
 
     stop()
-    start = time.perf_counter()
     with pytest.raises(RegistryError, match="does not answer"):
         list_models(registry)
-    assert time.perf_counter() - start < 20
 
 
 def test_mlflow_models_predict_answers_from_a_fresh_process(

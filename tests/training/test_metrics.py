@@ -90,7 +90,7 @@ def test_shapes_that_do_not_fit_are_named() -> None:
         measure(np.ones((2, 1, 3), np.float32), np.zeros((3, 1), np.int32), np.zeros(2, np.int64), rng())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 4))
 def test_every_figure_against_a_plain_loop(seed: int, steps: int, horizon: int) -> None:
     draw = np.random.default_rng(seed)

@@ -32,7 +32,7 @@ def prefixes(tasks: list[int], types: list[int]) -> Prefixes:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=40), st.integers(0, 99), st.floats(0.05, 0.9))
 def test_tasks_stay_whole_and_no_side_is_empty(tasks: list[int], seed: int, fraction: float) -> None:
     whole = prefixes(tasks, [0] * len(tasks))
