@@ -17,7 +17,7 @@ from pathlib import Path
 
 OUT = Path("demo-output")
 LAWS = ("retry", "research", "triage")
-TRAINING, HELD_OUT, TOO_FEW = 400, 150, 5
+TRAINING, HELD_OUT, TOO_FEW = 200, 100, 5
 """Workflows of each law."""
 
 REFUSED = 3

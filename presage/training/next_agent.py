@@ -8,6 +8,7 @@ that decide nothing on the validation part learn from the whole training part, a
 from __future__ import annotations
 
 import math
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from presage.training.validation_split import split_validation
 
 TEST_FRACTION: Final = 0.2
 VALIDATION_FRACTION: Final = 0.15
+_STEPS_A_THREAD: Final = 50_000
 
 LIMITS: Final[Limits] = {
     **dict.fromkeys(("network.agent_size", "network.prefix_size", "network.hidden_size"), (1, 1024)),
@@ -65,8 +67,12 @@ Progress = Callable[[str, float | None], None]
 """Told what is being done and the share of it that is done, 0 to 1, or None where that is not known."""
 
 
-def _markov(order: int) -> Callable[[int], NextAgentEstimator]:
-    def make(seed: int) -> NextAgentEstimator:
+Make = Callable[[int, int], NextAgentEstimator]
+"""Makes a baseline from a seed and the number of steps it will learn from."""
+
+
+def _markov(order: int) -> Make:
+    def make(seed: int, steps: int) -> NextAgentEstimator:
         from presage.predictors.ngram import BackoffNgram
 
         return BackoffNgram(order)
@@ -74,16 +80,19 @@ def _markov(order: int) -> Callable[[int], NextAgentEstimator]:
     return make
 
 
-def _boosted(use_states: bool) -> Callable[[int], NextAgentEstimator]:
-    def make(seed: int) -> NextAgentEstimator:
+def _boosted(use_states: bool) -> Make:
+    def make(seed: int, steps: int) -> NextAgentEstimator:
         from presage.predictors.boosted_baseline import BoostedTrees
 
-        return BoostedTrees(use_states=use_states, seed=seed)
+        # LightGBM's threads wait for each other by spinning: on little data, beside anything else that runs, two of
+        # them took over three times as long as one.
+        threads = min(os.cpu_count() or 1, 1 + steps // _STEPS_A_THREAD)
+        return BoostedTrees(use_states=use_states, seed=seed, threads=threads)
 
     return make
 
 
-def _published(seed: int) -> NextAgentEstimator:
+def _published(seed: int, steps: int) -> NextAgentEstimator:
     from presage.predictors.published import PublishedConfig, PublishedGraphSage
 
     return PublishedGraphSage(PublishedConfig(seed=seed))
@@ -91,7 +100,7 @@ def _published(seed: int) -> NextAgentEstimator:
 
 _STOPS_EARLY: Final = "published-graphsage"
 
-BASELINES: Final[Mapping[str, Callable[[int], NextAgentEstimator]]] = {
+BASELINES: Final[Mapping[str, Make]] = {
     "markov-1": _markov(1),
     "markov-2": _markov(2),
     "markov-3": _markov(3),
@@ -99,7 +108,7 @@ BASELINES: Final[Mapping[str, Callable[[int], NextAgentEstimator]]] = {
     "boosted-trees-ids": _boosted(False),
     _STOPS_EARLY: _published,
 }
-"""What a predictor is compared with, by name: an estimator from a seed. Each loads its library when it is made."""
+"""What a predictor is compared with, by name. Each loads its library when it is made."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +206,7 @@ def train(
     for index, baseline in enumerate(baselines):
         tell(f"baseline {baseline}", index / len(baselines))
         train_on = inner if baseline == _STOPS_EARLY else learning
-        fitted[baseline] = BASELINES[baseline](seed).fit(train_on, validation).predict
+        fitted[baseline] = BASELINES[baseline](seed, learning.steps).fit(train_on, validation).predict
 
     tell("judging on the test set", None)
     evaluation = evaluate(_predict(predictor, held), held, np.random.default_rng(seed), baselines=fitted, model=name)
