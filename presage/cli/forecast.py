@@ -35,17 +35,19 @@ def evaluate(
     as_json: options.Json = False,
 ) -> None:
     """Judge a model on traces that it was not trained on, beside the n-gram it carries."""
-    from presage.training.next_agent import evaluate_model
+    from presage.training.next_agent import evaluate_model, held_out
 
     out = Output(as_json)
     with out.working() as report:
         report("loading the model", None)
         predictor, resolved = _load(model, tracking_uri)
-        table = options.read(traces, skip_bad, out, report)
+        table, left_out = held_out(options.read(traces, skip_bad, out, report), predictor)
+        if left_out:
+            out.note(f"{left_out} workflows left out: the model was trained on their tasks")
         report("forecasting every step", None)
         judged = evaluate_model(predictor, table, seed, model=resolved.name or model, version=resolved.version)
         metrics = judged.evaluation.to_dict()
-    data = {**metrics, "latency_us": judged.latency_us}
+    data = {**metrics, "latency_us": judged.latency_us, "left_out": left_out}
     if as_json:
         out.result(data)
         return

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from presage.datasets.tasks import task_of
 from presage.features.moment import Moment
 from presage.features.vocabulary import Vocabulary
 
@@ -111,12 +112,7 @@ def prefixes_of(table: pa.Table, vocabulary: Vocabulary, horizon: int) -> Prefix
     offsets = np.append(first, len(table)).astype(np.int64)
     agent = vocabulary.encode_agents(table["agent"])
     complete = np.asarray(table["complete"].to_numpy(), bool)[first]
-    task = pc.coalesce(
-        table["task"].take(pa.array(first)),
-        pc.binary_join_element_wise(
-            table["workflow_type"].take(pa.array(first)), table["workflow_id"].take(pa.array(first)), "\x1f"
-        ),
-    )
+    task = task_of(table).take(pa.array(first))
     return Prefixes(
         vocabulary=vocabulary,
         offsets=offsets,

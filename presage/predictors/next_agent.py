@@ -55,6 +55,7 @@ class NextAgentPredictor:
     vocabulary: Vocabulary
     horizon: int
     source: StateSource
+    trained_on: NDArray[np.uint64]
 
     def __init__(self, config: NextAgentConfig | None = None, seed: int = 0) -> None:
         self.config = config or NextAgentConfig()
@@ -68,6 +69,7 @@ class NextAgentPredictor:
         validation: Prefixes,
         *,
         source: StateSource | None = None,
+        trained_on: NDArray[np.uint64] | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Learns from `train`; `validation` (other tasks) decides when to stop and how to mix.
@@ -75,11 +77,14 @@ class NextAgentPredictor:
         Args:
             train, validation: prefixes over one vocabulary, with states from `source`.
             source: where the states come from; kept with the model so that serving makes the same ones.
+            trained_on: keys of the tasks that both parts come from; kept with the model so that it is never judged
+                on them unnoticed.
             progress: told what is being done.
         """
         report = progress or (lambda _, __: None)
         self.vocabulary, self.horizon = train.vocabulary, train.horizon
         self.source = source or StateSource.none()
+        self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
         from presage.predictors.learning import learn  # torch learns; it does not forecast
 
         parts, stopping = learn(
@@ -254,6 +259,7 @@ class NextAgentPredictor:
             },
             tensors={
                 **self._parts.to_tensors(),
+                "training/tasks": self.trained_on,
                 **{f"states/{name}": array for name, array in self.source.to_tensors().items()},
             },
             training_data=training_data or {},
@@ -282,6 +288,7 @@ class NextAgentPredictor:
             for moment, projection in parts.projections.items():
                 if predictor.source.sizes.get(moment, projection.state_size) != projection.state_size:
                     raise ValueError(f"a projection of {projection.state_size} numbers at {moment}; states have others")
+            predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
             predictor._hold(parts)
         except (LookupError, TypeError, ValueError) as error:
             raise ArtefactError(

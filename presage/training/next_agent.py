@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 from presage import __version__
 from presage.datasets.digest import digest
 from presage.datasets.split import Split, split
-from presage.errors import ConfigurationError
+from presage.datasets.tasks import task_keys
+from presage.errors import ConfigurationError, TraceError
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.states import SKETCH, States, StateSource, fit_states
 from presage.features.vocabulary import Vocabulary
@@ -200,7 +201,9 @@ def train(
     inner, validation = split_validation(learning, VALIDATION_FRACTION, seed)
 
     begun = time.perf_counter()
-    predictor = NextAgentPredictor(config, seed).fit(inner, validation, source=source, progress=tell)
+    predictor = NextAgentPredictor(config, seed).fit(
+        inner, validation, source=source, trained_on=task_keys(parts.train), progress=tell
+    )
     fit_seconds = time.perf_counter() - begun
     fitted: dict[str, Predict] = {}
     for index, baseline in enumerate(baselines):
@@ -261,6 +264,22 @@ def evaluate_model(
     return Judged(evaluation, workflows, forecast_latency_us(predictor, prefixes))
 
 
+def held_out(table: pa.Table, *predictors: NextAgentPredictor) -> tuple[pa.Table, int]:
+    """The workflows of tasks that none of the predictors learnt from, and how many others were left out.
+
+    Raises:
+        TraceError: all were trained on, so that nothing can be judged.
+    """
+    seen = np.isin(task_keys(table), np.concatenate([predictor.trained_on for predictor in predictors]))
+    left_out = int((seen & (table["step"].to_numpy() == 0)).sum())
+    if seen.all():
+        raise TraceError(
+            f"all {left_out} workflows are of tasks that the model was trained on, so its figures on them prove "
+            "nothing: give traces that were kept apart, such as later ones or those of --test"
+        )
+    return (table.filter(pa.array(~seen)) if left_out else table), left_out
+
+
 class _Count:
     """Turns a count of things done into a share of at most `total` things."""
 
@@ -280,14 +299,8 @@ def _predict(predictor: NextAgentPredictor, prefixes: Prefixes) -> Predict:
 
 def _shared_tasks(parts: Split) -> int:
     """Test workflows whose task, or who themselves, stand in the training part too: 0 after a split of ours."""
-    tasks = [
-        pc.coalesce(
-            part["task"],
-            pc.binary_join_element_wise(part["workflow_type"], part["workflow_id"], "\x1f"),
-        ).filter(pc.equal(part["step"], 0))
-        for part in (parts.train, parts.test)
-    ]
-    return int(pc.sum(pc.is_in(tasks[1], pc.unique(tasks[0]))).as_py() or 0)
+    heads = parts.test.filter(pc.equal(parts.test["step"], 0))
+    return int(np.isin(task_keys(heads), task_keys(parts.train)).sum())
 
 
 def _of_states(source: StateSource) -> str:

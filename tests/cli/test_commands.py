@@ -117,7 +117,9 @@ def test_traces_of_the_training_prove_nothing(tmp_path: Path, tiny: Tiny, databa
     ran = train(tiny.store, "--test", tiny.held_out, "--name", "own", *uri, *FAST)
     assert ran.code == 0
     again = run("promote", "own", "--version", 1, "--traces", tiny.store, *uri)
-    assert "was trained on exactly these traces" in again.complaint
+    assert "of tasks that the model was trained on" in again.complaint
+    both = run("promote", "own", "--version", 1, "--traces", tiny.store, "--traces", tiny.held_out, *uri)
+    assert (both.code, both.json["left_out"]) == (0, 80)
 
 
 def test_a_registered_version_shows_no_text_and_no_state_of_the_traces(tiny: Tiny, database: str) -> None:

@@ -1,0 +1,29 @@
+"""What a workflow was asked: the unit that never stands on both sides of a split, by name and by a short key.
+
+A key is eight bytes of a hash, so that a model can carry which tasks it learnt from and say so when it is judged on
+them, without carrying their names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+
+def task_of(table: pa.Table) -> pa.ChunkedArray:
+    """The task of every step; a workflow without one is a task of its own."""
+    own = pc.binary_join_element_wise(table["workflow_type"], table["workflow_id"], "\x1f")
+    return pc.coalesce(table["task"], own)
+
+
+def task_keys(table: pa.Table) -> NDArray[np.uint64]:
+    """A key for the task of every step, uint64 [rows]; equal tasks have equal keys in every trace."""
+    encoded = pc.dictionary_encode(task_of(table).combine_chunks())
+    digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in encoded.dictionary.to_pylist()]
+    keys = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+    indices: NDArray[np.int64] = encoded.indices.to_numpy(zero_copy_only=False)
+    return keys[indices]
