@@ -72,8 +72,8 @@ def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFram
 
     Args:
         predictor: answers for one workflow.
-        table: one row a step; the columns `REQUIRED`, and of `OPTIONAL` those that there are. Missing values are left
-            out of the step.
+        table: one row a step; the columns `REQUIRED`, and of `OPTIONAL` those that there are. Missing values, and
+            states of length 0, are left out of the step.
 
     Returns:
         One row a workflow, in order of first appearance: `workflow_id`, `source`, `evidence` (traces behind the
@@ -115,7 +115,7 @@ def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.Dat
     for column in table.columns:
         if OPTIONAL.get(column) == "array":
             table[column] = pd.Series(
-                [None if _is_missing(state) else np.asarray(state, float).tolist() for state in table[column]],
+                [[] if _is_missing(state) else np.asarray(state, float).tolist() for state in table[column]],
                 index=table.index,
                 dtype=object,
             )
@@ -126,7 +126,7 @@ def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.Dat
         else:
             table[column] = table[column].astype(object).where(table[column].notna(), None)
     # A column without a single value has no type that MLflow could check against the signature.
-    return table.dropna(axis="columns", how="all")
+    return table.drop(columns=[name for name in table.columns if all(map(_is_missing, table[name]))])
 
 
 def signature() -> "ModelSignature":
@@ -160,4 +160,6 @@ def _value(column: str, value: Any) -> Any:
 
 
 def _is_missing(value: Any) -> bool:
+    if isinstance(value, list | np.ndarray):
+        return len(value) == 0  # MLflow's server takes no null in a column of arrays: there an empty one stands for it
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))

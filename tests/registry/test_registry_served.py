@@ -14,26 +14,18 @@ from pathlib import Path
 
 import pytest
 from registry_samples import METRICS, STEPS
+from tiny_model import WORKFLOWS, Tiny
 
 from presage.errors import RegistryError
 from presage.predictors.artefact import artefact_digest
 from presage.registry.connect import Registry, open_registry
 from presage.registry.gates import Verdict
 from presage.registry.listing import list_models
-from presage.registry.package import RegisteredVersion, register
+from presage.registry.package import register
 from presage.registry.promote import promote, rollback
 from presage.registry.resolve import resolve
 
 pytestmark = pytest.mark.slow
-
-# A fresh process has no fixtures: it takes the stand-in for the predictor from here.
-SITECUSTOMIZE = """
-import sys, types
-import registry_samples
-module = types.ModuleType("presage.predictors.next_agent")
-module.NextAgentPredictor = registry_samples.EchoPredictor
-sys.modules[module.__name__] = module
-"""
 
 
 @pytest.fixture
@@ -92,23 +84,26 @@ def test_a_server_holds_versions_verdicts_and_artefacts(
         list_models(registry)
 
 
-def test_mlflow_models_predict_answers_from_a_fresh_process(
-    registry: Registry, registered: Callable[[str], RegisteredVersion], tmp_path: Path
+def test_mlflow_models_predict_gives_the_numbers_of_the_training_process(
+    registry: Registry, tiny: Tiny, tmp_path: Path
 ) -> None:
-    registered("commanded")
-    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    (tmp_path / "in.json").write_text(json.dumps({"dataframe_records": STEPS}))
+    asked = [WORKFLOWS["loop"], WORKFLOWS["an unknown agent"], WORKFLOWS["one step"]]
+    register(registry, tiny.folder, name="commanded", metrics=METRICS, params={}, tags={}, input_example=asked[0])
+    no_state = {"prefill_state": [], "completion_state": []}  # MLflow takes no null in a column of arrays
+    records = [{**no_state, **step} for steps in asked for step in steps]
+    (tmp_path / "in.json").write_text(json.dumps({"dataframe_records": records}))
     command = [sys.executable, "-m", "mlflow", "models", "predict", "-m", "models:/commanded/1"]
     command += ["-i", "in.json", "-t", "json", "--env-manager", "local"]
     environment = {
         **os.environ,
         "MLFLOW_TRACKING_URI": registry.uri,
         "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parent), *sys.path]),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)["predictions"]
-    assert [(answer["workflow_id"], answer["evidence"]) for answer in answers] == [("w-1", 2), ("w-2", 1)]
-    assert answers[1]["forecast"]["horizons"] == [{"agents": {"planner": 0.75}, "end": 0.25}]
+    expected = [tiny.training.predictor.forecast(steps).to_dict() for steps in asked]
+    assert [answer["workflow_id"] for answer in answers] == [steps[0]["workflow_id"] for steps in asked]
+    assert [answer["evidence"] for answer in answers] == [forecast["evidence"] for forecast in expected]
+    assert [answer["forecast"] for answer in answers] == expected
