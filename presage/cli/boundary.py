@@ -35,10 +35,11 @@ class Boundary(TyperGroup):
         try:
             return super().main(*args, **kwargs)
         except PresageError as error:
-            _explain(error)
+            _explain(error, str(error))
             sys.exit(BAD_INPUT)
         except Exception as error:
-            _explain(error, f"failed unexpectedly: {type(error).__name__}: ", f" (set {TRACEBACK}=1 to see where)")
+            # Only the kind of error: what a library says of it may repeat the private text of a trace.
+            _explain(error, f"failed unexpectedly: {type(error).__name__} (set {TRACEBACK}=1 to see all of it)")
             sys.exit(FAILED)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
@@ -50,10 +51,10 @@ class Boundary(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
-def _explain(error: Exception, before: str = "", after: str = "") -> None:
+def _explain(error: Exception, line: str) -> None:
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
-    _say(f"{before}{' '.join(str(error).split())}{after}")
+    _say(" ".join(line.split()))
 
 
 def _say(line: str) -> None:

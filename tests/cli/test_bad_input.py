@@ -294,7 +294,7 @@ def test_an_error_of_ours_is_called_one(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ran = run("traces", "describe", path)
     assert ran.code == 1
     last = ran.err.splitlines()[-1]
-    assert last == "presage: failed unexpectedly: ZeroDivisionError: at home (set PRESAGE_TRACEBACK=1 to see where)"
+    assert last == "presage: failed unexpectedly: ZeroDivisionError (set PRESAGE_TRACEBACK=1 to see all of it)"
     monkeypatch.setenv("PRESAGE_TRACEBACK", "1")
     assert "Traceback" in run("traces", "describe", path).err
 
