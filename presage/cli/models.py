@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
 
     from presage.predictors.next_agent import NextAgentPredictor
     from presage.registry.connect import Registry
-    from presage.registry.gates import Evidence
+    from presage.registry.gates import Budget, Evidence
     from presage.training.evaluate import ByMoment
 
 _SEED = 0
 """Of the bootstrap behind a verdict: the same traces give the same verdict."""
+
+_AGENTS_OF_BUDGET = 30
+_BYTES_AN_AGENT = 25_000
 
 _Name = Annotated[str, typer.Argument(help="Registered model, such as next-agent.", show_default=False)]
 
@@ -56,7 +60,7 @@ def promote(
     import numpy as np
 
     from presage.datasets.digest import digest
-    from presage.registry.gates import Budget, judge
+    from presage.registry.gates import judge
     from presage.registry.promote import promote as carry_out
     from presage.training.next_agent import held_out
 
@@ -80,7 +84,14 @@ def promote(
         if holder is not None and holder != version:
             report(f"judging the {alias}, version {holder}", None)
             champion = _evidence(*judged[holder], table, name, holder)
-        verdict = judge(candidate, champion, Budget(), name=name, version=version, rng=np.random.default_rng(_SEED))
+        verdict = judge(
+            candidate,
+            champion,
+            _budget(judged[version][1]),
+            name=name,
+            version=version,
+            rng=np.random.default_rng(_SEED),
+        )
         done = carry_out(registry, name, version, verdict, alias=alias, dry_run=dry_run, data_digest=traces_digest)
     data = {**verdict.to_dict(), "alias": alias, "previous": done.previous, "moved": done.moved, "dry_run": dry_run}
     data["left_out"] = left_out
@@ -112,6 +123,15 @@ def _loaded(registry: Registry, name: str, version: int) -> tuple[Path, NextAgen
 
     folder = resolve(f"models:/{name}/{version}", lambda: registry).folder
     return folder, NextAgentPredictor.load(folder)
+
+
+def _budget(predictor: NextAgentPredictor) -> Budget:
+    """The budget for thirty agents, and room for each one more: its column in every leaf, table and count."""
+    from presage.registry.gates import Budget
+
+    usual = Budget()
+    more = max(0, len(predictor.vocabulary.agents) - _AGENTS_OF_BUDGET)
+    return replace(usual, size_bytes=usual.size_bytes + more * _BYTES_AN_AGENT)
 
 
 def _evidence(folder: Path, predictor: NextAgentPredictor, table: pa.Table, name: str, version: int) -> Evidence:

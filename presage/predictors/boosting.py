@@ -38,8 +38,10 @@ class BoostingConfig:
         bins: values an input is told apart by, at most 256.
         directions: random directions the gradients are projected to for the search of splits.
         patience: rounds without a better validation loss before growing stops.
-        leaf_cells: numbers in all leaf vectors together at most, a byte each in the artefact: with many agents it is
+        leaf_cells: numbers in all leaf vectors together at most, a byte each in the artefact; with many agents it is
             this that ends growing.
+        fewest_leaves: leaves granted however many outcomes there are: with hundreds of agents an artefact outgrows what
+            thirty need, since a handful of trees is worth little (three points at one step on 191 agents).
     """
 
     rounds: int = 160
@@ -53,6 +55,7 @@ class BoostingConfig:
     directions: int = 6
     patience: int = 20
     leaf_cells: int = 220_000
+    fewest_leaves: int = 2400
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def fit_trees(
         values = _leaf_values(node, sample, gradient, hessian, len(feature), np.float32(config.l2))
         values *= np.float32(-config.learning_rate)
         cells += width * (int((feature >= 0).sum()) + 1)
-        if cells > config.leaf_cells:
+        if cells > max(config.leaf_cells, config.fewest_leaves * width):
             break
         logits += values[node]
         trees.append(_Tree(feature, cut, values))

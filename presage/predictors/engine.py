@@ -93,7 +93,7 @@ def build_engine(
         ngram: its table.
         shares: float32 [2, 3, K].
         evidence: int32 [T+1, V+1], training steps of an agent in a workflow type, 0 for the unknown.
-        enough: below so much evidence the n-gram answers alone.
+        enough: below so much evidence of an agent the network is left out, and of a type the trees too.
         widths: p and c, of the projected states.
     """
     agents = evidence.shape[1] - 1

@@ -17,7 +17,8 @@ class Forecast:
 
     Attributes:
         source: `champion` when the whole model answered; `back-off` when it had seen too little of this agent in this
-            workflow type, so that the n-gram answered alone; `none` when there is nothing to say.
+            workflow type: then the network is left out, and of a type hardly seen the n-gram answers alone; `none`
+            when there is nothing to say.
         evidence: training steps of this agent in this workflow type.
         moment: of the last step.
         agents: for each horizon, every known agent's probability of being the one called, given that the workflow

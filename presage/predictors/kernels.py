@@ -184,6 +184,9 @@ def forecast_row(
 ) -> int:
     """Writes one forecast, float32 [K, V+1], and returns its evidence.
 
+    With too little evidence of the agent the network is left out: trees and n-gram answer, which read the rest of the
+    workflow; with too little of the whole workflow type the n-gram answers alone.
+
     Args:
         inputs: float32 [F]; hidden: float32 [g], the prefix before this step; moment: 0 prefill, 1 completion.
         engine: the model.
@@ -196,21 +199,30 @@ def forecast_row(
     known: int = numbers[numbers[e.EVIDENCE] + kind * width + agent]
     values = numbers[numbers[e.CONTEXTS] : numbers[e.CONTEXTS] + len(engine.keys)]
     context = lookup(engine.keys, values, kind, agent, int(inputs[1]), int(inputs[2])) * out.size
-    if known < numbers[ENOUGH]:
-        at = numbers[e.ROWS] + context
-        for k in range(horizon):
-            for j in range(width):
-                out[k, j] = floats[at + k * width + j]
-        return known
+    trees = numbers[TREES_AT_PREFILL] if moment == 0 else numbers[TREES] - numbers[TREES_AT_PREFILL]
+    thin = known < numbers[ENOUGH]
+    if thin:
+        of_type = 0
+        for j in range(width):
+            of_type += numbers[numbers[e.EVIDENCE] + kind * width + j]
+        if trees == 0 or of_type < numbers[ENOUGH]:
+            at = numbers[e.ROWS] + context
+            for k in range(horizon):
+                for j in range(width):
+                    out[k, j] = floats[at + k * width + j]
+            return known
     share = numbers[e.SHARES] + moment * 3 * horizon
-    logits = np.empty(out.size, np.float32)
-    network_logits(inputs, hidden, moment, engine, logits)
+    logits = np.zeros(out.size, np.float32)
+    if not thin:
+        network_logits(inputs, hidden, moment, engine, logits)
     at = numbers[e.LOG_ROWS] + context
     for k in range(horizon):
         of_network, of_counts = floats[share + k], floats[share + 2 * horizon + k]
+        if thin:  # the n-gram takes the place of the network, whose embedding of this agent learnt next to nothing
+            of_counts += of_network
         for j in range(width):
             out[k, j] = of_network * logits[k * width + j] + of_counts * floats[at + k * width + j]
-    if numbers[TREES] > 0:
+    if trees > 0:
         tree_logits(inputs, moment, engine, logits)
         for k in range(horizon):
             of_trees = floats[share + horizon + k]

@@ -2,7 +2,8 @@
 
 Three components answer and are mixed by weights found on held-out traces: a network (GraphSAGE agents, ordered
 prefix, projected states: PBKV §4.1 with the changes `network.py` names), trees with vector leaves on the same input
-vector, and a back-off n-gram. The n-gram is also the floor: it answers alone where an agent was hardly seen.
+vector, and a back-off n-gram. Where an agent was hardly seen the forecast backs off to trees and n-gram, where a
+workflow type was, to the n-gram alone.
 
 `fit` learns on training prefixes, stops and weighs on validation prefixes, then learns again on both with what it
 found. Every forecast, in training, evaluation and serving, is made by the kernels of `running.py`.
@@ -176,7 +177,7 @@ class NextAgentPredictor:
 
     @property
     def back_off(self) -> BackoffNgram:
-        """The n-gram inside, which answers alone where there is too little evidence."""
+        """The n-gram inside, which answers alone where a workflow type was hardly seen."""
         return self._parts.ngram
 
     def prefilled(

@@ -25,7 +25,8 @@ class NextAgentConfig:
     Attributes:
         components: principal components of the states to keep.
         discriminants: directions that tell outcomes apart to keep.
-        min_evidence: training steps of an agent in a workflow type below which the n-gram answers alone.
+        min_evidence: training steps of an agent in a workflow type below which the network is left out (`back-off`),
+            and of a whole workflow type below which the n-gram answers alone.
         refit: learn again on training and validation prefixes together once rounds, epochs and weights are known.
         network: sizes and schedule of the network.
         boosting: how trees are grown; 0 rounds leave them out.

@@ -96,10 +96,12 @@ def test_a_seed_decides_every_array_and_another_seed_another_draw() -> None:
 @pytest.mark.parametrize("leaf_cells", [0, 100, 200])
 def test_leaf_cells_end_growing(leaf_cells: int) -> None:
     inputs, outcomes = xor(500, 0)
-    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, leaf_cells=leaf_cells), 0)
+    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, leaf_cells=leaf_cells, fewest_leaves=0), 0)
     assert trees.leaves.size <= leaf_cells
     assert (len(trees.roots) > 0) == (leaf_cells > 0)
-    exactly = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, leaf_cells=leaf_cells), 0, rounds=30)
+    exactly = fit_trees(
+        inputs, outcomes, inputs, outcomes, 3, replace(SMALL, leaf_cells=leaf_cells, fewest_leaves=0), 0, rounds=30
+    )
     assert exactly.leaves.size <= leaf_cells
 
 
