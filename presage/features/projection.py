@@ -3,7 +3,7 @@
 Two kinds of columns stand in the matrix. The first are principal components (DESIGN: "hidden state projected through
 PCA fitted on training data"): what varies most. The others are discriminants: a ridge regression from the components
 to the outcomes one and K steps ahead, reduced to its leading directions: what tells outcomes apart, however little it
-varies. On real text sketches they were worth one to two points of accuracy at completion.
+varies.
 
 A regression flatters the rows it was fitted on, and whatever learns from flattered columns trusts them too much.
 `fit_projection` therefore also returns the training rows projected out of fold: each by discriminants fitted without

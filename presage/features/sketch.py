@@ -2,7 +2,7 @@
 
 The terms are those that told next agents apart on real traces, not those of a search engine: punctuation and line
 breaks are tokens, because they carry the format of an answer, and the first and last tokens count once more by their
-place, because agents are called by name at the edges of a message. One to three points of accuracy over word TF-IDF.
+place, because agents are called by name at the edges of a message.
 
 Traces hold private text, so a term is a 32-bit hash from the moment it is counted; no text enters the sketch. The hash
 has no key: who guesses a term can test whether it was frequent. Nobody can read one.

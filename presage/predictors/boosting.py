@@ -1,10 +1,10 @@
 """Boosted trees whose leaves are vectors: one tree moves the logits of every outcome at every horizon at once.
 
 A multi-class booster of the usual kind grows a tree for each class and horizon: 1,500 walks for five outcomes at
-three horizons. With vector leaves a hundred walks reach the same accuracy on the real traces (docs/predictor.md), few
-enough for a scheduler. Growing them is ours too: XGBoost's `multi_output_tree` reached the same accuracy in ten times
-the time, since it searches splits over every output; here the gradients are first projected to a few random
-directions (Iosipoi and Vakhrushev, "SketchBoost", NeurIPS 2022), and only leaf values use all of them.
+three horizons. With vector leaves a hundred or so are enough (benchmarks/real_traces.py has both side by side), few
+enough for a scheduler. Searching splits over every output is what makes such trees slow to grow; here the gradients
+are first projected to a few random directions (Iosipoi and Vakhrushev, "SketchBoost", NeurIPS 2022), and only leaf
+values use all of them.
 
 The loss is the cross-entropy of each horizon's softmax, masked labels contribute nothing. Its Hessian is taken
 diagonal, p (1 − p), as multi-class boosting does (Friedman 2001).
@@ -41,7 +41,7 @@ class BoostingConfig:
         leaf_cells: numbers in all leaf vectors together at most, a byte each in the artefact; with many agents it is
             this that ends growing.
         fewest_leaves: leaves granted however many outcomes there are: with hundreds of agents an artefact outgrows what
-            thirty need, since a handful of trees is worth little (three points at one step on 191 agents).
+            thirty need, since a handful of trees is worth little.
     """
 
     rounds: int = 160

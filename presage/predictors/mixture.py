@@ -1,10 +1,10 @@
 """How much each component of a forecast is believed: weights of a log-linear mixture, found on held-out traces.
 
 p ∝ Π_m p_m^w_m, for each horizon and moment (Genest and Zidek 1986: the logarithmic pool). The linear mixture
-Σ_m w_m p_m, which LIMITS' measurements used, is too unsure of itself when its parts are each well calibrated (it was,
-by two to three points at one step on the known laws; Ranjan and Gneiting 2010 prove that it must be); the logarithmic
-one may sharpen, since its weights need not sum to one, and costs one softmax instead of one a component. With weights
-(0, 0, 1) it is the n-gram, so "never worse than counting" stays within reach of the fit.
+Σ_m w_m p_m, which LIMITS' measurements used, is too unsure of itself when its parts are each well calibrated (Ranjan
+and Gneiting 2010 prove that it must be); the logarithmic one may sharpen, since its weights need not sum to one, and
+costs one softmax instead of one a component. With weights (0, 0, 1) it is the n-gram, so "never worse than counting"
+stays within reach of the fit.
 
 Finding the weights is convex: multinomial logistic regression with one coefficient a component.
 """
