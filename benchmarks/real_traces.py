@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from presage.datasets.read import read_traces
+from presage.datasets.tasks import task_of
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
 from presage.features.states import fit_states
@@ -53,8 +54,7 @@ OURS = "presage"
 
 def folds_of(table: pa.Table, seed: int) -> np.ndarray:
     """A fold for each row, the same for all rows of a task."""
-    task = pc.coalesce(table["task"], pc.binary_join_element_wise(table["workflow_type"], table["workflow_id"], "/"))
-    code = pc.dictionary_encode(task.combine_chunks()).indices.to_numpy()
+    code = pc.dictionary_encode(task_of(table).combine_chunks()).indices.to_numpy()
     return (np.random.default_rng(seed).permutation(code.max() + 1) % FOLDS)[code]
 
 

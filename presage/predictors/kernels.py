@@ -19,8 +19,8 @@ from presage.predictors.encoding import encode
 from presage.predictors.engine import Engine
 from presage.predictors.ngram import lookup
 
-AGENTS, PREFILL, COMPLETION, HIDDEN, PREFIX = e.AGENTS, e.PREFILL, e.COMPLETION, e.HIDDEN, e.PREFIX
-ENOUGH, DEPTH, INPUTS, TREES_AT_PREFILL, TREES = e.ENOUGH, e.DEPTH, e.INPUTS, e.TREES_AT_PREFILL, e.TREES
+AGENTS, PREFILL, COMPLETION, HIDDEN = e.AGENTS, e.PREFILL, e.COMPLETION, e.HIDDEN
+ENOUGH, DEPTH, TREES_AT_PREFILL, TREES = e.ENOUGH, e.DEPTH, e.TREES_AT_PREFILL, e.TREES
 
 # Contraction into fused multiply-adds only; no reassociation, so sums keep their order.
 FAST: Final = {"contract"}
