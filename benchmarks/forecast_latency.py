@@ -110,7 +110,9 @@ def main() -> None:
             lambda i: model.prefilled(workflow, agents[i % BATCH], 5.0, 6.0, projected[i % BATCH], out), 3000
         ),
         "one, plain torch": median_us(lambda i: torch_forecast(slice(i % BATCH, i % BATCH + 1)), 500),
-        "1,024, with their states, fp32": median_us(lambda _: whole_batch(lambda: states @ weights + bias), 25),
+        "1,024, with their states, fp32": median_us(
+            lambda _: whole_batch(lambda: model.project_many(PREFILL, states)), 25
+        ),
         "1,024, with their states, bf16": median_us(
             lambda _: whole_batch(lambda: torch.nn.functional.linear(half_states, half_weights).float().numpy() + bias),
             25,

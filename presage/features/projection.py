@@ -71,7 +71,8 @@ class Projection:
     def __call__(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         """States float32 [n, d] to float32 [n, m]; a row of NaN (no state) becomes zero, which is the mean state."""
         missing = np.isnan(states[:, 0])
-        projected = np.nan_to_num(states) @ self.weights() + self.bias
+        # No copy of gigabytes where there is nothing to replace.
+        projected = (np.nan_to_num(states) if missing.any() else states) @ self.weights() + self.bias
         projected[missing] = 0.0
         return projected.astype(np.float32, copy=False)
 

@@ -33,7 +33,7 @@ from presage import __version__
 from presage.errors import ArtefactError, OutputError
 
 FORMAT: Final = "presage-artefact"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 READS: Final = (1,)
 """The format versions `read_artefact` reads."""
 

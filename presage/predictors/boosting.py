@@ -1,10 +1,12 @@
-"""Boosted trees whose leaves are vectors: one tree moves the logits of every outcome at every horizon at once.
+"""Boosted oblivious trees whose leaves are vectors: one tree moves the logits of every outcome at every horizon.
 
 A multi-class booster of the usual kind grows a tree for each class and horizon: 1,500 walks for five outcomes at
 three horizons. With vector leaves a hundred or so are enough (benchmarks/real_traces.py has both side by side), few
-enough for a scheduler. Searching splits over every output is what makes such trees slow to grow; here the gradients
-are first projected to a few random directions (Iosipoi and Vakhrushev, "SketchBoost", NeurIPS 2022), and only leaf
-values use all of them.
+enough for a scheduler. All nodes of a level compare the same input (Prokhorenkova et al., "CatBoost", NeurIPS 2018):
+which leaf a row falls into is then a handful of independent comparisons, with no branch and no walk.
+
+Searching splits over every output is what makes such trees slow to grow; here the gradients are first projected to a
+few random directions (Iosipoi and Vakhrushev, "SketchBoost", NeurIPS 2022), and only leaf values use all of them.
 
 The loss is the cross-entropy of each horizon's softmax, masked labels contribute nothing. Its Hessian is taken
 diagonal, p (1 − p), as multi-class boosting does (Friedman 2001).
@@ -14,13 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from presage.predictors.probabilities import cross_entropy, softmax
+
+MOST_DEPTH: Final = 16
+"""A tree has 2^depth leaves."""
+
+UNREACHED: Final = np.finfo(np.float32).max
+"""Threshold of the levels that a tree which ended early did not need: no input is so large."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,8 @@ class BoostingConfig:
             thirty need, since a handful of trees is worth little.
     """
 
-    rounds: int = 160
-    learning_rate: float = 0.12
+    rounds: int = 256
+    learning_rate: float = 0.16
     depth: int = 6
     columns: float = 0.25
     rows: float = 0.8
@@ -54,47 +62,49 @@ class BoostingConfig:
     bins: int = 64
     directions: int = 6
     patience: int = 20
-    leaf_cells: int = 220_000
+    leaf_cells: int = 480_000
     fewest_leaves: int = 2400
 
 
 @dataclass(frozen=True)
 class TreeEnsemble:
-    """Trees as arrays. A node is a comparison, or a leaf (feature −1).
+    """Oblivious trees as arrays: all nodes of a level compare the same input with the same threshold.
 
     Attributes:
-        roots: int32 [trees], node where each tree starts.
-        feature: int16 [nodes], input compared; −1 at a leaf.
-        threshold: float32 [nodes]; smaller goes to `child`, the rest to `child + 1`.
-        child: int32 [nodes]; at a leaf the row of `leaves`.
-        leaves: int8 [rows, K (V+1)], in units of `scale`.
+        feature: int16 [trees, depth], input compared at each level.
+        threshold: float32 [trees, depth]; an input at or above it sets bit `level` of the leaf's number. UNREACHED
+            where a tree ended early.
+        leaves: int8 [trees, 2^depth, K (V+1)], in units of `scale`.
         scale: float32 [K (V+1)].
         base: float32 [K (V+1)], logits before the first tree.
     """
 
-    roots: NDArray[np.int32]
     feature: NDArray[np.int16]
     threshold: NDArray[np.float32]
-    child: NDArray[np.int32]
     leaves: NDArray[np.int8]
     scale: NDArray[np.float32]
     base: NDArray[np.float32]
 
+    def __len__(self) -> int:
+        return len(self.feature)
+
+    @property
+    def depth(self) -> int:
+        """Comparisons a tree."""
+        return int(self.feature.shape[1])
+
     def check(self, inputs: int, outputs: int) -> None:
-        """Raises ValueError unless every walk over `inputs` numbers ends in a leaf of `outputs`."""
-        nodes, rows, inner = len(self.feature), len(self.leaves), self.feature >= 0
-        own = np.arange(nodes)
+        """Raises ValueError unless every tree compares some of `inputs` numbers and has leaves of `outputs` numbers."""
+        trees, depth = self.feature.shape if self.feature.ndim == 2 else (-1, -1)
         sound = (
-            all(array.shape == (nodes,) for array in (self.threshold, self.child))
-            and self.leaves.shape == (rows, outputs)
+            0 <= depth <= MOST_DEPTH
+            and self.threshold.shape == (trees, depth)
+            and self.leaves.shape == (trees, 2**depth, outputs)
             and self.scale.shape == self.base.shape == (outputs,)
-            and bool(np.all((self.roots >= 0) & (self.roots < nodes)))
-            and bool(np.all((self.feature >= -1) & (self.feature < inputs)))
-            and bool(np.all((self.child[inner] > own[inner]) & (self.child[inner] < nodes - 1)))  # no way back
-            and bool(np.all((self.child[~inner] >= 0) & (self.child[~inner] < rows)))
+            and bool(np.all((self.feature >= 0) & (self.feature < inputs)))
         )
         if not sound:
-            raise ValueError(f"trees of {nodes} nodes do not lead from {inputs} inputs to leaves of {outputs} numbers")
+            raise ValueError(f"trees do not lead from {inputs} inputs to leaves of {outputs} numbers")
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """Arrays by name, as an artefact keeps them."""
@@ -104,15 +114,6 @@ class TreeEnsemble:
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> TreeEnsemble:
         """Inverse of `to_tensors`."""
         return cls(**dict(tensors))
-
-
-@dataclass(frozen=True)
-class _Tree:
-    """A complete binary tree in level order: split input (−1: leaf) and bin [2^(depth+1) − 1], leaf vectors by node."""
-
-    feature: NDArray[np.int16]
-    cut: NDArray[np.uint8]
-    values: NDArray[np.float32]
 
 
 def fit_trees(
@@ -137,51 +138,49 @@ def fit_trees(
     target, weight = _targets(outcomes, outcome_count)
     share = (target.sum(axis=0) + 0.5) / (target.sum(axis=(0, 2))[:, None] + 0.5 * outcome_count)
     base = np.log(share).astype(np.float32).reshape(-1)
+    width = len(base)
     edges = [_edges(column, config.bins) for column in inputs.T]
     binned, held_out = _binned(inputs, edges), _binned(validation_inputs, edges)
     useful = np.flatnonzero([len(e) > 0 for e in edges]).astype(np.int32)
     logits = np.tile(base, (count, 1))
-    held_out_logits = np.tile(base, (len(held_out), 1))
-    trees: list[_Tree] = []
-    best, kept, cells = np.inf, 0, 0
-    for grown in range(1, (config.rounds if rounds is None else rounds) + 1):
+    held_out_logits = np.tile(base, (len(validation_inputs), 1))
+    most = max(config.leaf_cells, config.fewest_leaves * width) // (width * 2**config.depth)
+    trees: list[tuple[NDArray[np.int16], NDArray[np.uint8], NDArray[np.float32]]] = []
+    best, kept = np.inf, 0
+    for grown in range(1, min(most, config.rounds if rounds is None else rounds) + 1):
         p = softmax(logits.reshape(count, horizon, outcome_count))
         gradient = ((p - target) * weight).reshape(count, -1)
         hessian = (np.maximum(p * (1.0 - p), 1e-3) * weight).reshape(count, -1)
-        width = gradient.shape[1]
         directions = (
             rng.standard_normal((width, config.directions), dtype=np.float32) / np.float32(config.directions) ** 0.5
         )
         sample = np.flatnonzero(rng.random(count) < config.rows).astype(np.int32)
-        chosen = _choose(useful, always, config.columns, rng)
-        feature, cut, node = _grow(
+        # One line of memory a row: its sketched gradient, its weight, and 1 to count it.
+        packed = np.column_stack([gradient @ directions, hessian.mean(axis=1), np.ones(count, np.float32)])
+        feature, cut, leaf = _grow(
             binned,
             sample,
-            chosen,
-            gradient @ directions,
-            hessian.mean(axis=1),
+            _choose(useful, always, config.columns, rng),
+            packed,
             config.depth,
             config.bins,
             np.float32(config.l2 / width),
             config.min_rows,
         )
-        values = _leaf_values(node, sample, gradient, hessian, len(feature), np.float32(config.l2))
+        values = _leaf_values(leaf, sample, gradient, hessian, 2**config.depth, np.float32(config.l2))
         values *= np.float32(-config.learning_rate)
-        cells += width * (int((feature >= 0).sum()) + 1)
-        if cells > max(config.leaf_cells, config.fewest_leaves * width):
-            break
-        logits += values[node]
-        trees.append(_Tree(feature, cut, values))
+        logits += values[leaf]
+        trees.append((feature, cut, values))
         if rounds is not None:
             kept = grown
             continue
-        held_out_logits += values[_descend(held_out, feature, cut)]
+        held_out_logits += values[_leaf_of(held_out, feature, cut)]
         loss = cross_entropy(softmax(held_out_logits.reshape(-1, horizon, outcome_count)), validation_outcomes)
         if loss < best:
             best, kept = loss, grown
         elif grown - kept >= config.patience:
             break
-    return _flatten(trees[:kept], edges, base)
+    return _ensemble(trees[:kept], edges, base, config.depth)
 
 
 def _choose(useful: NDArray[np.int32], always: int, share: float, rng: np.random.Generator) -> NDArray[np.int32]:
@@ -210,10 +209,10 @@ def _edges(column: NDArray[np.float32], bins: int) -> NDArray[np.float32]:
 
 
 def _binned(inputs: NDArray[np.float32], edges: list[NDArray[np.float32]]) -> NDArray[np.uint8]:
-    """How many edges each value reaches, uint8 [n, F]: a value is at or past edge j when its bin exceeds j."""
-    out = np.empty(inputs.shape, np.uint8)
+    """How many edges each value reaches, uint8 [F, n]: a value is at or past edge j when its bin exceeds j."""
+    out = np.empty(inputs.shape[::-1], np.uint8)
     for column, edge in enumerate(edges):
-        out[:, column] = np.searchsorted(edge, inputs[:, column], side="right")
+        out[column] = np.searchsorted(edge, inputs[:, column], side="right")
     return out
 
 
@@ -222,136 +221,159 @@ def _grow(
     binned: NDArray[np.uint8],
     sample: NDArray[np.int32],
     features: NDArray[np.int32],
-    sketch: NDArray[np.float32],
-    weight: NDArray[np.float32],
+    packed: NDArray[np.float32],
     depth: int,
     bins: int,
     l2: np.float32,
     min_rows: int,
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8], NDArray[np.int32]]:
-    """Splits level by level for the largest Σ_s G_s² / (H + l2) of the sketched gradients.
+    """Splits level by level, every leaf at once, for the largest Σ_leaves Σ_s G_s² / (H + l2) of sketched gradients.
+
+    A leaf that a split would leave fewer than `min_rows` on one side of counts as unsplit.
 
     Returns:
-        Split input and bin of each node in level order, and the leaf each row of `binned` falls into, int32 [n].
+        Compared input (−1: the tree ended before) and bin of each level, and the leaf of each row, int32 [n].
     """
-    size = sketch.shape[1]
-    feature = np.full(2 ** (depth + 1) - 1, -1, np.int16)
-    cut = np.zeros(2 ** (depth + 1) - 1, np.uint8)
-    node_of = np.zeros(len(binned), np.int32)
+    width = packed.shape[1]
+    size = width - 2
+    feature, cut = np.full(depth, -1, np.int16), np.zeros(depth, np.uint8)
+    leaf = np.zeros(binned.shape[1], np.int32)
+    histograms = np.zeros((len(features), 2 ** max(depth - 1, 0), bins, width), np.float32)
+    part = np.empty((max(histograms.shape[1] // 2, 1), bins, width), np.float32)
+    listed = sample  # rows of the smaller leaf of each split; the larger one is what the leaf before it leaves over
+    smaller = np.zeros(1, np.int32)
     for level in range(depth):
-        first, count = 2**level - 1, 2**level
-        histogram = np.zeros((count, len(features), bins, size + 2), np.float32)
+        count = 2**level
+        best, best_input, best_bin = 0.0, -1, 0
+        for j in range(len(features)):
+            column, histogram = binned[features[j]], histograms[j]
+            if level == 0:
+                _count(histogram, column, leaf, listed, packed, 1)
+            else:
+                part[: count // 2] = 0.0
+                _count(part, column, leaf, listed, packed, count // 2)
+                for node in range(count // 2):
+                    other = node + count // 2
+                    for b in range(bins):
+                        for s in range(width):
+                            little = part[node, b, s]
+                            rest = histogram[node, b, s] - little
+                            histogram[node, b, s] = rest if smaller[node] == other else little
+                            histogram[other, b, s] = little if smaller[node] == other else rest
+            gained, where = _best_cut(histogram[:count], size, l2, min_rows)
+            if gained > best:
+                best, best_input, best_bin = gained, features[j], where
+        if best_input < 0:
+            break
+        feature[level], cut[level] = best_input, best_bin
+        column = binned[best_input]
+        for i in range(len(leaf)):
+            leaf[i] += (column[i] > best_bin) << level
+        rows = np.zeros(2 * count, np.int32)
         for i in sample:
-            node = node_of[i] - first
-            if node < 0:
-                continue
-            for j in range(len(features)):
-                cell = histogram[node, j, binned[i, features[j]]]
-                for s in range(size):
-                    cell[s] += sketch[i, s]
-                cell[size] += weight[i]
-                cell[size + 1] += 1.0
-        split = False
+            rows[leaf[i]] += 1
+        smaller = np.empty(count, np.int32)
         for node in range(count):
-            total = np.zeros(size + 2, np.float32)
-            for b in range(bins):
-                total += histogram[node, 0, b]
-            if total[size + 1] < 2 * min_rows:
-                continue
-            whole = np.float32(0.0)
-            for s in range(size):
-                whole += total[s] * total[s]
-            best = whole / (total[size] + l2) * np.float32(1.00001) + np.float32(1e-6)
-            left = np.empty(size + 2, np.float32)
-            for j in range(len(features)):
-                left[:] = 0.0
-                for b in range(bins - 1):
-                    cell = histogram[node, j, b]
-                    if cell[size + 1] == 0.0:
-                        continue
-                    for s in range(size + 2):
-                        left[s] += cell[s]
-                    if left[size + 1] < min_rows:
-                        continue
-                    if total[size + 1] - left[size + 1] < min_rows:
-                        break
+            smaller[node] = node if rows[node] < rows[node + count] else node + count
+        chosen = np.empty(len(sample), np.int32)
+        found = 0
+        for i in sample:
+            if smaller[leaf[i] & (count - 1)] == leaf[i]:
+                chosen[found] = i
+                found += 1
+        listed = chosen[:found]
+    return feature, cut, leaf
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _count(
+    histogram: NDArray[np.float32],
+    column: NDArray[np.uint8],
+    leaf: NDArray[np.int32],
+    rows: NDArray[np.int32],
+    packed: NDArray[np.float32],
+    leaves: int,
+) -> None:
+    """Adds rows to the histogram of one input, float32 [leaves, bins, width], a leaf by its number modulo `leaves`."""
+    for i in rows:
+        cell, row = histogram[leaf[i] & (leaves - 1), column[i]], packed[i]
+        for s in range(len(row)):
+            cell[s] += row[s]
+
+
+@njit(cache=True, nogil=True)
+def _best_cut(histogram: NDArray[np.float32], size: int, l2: np.float32, min_rows: int) -> tuple[float, int]:
+    """What the best cut of one input gains over no split, or 0, and its bin; histogram [leaves, bins, size + 2]."""
+    bins = histogram.shape[1]
+    gain = np.zeros(bins - 1, np.float64)
+    total, left = np.empty(size + 2, np.float32), np.empty(size + 2, np.float32)
+    before = 0.0
+    for node in range(len(histogram)):
+        total[:] = 0.0
+        for b in range(bins):
+            total += histogram[node, b]
+        unsplit = np.float32(0.0)
+        for s in range(size):
+            unsplit += total[s] * total[s]
+        unsplit /= total[size] + l2
+        before += unsplit
+        left[:] = 0.0
+        current = unsplit
+        for b in range(bins - 1):
+            cell = histogram[node, b]
+            if cell[size + 1] > 0.0:
+                for s in range(size + 2):
+                    left[s] += cell[s]
+                current = unsplit
+                if left[size + 1] >= min_rows and total[size + 1] - left[size + 1] >= min_rows:
                     below, above = np.float32(0.0), np.float32(0.0)
                     for s in range(size):
                         below += left[s] * left[s]
                         above += (total[s] - left[s]) * (total[s] - left[s])
-                    gain = below / (left[size] + l2) + above / (total[size] - left[size] + l2)
-                    if gain > best:
-                        best = gain
-                        feature[first + node] = features[j]
-                        cut[first + node] = b
-                        split = True
-        if not split:
-            break
-        for i in range(len(binned)):
-            node = node_of[i]
-            if node >= first and feature[node] >= 0:
-                node_of[i] = 2 * node + 1 + (binned[i, feature[node]] > cut[node])
-    return feature, cut, node_of
+                    current = below / (left[size] + l2) + above / (total[size] - left[size] + l2)
+            gain[b] += current
+    where = int(gain.argmax())
+    least = before * 1e-5 + 1e-6  # rounding is no gain
+    return (gain[where] - before, where) if gain[where] - before > least else (0.0, 0)
 
 
 @njit(cache=True, nogil=True)
 def _leaf_values(
-    node: NDArray[np.int32],
+    leaf: NDArray[np.int32],
     sample: NDArray[np.int32],
     gradient: NDArray[np.float32],
     hessian: NDArray[np.float32],
-    nodes: int,
+    leaves: int,
     l2: np.float32,
 ) -> NDArray[np.float32]:
-    """Newton step of every leaf and output, Σg / (Σh + l2), float32 [nodes, K (V+1)]."""
-    top = np.zeros((nodes, gradient.shape[1]), np.float32)
-    bottom = np.full((nodes, gradient.shape[1]), l2, np.float32)
+    """Newton step of every leaf and output, Σg / (Σh + l2), float32 [leaves, K (V+1)]."""
+    top = np.zeros((leaves, gradient.shape[1]), np.float32)
+    bottom = np.full((leaves, gradient.shape[1]), l2, np.float32)
     for i in sample:
-        top[node[i]] += gradient[i]
-        bottom[node[i]] += hessian[i]
+        top[leaf[i]] += gradient[i]
+        bottom[leaf[i]] += hessian[i]
     return top / bottom
 
 
-@njit(cache=True, nogil=True)
-def _descend(binned: NDArray[np.uint8], feature: NDArray[np.int16], cut: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """The leaf each row falls into, int32 [n]."""
-    out = np.empty(len(binned), np.int32)
-    for i in range(len(binned)):
-        node = 0
-        while feature[node] >= 0:
-            node = 2 * node + 1 + (binned[i, feature[node]] > cut[node])
-        out[i] = node
-    return out
+def _leaf_of(binned: NDArray[np.uint8], feature: NDArray[np.int16], cut: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The leaf each row falls into, int64 [n]."""
+    leaf = np.zeros(binned.shape[1], np.int64)
+    for level in np.flatnonzero(feature >= 0):
+        leaf += (binned[feature[level]] > cut[level]).astype(np.int64) << level
+    return leaf
 
 
-def _flatten(trees: list[_Tree], edges: list[NDArray[np.float32]], base: NDArray[np.float32]) -> TreeEnsemble:
-    """Level-order trees as one ensemble without their unused nodes."""
-    roots: list[int] = []
-    nodes: list[tuple[int, float, int]] = []  # (feature, threshold, child or leaf)
-    leaves: list[NDArray[np.float32]] = []
-    for tree in trees:
-        roots.append(len(nodes))
-        nodes.append((-1, 0.0, 0))
-        pending = [(0, roots[-1])]  # (node of the tree, its place here)
-        while pending:
-            node, place = pending.pop()
-            feature = int(tree.feature[node])
-            if feature < 0:
-                nodes[place] = (-1, 0.0, len(leaves))
-                leaves.append(tree.values[node])
-                continue
-            nodes[place] = (feature, float(edges[feature][tree.cut[node]]), len(nodes))
-            pending += [(2 * node + 1, len(nodes)), (2 * node + 2, len(nodes) + 1)]
-            nodes += [(-1, 0.0, 0)] * 2
-    stacked = np.stack(leaves) if leaves else np.zeros((0, len(base)), np.float32)
-    scale = np.maximum(np.abs(stacked).max(axis=0, initial=0.0) / 127.0, 1e-12).astype(np.float32)
-    features, thresholds, children = zip(*nodes, strict=True) if nodes else ((), (), ())
-    return TreeEnsemble(
-        roots=np.array(roots, np.int32),
-        feature=np.array(features, np.int16),
-        threshold=np.array(thresholds, np.float32),
-        child=np.array(children, np.int32),
-        leaves=np.round(stacked / scale).astype(np.int8),
-        scale=scale,
-        base=base,
-    )
+def _ensemble(
+    trees: list[tuple[NDArray[np.int16], NDArray[np.uint8], NDArray[np.float32]]],
+    edges: list[NDArray[np.float32]],
+    base: NDArray[np.float32],
+    depth: int,
+) -> TreeEnsemble:
+    """Trees as one ensemble, bins as thresholds, leaves as bytes."""
+    values = np.array([values for _, _, values in trees], np.float32).reshape(len(trees), 2**depth, len(base))
+    scale = np.maximum(np.abs(values).max(axis=(0, 1), initial=0.0) / 127.0, 1e-12).astype(np.float32)
+    feature = np.array([feature for feature, _, _ in trees], np.int16).reshape(len(trees), depth)
+    threshold = np.full(feature.shape, UNREACHED, np.float32)
+    for tree, level in np.argwhere(feature >= 0):
+        threshold[tree, level] = edges[feature[tree, level]][trees[tree][1][level]]
+    return TreeEnsemble(np.maximum(feature, 0), threshold, np.round(values / scale).astype(np.int8), scale, base)

@@ -1,7 +1,7 @@
 """The compiled forecast: network, trees and n-gram over one input vector, mixed. What a scheduler's thread runs.
 
-Sums run in a fixed order and the exponential is our own, so the same row gives the same bits alone, in a batch and in
-another process.
+Sums run in a fixed order and the exponential is our own, so the same row gives the same bits in a trace, alone and in
+another process. `batch.py` does the same for many rows by matrix products.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from presage.predictors.engine import Engine
 from presage.predictors.ngram import lookup
 
 AGENTS, PREFILL, COMPLETION, HIDDEN = e.AGENTS, e.PREFILL, e.COMPLETION, e.HIDDEN
-ENOUGH, DEPTH, TREES_AT_PREFILL, TREES = e.ENOUGH, e.DEPTH, e.TREES_AT_PREFILL, e.TREES
+ENOUGH, DEPTH, TREES_AT_PREFILL, TREES, EVIDENCE = e.ENOUGH, e.DEPTH, e.TREES_AT_PREFILL, e.TREES, e.EVIDENCE
 
 # Contraction into fused multiply-adds only; no reassociation, so sums keep their order.
 FAST: Final = {"contract"}
 
-TOGETHER: Final = 8
-"""Trees walked side by side: a walk waits for memory at every level, eight wait together."""
+NGRAM_ALONE, WITHOUT_NETWORK, EVERYTHING = range(3)
+"""Who answers, by how much was seen of the workflow type and of the agent."""
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
@@ -89,19 +89,29 @@ def step_prefix(inputs: NDArray[np.float32], hidden: NDArray[np.float32], engine
     kept = np.empty(3 * g, np.float32)
     kept[:] = floats[numbers[e.STEP_HIDDEN_BIAS] : numbers[e.STEP_HIDDEN_BIAS] + 3 * g]
     _add_product(kept, hidden, floats, numbers[e.STEP_HIDDEN])
+    gate(given.reshape((1, 3 * g)), kept.reshape((1, 3 * g)), hidden.reshape((1, g)))
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def gate(given: NDArray[np.float32], kept: NDArray[np.float32], hidden: NDArray[np.float32]) -> None:
+    """The gates of a GRU: what a step gives and what the state keeps, [B, 3g] each, make the next states [B, g]."""
+    rows, g = hidden.shape
     one = np.float32(1.0)
-    gates = np.empty(2 * g, np.float32)
-    for i in range(2 * g):
-        gates[i] = -(given[i] + kept[i])
-    exponential(gates)
-    new = np.empty(g, np.float32)
-    for i in range(g):
-        new[i] = np.float32(-2.0) * (given[2 * g + i] + kept[2 * g + i] / (one + gates[i]))
-    exponential(new)
-    for i in range(g):
-        candidate = np.float32(2.0) / (one + new[i]) - one  # tanh
-        update = one / (one + gates[g + i])
-        hidden[i] = candidate + update * (hidden[i] - candidate)
+    gates = np.empty((rows, 2 * g), np.float32)
+    for r in range(rows):
+        for i in range(2 * g):
+            gates[r, i] = -(given[r, i] + kept[r, i])
+    exponential(gates.reshape(gates.size))
+    new = np.empty((rows, g), np.float32)
+    for r in range(rows):
+        for i in range(g):
+            new[r, i] = np.float32(-2.0) * (given[r, 2 * g + i] + kept[r, 2 * g + i] / (one + gates[r, i]))
+    exponential(new.reshape(new.size))
+    for r in range(rows):
+        for i in range(g):
+            candidate = np.float32(2.0) / (one + new[r, i]) - one  # tanh
+            update = one / (one + gates[r, g + i])
+            hidden[r, i] = candidate + update * (hidden[r, i] - candidate)
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
@@ -140,42 +150,121 @@ def network_logits(
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def tree_logits(inputs: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]) -> None:
-    """Writes the trees' logits, float32 [K (V+1)]."""
+    """Writes the trees' logits, float32 [K (V+1)], if there are trees."""
     floats, numbers = engine.floats, engine.numbers
-    depth, outputs = numbers[DEPTH], len(out)
-    inner, ends = 2**depth - 1, 2**depth
-    features, thresholds, leaf_of = numbers[e.FEATURES], numbers[e.THRESHOLDS], numbers[e.LEAF_OF]
-    out[:] = floats[numbers[e.BASE] + moment * outputs : numbers[e.BASE] + (moment + 1) * outputs]
-    begin = 0 if moment == 0 else numbers[TREES_AT_PREFILL]
-    end = numbers[TREES_AT_PREFILL] if moment == 0 else numbers[TREES]
-    node = np.empty(TOGETHER, np.int64)
-    for start in range(begin, end, TOGETHER):
-        count = min(TOGETHER, end - start)
-        node[:] = 0
-        for _ in range(depth):
-            for t in range(count):
-                at = (start + t) * inner + node[t]
-                node[t] = 2 * node[t] + 1 + (inputs[numbers[features + at]] >= floats[thresholds + at])
-        for t in range(count):
-            _add_row(out, floats, numbers[e.LEAVES] + numbers[leaf_of + (start + t) * ends + node[t] - inner] * outputs)
+    depth, features, thresholds = numbers[DEPTH], numbers[e.FEATURES], numbers[e.THRESHOLDS]
+    first, last = tree_range(moment, numbers)
+    if first == last:
+        return
+    leaf = np.empty(last - first, np.int32)
+    for tree in range(first, last):
+        number = tree << depth
+        for level in range(depth):
+            at = tree * depth + level
+            number += (inputs[numbers[features + at]] >= floats[thresholds + at]) << level
+        leaf[tree - first] = number
+    add_leaves(leaf, moment, engine, out)
+
+
+@njit(cache=True, inline="always")
+def tree_range(moment: int, numbers: NDArray[np.int32]) -> tuple[int, int]:
+    """First tree of a moment, and the one after its last."""
+    return (0, numbers[TREES_AT_PREFILL]) if moment == 0 else (numbers[TREES_AT_PREFILL], numbers[TREES])
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def add_leaves(leaf: NDArray[np.int32], moment: int, engine: Engine, out: NDArray[np.float32]) -> None:
+    """Writes the logits of one leaf of every tree of a moment: bytes summed as whole numbers, then scaled once."""
+    leaves, outputs = engine.leaves, len(out)
+    scale, base = engine.numbers[e.SCALE] + moment * outputs, engine.numbers[e.BASE] + moment * outputs
+    total = np.zeros(outputs, np.int32)
+    together = len(leaf) // 4 * 4
+    for i in range(0, together, 4):
+        a, b, c, d = leaves[leaf[i]], leaves[leaf[i + 1]], leaves[leaf[i + 2]], leaves[leaf[i + 3]]
+        for j in range(outputs):
+            total[j] += np.int32(a[j]) + np.int32(b[j]) + np.int32(c[j]) + np.int32(d[j])
+    for number in leaf[together:]:
+        row = leaves[number]
+        for j in range(outputs):
+            total[j] += row[j]
+    for j in range(outputs):
+        out[j] = engine.floats[base + j] + engine.floats[scale + j] * total[j]
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def softmax_rows(rows: NDArray[np.float32]) -> None:
-    """Turns each row of logits, float32 [K, V+1], into probabilities in place."""
-    for k in range(rows.shape[0]):
-        row = rows[k]
+    """Turns each row of logits, float32 [B, V+1], into probabilities in place."""
+    for row in rows:
         top = row[0]
         for j in range(1, len(row)):
             top = max(top, row[j])
         for j in range(len(row)):
             row[j] -= top
-        exponential(row)
+    exponential(rows.reshape(rows.size))
+    for row in rows:
         total = np.float32(0.0)
         for j in range(len(row)):
             total += row[j]
+        one = np.float32(1.0) / total
         for j in range(len(row)):
-            row[j] /= total
+            row[j] *= one
+
+
+@njit(cache=True, inline="always")
+def workflow_type_of(inputs: NDArray[np.float32], numbers: NDArray[np.int32]) -> int:
+    """Index of the workflow type in an input vector."""
+    return int(inputs[len(inputs) - 2 * (numbers[PREFILL] + numbers[COMPLETION]) - 2 - SIZE_COUNT - 1])
+
+
+@njit(cache=True)
+def who_answers(inputs: NDArray[np.float32], moment: int, engine: Engine) -> int:
+    """With too little evidence of the agent the network is left out: trees and n-gram answer, which read the rest of
+    the workflow; with too little of the whole workflow type the n-gram answers alone."""
+    numbers = engine.numbers
+    width, kind = numbers[AGENTS] + 1, workflow_type_of(inputs, numbers)
+    of_agents = numbers[EVIDENCE] + kind * width
+    if numbers[of_agents + int(inputs[0])] >= numbers[ENOUGH]:
+        return EVERYTHING
+    first, last = tree_range(moment, numbers)
+    of_type = 0
+    for j in range(width):
+        of_type += numbers[of_agents + j]
+    return NGRAM_ALONE if first == last or of_type < numbers[ENOUGH] else WITHOUT_NETWORK
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def mix(
+    inputs: NDArray[np.float32],
+    moment: int,
+    who: int,
+    of_network: NDArray[np.float32],
+    of_trees: NDArray[np.float32],
+    engine: Engine,
+    out: NDArray[np.float32],
+) -> int:
+    """Writes the logits of the forecast, float32 [K, V+1], from those of network and trees, float32 [K (V+1)], and the
+    n-gram's.
+
+    Returns:
+        The evidence.
+    """
+    floats, numbers = engine.floats, engine.numbers
+    horizon, width = out.shape
+    agent, kind = int(inputs[0]), workflow_type_of(inputs, numbers)
+    values = numbers[numbers[e.CONTEXTS] : numbers[e.CONTEXTS] + len(engine.keys)]
+    at = numbers[e.LOG_ROWS] + lookup(engine.keys, values, kind, agent, int(inputs[1]), int(inputs[2])) * out.size
+    share = numbers[e.SHARES] + moment * 3 * horizon
+    for k in range(horizon):
+        network, trees, counts = floats[share + k], floats[share + horizon + k], floats[share + 2 * horizon + k]
+        if who == NGRAM_ALONE:
+            network, trees, counts = np.float32(0.0), np.float32(0.0), np.float32(1.0)
+        if who == WITHOUT_NETWORK:  # its embedding of this agent learnt next to nothing; the n-gram takes its place
+            network, counts = np.float32(0.0), counts + network
+        for j in range(width):
+            i = k * width + j
+            out[k, j] = network * of_network[i] + trees * of_trees[i] + counts * floats[at + i]
+    known: int = numbers[numbers[EVIDENCE] + kind * width + agent]
+    return known
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
@@ -184,49 +273,17 @@ def forecast_row(
 ) -> int:
     """Writes one forecast, float32 [K, V+1], and returns its evidence.
 
-    With too little evidence of the agent the network is left out: trees and n-gram answer, which read the rest of the
-    workflow; with too little of the whole workflow type the n-gram answers alone.
-
     Args:
         inputs: float32 [F]; hidden: float32 [g], the prefix before this step; moment: 0 prefill, 1 completion.
         engine: the model.
         out: where the probabilities go.
     """
-    floats, numbers = engine.floats, engine.numbers
-    horizon, width = out.shape
-    agent = int(inputs[0])
-    kind = int(inputs[len(inputs) - 2 * (numbers[PREFILL] + numbers[COMPLETION]) - 2 - SIZE_COUNT - 1])
-    known: int = numbers[numbers[e.EVIDENCE] + kind * width + agent]
-    values = numbers[numbers[e.CONTEXTS] : numbers[e.CONTEXTS] + len(engine.keys)]
-    context = lookup(engine.keys, values, kind, agent, int(inputs[1]), int(inputs[2])) * out.size
-    trees = numbers[TREES_AT_PREFILL] if moment == 0 else numbers[TREES] - numbers[TREES_AT_PREFILL]
-    thin = known < numbers[ENOUGH]
-    if thin:
-        of_type = 0
-        for j in range(width):
-            of_type += numbers[numbers[e.EVIDENCE] + kind * width + j]
-        if trees == 0 or of_type < numbers[ENOUGH]:
-            at = numbers[e.ROWS] + context
-            for k in range(horizon):
-                for j in range(width):
-                    out[k, j] = floats[at + k * width + j]
-            return known
-    share = numbers[e.SHARES] + moment * 3 * horizon
-    logits = np.zeros(out.size, np.float32)
-    if not thin:
-        network_logits(inputs, hidden, moment, engine, logits)
-    at = numbers[e.LOG_ROWS] + context
-    for k in range(horizon):
-        of_network, of_counts = floats[share + k], floats[share + 2 * horizon + k]
-        if thin:  # the n-gram takes the place of the network, whose embedding of this agent learnt next to nothing
-            of_counts += of_network
-        for j in range(width):
-            out[k, j] = of_network * logits[k * width + j] + of_counts * floats[at + k * width + j]
-    if trees > 0:
-        tree_logits(inputs, moment, engine, logits)
-        for k in range(horizon):
-            of_trees = floats[share + horizon + k]
-            for j in range(width):
-                out[k, j] += of_trees * logits[k * width + j]
+    who = who_answers(inputs, moment, engine)
+    of_network, of_trees = np.zeros(out.size, np.float32), np.zeros(out.size, np.float32)
+    if who == EVERYTHING:
+        network_logits(inputs, hidden, moment, engine, of_network)
+    if who != NGRAM_ALONE:
+        tree_logits(inputs, moment, engine, of_trees)
+    known = mix(inputs, moment, who, of_network, of_trees, engine, out)
     softmax_rows(out)
     return known

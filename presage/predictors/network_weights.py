@@ -32,7 +32,7 @@ class NetworkConfig:
     """
 
     agent_size: int = 24
-    prefix_size: int = 48
+    prefix_size: int = 32
     hidden_size: int = 64
     dropout: float = 0.3
     input_dropout: float = 0.15
@@ -47,22 +47,23 @@ class NetworkConfig:
 ORDER: Final = (
     "recent",
     "kind",
+    "moment",
     "encoded",
     "dense",
-    "moment",
     "from_prefix",
-    "second",
     "second_bias",
-    "head",
+    "second",
     "head_bias",
-    "skip",
     "agent_skip",
+    "head",
+    "skip",
     "step_agent",
     "step_states",
     "step_hidden",
     "step_hidden_bias",
 )
-"""Order of the arrays in an engine."""
+"""Order of the arrays in an engine. What multiplies one row of inputs lies together, so that a batch is one product:
+encoded, dense and from_prefix, then head and skip."""
 
 
 @dataclass(frozen=True)

@@ -23,16 +23,18 @@ from presage.errors import ArtefactError
 from presage.features.inputs import inputs_size, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
+from presage.features.project_rows import columns_of, project_rows
 from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import read_artefact, write_artefact
+from presage.predictors.batch import prefilled_many
 from presage.predictors.engine import Engine, build_engine, with_shares
 from presage.predictors.forecast import Forecast
 from presage.predictors.mixture import fit_weights
 from presage.predictors.ngram import BackoffNgram
 from presage.predictors.parts import NextAgentConfig, Parts
 from presage.predictors.projected import project_all, with_presence
-from presage.predictors.running import completed, forecast_trace, opened, prefilled, prefilled_many
+from presage.predictors.running import completed, forecast_trace, opened, prefilled
 from presage.predictors.steps import check_steps, has_output, log_sizes
 
 KIND: Final = "next-agent"
@@ -123,6 +125,7 @@ class NextAgentPredictor:
             parts.widths,
         )
         self._weights = {moment: (p.weights(), p.bias) for moment, p in parts.projections.items()}
+        self._columns = {moment: columns_of(weights) for moment, (weights, _) in self._weights.items()}
 
     # --- forecasting ---
 
@@ -171,6 +174,13 @@ class NextAgentPredictor:
         weights, bias = self._weights[moment]
         return state @ weights + bias
 
+    def project_many(self, moment: Moment, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Raw states float32 [B, d], all finite, as `prefilled_many` takes them, float32 [B, p]."""
+        bias = self._weights[moment][1]
+        out = np.empty((len(states), len(bias)), np.float32)
+        project_rows(np.ascontiguousarray(states), self._columns[moment], bias, out)
+        return out
+
     def projection(self, moment: Moment) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
         """W float32 [d, p] and b [p] of `project` (x @ W + b), for a worker that projects itself; None: no states."""
         return self._weights.get(moment)
@@ -208,7 +218,7 @@ class NextAgentPredictor:
         out: NDArray[np.float32],
         evidence: NDArray[np.int32],
     ) -> None:
-        """A step begins in each of B workflows; see `running.prefilled_many`."""
+        """A step begins in each of B workflows; see `batch.prefilled_many`."""
         prefilled_many(workflows, agent, tokens, chars, states, self._engine, out, evidence)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> Forecast:

@@ -32,8 +32,8 @@ class NextAgentConfig:
         boosting: how trees are grown; 0 rounds leave them out.
     """
 
-    components: int = 20
-    discriminants: int = 12
+    components: int = 8
+    discriminants: int = 8
     min_evidence: int = 10
     refit: bool = True
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -119,6 +119,10 @@ class Parts:
         self.network.check(agents, types, sum(self.widths), horizon)
         for trees in self.trees:
             trees.check(inputs_size(agents, *self.widths), horizon * (agents + 1))
+        if self.trees[0].depth != self.trees[1].depth:
+            raise ValueError(
+                f"trees of {self.trees[0].depth} levels at prefill and {self.trees[1].depth} at completion"
+            )
         if self.evidence.shape != (types + 1, agents + 1):
             raise ValueError(f"evidence has the shape {self.evidence.shape}; wanted {(types + 1, agents + 1)}")
         if self.shares.shape != (len(MOMENTS), 3, horizon):

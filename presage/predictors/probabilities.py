@@ -11,9 +11,11 @@ FLOOR = 1e-9
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Softmax over the last axis, in the type given."""
-    exponential: NDArray[np.float32] = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    exponential /= exponential.sum(axis=-1, keepdims=True)
-    return exponential
+    # Outcomes first while it is worked on: NumPy reduces over a short last axis four times as slowly.
+    rows = np.ascontiguousarray(np.moveaxis(logits, -1, 0))
+    rows = np.exp(rows - rows.max(axis=0))
+    rows /= rows.sum(axis=0)
+    return np.ascontiguousarray(np.moveaxis(rows, 0, -1))
 
 
 def label_probability(

@@ -78,22 +78,6 @@ def completed(
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", nogil=True)
-def prefilled_many(
-    rows: NDArray[np.float32],
-    agent: NDArray[np.int32],
-    tokens: NDArray[np.float32],
-    chars: NDArray[np.float32],
-    states: NDArray[np.float32],
-    engine: Engine,
-    out: NDArray[np.float32],
-    evidence: NDArray[np.int32],
-) -> None:
-    """`prefilled` for B workflows: rows [B, …], states float32 [B, p], out float32 [B, K, V+1], evidence int32 [B]."""
-    for i in range(len(rows)):
-        evidence[i] = prefilled(rows[i], agent[i], tokens[i], chars[i], states[i], engine, out[i])
-
-
-@njit(cache=True, fastmath=FAST, error_model="numpy", nogil=True)
 def forecast_trace(
     offsets: NDArray[np.int64],
     workflow_type: NDArray[np.int32],

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from presage.features.history import RECENT, history_size
 from presage.features.inputs import SIZE_COUNT, inputs_size, unroll
 from presage.features.prefixes import Prefixes
-from presage.predictors.boosting import TreeEnsemble
+from presage.predictors.boosting import UNREACHED, TreeEnsemble
 from presage.predictors.encoding import encode_all, encoding_size
 from presage.predictors.engine import Engine, build_engine
 from presage.predictors.network_weights import NetworkWeights
@@ -80,7 +80,7 @@ def random_sample(
         replace(prefixes, sizes=sizes),
         (*states[0], *states[1]),
         random_network(rng, agents, types, sum(widths), outputs),
-        (random_trees(rng, trees[0], depth, size, outputs), random_trees(rng, trees[1], depth - 1, size, outputs)),
+        (random_trees(rng, trees[0], depth, size, outputs), random_trees(rng, trees[1], depth, size, outputs)),
         BackoffNgram(3).fit(prefixes, prefixes),
         rng.random((2, 3, prefixes.horizon)).astype(np.float32),
         evidence,
@@ -112,43 +112,24 @@ def random_network(rng: np.random.Generator, agents: int, types: int, states: in
 
 
 def random_trees(rng: np.random.Generator, count: int, depth: int, inputs: int, outputs: int) -> TreeEnsemble:
-    """Trees of uneven depth, some of them a single leaf; thresholds on a grid, so that values meet them."""
-    roots: list[int] = []
-    nodes: list[tuple[int, float, int]] = []
-    leaves = 0
-    for _ in range(count):
-        roots.append(len(nodes))
-        nodes.append((-1, 0.0, 0))
-        pending = [(roots[-1], 0)]
-        while pending:
-            place, level = pending.pop()
-            if level == depth or rng.random() < 0.3:
-                nodes[place] = (-1, 0.0, leaves)
-                leaves += 1
-                continue
-            nodes[place] = (int(rng.integers(inputs)), float(rng.integers(-1, 4)), len(nodes))
-            pending += [(len(nodes), level + 1), (len(nodes) + 1, level + 1)]
-            nodes += [(-1, 0.0, 0)] * 2
-    feature, threshold, child = zip(*nodes, strict=True) if nodes else ((), (), ())
+    """Trees some of which end early; thresholds on a grid, so that values meet them."""
+    threshold = rng.integers(-1, 4, (count, depth)).astype(np.float32)
+    threshold[np.arange(depth) >= rng.integers(1, 2 * depth, (count, 1))] = UNREACHED
     return TreeEnsemble(
-        np.array(roots, np.int32),
-        np.array(feature, np.int16),
-        np.array(threshold, np.float32),
-        np.array(child, np.int32),
-        rng.integers(-127, 128, (leaves, outputs)).astype(np.int8),
+        rng.integers(0, inputs, (count, depth)).astype(np.int16),
+        threshold,
+        rng.integers(-127, 128, (count, 2**depth, outputs)).astype(np.int8),
         (rng.random(outputs) * 0.01).astype(np.float32) + np.float32(1e-6),
         rng.normal(size=outputs).astype(np.float32),
     )
 
 
-def walk(trees: TreeEnsemble, x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Logits of one row, float32 [K (V+1)], one comparison at a time; sums in the order of the trees."""
-    out = trees.base.copy()
-    for root in trees.roots:
-        node = int(root)
-        while trees.feature[node] >= 0:
-            node = int(trees.child[node]) + (1 if x[trees.feature[node]] >= trees.threshold[node] else 0)
-        out += trees.leaves[trees.child[node]].astype(np.float32) * trees.scale
+def walk(trees: TreeEnsemble, x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Logits of one row, float64 [K (V+1)], one comparison at a time."""
+    out = trees.base.astype(float)
+    for feature, threshold, leaves in zip(trees.feature, trees.threshold, trees.leaves, strict=True):
+        leaf = sum((x[f] >= t) << level for level, (f, t) in enumerate(zip(feature, threshold, strict=True)))
+        out += leaves[leaf].astype(float) * trees.scale
     return out
 
 

@@ -1,4 +1,4 @@
-"""The compiled forecast against plain NumPy and plain Python, and one bit pattern however it is asked for."""
+"""The compiled forecast against plain NumPy and plain Python, and the same numbers however it is asked for."""
 
 from dataclasses import replace
 
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from presage.features.inputs import inputs_size, sums_size
 from presage.predictors import engine as e
+from presage.predictors.batch import prefilled_many
 from presage.predictors.encoding import encode_all, encoding_size
 from presage.predictors.engine import with_shares
 from presage.predictors.kernels import exponential, forecast_row, network_logits, softmax_rows, step_prefix, tree_logits
 from presage.predictors.probabilities import softmax
-from presage.predictors.running import completed, forecast_trace, opened, prefilled, prefilled_many
+from presage.predictors.running import completed, forecast_trace, opened, prefilled
 
 WORDS = st.lists(st.text("abcx", min_size=1, max_size=7), min_size=1, max_size=5)
 TWO_TYPES = ("t", "u")
@@ -99,9 +100,7 @@ def test_the_encoding_of_a_long_workflow_stays_at_its_cap() -> None:
 @example(0, (0, 3), 3)
 @example(0, (8, 0), 3)
 @example(0, (9, 17), 5)
-def test_the_walk_side_by_side_is_the_walk_of_one_tree_after_the_other(
-    seed: int, trees: tuple[int, int], depth: int
-) -> None:
+def test_trees_are_their_comparisons_one_after_the_other(seed: int, trees: tuple[int, int], depth: int) -> None:
     sample = sample_of(["abca", "bb"], seed, trees=trees, depth=depth)
     engine, rng = sample.engine, np.random.default_rng(seed)
     for moment in (0, 1):
@@ -110,7 +109,8 @@ def test_the_walk_side_by_side_is_the_walk_of_one_tree_after_the_other(
             x = rng.integers(-2, 5, inputs_size(3, *sample.widths)).astype(np.float32)
             out = np.full(12, np.nan, np.float32)
             tree_logits(x, moment, engine, out)
-            np.testing.assert_array_equal(out, walk(sample.trees[moment], x))
+            wanted = walk(sample.trees[moment], x) if trees[moment] else np.full(12, np.nan)
+            np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,9 @@ def test_a_value_equal_to_the_threshold_goes_right(value: float, side: int) -> N
     sample = sample_of(["ab"], 0)
     stump = replace(
         sample.trees[0],
-        roots=np.zeros(1, np.int32),
-        feature=np.array([4, -1, -1], np.int16),
-        threshold=np.array([1, 0, 0], np.float32),
-        child=np.array([1, 0, 1], np.int32),
-        leaves=np.array([[-1] * 12, [1] * 12], np.int8),
+        feature=np.array([[4]], np.int16),
+        threshold=np.array([[1]], np.float32),
+        leaves=np.array([[[-1] * 12, [1] * 12]], np.int8),
         scale=np.ones(12, np.float32),
         base=np.zeros(12, np.float32),
     )
@@ -188,8 +186,8 @@ def test_a_forecast_is_the_logarithmic_pool_of_those_that_know_enough(
             out = np.full((horizon, 4), np.nan, np.float32)
             assert forecast_row(x, hidden, moment, engine, out) == enough
             of_type = sample.evidence[prefixes.workflow_type[prefixes.workflow[row]]].sum()
-            if enough < sample.enough and (of_type < sample.enough or not len(sample.trees[moment].roots)):
-                np.testing.assert_array_equal(out, counted[row])
+            if enough < sample.enough and (of_type < sample.enough or not len(sample.trees[moment])):
+                np.testing.assert_allclose(out, counted[row], rtol=1e-5)
                 continue
             logits = np.empty(4 * horizon, np.float32)
             network_logits(x, hidden, moment, engine, logits)
@@ -221,12 +219,12 @@ def test_other_shares_leave_the_engine_as_it_was() -> None:
     np.testing.assert_array_equal(other.floats, replace(sample, shares=shares).engine.floats)
 
 
-# --- one bit pattern ---
+# --- the same numbers ---
 
 
 @settings(max_examples=60)
 @given(WORDS, st.integers(0, 10_000), st.integers(1, 5), st.sampled_from([(3, 2), (0, 0), (5, 0), (0, 4)]))
-def test_a_trace_a_batch_and_a_workflow_alone_give_the_same_bits(
+def test_a_trace_and_a_workflow_alone_give_the_same_bits_and_a_batch_the_same_numbers(
     words: list[str], seed: int, horizon: int, widths: tuple[int, int]
 ) -> None:
     sample = sample_of(words, seed, horizon=horizon, widths=widths)
@@ -257,7 +255,7 @@ def test_a_trace_a_batch_and_a_workflow_alone_give_the_same_bits(
                 np.empty(len(at), np.int32),
             )
             prefilled_many(rows, p.agent[at], sizes[at, 0], sizes[at, 2], here[at], engine, outs, found)
-            np.testing.assert_array_equal(outs, trace[0, at])
+            np.testing.assert_allclose(outs, trace[0, at], rtol=2e-5, atol=1e-7)
             assert found.tolist() == sample.evidence[p.workflow_type[going], p.agent[at]].tolist()
         batch[going] = alone[going]
 

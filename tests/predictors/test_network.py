@@ -44,7 +44,7 @@ def network_of(drawn: Sample, seed: int = 0) -> tuple[_Network, NDArray[np.float
     torch.manual_seed(seed)
     dense = drawn.inputs()[0].shape[1] - history_size(drawn.agents) - 1
     transition = torch.from_numpy(transition_matrix(drawn.prefixes))
-    network = _Network(transition, 2, dense, sum(drawn.widths), HORIZON, CONFIG)
+    network = _Network(transition, 2, dense, sum(drawn.widths), HORIZON, CONFIG, np.random.default_rng(seed))
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3)
@@ -63,7 +63,7 @@ def by_torch(
     data = _Tensors(examples_of(drawn), drawn.agents, mean, spread)
     with torch.no_grad():
         logits = network(_Batch(data, drawn.prefixes.offsets, np.arange(drawn.prefixes.workflows)))
-    return np.stack([out.flatten(1).numpy() for out in logits])
+    return np.asarray(logits.flatten(2).numpy())
 
 
 def by_kernels(weights: NetworkWeights, drawn: Sample) -> NDArray[np.float32]:
@@ -154,17 +154,17 @@ def test_the_agents_are_eq_3_node_by_node() -> None:
 
 
 def test_the_loss_is_the_cross_entropy_of_known_labels_at_both_moments() -> None:
-    logits = (torch.randn(4, 2, 3), torch.randn(4, 2, 3))
+    logits = torch.randn(2, 4, 2, 3)
     labels = torch.tensor([[0, 2], [MASKED, 1], [3, MASKED], [1, 1]])  # 3: an agent out of the vocabulary
     wanted = 0.0
     for out in logits:
         given = [out[i, k].log_softmax(0)[labels[i, k]] for i in range(4) for k in range(2) if 0 <= labels[i, k] < 3]
         wanted -= float(sum(given)) / len(given)
     assert float(_loss(logits, labels)) == pytest.approx(wanted, rel=1e-5)
-    nothing = _loss((logits[0].requires_grad_(), logits[1]), torch.full((4, 2), MASKED))
+    nothing = _loss(logits.requires_grad_(), torch.full((4, 2), MASKED))
     nothing.backward()
     assert float(nothing.detach()) == 0.0
-    assert not logits[0].grad.any()
+    assert not logits.grad.any()
 
 
 def test_every_workflow_is_in_one_batch() -> None:

@@ -1,0 +1,184 @@
+"""Forecasts for many workflows at once: the arithmetic of `kernels.py`, a matrix product where that has a row.
+
+Weights are read once for a block of rows and multiplied by BLAS; trees compare one input of all rows with one
+threshold. Products sum in another order than a row alone does, so the two agree to rounding, not bit by bit: trees,
+n-gram and the inputs are the same numbers, the network's logits differ in the last digits.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from presage.features.history import RECENT
+from presage.features.inputs import SIZE_COUNT, at_prefill
+from presage.predictors import engine as e
+from presage.predictors.encoding import encode
+from presage.predictors.engine import Engine
+from presage.predictors.kernels import EVERYTHING, FAST, add_leaves, gate, mix, softmax_rows, tree_range, who_answers
+
+AGENTS, PREFILL, COMPLETION, INPUTS, SUMS, PREFIX = e.AGENTS, e.PREFILL, e.COMPLETION, e.INPUTS, e.SUMS, e.PREFIX
+HIDDEN, DEPTH = e.HIDDEN, e.DEPTH
+
+BLOCK: Final = 128
+"""Rows together: what a block needs stays in the second-level cache."""
+
+
+@njit(cache=True, inline="always")
+def _matrix(engine: Engine, part: int, rows: int, columns: int) -> NDArray[np.float32]:
+    start = engine.numbers[part]
+    return engine.floats[start : start + rows * columns].reshape((np.int64(rows), np.int64(columns)))
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _step_prefixes(rows: NDArray[np.float32], engine: Engine) -> None:
+    """`kernels.step_prefix` for rows [B, …] of workflows; one before its first step stays as it is."""
+    numbers = engine.numbers
+    g, states, size = numbers[PREFIX], numbers[PREFILL] + numbers[COMPLETION], numbers[INPUTS]
+    first, hidden = size - 2 * states - 2, size + numbers[SUMS]
+    seen, carried = np.empty((len(rows), states), np.float32), np.empty((len(rows), g), np.float32)
+    for i in range(len(rows)):
+        seen[i] = rows[i, first : first + states]
+        carried[i] = rows[i, hidden:]
+    given = np.dot(seen, _matrix(engine, e.STEP_STATES, states, 3 * g))
+    kept = np.dot(carried, _matrix(engine, e.STEP_HIDDEN, g, 3 * g))
+    bias = engine.floats[numbers[e.STEP_HIDDEN_BIAS] : numbers[e.STEP_HIDDEN_BIAS] + 3 * g]
+    of_agents = _matrix(engine, e.STEP_AGENT, numbers[AGENTS] + 1, 3 * g)
+    for i in range(len(rows)):
+        of_agent = of_agents[max(int(rows[i, 0]), 0)]
+        for j in range(3 * g):
+            given[i, j] += of_agent[j]
+            kept[i, j] += bias[j]
+    gate(given, kept, carried)
+    for i in range(len(rows)):
+        if rows[i, 0] >= 0:
+            rows[i, hidden:] = carried[i]
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _network_logits(rows: NDArray[np.float32], moment: int, engine: Engine) -> NDArray[np.float32]:
+    """`kernels.network_logits` for rows [B, …] of workflows, float32 [B, K (V+1)]."""
+    numbers, floats = engine.numbers, engine.floats
+    agents, width, g, size = numbers[AGENTS], numbers[HIDDEN], numbers[PREFIX], numbers[INPUTS]
+    encoded = 2 * (agents + 1) + 5
+    start = size - 2 * (numbers[PREFILL] + numbers[COMPLETION]) - 2 - SIZE_COUNT
+    dense = size - start
+    outputs = engine.leaves.shape[1]
+    inputs = np.empty((len(rows), encoded + dense + g), np.float32)
+    for i in range(len(rows)):
+        row, to = rows[i], inputs[i]
+        encode(row[:size], to[:encoded], agents)
+        to[encoded : encoded + dense] = row[start:size]
+        to[encoded + dense :] = row[size + numbers[SUMS] :]
+    first = np.dot(inputs, _matrix(engine, e.ENCODED, encoded + dense + g, width))
+    recent = _matrix(engine, e.RECENT_TABLE, RECENT * (agents + 2), width)
+    of_moment, kinds = _matrix(engine, e.MOMENT, 2, width)[moment], engine.numbers[e.KIND]
+    for i in range(len(rows)):
+        row, to = rows[i], first[i]
+        kind = kinds + int(row[start - 1]) * width
+        r0, r1, r2, r3, r4 = (
+            recent[int(row[0]) + 1],
+            recent[agents + 3 + int(row[1])],
+            recent[2 * agents + 5 + int(row[2])],
+            recent[3 * agents + 7 + int(row[3])],
+            recent[4 * agents + 9 + int(row[4])],
+        )
+        for j in range(width):
+            common = of_moment[j] + floats[kind + j] + r0[j] + r1[j] + r2[j] + r3[j] + r4[j]
+            to[j] = max(to[j] + common, np.float32(0.0))
+    second = np.dot(first, _matrix(engine, e.SECOND, width, width))
+    last = np.empty((len(rows), width + dense), np.float32)
+    bias = floats[numbers[e.SECOND_BIAS] : numbers[e.SECOND_BIAS] + width]
+    for i in range(len(rows)):
+        to, here, more = last[i], first[i], second[i]
+        for j in range(width):
+            to[j] = here[j] + max(more[j] + bias[j], np.float32(0.0))
+        to[width:] = inputs[i, encoded : encoded + dense]
+    out: NDArray[np.float32] = np.dot(last, _matrix(engine, e.HEAD, width + dense, outputs))
+    bias, of_agents = _matrix(engine, e.HEAD_BIAS, 1, outputs)[0], _matrix(engine, e.AGENT_SKIP, agents + 1, outputs)
+    for i in range(len(rows)):
+        to, of_agent = out[i], of_agents[int(rows[i, 0])]
+        for j in range(outputs):
+            to[j] += bias[j] + of_agent[j]
+    return out
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _tree_logits(rows: NDArray[np.float32], moment: int, engine: Engine) -> NDArray[np.float32]:
+    """`kernels.tree_logits` for rows [B, …] of workflows, float32 [B, K (V+1)]."""
+    floats, numbers = engine.floats, engine.numbers
+    depth, count = numbers[DEPTH], len(rows)
+    features, thresholds = numbers[e.FEATURES], numbers[e.THRESHOLDS]
+    first, last = tree_range(moment, numbers)
+    columns = np.ascontiguousarray(rows[:, : numbers[INPUTS]].T)
+    # Rows a power of two apart would fall into the same few sets of the cache.
+    leaf = np.empty((last - first, count + 16), np.int32)
+    for tree in range(first, last):
+        mine = leaf[tree - first]
+        mine[:] = tree << depth
+        for level in range(depth):
+            at = tree * depth + level
+            column, threshold, bit = columns[numbers[features + at]], floats[thresholds + at], np.int32(1 << level)
+            for i in range(count):
+                mine[i] += bit if column[i] >= threshold else np.int32(0)
+    out = np.empty((count, engine.leaves.shape[1]), np.float32)
+    of_row = np.empty(last - first, np.int32)
+    for i in range(count):
+        for tree in range(last - first):
+            of_row[tree] = leaf[tree, i]
+        add_leaves(of_row, moment, engine, out[i])
+    return out
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", nogil=True)
+def prefilled_many(
+    rows: NDArray[np.float32],
+    agent: NDArray[np.int32],
+    tokens: NDArray[np.float32],
+    chars: NDArray[np.float32],
+    states: NDArray[np.float32],
+    engine: Engine,
+    out: NDArray[np.float32],
+    evidence: NDArray[np.int32],
+) -> None:
+    """`running.prefilled` for B workflows: a step begins in each.
+
+    Args:
+        rows: the workflows, float32 [B, …], changed in place.
+        agent: int32 [B], 0..V.
+        tokens, chars: log(1 + x) of the inputs' sizes, float32 [B], 0 where unknown.
+        states: projected prefill states, float32 [B, p]; [B, 0] for none.
+        engine: the model.
+        out: float32 [B, K, V+1].
+        evidence: int32 [B].
+    """
+    numbers = engine.numbers
+    size, sums = numbers[INPUTS], numbers[INPUTS] + numbers[SUMS]
+    for start in range(0, len(rows), BLOCK):
+        block = rows[start : start + BLOCK]
+        who = np.empty(len(block), np.int32)
+        _step_prefixes(block, engine)
+        for i in range(len(block)):
+            row, at = block[i], start + i
+            at_prefill(
+                row[:size],
+                row[size:sums],
+                agent[at],
+                tokens[at],
+                chars[at],
+                states[at],
+                numbers[AGENTS],
+                numbers[PREFILL],
+                numbers[COMPLETION],
+            )
+            who[i] = who_answers(row[:size], 0, engine)
+        nothing = np.zeros((len(block), out.shape[1] * out.shape[2]), np.float32)
+        of_network = _network_logits(block, 0, engine) if (who == EVERYTHING).any() else nothing
+        of_trees = _tree_logits(block, 0, engine) if numbers[e.TREES_AT_PREFILL] else nothing
+        here = out[start : start + BLOCK]
+        for i in range(len(block)):
+            evidence[start + i] = mix(block[i][:size], 0, who[i], of_network[i], of_trees[i], engine, here[i])
+        softmax_rows(here.reshape((len(here) * here.shape[1], here.shape[2])))
