@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from presage.features.call_graph import transition_matrix
 from presage.features.history import history_size
@@ -51,12 +52,17 @@ def learn(
         stopping: when to stop, found in an earlier round; None together with `validation`.
         progress: told the share of the epochs that are done.
     """
-    projections: dict[Moment, Projection] = {}
-    out_of_fold: dict[Moment, NDArray[np.float32]] = {}
-    for moment in train.states:
-        projections[moment], out_of_fold[moment] = fit_projection(
-            train, moment, components=config.components, discriminants=config.discriminants, seed=seed
-        )
+
+    def project(moment: Moment) -> tuple[Projection, NDArray[np.float32]]:
+        sizes = {"components": config.components, "discriminants": config.discriminants}
+        return fit_projection(train, moment, **sizes, seed=seed)
+
+    # Matrix products and growing release the interpreter: both moments side by side, and the trees beside the network.
+    # Each in one thread: more of them than cores only wait for each other.
+    with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:
+        fitted = dict(zip(train.states, pool.map(project, train.states), strict=True))
+    projections = {moment: projection for moment, (projection, _) in fitted.items()}
+    out_of_fold = {moment: projected for moment, (_, projected) in fitted.items()}
     examples = _examples(train, out_of_fold)
     held_out = examples if validation is None else _examples(validation, project_all(validation, projections))
 
@@ -73,8 +79,7 @@ def learn(
             rounds=stopping.rounds[index] if stopping is not None else None,
         )
 
-    # Growing releases the interpreter, so that the trees of both moments grow beside the network.
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:
         growing = [pool.submit(grow, index) for index in range(len(MOMENTS))]
         network, epoch = fit_network(
             examples,
@@ -96,7 +101,7 @@ def learn(
         _evidence(train),
         np.full((len(MOMENTS), 3, train.horizon), EVEN_SHARE),
     )
-    return parts, Stopping(epoch, [len(ensemble.roots) for ensemble in trees])
+    return parts, Stopping(epoch, [len(ensemble) for ensemble in trees])
 
 
 def _examples(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]) -> Examples:
