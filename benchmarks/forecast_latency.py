@@ -96,6 +96,10 @@ def main() -> None:
         with torch.inference_mode():
             torch.softmax(plain(tensor_agent[rows], earlier[rows], tensor_states[rows]), dim=-1)
 
+    def project_halves() -> np.ndarray:
+        with torch.inference_mode():
+            return torch.nn.functional.linear(half_states, half_weights).float().numpy() + bias
+
     def whole_batch(project: Callable[[], np.ndarray]) -> None:
         model.prefilled_many(many, agent, size_of, size_of, project(), many_out, evidence)
 
@@ -113,10 +117,7 @@ def main() -> None:
         "1,024, with their states, fp32": median_us(
             lambda _: whole_batch(lambda: model.project_many(PREFILL, states)), 25
         ),
-        "1,024, with their states, bf16": median_us(
-            lambda _: whole_batch(lambda: torch.nn.functional.linear(half_states, half_weights).float().numpy() + bias),
-            25,
-        ),
+        "1,024, with their states, bf16": median_us(lambda _: whole_batch(project_halves), 25),
         "1,024, projected": median_us(lambda _: whole_batch(lambda: stacked), 25),
         "1,024, plain torch": median_us(lambda _: torch_forecast(slice(None)), 25),
     }

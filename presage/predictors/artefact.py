@@ -34,7 +34,7 @@ from presage.errors import ArtefactError, OutputError
 
 FORMAT: Final = "presage-artefact"
 FORMAT_VERSION: Final = 2
-READS: Final = (1,)
+READS: Final = (2,)
 """The format versions `read_artefact` reads."""
 
 KINDS: Final = ("next-agent",)

@@ -59,23 +59,27 @@ def _step_prefixes(rows: NDArray[np.float32], engine: Engine) -> None:
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
-def _network_logits(rows: NDArray[np.float32], moment: int, engine: Engine) -> NDArray[np.float32]:
-    """`kernels.network_logits` for rows [B, …] of workflows, float32 [B, K (V+1)]."""
+def _network_logits(rows: NDArray[np.float32], engine: Engine) -> NDArray[np.float32]:
+    """`kernels.network_logits` at prefill for rows [B, …] of workflows, float32 [B, K (V+1)]."""
     numbers, floats = engine.numbers, engine.floats
     agents, width, g, size = numbers[AGENTS], numbers[HIDDEN], numbers[PREFIX], numbers[INPUTS]
     encoded = 2 * (agents + 1) + 5
     start = size - 2 * (numbers[PREFILL] + numbers[COMPLETION]) - 2 - SIZE_COUNT
-    dense = size - start
+    done = start + SIZE_COUNT + numbers[PREFILL]  # the completion state, all 0 yet, begins here and is passed over
+    after = done + numbers[COMPLETION]
+    here = done - start
+    dense = here + size - after
     outputs = engine.leaves.shape[1]
     inputs = np.empty((len(rows), encoded + dense + g), np.float32)
     for i in range(len(rows)):
         row, to = rows[i], inputs[i]
         encode(row[:size], to[:encoded], agents)
-        to[encoded : encoded + dense] = row[start:size]
+        to[encoded : encoded + here] = row[start:done]
+        to[encoded + here : encoded + dense] = row[after:size]
         to[encoded + dense :] = row[size + numbers[SUMS] :]
-    first = np.dot(inputs, _matrix(engine, e.ENCODED, encoded + dense + g, width))
+    first = np.dot(inputs, _matrix(engine, e.BATCH_FIRST, encoded + dense + g, width))
     recent = _matrix(engine, e.RECENT_TABLE, RECENT * (agents + 2), width)
-    of_moment, kinds = _matrix(engine, e.MOMENT, 2, width)[moment], engine.numbers[e.KIND]
+    of_moment, kinds = _matrix(engine, e.MOMENT, 2, width)[0], engine.numbers[e.KIND]
     for i in range(len(rows)):
         row, to = rows[i], first[i]
         kind = kinds + int(row[start - 1]) * width
@@ -97,7 +101,7 @@ def _network_logits(rows: NDArray[np.float32], moment: int, engine: Engine) -> N
         for j in range(width):
             to[j] = here[j] + max(more[j] + bias[j], np.float32(0.0))
         to[width:] = inputs[i, encoded : encoded + dense]
-    out: NDArray[np.float32] = np.dot(last, _matrix(engine, e.HEAD, width + dense, outputs))
+    out: NDArray[np.float32] = np.dot(last, _matrix(engine, e.BATCH_LAST, width + dense, outputs))
     bias, of_agents = _matrix(engine, e.HEAD_BIAS, 1, outputs)[0], _matrix(engine, e.AGENT_SKIP, agents + 1, outputs)
     for i in range(len(rows)):
         to, of_agent = out[i], of_agents[int(rows[i, 0])]
@@ -107,12 +111,12 @@ def _network_logits(rows: NDArray[np.float32], moment: int, engine: Engine) -> N
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
-def _tree_logits(rows: NDArray[np.float32], moment: int, engine: Engine) -> NDArray[np.float32]:
-    """`kernels.tree_logits` for rows [B, …] of workflows, float32 [B, K (V+1)]."""
+def _tree_logits(rows: NDArray[np.float32], engine: Engine) -> NDArray[np.float32]:
+    """`kernels.tree_logits` at prefill for rows [B, …] of workflows, float32 [B, K (V+1)]."""
     floats, numbers = engine.floats, engine.numbers
     depth, count = numbers[DEPTH], len(rows)
     features, thresholds = numbers[e.FEATURES], numbers[e.THRESHOLDS]
-    first, last = tree_range(moment, numbers)
+    first, last = tree_range(0, numbers)
     columns = np.ascontiguousarray(rows[:, : numbers[INPUTS]].T)
     # Rows a power of two apart would fall into the same few sets of the cache.
     leaf = np.empty((last - first, count + 16), np.int32)
@@ -125,11 +129,11 @@ def _tree_logits(rows: NDArray[np.float32], moment: int, engine: Engine) -> NDAr
             for i in range(count):
                 mine[i] += bit if column[i] >= threshold else np.int32(0)
     out = np.empty((count, engine.leaves.shape[1]), np.float32)
-    of_row = np.empty(last - first, np.int32)
+    of_row, total = np.empty(last - first, np.int32), np.empty(out.shape[1], np.int32)
     for i in range(count):
         for tree in range(last - first):
             of_row[tree] = leaf[tree, i]
-        add_leaves(of_row, moment, engine, out[i])
+        add_leaves(of_row, 0, engine, total, out[i])
     return out
 
 
@@ -176,9 +180,10 @@ def prefilled_many(
             )
             who[i] = who_answers(row[:size], 0, engine)
         nothing = np.zeros((len(block), out.shape[1] * out.shape[2]), np.float32)
-        of_network = _network_logits(block, 0, engine) if (who == EVERYTHING).any() else nothing
-        of_trees = _tree_logits(block, 0, engine) if numbers[e.TREES_AT_PREFILL] else nothing
+        of_network = _network_logits(block, engine) if (who == EVERYTHING).any() else nothing
+        of_trees = _tree_logits(block, engine) if numbers[e.TREES_AT_PREFILL] else nothing
         here = out[start : start + BLOCK]
+        flat = here.reshape((len(here), here.shape[1] * here.shape[2]))
         for i in range(len(block)):
-            evidence[start + i] = mix(block[i][:size], 0, who[i], of_network[i], of_trees[i], engine, here[i])
+            evidence[start + i] = mix(block[i][:size], 0, who[i], of_network[i], of_trees[i], engine, flat[i])
         softmax_rows(here.reshape((len(here) * here.shape[1], here.shape[2])))

@@ -53,7 +53,7 @@ class BoostingConfig:
     """
 
     rounds: int = 256
-    learning_rate: float = 0.16
+    learning_rate: float = 0.2
     depth: int = 6
     columns: float = 0.25
     rows: float = 0.8

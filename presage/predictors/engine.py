@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.inputs import inputs_size, sums_size
+from presage.features.inputs import SIZE_COUNT, inputs_size, sums_size
 from presage.predictors.boosting import TreeEnsemble
 from presage.predictors.network_weights import ORDER, NetworkWeights
 from presage.predictors.ngram import NgramTable
@@ -23,24 +23,26 @@ from presage.predictors.ngram import NgramTable
 AGENTS, PREFILL, COMPLETION, HIDDEN, PREFIX, ENOUGH, DEPTH, INPUTS, SUMS, TREES_AT_PREFILL, TREES, HEADER = range(12)
 
 # Parts of `floats`: the network's arrays in their order, then these.
-FLOATS: Final = (*ORDER, "thresholds", "scale", "base", "log_rows", "shares")
+FLOATS: Final = (*ORDER, "batch_first", "batch_last", "thresholds", "scale", "base", "log_rows", "shares")
 (
     RECENT_TABLE,
     KIND,
-    MOMENT,
     ENCODED,
     DENSE,
+    MOMENT,
     FROM_PREFIX,
-    SECOND_BIAS,
     SECOND,
-    HEAD_BIAS,
-    AGENT_SKIP,
+    SECOND_BIAS,
     HEAD,
+    HEAD_BIAS,
     SKIP,
+    AGENT_SKIP,
     STEP_AGENT,
     STEP_STATES,
     STEP_HIDDEN,
     STEP_HIDDEN_BIAS,
+    BATCH_FIRST,
+    BATCH_LAST,
     THRESHOLDS,
     SCALE,
     BASE,
@@ -57,9 +59,11 @@ class Engine(NamedTuple):
     """A named tuple, since that is what compiled code takes whole.
 
     Attributes:
-        floats: float32, the parts FLOATS end to end. Of the trees (at prefill, then at completion; all of DEPTH
-            levels): thresholds [trees, DEPTH], scale and base [2, K (V+1)]. Logarithms of the n-gram's rows
-            [C, K, V+1]. Shares [2, 3, K]: how much network, trees and n-gram are believed at each moment and horizon.
+        floats: float32, the parts FLOATS end to end. For batches at prefill the rows of encoded, dense and from_prefix
+            stacked, and of head and skip, without those of the completion state, which is 0 there. Of the trees (at
+            prefill, then at completion; all of DEPTH levels): thresholds [trees, DEPTH], scale and base [2, K (V+1)].
+            Logarithms of the n-gram's rows [C, K, V+1]. Shares [2, 3, K (V+1)]: how much network, trees and n-gram are
+            believed at each moment and horizon, repeated for every outcome.
         numbers: int32, the header, where each part begins, then the parts: inputs compared [trees, DEPTH], n-gram rows
             by hash slot, evidence [T+1, V+1].
         leaves: int8 [trees 2^DEPTH, K (V+1)], in units of scale.
@@ -95,12 +99,16 @@ def build_engine(
     agents = evidence.shape[1] - 1
     depth = trees[0].depth
     floats: list[NDArray[np.floating]] = [network.arrays[name] for name in ORDER]
+    done = SIZE_COUNT + widths[0]
+    at_prefill = np.r_[:done, done + widths[1] : len(network.arrays["dense"])]
     floats += [
+        np.concatenate([network.arrays["encoded"], network.arrays["dense"][at_prefill], network.arrays["from_prefix"]]),
+        np.concatenate([network.arrays["head"], network.arrays["skip"][at_prefill]]),
         np.concatenate([ensemble.threshold for ensemble in trees]),
         np.stack([ensemble.scale for ensemble in trees]),
         np.stack([ensemble.base for ensemble in trees]),
         np.log(ngram.rows),
-        shares,
+        np.repeat(shares, agents + 1, axis=2),
     ]
     numbers = [np.concatenate([ensemble.feature for ensemble in trees]), ngram.values, evidence]
     header = np.zeros(FIRST_PART, np.int32)
@@ -121,8 +129,8 @@ def build_engine(
 def with_shares(engine: Engine, shares: NDArray[np.float32], enough: int) -> Engine:
     """The same model with other mixture weights, float32 [2, 3, K], and another threshold of evidence."""
     floats, numbers = engine.floats.copy(), engine.numbers.copy()
-    start = numbers[SHARES]
-    floats[start : start + shares.size] = shares.ravel()
+    repeated = np.repeat(shares, numbers[AGENTS] + 1, axis=2)
+    floats[numbers[SHARES] : numbers[SHARES] + repeated.size] = repeated.ravel()
     numbers[ENOUGH] = enough
     return Engine(floats, numbers, engine.leaves, engine.keys)
 

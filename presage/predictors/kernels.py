@@ -163,7 +163,7 @@ def tree_logits(inputs: NDArray[np.float32], moment: int, engine: Engine, out: N
             at = tree * depth + level
             number += (inputs[numbers[features + at]] >= floats[thresholds + at]) << level
         leaf[tree - first] = number
-    add_leaves(leaf, moment, engine, out)
+    add_leaves(leaf, moment, engine, np.empty(len(out), np.int32), out)
 
 
 @njit(cache=True, inline="always")
@@ -173,11 +173,16 @@ def tree_range(moment: int, numbers: NDArray[np.int32]) -> tuple[int, int]:
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
-def add_leaves(leaf: NDArray[np.int32], moment: int, engine: Engine, out: NDArray[np.float32]) -> None:
-    """Writes the logits of one leaf of every tree of a moment: bytes summed as whole numbers, then scaled once."""
+def add_leaves(
+    leaf: NDArray[np.int32], moment: int, engine: Engine, total: NDArray[np.int32], out: NDArray[np.float32]
+) -> None:
+    """Writes the logits of one leaf of every tree of a moment: bytes summed as whole numbers, then scaled once.
+
+    `total` is room for the sums, int32 [K (V+1)]: making it anew for each row of a batch would take as long as adding.
+    """
     leaves, outputs = engine.leaves, len(out)
     scale, base = engine.numbers[e.SCALE] + moment * outputs, engine.numbers[e.BASE] + moment * outputs
-    total = np.zeros(outputs, np.int32)
+    total[:] = 0
     together = len(leaf) // 4 * 4
     for i in range(0, together, 4):
         a, b, c, d = leaves[leaf[i]], leaves[leaf[i + 1]], leaves[leaf[i + 2]], leaves[leaf[i + 3]]
@@ -242,28 +247,29 @@ def mix(
     engine: Engine,
     out: NDArray[np.float32],
 ) -> int:
-    """Writes the logits of the forecast, float32 [K, V+1], from those of network and trees, float32 [K (V+1)], and the
-    n-gram's.
+    """Writes the logits of the forecast, float32 [K (V+1)], from those of network and trees and the n-gram's.
 
     Returns:
         The evidence.
     """
     floats, numbers = engine.floats, engine.numbers
-    horizon, width = out.shape
     agent, kind = int(inputs[0]), workflow_type_of(inputs, numbers)
     values = numbers[numbers[e.CONTEXTS] : numbers[e.CONTEXTS] + len(engine.keys)]
-    at = numbers[e.LOG_ROWS] + lookup(engine.keys, values, kind, agent, int(inputs[1]), int(inputs[2])) * out.size
-    share = numbers[e.SHARES] + moment * 3 * horizon
-    for k in range(horizon):
-        network, trees, counts = floats[share + k], floats[share + horizon + k], floats[share + 2 * horizon + k]
-        if who == NGRAM_ALONE:
-            network, trees, counts = np.float32(0.0), np.float32(0.0), np.float32(1.0)
-        if who == WITHOUT_NETWORK:  # its embedding of this agent learnt next to nothing; the n-gram takes its place
-            network, counts = np.float32(0.0), counts + network
-        for j in range(width):
-            i = k * width + j
-            out[k, j] = network * of_network[i] + trees * of_trees[i] + counts * floats[at + i]
-    known: int = numbers[numbers[EVIDENCE] + kind * width + agent]
+    size = len(out)
+    at = numbers[e.LOG_ROWS] + lookup(engine.keys, values, kind, agent, int(inputs[1]), int(inputs[2])) * size
+    counts = floats[at : at + size]
+    share = numbers[e.SHARES] + moment * 3 * size
+    to_network, to_trees = floats[share : share + size], floats[share + size : share + 2 * size]
+    to_counts = floats[share + 2 * size : share + 3 * size]
+    if who == EVERYTHING:
+        for i in range(size):
+            out[i] = to_network[i] * of_network[i] + to_trees[i] * of_trees[i] + to_counts[i] * counts[i]
+    elif who == WITHOUT_NETWORK:  # its embedding of this agent learnt next to nothing; the n-gram takes its place
+        for i in range(size):
+            out[i] = to_trees[i] * of_trees[i] + (to_counts[i] + to_network[i]) * counts[i]
+    else:
+        out[:] = counts
+    known: int = numbers[numbers[EVIDENCE] + kind * (numbers[AGENTS] + 1) + agent]
     return known
 
 
@@ -284,6 +290,6 @@ def forecast_row(
         network_logits(inputs, hidden, moment, engine, of_network)
     if who != NGRAM_ALONE:
         tree_logits(inputs, moment, engine, of_trees)
-    known = mix(inputs, moment, who, of_network, of_trees, engine, out)
+    known = mix(inputs, moment, who, of_network, of_trees, engine, out.reshape(out.size))
     softmax_rows(out)
     return known

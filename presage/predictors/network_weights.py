@@ -32,8 +32,8 @@ class NetworkConfig:
     """
 
     agent_size: int = 24
-    prefix_size: int = 32
-    hidden_size: int = 64
+    prefix_size: int = 24
+    hidden_size: int = 48
     dropout: float = 0.3
     input_dropout: float = 0.15
     learning_rate: float = 6e-3
@@ -47,23 +47,22 @@ class NetworkConfig:
 ORDER: Final = (
     "recent",
     "kind",
-    "moment",
     "encoded",
     "dense",
+    "moment",
     "from_prefix",
-    "second_bias",
     "second",
-    "head_bias",
-    "agent_skip",
+    "second_bias",
     "head",
+    "head_bias",
     "skip",
+    "agent_skip",
     "step_agent",
     "step_states",
     "step_hidden",
     "step_hidden_bias",
 )
-"""Order of the arrays in an engine. What multiplies one row of inputs lies together, so that a batch is one product:
-encoded, dense and from_prefix, then head and skip."""
+"""Order of the arrays in an engine."""
 
 
 @dataclass(frozen=True)

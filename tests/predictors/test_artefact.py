@@ -190,10 +190,10 @@ def test_an_altered_configuration_is_refused(folder: Path) -> None:
         read_artefact(folder)
 
 
-@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, None, "1", [1]])
+@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1, None, "2", [2]])
 def test_an_unknown_format_version_is_refused_with_those_read(folder: Path, version: object) -> None:
     edit_config(folder, format_version=version)
-    with pytest.raises(ArtefactError, match=r"format version .*; wanted one of the format versions 1\."):
+    with pytest.raises(ArtefactError, match=r"format version .*; wanted one of the format versions 2\."):
         read_artefact(folder)
 
 
