@@ -1,8 +1,8 @@
 """Where the rows of a table came from, so that an error names file, row and column.
 
-A table forgets its files: batches are joined, rows are sorted. What is kept beside it is one `Origin`: the sources in
-the order they were joined and, for text formats, the line of each row. It costs eight bytes a row and is dropped as
-soon as the table is valid.
+A table forgets its files: chunks are joined, rows are sorted. What is kept beside it is one `Origin`: for each row the
+source it came from, and its line or its place in there. It costs twelve bytes a row and is dropped as soon as the table
+is valid.
 """
 
 from __future__ import annotations
@@ -30,53 +30,56 @@ class RowError(TraceError):
 
 @dataclass(frozen=True)
 class Origin:
-    """The sources of a table, in row order.
+    """The source of each row of a table.
 
     Args:
         names: one name a source, as the user gave it.
-        rows: number of rows of each source.
-        lines: for each source the line numbers of its rows, int64 [rows], counted from 1; None where rows are no lines.
+        sources: index into `names` of each row, int32 [rows].
+        places: the line of each row, or its place in its source where rows are no lines, int64 [rows], from 1.
+        lined: for each source, whether its rows are lines.
     """
 
     names: tuple[str, ...]
-    rows: tuple[int, ...]
-    lines: tuple[NDArray[np.int64] | None, ...]
+    sources: NDArray[np.int32]
+    places: NDArray[np.int64]
+    lined: tuple[bool, ...]
 
     @classmethod
-    def of(cls, name: str, rows: int, lines: NDArray[np.int64] | None = None) -> Origin:
-        """One source of `rows` rows."""
-        return cls((name,), (rows,), (lines,))
+    def of(cls, name: str, rows: int, lines: NDArray[np.int64] | None = None, *, first: int = 1) -> Origin:
+        """`rows` rows of one source: their `lines`, int64 [rows], or the place of the `first` of them."""
+        places = np.arange(first, first + rows) if lines is None else lines
+        return cls((name,), np.zeros(rows, np.int32), places, (lines is not None,))
 
     @classmethod
     def join(cls, origins: Sequence[Origin]) -> Origin:
-        """The origin of the tables joined in this order."""
+        """The origin of the tables of different sources joined in this order."""
+        starts = np.cumsum([0, *(len(origin.names) for origin in origins)], dtype=np.int32)
         return cls(
             tuple(name for origin in origins for name in origin.names),
-            tuple(rows for origin in origins for rows in origin.rows),
-            tuple(lines for origin in origins for lines in origin.lines),
+            np.concatenate([origin.sources + start for origin, start in zip(origins, starts[:-1], strict=True)]),
+            np.concatenate([origin.places for origin in origins]),
+            tuple(lined for origin in origins for lined in origin.lined),
         )
+
+    @classmethod
+    def chunks(cls, origins: Sequence[Origin]) -> Origin:
+        """The origin of the chunks of one source joined in this order; at least one."""
+        first = origins[0]
+        places = np.concatenate([origin.places for origin in origins])
+        return cls(first.names, np.zeros(len(places), np.int32), places, first.lined)
 
     def filtered(self, keep: NDArray[np.bool_]) -> Origin:
         """The origin of the rows where `keep`, bool [rows], is true."""
-        ends = np.cumsum(self.rows)
-        masks = [keep[end - rows : end] for end, rows in zip(ends, self.rows, strict=True)]
-        return Origin(
-            self.names,
-            tuple(int(mask.sum()) for mask in masks),
-            tuple(None if lines is None else lines[mask] for lines, mask in zip(self.lines, masks, strict=True)),
-        )
+        return Origin(self.names, self.sources[keep], self.places[keep], self.lined)
 
-    def sources(self) -> NDArray[np.int64]:
-        """Index into `names` of each row, int64 [rows]."""
-        return np.repeat(np.arange(len(self.names)), self.rows)
+    def first(self, rows: NDArray[np.int64]) -> int:
+        """The one of these rows, int64 [n], that stands first in the first of their sources."""
+        return int(rows[np.lexsort((self.places[rows], self.sources[rows]))[0]])
 
     def at(self, row: int) -> str:
         """`"traces.jsonl, line 17"` or `"traces.parquet, row 17"`; `row` counts from 0, what is printed from 1."""
-        for name, rows, lines in zip(self.names, self.rows, self.lines, strict=True):
-            if row < rows:
-                return f"{name}, row {row + 1}" if lines is None else f"{name}, line {lines[row]}"
-            row -= rows
-        raise IndexError(f"row {row} lies past the end of its sources")
+        source = self.sources[row]
+        return f"{self.names[source]}, {'line' if self.lined[source] else 'row'} {self.places[row]}"
 
     def bad(self, row: int, column: str, message: str, reason: str) -> RowError:
         """The error for one row and column; `message` says what came, what was wanted and what to do."""

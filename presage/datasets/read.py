@@ -1,23 +1,30 @@
-"""Traces from any mix of sources as one valid table: what every command that takes TRACES calls first."""
+"""Traces from any mix of sources: what every command that takes TRACES calls first.
+
+`open_source` finds the reader of a path; `read_traces` keeps everything in memory as one valid table, for training.
+What need not fit in memory goes through `presage.datasets.ingest`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from presage.datasets.adapters import READERS, SUFFIXES, detect
-from presage.datasets.adapters.source import Source, Workflow, salvage
-from presage.datasets.origin import Origin, RowError
-from presage.datasets.schema import KNOWN_COLUMNS, check_version, concat, conform, drop_invalid, trace_schema, validate
-from presage.datasets.store import is_store, read_store
+from presage.datasets.adapters.source import Source, Workflow
+from presage.datasets.origin import Origin
+from presage.datasets.schema import concat, drop_invalid, trace_schema, validate
+from presage.datasets.store import is_store, scan_store
 from presage.errors import TraceError
+
+Chunks = Callable[[], Iterator[Source]]
+"""Begins a reading."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,8 @@ def read_traces(
     """
     if not paths:
         raise TraceError("no traces given: name at least one store, .parquet, .jsonl or .jsonl.gz file")
-    sources = [_read(Path(path), source_format, skip_bad, progress) for path in paths]
+    opened = [open_source(path, source_format=source_format, skip_bad=skip_bad, progress=progress) for path in paths]
+    sources = [_collected(str(path), begin) for path, begin in zip(paths, opened, strict=True)]
     table = concat([source.table for source in sources], [source.origin.names[0] for source in sources])
     origin = Origin.join([source.origin for source in sources])
     if not skip_bad:
@@ -72,57 +80,50 @@ def read_traces(
     return ReadResult(table, dict(skipped))
 
 
-def _read(path: Path, source_format: str, skip_bad: bool, progress: Callable[[int], None] | None) -> Source:
+def open_source(
+    path: str | Path,
+    *,
+    source_format: str = "auto",
+    skip_bad: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Chunks:
+    """What reads a path when called; arguments as `read_traces`.
+
+    Raises:
+        TraceError: the path is missing or of an unknown kind.
+    """
+    path = Path(path)
     if not path.exists():
         raise TraceError(f"{path}: no such file or folder; a trace is wanted here: check the path")
     if source_format != "auto":
         if source_format not in READERS:
             raise TraceError(f"unknown trace format {source_format!r}; known: auto, {', '.join(READERS)}")
-        return READERS[source_format](path, skip_bad=skip_bad, progress=progress)
+        return partial(READERS[source_format], path, skip_bad=skip_bad, progress=progress)
     if path.is_dir():
         if not is_store(path):
             raise TraceError(
                 f"{path}: a folder, but no trace store (no _manifest.json in it): name its files one by one"
             )
-        table = read_store(path)
-    elif path.suffix == ".parquet":
-        return _read_parquet(path, skip_bad, progress)
-    else:
-        name = detect(path)
-        if name is None:
-            known = ", ".join((*SUFFIXES, ".parquet"))
-            raise TraceError(f"{path}: unknown kind of file; known: {known}, or a store: rename it or name its format")
-        return READERS[name](path, skip_bad=skip_bad, progress=progress)
-    if progress is not None:
-        progress(table.num_rows)
-    return Source(table, Origin.of(str(path), table.num_rows), {}, frozenset())
+        return partial(scan_store, path, progress=progress)
+    name = detect(path)
+    if name is None:
+        known = ", ".join(SUFFIXES)
+        raise TraceError(f"{path}: unknown kind of file; known: {known}, or a store: rename it or name its format")
+    return partial(READERS[name], path, skip_bad=skip_bad, progress=progress)
 
 
-def _read_parquet(path: Path, skip_bad: bool, progress: Callable[[int], None] | None) -> Source:
-    try:
-        with pq.ParquetFile(path) as file:
-            check_version(file.schema_arrow.metadata, str(path))
-            raw = file.read(columns=[name for name in file.schema_arrow.names if name in KNOWN_COLUMNS])
-    except (pa.ArrowException, OSError) as error:
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TraceError(f"{path}: cannot be read as Parquet ({detail[:200]}): copy or write the file again") from error
-    if progress is not None:
-        progress(raw.num_rows)
-    if not skip_bad:
-        table = conform(raw, str(path))
-        return Source(table, Origin.of(str(path), table.num_rows), {}, frozenset())
+def _collected(name: str, begin: Chunks) -> Source:
+    """All chunks of a reading as one."""
+    chunks = list(begin()) or [Source(trace_schema().empty_table(), Origin.of(name, 0))]
     skipped = Counter[str]()
-    spoiled: set[Workflow] = set()
-
-    def on_bad(row: int, error: RowError) -> None:
-        skipped[f"row with {error.reason}"] += 1
-        workflow = (str(raw["workflow_type"][row]), str(raw["workflow_id"][row]))
-        spoiled.add(workflow)
-
-    parts = salvage(raw.num_rows, lambda start, stop: conform(raw.slice(start, stop - start), str(path)), on_bad)
-    table = concat([part for _, _, part in parts], [str(path)] * len(parts)) if parts else trace_schema().empty_table()
-    # Not the place in the file any more where rows were skipped: from here on only workflows are named.
-    return Source(table, Origin.of(str(path), table.num_rows), dict(skipped), frozenset(spoiled))
+    for chunk in chunks:
+        skipped.update(chunk.skipped)
+    return Source(
+        concat([chunk.table for chunk in chunks], [name] * len(chunks)),
+        Origin.chunks([chunk.origin for chunk in chunks]),
+        skipped,
+        frozenset[Workflow]().union(*(chunk.spoiled for chunk in chunks)),
+    )
 
 
 def _without(table: pa.Table, origin: Origin, workflows: set[Workflow]) -> tuple[pa.Table, Origin, int]:

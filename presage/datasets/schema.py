@@ -112,7 +112,7 @@ def check_version(metadata: dict[bytes, bytes] | None, source: str) -> None:
         )
 
 
-def conform(table: pa.Table, source: str | Origin) -> pa.Table:
+def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int | None] = (None, None)) -> pa.Table:
     """Cast a raw table to the schema, row by row.
 
     Fills `kind` with "llm" and `complete` with true, takes the JSONL spellings (`task_id`, and `start_time` /
@@ -122,6 +122,7 @@ def conform(table: pa.Table, source: str | Origin) -> pa.Table:
     Args:
         table: any table with at least the required columns.
         source: the name for errors, or the origin of the rows.
+        sizes: widths of the prefill and the completion state, where rows before these have told them.
 
     Returns:
         A table of `trace_schema(...)`, rows in the order given.
@@ -139,14 +140,13 @@ def conform(table: pa.Table, source: str | Origin) -> pa.Table:
     columns["kind"] = pc.fill_null(columns["kind"], "llm")
     columns["complete"] = pc.fill_null(columns["complete"], True)
     _check_values(columns, origin)
-    sizes: dict[str, int | None] = dict.fromkeys(STATE_COLUMNS)
-    for column in STATE_COLUMNS:
-        if column in table.column_names:
-            sizes[column] = state_size(table.column(column))
-        size = sizes[column]
-        if size is not None:
+    widths: dict[str, int | None] = dict.fromkeys(STATE_COLUMNS)
+    for column, known in zip(STATE_COLUMNS, sizes, strict=True):
+        found = state_size(table.column(column)) if column in table.column_names else None
+        if found is not None:
+            size = widths[column] = known or found
             columns[column] = cast_state(table.column(column), size, column, origin)
-    schema = trace_schema(*sizes.values())
+    schema = trace_schema(*widths.values())
     return pa.table([columns[field.name] for field in schema], schema=schema)
 
 

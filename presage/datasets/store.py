@@ -20,7 +20,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +34,9 @@ import pyarrow.dataset as ds
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from presage.datasets.adapters.parquet import row_batches
+from presage.datasets.adapters.source import Source
+from presage.datasets.origin import Origin
 from presage.datasets.schema import (
     SCHEMA_VERSION,
     concat,
@@ -131,11 +134,7 @@ def open_store(store: str | Path) -> ds.Dataset:
         TraceError: there is no store, its manifest or a part is missing or damaged, or its version is unknown.
     """
     root = Path(store)
-    manifest = _load(root)
-    missing = [part.path for part in manifest.parts if not (root / part.path).is_file()]
-    if missing:
-        raise TraceError(f"{root}: part {missing[0]} is in the manifest but not on disk: restore it or ingest again")
-    return _dataset(root, manifest)
+    return _dataset(root, _load_whole(root))
 
 
 def read_store(
@@ -170,6 +169,49 @@ def read_store(
     if not np.array_equal(order, np.arange(len(order))):
         table = table.take(pa.array(order))
     return table.select(wanted)
+
+
+def scan_store(store: str | Path, *, progress: Callable[[int], None] | None = None) -> Iterator[Source]:
+    """A store as chunks of bounded memory, part by part.
+
+    Args:
+        store: folder of the store.
+        progress: called with the number of steps read since its last call.
+
+    Raises:
+        TraceError: as `open_store`; a part is damaged.
+    """
+    root, first = Path(store), 1
+    manifest = _load_whole(root)
+    sizes = (manifest.prefill_state_size, manifest.completion_state_size)
+    for part in manifest.parts:
+        told = 0
+        for raw, position in _part_batches(root, part):
+            origin = Origin.of(str(root), raw.num_rows, first=first)
+            if progress is not None:
+                progress(raw.num_rows)
+            yield Source(conform(raw, origin, sizes), origin, read_bytes=position - told)
+            told, first = position, first + raw.num_rows
+
+
+def _load_whole(root: Path) -> _Manifest:
+    manifest = _load(root)
+    missing = [part.path for part in manifest.parts if not (root / part.path).is_file()]
+    if missing:
+        raise TraceError(f"{root}: part {missing[0]} is in the manifest but not on disk: restore it or ingest again")
+    return manifest
+
+
+def _part_batches(root: Path, part: _Part) -> Iterator[tuple[pa.Table, int]]:
+    """(rows with their workflow type, bytes on disk up to there) of a part; its states are lists of no fixed size."""
+    try:
+        with pq.ParquetFile(root / part.path) as file:
+            for rows, position in row_batches(file, file.schema_arrow.names):
+                name = pa.DictionaryArray.from_arrays(np.zeros(rows.num_rows, np.int32), pa.array([part.workflow_type]))
+                yield rows.append_column("workflow_type", name), position
+    except (pa.ArrowException, OSError) as error:
+        detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise TraceError(f"{root}: a part cannot be read ({detail}): restore it or ingest again") from error
 
 
 def _dataset(root: Path, manifest: _Manifest) -> ds.Dataset:

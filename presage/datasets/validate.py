@@ -59,7 +59,7 @@ def validate(table: pa.Table, source: str | Origin) -> pa.Table:
     order = _order(table, codes)
     problem = next(_problems(table, origin, codes, order), None)
     if problem is not None:
-        row = int(problem.rows[0])
+        row = origin.first(problem.rows)
         raise origin.bad(row, problem.column, problem.message(row), problem.reason)
     return _taken(table, order)
 
@@ -175,8 +175,8 @@ def _bad_names(table: pa.Table) -> Iterator[_Problem]:
 def _two_sources(table: pa.Table, origin: Origin, codes: NDArray[np.int64]) -> Iterator[_Problem]:
     if len(origin.names) < 2:
         return
-    sources = origin.sources()
-    first = np.full(int(codes.max()) + 1, len(origin.names))
+    sources = origin.sources
+    first = np.full(int(codes.max()) + 1, len(origin.names), sources.dtype)
     np.minimum.at(first, codes, sources)
 
     def message(row: int) -> str:

@@ -1,9 +1,9 @@
-"""What every reader returns, and how one bad row is cut out of a batch."""
+"""What every reader gives, and how one bad row is cut out of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -17,27 +17,37 @@ Workflow = tuple[str, str]
 
 @dataclass(frozen=True)
 class Source:
-    """The rows of one source.
+    """A bounded chunk of the rows of one source, a few ten thousand or a few dozen MiB at most.
+
+    The rows of one workflow may be spread over chunks. A workflow may be named as spoiled in any chunk, before or after
+    its rows.
 
     Args:
         table: conforming rows, not yet checked as workflows.
-        origin: where they came from.
-        skipped: how many rows were skipped for each reason; empty unless bad rows are skipped.
+        origin: where they came from. All chunks of a reading carry one and the same name: a workflow that stands
+            under two names stands in two sources, which is refused.
+        skipped: how many rows were skipped for each reason since the chunk before; empty unless bad rows are skipped.
         spoiled: workflows that lost a row that way. They must not be kept: what is left of one may look whole, and
             its last step would teach a false END.
+        read_bytes: bytes of the source on disk read since the chunk before, for progress; 0 where that is not known.
     """
 
     table: pa.Table
     origin: Origin
-    skipped: Mapping[str, int]
-    spoiled: frozenset[Workflow]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    spoiled: frozenset[Workflow] = frozenset()
+    read_bytes: int = 0
 
 
 class Reader(Protocol):
-    """Reads one file into a `Source`."""
+    """Reads one file, or one folder, as chunks."""
 
-    def __call__(self, path: Path, *, skip_bad: bool, progress: Callable[[int], None] | None) -> Source:
-        """Read `path`; call `progress` with the number of rows read since its last call."""
+    def __call__(self, path: Path, *, skip_bad: bool, progress: Callable[[int], None] | None) -> Iterator[Source]:
+        """Read `path`; call `progress` with the number of rows read since its last call.
+
+        Nothing is read before the first chunk is asked for, and errors come where they are met. A source without a
+        single row may give no chunk.
+        """
         ...
 
 
