@@ -8,7 +8,7 @@ costs the workflow its place (`drop_invalid`). A workflow is the pair (workflow 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +76,22 @@ def drop_invalid(table: pa.Table, source: str | Origin) -> tuple[pa.Table, dict[
     """
     origin = _origin(table, source)
     _refuse_empty(table.num_rows, origin)
+    kept, skipped = sort_out(table, origin)
+    refuse_all_skipped(kept.num_rows, skipped, _names(origin))
+    return kept, skipped
+
+
+def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> None:
+    """Raises if no row of a trace is left."""
+    if not kept:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())
+        raise TraceError(f"{names}: every workflow breaks a rule of the schema ({reasons}): repair the source")
+
+
+def sort_out(table: pa.Table, origin: Origin) -> tuple[pa.Table, dict[str, int]]:
+    """As `drop_invalid`, but nothing may be given and nothing may be left."""
+    if not table.num_rows:
+        return table, {}
     codes = workflow_codes(table)
     order = _order(table, codes)
     bad = np.zeros(int(codes.max()) + 1, bool)
@@ -86,9 +102,6 @@ def drop_invalid(table: pa.Table, source: str | Origin) -> tuple[pa.Table, dict[
         bad[fresh] = True
         if len(fresh):
             skipped[problem.reason] = skipped.get(problem.reason, 0) + len(fresh)
-    if bad.all():
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())
-        raise TraceError(f"{_names(origin)}: every workflow breaks a rule of the schema ({reasons}): repair the source")
     return _taken(table, order[~bad[codes[order]]]), skipped
 
 
@@ -99,6 +112,11 @@ def workflow_codes(table: pa.Table) -> NDArray[np.int64]:
     pairs = types * id_count + ids
     codes: NDArray[np.int64] = np.unique(pairs, return_inverse=True)[1].astype(np.int64).reshape(-1)
     return codes
+
+
+def workflow_count(table: pa.Table) -> int:
+    """The number of workflows that the rows of a trace belong to."""
+    return int(table.group_by(["workflow_type", "workflow_id"]).aggregate([]).num_rows)
 
 
 def canonical_order(table: pa.Table) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from dataset_samples import row, trace, traces, workflow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.datasets import store as store_module
+from presage.datasets import parts as parts_module
 from presage.datasets.read import read_traces
 from presage.datasets.schema import digest, trace_schema
 from presage.datasets.store import AppendReport, append, is_store, open_store, read_store
@@ -107,7 +107,7 @@ def test_a_crash_before_the_commit_leaves_the_store_as_it_was(tmp_path: Path, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_write_manifest", full)
+        patch.setattr(parts_module, "save", full)
         with pytest.raises(OutputError, match="No space left on device"):
             append(trace(*workflow("v", 2), *workflow("u", 2, "other")), tmp_path)
     assert _files(tmp_path) == before

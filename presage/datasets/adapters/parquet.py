@@ -7,7 +7,7 @@ on disk says little where a long prompt is stored once and repeated by reference
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -52,10 +52,12 @@ def read_parquet(
         told = position
 
 
-def row_batches(file: pq.ParquetFile, columns: list[str]) -> Iterator[tuple[pa.Table, int]]:
-    """(rows, bytes on disk up to the end of their row group, in proportion) of an open file, in order."""
+def row_batches(
+    file: pq.ParquetFile, columns: list[str], groups: Iterable[int] | None = None
+) -> Iterator[tuple[pa.Table, int]]:
+    """(rows, bytes on disk read for them and those before) of an open file or some of its row groups, in portions."""
     done = 0
-    for group in range(file.num_row_groups):
+    for group in range(file.num_row_groups) if groups is None else groups:
         found = file.metadata.row_group(group)
         on_disk = sum(found.column(column).total_compressed_size for column in range(found.num_columns))
         rows = _CHUNK_ROWS
