@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from presage.cli import options
 from presage.cli.output import Output
+from presage.datasets.adapters import READERS
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from presage.datasets.ingest import Feed
 
 app = typer.Typer(no_args_is_help=True, help="Bring traces into a store, describe them, or generate some.")
 
@@ -16,38 +24,96 @@ _To = Annotated[Path, typer.Option("--to", help="Folder of the store; made if ne
 
 
 @app.command(
-    epilog="Example:  presage traces ingest runs/*.jsonl.gz --to traces/\n\nIngesting a file twice adds nothing.",
+    epilog="Example:  presage traces ingest runs/*.jsonl.gz --to traces/\n\n"
+    "Ingesting a file twice adds nothing. An ingestion that was stopped goes on when the same command is given again.",
 )
 def ingest(
-    sources: options.Traces,
     to: _To,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="SOURCE...",
+            help=f"Trace stores, and files or folders of these formats: {', '.join(READERS)}.",
+            show_default=False,
+        ),
+    ] = None,
     source_format: Annotated[
-        str, typer.Option("--format", help="auto goes by the file name; or the format of every source: jsonl.")
+        str,
+        typer.Option(
+            "--format", help=f"auto goes by the file name; or the format of every source: {', '.join(READERS)}."
+        ),
     ] = "auto",
+    mlflow_experiment: Annotated[
+        str | None,
+        typer.Option("--mlflow-experiment", help="Take the traces of this MLflow experiment too.", show_default=False),
+    ] = None,
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(
+            "--tracking-uri",
+            envvar="MLFLOW_TRACKING_URI",
+            help="Where the experiment is: an MLflow server or database.",
+            show_default=False,
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            help="Only workflows that began then or later: ISO 8601 with a zone, or epoch seconds.",
+            show_default=False,
+        ),
+    ] = None,
     skip_bad: options.SkipBad = False,
+    on_ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Read files on a Ray cluster (RAY_ADDRESS, else one on this machine); needs presage[distributed].",
+        ),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Check traces and add them to a store, all or nothing."""
-    from presage.datasets.read import read_traces
-    from presage.datasets.store import append
+    """Check traces and add them to a store, all or nothing; memory stays bounded however many there are."""
+    from presage.datasets.ingest import ingest as bring_in
+    from presage.datasets.since import parse_moment
 
     out = Output(as_json)
+    moment = None if since is None else parse_moment(since, "--since")
+    given: list[Path | Feed] = [*(sources or ())]
+    if mlflow_experiment is not None:
+        given.append(_experiment(mlflow_experiment, tracking_uri, moment, skip_bad))
     with out.working() as report:
-        report("reading traces", None)
-        found = read_traces(sources, skip_bad=skip_bad, source_format=source_format)
-        report("writing the store", None)
-        added = append(found.table, to)
-    data = {
-        "store": str(to),
-        "workflows": added.workflows,
-        "steps": added.steps,
-        "already_present": added.already_present,
-        "skipped": dict(found.skipped),
+        done = bring_in(
+            given,
+            to,
+            since=moment,
+            skip_bad=skip_bad,
+            source_format=source_format,
+            on_ray=on_ray,
+            progress=report,
+        )
+    data = {"store": str(to), **asdict(done)}
+    notes = {
+        "there already": done.already_present,
+        "given more than once": done.repeated,
     }
-    present = f"; {added.already_present} workflows were there already" if added.already_present else ""
-    lines = [f"{to}: {added.workflows} workflows, {added.steps} steps added{present}"]
-    lines += [f"skipped {count} × {reason}" for reason, count in found.skipped.items()]
+    said = "".join(f"; {count} workflows were {what}" for what, count in notes.items() if count)
+    lines = [f"{to}: {done.workflows} workflows, {done.steps} steps added{said}"]
+    if done.resumed:
+        lines.append(f"{done.resumed} sources had been read before the last attempt was stopped")
+    lines += [f"skipped {count} × {reason}" for reason, count in done.skipped.items()]
     out.result(data, *lines)
+
+
+def _experiment(name: str, tracking_uri: str | None, since: datetime | None, skip_bad: bool) -> Feed:
+    from presage.datasets.adapters.mlflow_traces import read_mlflow_experiment
+    from presage.datasets.ingest import Feed
+
+    begin = partial(
+        read_mlflow_experiment, name, tracking_uri=tracking_uri, since=since, skip_bad=skip_bad, progress=None
+    )
+    return Feed(f"MLflow experiment {name!r}", begin)
 
 
 @app.command(epilog="Example:  presage traces describe traces/ --json")

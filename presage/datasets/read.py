@@ -72,7 +72,7 @@ def read_traces(
     for source in sources:
         skipped.update(source.skipped)
         spoiled |= source.spoiled
-    table, origin, lost = _without(table, origin, spoiled)
+    table, origin, lost = without(table, origin, spoiled)
     if lost:
         skipped["workflow with a skipped row"] = lost
     table, dropped = drop_invalid(table, origin)
@@ -126,8 +126,8 @@ def _collected(name: str, begin: Chunks) -> Source:
     )
 
 
-def _without(table: pa.Table, origin: Origin, workflows: set[Workflow]) -> tuple[pa.Table, Origin, int]:
-    """The rows of all other workflows, their origin, and how many workflows were taken out."""
+def without(table: pa.Table, origin: Origin, workflows: set[Workflow]) -> tuple[pa.Table, Origin, int]:
+    """The rows of all but some workflows, their origin, and how many workflows were to be taken out."""
     if not workflows:
         return table, origin, 0
     suspects = np.flatnonzero(

@@ -1,0 +1,226 @@
+"""The sources of an ingestion, read a group at a time here or on Ray, and remembered in its journal."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from presage.datasets.adapters.source import Workflow
+from presage.datasets.journal import Journal, SourcesRead
+from presage.datasets.read import Chunks, open_source
+from presage.datasets.schema import concat, trace_schema
+from presage.datasets.spill import Run, Spilled, spill
+
+_GROUP_BYTES: Final = 32 * 2**20
+
+Progress = Callable[[str, float | None], None]
+"""Told what is being done and its share that is done, 0 to 1, or None where that is not known."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A source that is no path, such as an experiment on a tracking server; every ingestion reads it anew."""
+
+    name: str
+    begin: Chunks
+
+
+@dataclass(frozen=True)
+class Input:
+    """A source, what tells whether it has changed, and its bytes on disk where that is known."""
+
+    source: Path | Feed
+    name: str
+    identity: str
+    size: int | None
+
+
+class PathsToSpill(msgspec.Struct):
+    """A group of paths to read, and how; says everything, so that another process can do it."""
+
+    numbers: list[int]
+    paths: list[str]
+    size: int
+    source_format: str
+    skip_bad: bool
+    folder: str
+    prefix: str
+
+    def spill(self, progress: Callable[[int], None] = lambda _: None) -> tuple[list[Spilled], list[Run]]:
+        """Read the group into runs; as `presage.datasets.spill.spill`."""
+        opened = [open_source(path, source_format=self.source_format, skip_bad=self.skip_bad) for path in self.paths]
+        sources = zip(self.numbers, self.paths, opened, strict=True)
+        return spill(((n, path, begin()) for n, path, begin in sources), Path(self.folder), self.prefix, progress)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All sources as runs on disk.
+
+    Args:
+        sources: what is known of each, by its number.
+        runs: all of them, in the order of the sources.
+        schema: of their rows and of the store together.
+        resumed: how many sources had been read by an ingestion that was stopped.
+    """
+
+    sources: list[Spilled]
+    runs: list[Run]
+    schema: pa.Schema
+    resumed: int
+
+    @property
+    def spoiled(self) -> set[Workflow]:
+        """Workflows that lost a row."""
+        return set[Workflow]().union(*(source.spoiled for source in self.sources))
+
+
+def inputs_of(sources: Sequence[str | Path | Feed], source_format: str) -> list[Input]:
+    """The sources of an ingestion.
+
+    Raises:
+        TraceError: a path is missing or of an unknown kind.
+    """
+    found = []
+    for source in sources:
+        if isinstance(source, Feed):
+            found.append(Input(source, source.name, uuid.uuid4().hex, None))
+            continue
+        path = Path(source)
+        open_source(path, source_format=source_format)
+        found.append(Input(path, str(path), *_identity(path)))
+    return found
+
+
+def gather(
+    inputs: Sequence[Input],
+    journal: Journal,
+    held: pa.Schema,
+    store: str,
+    *,
+    source_format: str,
+    skip_bad: bool,
+    on_ray: bool,
+    progress: Progress,
+) -> Gathered:
+    """Read what the journal does not have yet.
+
+    Args:
+        inputs: the sources.
+        journal: of this ingestion.
+        held: schema of the store.
+        store: name of the store, for errors.
+        source_format: as for `read_traces`.
+        skip_bad: as for `read_traces`.
+        on_ray: read paths with Ray Data.
+        progress: told the share of bytes that were read.
+
+    Raises:
+        TraceError: as the readers; states of two sources, or of the store, differ in size.
+    """
+    identities = [one.identity for one in inputs]
+    entries = journal.sources_read(identities)
+    known = {source.number for entry in entries for source in entry.sources}
+    meter = _Meter(inputs, known, progress)
+    sizes = _Sizes(held, store)
+    prefix = journal.next_prefix()
+
+    def spilled() -> Iterator[tuple[list[Spilled], list[Run]]]:
+        tasks = []
+        for numbers in _groups(inputs, known):
+            feed, name = inputs[numbers[0]].source, f"{prefix}-{numbers[0]}"
+            if isinstance(feed, Feed):
+                yield spill([(numbers[0], feed.name, feed.begin())], journal.folder, name, meter.add)
+            else:
+                names = [inputs[number].name for number in numbers]
+                paths = [str(Path(one).absolute()) for one in names] if on_ray else names
+                size = sum(inputs[number].size or 0 for number in numbers)
+                folder = str(journal.folder.absolute())
+                tasks.append(PathsToSpill(numbers, paths, size, source_format, skip_bad, folder, name))
+        if on_ray:
+            from presage.datasets.on_ray import spill_on_ray
+
+            yield from spill_on_ray(tasks, meter.add)
+        else:
+            yield from (task.spill(meter.add) for task in tasks)
+
+    for entry in entries:
+        sizes.check(entry.sources, inputs)
+    meter.add(0)
+    for sources, runs in spilled():
+        sizes.check(sources, inputs)
+        entries.append(SourcesRead([identities[source.number] for source in sources], sources, runs))
+        journal.add(entries[-1])
+    entries.sort(key=lambda entry: entry.sources[0].number)
+    return Gathered(
+        sorted((source for entry in entries for source in entry.sources), key=lambda source: source.number),
+        [run for entry in entries for run in entry.runs],
+        sizes.schema,
+        len(known),
+    )
+
+
+class _Sizes:
+    """The widths of the states so far, and whose they are."""
+
+    def __init__(self, held: pa.Schema, store: str) -> None:
+        self._tables, self._names = [held.empty_table()], [f"the store {store}"]
+        self.schema = held
+
+    def check(self, sources: Sequence[Spilled], inputs: Sequence[Input]) -> None:
+        for source in sources:
+            table = trace_schema(*source.sizes).empty_table()
+            if not any(table.schema.equals(known.schema) for known in self._tables):
+                self._tables.append(table)
+                self._names.append(inputs[source.number].name)
+                self.schema = concat(self._tables, self._names).schema
+
+
+class _Meter:
+    """Tells the share of the bytes of all sources that were read."""
+
+    def __init__(self, inputs: Sequence[Input], known: set[int], progress: Progress) -> None:
+        sizes = [one.size for one in inputs]
+        self._total = None if None in sizes else max(1, sum(size or 0 for size in sizes))
+        self._read = sum(sizes[number] or 0 for number in known)
+        self._progress = progress
+
+    def add(self, read_bytes: int) -> None:
+        self._read += read_bytes
+        self._progress("reading traces", None if self._total is None else min(1.0, self._read / self._total))
+
+
+def _groups(inputs: Sequence[Input], known: set[int]) -> Iterator[list[int]]:
+    """The numbers of sources that are read and remembered together: one feed, or paths up to a size."""
+    waiting: list[int] = []
+    size = 0
+    for number, one in enumerate(inputs):
+        if number in known:
+            continue
+        if one.size is None:
+            yield [number]
+            continue
+        waiting.append(number)
+        size += one.size
+        if size >= _GROUP_BYTES:
+            yield waiting
+            waiting, size = [], 0
+    if waiting:
+        yield waiting
+
+
+def _identity(path: Path) -> tuple[str, int]:
+    """Changes when a file, or a file in a folder, is written; and the bytes on disk."""
+    if not path.is_dir():
+        stat = path.stat()
+        return f"{stat.st_size}:{stat.st_mtime_ns}", stat.st_size
+    files = [(file.relative_to(path).as_posix(), file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
+    told = "\n".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in files)
+    return hashlib.sha256(told.encode()).hexdigest(), sum(stat.st_size for _, stat in files)

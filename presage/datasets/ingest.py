@@ -1,0 +1,232 @@
+"""Traces into a store, however large, in two passes of bounded memory.
+
+The first pass reads the sources chunk by chunk into sorted runs on disk (`spill.py`), inside the store's folder. The
+second takes a range of workflows at a time: whole workflows by then, it leaves out those given twice and those the
+store has, checks the rest and writes their parts. One commit at the end brings all parts in, so a reader sees the store
+before or after. An ingestion that was killed leaves its journal, and the same command goes on from there; one that
+ends with an error leaves nothing. Bounded is what is in memory but for one thing: a workflow is looked at as a whole.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from presage.datasets.compare import drop_repeats
+from presage.datasets.gather import Feed, Gathered, Input, Progress, gather, inputs_of
+from presage.datasets.journal import Journal, Planned, RangeWritten
+from presage.datasets.manifest import MANIFEST, Manifest, writing
+from presage.datasets.origin import Origin
+from presage.datasets.parts import commit, write_parts
+from presage.datasets.present import not_yet_in
+from presage.datasets.read import without
+from presage.datasets.schema import validate
+from presage.datasets.spill import ranges, read_range
+from presage.datasets.store import unwritten
+from presage.datasets.validate import refuse_all_skipped, sort_out, workflow_codes, workflow_count
+from presage.errors import PresageError, TraceError
+
+__all__ = ["Feed", "IngestReport", "Progress", "ingest"]
+
+_RANGE_BYTES: Final = 64 * 2**20
+_NO_TIME: Final = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """What an ingestion did.
+
+    Args:
+        workflows: added.
+        steps: added.
+        already_present: workflows that the store had, with the same content.
+        repeated: workflows that a second source gave again, with the same content.
+        skipped: how many rows or workflows were left out for each reason.
+        resumed: sources that need not be read again, since an ingestion that was stopped had read them.
+    """
+
+    workflows: int
+    steps: int
+    already_present: int
+    repeated: int
+    skipped: Mapping[str, int]
+    resumed: int
+
+
+def ingest(
+    sources: Sequence[str | Path | Feed],
+    store: str | Path,
+    *,
+    since: dt.datetime | None = None,
+    skip_bad: bool = False,
+    source_format: str = "auto",
+    on_ray: bool = False,
+    progress: Progress = lambda _doing, _share: None,
+) -> IngestReport:
+    """Check traces and add them to a store, which is created if it is not there; all or nothing.
+
+    Args:
+        sources: paths as for `read_traces`, and feeds.
+        store: folder of the store.
+        since: take only workflows that began at this time or later, with a zone; without a start time none is taken.
+        skip_bad: leave out workflows with a bad row and count them, instead of raising.
+        source_format: "auto" goes by the file name; the name of a format reads every path as that format.
+        on_ray: read the paths with Ray Data, a group of them at a time on each worker; all see the same file system.
+        progress: told what is being done.
+
+    Raises:
+        TraceError: as `read_traces`; a workflow is in the store with other content, or in two sources with different
+            content; the folder holds something else than a store.
+        OutputError: the store could not be written; it reads as it did before.
+        ConfigurationError: Ray is asked for and not installed.
+    """
+    if not sources:
+        raise TraceError("no traces given: name at least one store, .parquet, .jsonl or .jsonl.gz file")
+    inputs = inputs_of(sources, source_format)
+    root = Path(store)
+    command = [str(since), str(skip_bad), source_format, *(str(Path(one.name).absolute()) for one in inputs)]
+    try:
+        with writing(root, lambda: progress("waiting for another writer of the store", None)) as manifest:
+            journal = Journal(root, command)
+            try:
+                gathered = gather(
+                    inputs,
+                    journal,
+                    manifest.schema,
+                    str(root),
+                    source_format=source_format,
+                    skip_bad=skip_bad,
+                    on_ray=on_ray,
+                    progress=progress,
+                )
+                second = _SecondPass(inputs, gathered, root, manifest, journal, since, skip_bad)
+                report = second.report(second.write(progress))
+            except (PresageError, OSError):
+                journal.discard()
+                raise
+            journal.discard()
+    except OSError as error:
+        if isinstance(error, PresageError):
+            raise
+        raise unwritten(root, error) from error
+    return report
+
+
+class _SecondPass:
+    """Checks and writes a range of workflows at a time, then commits."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Input],
+        gathered: Gathered,
+        root: Path,
+        manifest: Manifest,
+        journal: Journal,
+        since: dt.datetime | None,
+        skip_bad: bool,
+    ) -> None:
+        self._names = [one.name for one in inputs]
+        self._gathered, self._root, self._manifest, self._journal = gathered, root, manifest, journal
+        self._since, self._skip_bad = since, skip_bad
+        self._spoiled = gathered.spoiled
+        if not any(source.rows for source in gathered.sources):
+            raise TraceError(f"{self._named}: an empty trace, not one step in it; give at least one workflow")
+
+    @property
+    def _named(self) -> str:
+        more = len(self._names) - 5
+        return ", ".join(self._names[:5]) + (f" and {more} more" if more > 0 else "")
+
+    def write(self, progress: Progress) -> list[RangeWritten]:
+        """Every range, and the commit."""
+        held = self._root / MANIFEST
+        plan = Planned(
+            hashlib.sha256(held.read_bytes() if held.exists() else b"").hexdigest(),
+            [run.name for run in self._gathered.runs],
+            ranges(self._gathered.runs, _RANGE_BYTES),
+        )
+        written = self._journal.ranges_written(plan)
+        low = 0
+        for number, high in enumerate(plan.ends):
+            progress("checking and writing", number / len(plan.ends))
+            if number not in written:
+                written[number] = self._write_range(number, low, high)
+                self._journal.add(written[number])
+                pa.default_memory_pool().release_unused()
+            low = high + 1
+        done = [written[number] for number in range(len(plan.ends))]
+        parts = [part for one in done for part in one.parts]
+        if parts:
+            progress("committing", None)
+            commit(parts, self._journal.staging, self._root, self._manifest, self._gathered.schema)
+        return done
+
+    def _write_range(self, number: int, low: int, high: int) -> RangeWritten:
+        lined = [source.lined for source in self._gathered.sources]
+        table, origin = read_range(self._journal.folder, self._gathered.runs, low, high, self._names, lined)
+        skipped = Counter[str]()
+        table, origin, _ = without(table, origin, self._spoiled)
+        if self._since is not None:
+            table, origin, too_early = _begun_since(table, origin, self._since)
+            skipped.update(too_early)
+        table, origin, repeated = drop_repeats(table, origin)
+        if self._skip_bad:
+            table, dropped = sort_out(table, origin)
+            skipped.update({f"workflow with {reason}": count for reason, count in dropped.items()})
+        elif table.num_rows:
+            table = validate(table, origin)
+        del origin
+        fresh, present = not_yet_in(table, self._root, self._manifest) if table.num_rows else (table, 0)
+        parts = write_parts(fresh, self._journal.staging) if fresh.num_rows else []
+        return RangeWritten(number, parts, workflow_count(fresh), fresh.num_rows, present, repeated, dict(skipped))
+
+    def report(self, done: Sequence[RangeWritten]) -> IngestReport:
+        """The sum of what was done.
+
+        Raises:
+            TraceError: every workflow was left out for a fault.
+        """
+        skipped = Counter[str]()
+        for source in self._gathered.sources:
+            skipped.update(source.skipped)
+        if self._spoiled:
+            skipped["workflow with a skipped row"] = len(self._spoiled)
+        for one in done:
+            skipped.update(one.skipped)
+        workflows, present = sum(one.workflows for one in done), sum(one.already_present for one in done)
+        if self._since is None:
+            refuse_all_skipped(workflows + present, skipped, self._named)
+        return IngestReport(
+            workflows,
+            sum(one.steps for one in done),
+            present,
+            sum(one.repeated for one in done),
+            dict(skipped),
+            self._gathered.resumed,
+        )
+
+
+def _begun_since(table: pa.Table, origin: Origin, since: dt.datetime) -> tuple[pa.Table, Origin, dict[str, int]]:
+    """The rows of workflows that began at this time or later, their origin, and how many others there were."""
+    if not table.num_rows:
+        return table, origin, {}
+    codes = workflow_codes(table)
+    began = np.full(int(codes.max()) + 1, _NO_TIME)
+    np.minimum.at(began, codes, table["started_at"].cast(pa.int64()).fill_null(_NO_TIME).to_numpy())
+    limit = round(since.timestamp() * 1e6)
+    untimed, early = began == _NO_TIME, began < limit
+    reasons = {
+        f"workflow that began before {since.isoformat()}": int(early.sum()),
+        "workflow without a start time, which --since goes by": int(untimed.sum()),
+    }
+    keep = ~(untimed | early)[codes]
+    counted = {reason: count for reason, count in reasons.items() if count}
+    return table.filter(pa.array(keep)), origin.filtered(keep), counted

@@ -1,0 +1,217 @@
+"""The first pass of an ingestion: sources as sorted runs on disk, from which any range of workflows can be read back.
+
+Each workflow has a key: a hash of its type, then a hash of its id. Rows are gathered up to a limit, sorted by key and
+written as one run: an Arrow IPC file of small batches, of which the first and last key are remembered. A range of keys
+takes from every run the few batches it touches, so memory does not grow with the data, the number of ranges is chosen
+when the size of everything is known, and the workflows of one type lie side by side. Reading a range costs one small
+batch more than it needs from each run; past some hundred GB that begins to show.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from presage.datasets.adapters.source import Source, Workflow
+from presage.datasets.origin import Origin
+from presage.datasets.schema import concat, state_sizes, trace_schema, with_schema
+
+_RUN_BYTES: Final = 64 * 2**20
+_BATCH_BYTES: Final = 2**18
+_KEY: Final = pa.field(".key", pa.uint64())
+_SOURCE: Final = pa.field(".source", pa.int32())
+_PLACE: Final = pa.field(".place", pa.int64())
+LAST_KEY: Final = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """A file of rows sorted by key.
+
+    Args:
+        name: of the file.
+        batches: first key, last key and bytes in memory of each batch.
+    """
+
+    name: str
+    batches: list[tuple[int, int, int]]
+
+
+@dataclass
+class Spilled:
+    """What is known of a source after its rows were spilled.
+
+    Args:
+        number: its place among all sources of the ingestion.
+        rows: how many.
+        lined: whether its rows are lines.
+        sizes: widths of its states.
+        skipped: how many rows were skipped for each reason.
+        spoiled: workflows that lost a row.
+    """
+
+    number: int
+    rows: int = 0
+    lined: bool = False
+    sizes: tuple[int | None, int | None] = (None, None)
+    skipped: dict[str, int] = field(default_factory=dict)
+    spoiled: set[Workflow] = field(default_factory=set)
+
+
+def spill(
+    sources: Iterable[tuple[int, str, Iterator[Source]]],
+    folder: Path,
+    prefix: str,
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[list[Spilled], list[Run]]:
+    """Read some sources into runs.
+
+    Args:
+        sources: (number, name, chunks) of each.
+        folder: where the runs go.
+        prefix: what the names of the runs begin with.
+        progress: called with the bytes on disk read since its last call.
+
+    Raises:
+        TraceError: as the readers; a source has states of two sizes.
+    """
+    writer = _Writer(folder, prefix)
+    done = []
+    for number, name, chunks in sources:
+        spilled = Spilled(number)
+        for chunk in chunks:
+            spilled.rows += chunk.table.num_rows
+            spilled.lined = chunk.origin.lined[0]
+            known = trace_schema(*spilled.sizes).empty_table()
+            spilled.sizes = state_sizes(concat([known, chunk.table.slice(0, 0)], [name, name]).schema)
+            for reason, count in chunk.skipped.items():
+                spilled.skipped[reason] = spilled.skipped.get(reason, 0) + count
+            spilled.spoiled |= chunk.spoiled
+            writer.add(chunk, number)
+            progress(chunk.read_bytes)
+        done.append(spilled)
+    return done, writer.close()
+
+
+def ranges(runs: Sequence[Run], wanted_bytes: int) -> list[int]:
+    """The last key of each of as many ranges as the runs fill, each of about `wanted_bytes` in memory."""
+    batches = sorted(((low + high) // 2, size) for run in runs for low, high, size in run.batches)
+    ends, filled = [], 0
+    for middle, size in batches:
+        if filled + size > wanted_bytes and filled:
+            ends.append(middle)
+            filled = 0
+        filled += size
+    # Several batches may lie around one key: a workflow larger than a range.
+    return sorted({*ends, LAST_KEY})
+
+
+def read_range(
+    folder: Path, runs: Iterable[Run], low: int, high: int, names: Sequence[str], lined: Sequence[bool]
+) -> tuple[pa.Table, Origin]:
+    """The rows with a key from `low` to `high`, both included, in the order they were read for each workflow.
+
+    Args:
+        folder: where the runs are.
+        runs: all of them.
+        low: first key.
+        high: last key.
+        names: of the sources, by their number.
+        lined: whether their rows are lines.
+    """
+    tables = [trace_schema().empty_table()]
+    sources, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+    for run in runs:
+        first = bisect_left(run.batches, low, key=lambda batch: batch[1])
+        touched = [number for number in range(first, len(run.batches)) if run.batches[number][0] <= high]
+        if not touched:
+            continue
+        with pa.OSFile(str(folder / run.name)) as file:
+            reader = pa.ipc.open_file(file)
+            for number in touched:
+                batch = reader.get_batch(number)
+                keys = batch[_KEY.name].to_numpy()
+                start, stop = np.searchsorted(keys, np.uint64(low)), np.searchsorted(keys, np.uint64(high), "right")
+                rows = pa.Table.from_batches([batch.slice(start, stop - start)])
+                sources.append(rows[_SOURCE.name].to_numpy())
+                places.append(rows[_PLACE.name].to_numpy())
+                tables.append(rows.drop_columns([_KEY.name, _SOURCE.name, _PLACE.name]))
+    table = concat(tables, [""] * len(tables))
+    return table, Origin(tuple(names), np.concatenate(sources), np.concatenate(places), tuple(lined))
+
+
+def keys(table: pa.Table) -> NDArray[np.uint64]:
+    """The key of the workflow of each row, uint64 [rows]."""
+    types, ids = (_hashes(table[column]) for column in ("workflow_type", "workflow_id"))
+    return types << np.uint64(32) | ids
+
+
+def _hashes(column: pa.ChunkedArray) -> NDArray[np.uint64]:
+    encoded = column.combine_chunks().dictionary_encode()
+    of_value = np.array([zlib.crc32(value.encode()) for value in encoded.dictionary.to_pylist()], np.uint64)
+    hashes: NDArray[np.uint64] = of_value[encoded.indices.to_numpy()]
+    return hashes
+
+
+class _Writer:
+    """Gathers rows and writes them as sorted runs."""
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        self._folder, self._prefix = folder, prefix
+        self._waiting: list[pa.Table] = []
+        self._bytes = 0
+        self._runs: list[Run] = []
+
+    def add(self, chunk: Source, number: int) -> None:
+        rows = chunk.table.num_rows
+        if not rows:
+            return
+        source = pa.array(np.full(rows, number, np.int32))
+        table = chunk.table.append_column(_KEY, pa.array(keys(chunk.table)))
+        table = table.append_column(_SOURCE, source).append_column(_PLACE, pa.array(chunk.origin.places))
+        self._waiting.append(table)
+        self._bytes += table.nbytes
+        if self._bytes >= _RUN_BYTES:
+            self._write()
+
+    def close(self) -> list[Run]:
+        if self._waiting:
+            self._write()
+        return self._runs
+
+    def _write(self) -> None:
+        """Write what was gathered as a run."""
+        extra = [_KEY, _SOURCE, _PLACE]
+        names = [column.name for column in extra]
+        schema = concat(
+            [table.drop_columns(names).slice(0, 0) for table in self._waiting], [""] * len(self._waiting)
+        ).schema
+        for column in extra:
+            schema = schema.append(column)
+        table = pa.concat_tables([with_schema(table, schema) for table in self._waiting])
+        self._waiting, self._bytes = [], 0
+        order = np.argsort(table[_KEY.name].to_numpy(), kind="stable")
+        table = table.take(pa.array(order)).combine_chunks()
+        sorted_keys = table[_KEY.name].to_numpy()
+        rows = max(1, _BATCH_BYTES * table.num_rows // max(1, table.nbytes))
+        run = Run(f"{self._prefix}-{len(self._runs)}.arrow", [])
+        with (self._folder / run.name).open("wb") as sink:
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+                for start in range(0, table.num_rows, rows):
+                    part = table.slice(start, rows)
+                    writer.write_table(part)
+                    last = start + part.num_rows - 1
+                    run.batches.append((int(sorted_keys[start]), int(sorted_keys[last]), part.nbytes))
+            sink.flush()
+            os.fsync(sink.fileno())
+        self._runs.append(run)
