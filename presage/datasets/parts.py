@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from presage.datasets.adapters.parquet import row_batches
+from presage.datasets.adapters.parquet import open_parquet, row_batches
 from presage.datasets.manifest import Manifest, Part, is_store, load, part_folder, save, sweep, sync
 from presage.datasets.schema import conform, state_sizes, with_schema
 from presage.errors import TraceError
@@ -123,7 +123,7 @@ def rows_of(ids: pa.Array, root: Path, part: Part, sizes: tuple[int | None, int 
 @contextmanager
 def _opened(folder: Path, part: Part) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(folder / part.path) as file:
+        with open_parquet(folder / part.path) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__

@@ -22,7 +22,7 @@ from presage.errors import TraceError
 _PROBE_ROWS: Final = 64
 _CHUNK_BYTES: Final = 16 * 2**20
 _CHUNK_ROWS: Final = 2**15
-_BUFFER_BYTES: Final = 2**20  # with a buffer a column of a row group is read as it is decoded, not all at once
+_BUFFER_BYTES: Final = 2**20
 
 
 def read_parquet(
@@ -52,6 +52,11 @@ def read_parquet(
         told = position
 
 
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """A file that is read as it is decoded; by default Arrow fetches the columns of a row group as a whole."""
+    return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+
+
 def row_batches(
     file: pq.ParquetFile, columns: list[str], groups: Iterable[int] | None = None
 ) -> Iterator[tuple[pa.Table, int]]:
@@ -73,7 +78,7 @@ def row_batches(
 
 def _batches(path: Path) -> Iterator[tuple[pa.Table, int]]:
     try:
-        with pq.ParquetFile(path, buffer_size=_BUFFER_BYTES) as file:
+        with open_parquet(path) as file:
             check_version(file.schema_arrow.metadata, str(path))
             columns = [name for name in file.schema_arrow.names if name in KNOWN_COLUMNS]
             if not file.metadata.num_rows:  # the columns are to be checked all the same
