@@ -15,8 +15,8 @@ import pyarrow as pa
 from presage.datasets.adapters.source import Workflow
 from presage.datasets.journal import Journal, SourcesRead
 from presage.datasets.read import Chunks, open_source
-from presage.datasets.schema import concat, trace_schema
-from presage.datasets.spill import Run, Spilled, spill
+from presage.datasets.schema import trace_schema
+from presage.datasets.spill import Run, Schemas, Spilled, spill
 
 _GROUP_BYTES: Final = 32 * 2**20
 
@@ -129,7 +129,8 @@ def gather(
     entries = journal.sources_read(identities)
     known = {source.number for entry in entries for source in entry.sources}
     meter = _Meter(inputs, known, progress)
-    sizes = _Sizes(held, store)
+    sizes = Schemas()
+    sizes.add(held, f"the store {store}")
     prefix = journal.next_prefix()
 
     def spilled() -> Iterator[tuple[list[Spilled], list[Run]]]:
@@ -152,35 +153,21 @@ def gather(
             yield from (task.spill(meter.add) for task in tasks)
 
     for entry in entries:
-        sizes.check(entry.sources, inputs)
+        for source in entry.sources:
+            sizes.add(trace_schema(*source.sizes), inputs[source.number].name)
     meter.add(0)
     for sources, runs in spilled():
-        sizes.check(sources, inputs)
+        for source in sources:
+            sizes.add(trace_schema(*source.sizes), inputs[source.number].name)
         entries.append(SourcesRead([identities[source.number] for source in sources], sources, runs))
         journal.add(entries[-1])
     entries.sort(key=lambda entry: entry.sources[0].number)
     return Gathered(
         sorted((source for entry in entries for source in entry.sources), key=lambda source: source.number),
         [run for entry in entries for run in entry.runs],
-        sizes.schema,
+        sizes.common,
         len(known),
     )
-
-
-class _Sizes:
-    """The widths of the states so far, and whose they are."""
-
-    def __init__(self, held: pa.Schema, store: str) -> None:
-        self._tables, self._names = [held.empty_table()], [f"the store {store}"]
-        self.schema = held
-
-    def check(self, sources: Sequence[Spilled], inputs: Sequence[Input]) -> None:
-        for source in sources:
-            table = trace_schema(*source.sizes).empty_table()
-            if not any(table.schema.equals(known.schema) for known in self._tables):
-                self._tables.append(table)
-                self._names.append(inputs[source.number].name)
-                self.schema = concat(self._tables, self._names).schema
 
 
 class _Meter:

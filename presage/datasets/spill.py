@@ -67,6 +67,25 @@ class Spilled:
     spoiled: set[Workflow] = field(default_factory=set)
 
 
+class Schemas:
+    """The schema that tables have in common, and who had which states first."""
+
+    def __init__(self) -> None:
+        self.common = trace_schema()
+        self._tables, self._names = [self.common.empty_table()], ["nobody"]
+
+    def add(self, schema: pa.Schema, name: str) -> None:
+        """One more table.
+
+        Raises:
+            TraceError: its states have another size than those of a table before.
+        """
+        if all(state_sizes(schema) != state_sizes(table.schema) for table in self._tables):
+            self._tables.append(schema.empty_table())
+            self._names.append(name)
+            self.common = concat(self._tables, self._names).schema
+
+
 def spill(
     sources: Iterable[tuple[int, str, Iterator[Source]]],
     folder: Path,
@@ -82,17 +101,18 @@ def spill(
         progress: called with the bytes on disk read since its last call.
 
     Raises:
-        TraceError: as the readers; a source has states of two sizes.
+        TraceError: as the readers; states differ in size.
     """
-    writer = _Writer(folder, prefix)
+    writer, schemas = _Writer(folder, prefix), Schemas()
     done = []
     for number, name, chunks in sources:
         spilled = Spilled(number)
         for chunk in chunks:
             spilled.rows += chunk.table.num_rows
             spilled.lined = chunk.origin.lined[0]
-            known = trace_schema(*spilled.sizes).empty_table()
-            spilled.sizes = state_sizes(concat([known, chunk.table.slice(0, 0)], [name, name]).schema)
+            schemas.add(chunk.table.schema, name)
+            found = state_sizes(chunk.table.schema)
+            spilled.sizes = (spilled.sizes[0] or found[0], spilled.sizes[1] or found[1])
             for reason, count in chunk.skipped.items():
                 spilled.skipped[reason] = spilled.skipped.get(reason, 0) + count
             spilled.spoiled |= chunk.spoiled
