@@ -120,6 +120,37 @@ def test_a_crash_before_the_commit_leaves_the_store_as_it_was(tmp_path: Path, mo
     assert read_store(tmp_path).num_rows == 4
 
 
+def test_many_small_parts_are_joined_and_nothing_is_lost(tmp_path: Path) -> None:
+    made = [workflow(f"w{i:02}", 1 + i % 3, prefill_state=[float(i), 1.0] if i % 5 == 0 else None) for i in range(40)]
+    append(trace(*workflow("x", 2, "other")), tmp_path)
+    for rows in made:
+        append(trace(*rows), tmp_path)
+    files = list(tmp_path.glob("workflow_type=t/*"))
+    assert len(files) < 16
+    assert len(pq.ParquetDataset(tmp_path).files) == len(files) + 1
+    whole = trace(*workflow("x", 2, "other"), *(one for rows in made for one in rows))
+    assert digest(read_store(tmp_path)) == digest(whole)
+    assert append(whole, tmp_path) == AppendReport(0, 0, 41)
+
+
+def test_a_crash_while_joining_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(15):
+        append(trace(*workflow(f"w{i}", 1)), tmp_path)
+    before = _files(tmp_path)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts_module, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            append(trace(*workflow("w15", 1)), tmp_path)
+    assert _files(tmp_path) == before
+    append(trace(*workflow("w15", 1)), tmp_path)
+    assert len(list(tmp_path.glob("workflow_type=t/*"))) == 1
+    assert read_store(tmp_path).num_rows == 16
+
+
 def _append_under_a_limit(store: Path) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))

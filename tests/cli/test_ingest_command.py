@@ -1,0 +1,120 @@
+"""`presage traces ingest`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import types
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_samples import GOOD, rows, run, write
+
+from presage.datasets import gather
+from presage.datasets.adapters import READERS
+from presage.datasets.adapters.source import Source
+from presage.datasets.origin import Origin
+from presage.datasets.schema import conform
+from presage.datasets.store import read_store
+
+
+def test_what_was_added_repeated_and_there_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "good.jsonl", GOOD)
+    copy = shutil.copy(path, tmp_path / "copy.jsonl")
+    first = run("traces", "ingest", path, copy, "--to", tmp_path / "store", "--json")
+    assert first.json == {
+        "store": str(tmp_path / "store"),
+        "workflows": 6,
+        "steps": 19,
+        "already_present": 0,
+        "repeated": 6,
+        "skipped": {},
+        "resumed": 0,
+    }
+    again = run("traces", "ingest", path, "--to", tmp_path / "store")
+    assert again.out.strip() == f"{tmp_path / 'store'}: 0 workflows, 0 steps added; 6 workflows were there already"
+    assert "reading traces …" in again.err
+
+
+def test_since_is_a_moment(tmp_path: Path) -> None:
+    timed = [*rows("ab", start_time=100.0), *rows("abc", workflow_type="u", start_time=300.0)]
+    path = write(tmp_path / "t.jsonl", timed)
+    ran = run("traces", "ingest", path, "--to", tmp_path / "store", "--since", "1970-01-01T00:03:20Z", "--json")
+    assert (ran.json["workflows"], ran.json["steps"]) == (1, 3)
+    assert ran.json["skipped"] == {"workflow that began before 1970-01-01T00:03:20+00:00": 1}
+    refused = run("traces", "ingest", path, "--to", tmp_path / "other", "--since", "2026-01-01")
+    assert "--since '2026-01-01': no zone" in refused.complaint
+    assert not (tmp_path / "other").exists()
+
+
+def test_nothing_to_ingest_and_unknown_formats_are_refused(tmp_path: Path) -> None:
+    assert "no traces given" in run("traces", "ingest", "--to", tmp_path / "store").complaint
+    path = write(tmp_path / "good.jsonl", GOOD)
+    ran = run("traces", "ingest", path, "--to", tmp_path / "store", "--format", "csv")
+    assert f"known: auto, {', '.join(READERS)}" in ran.complaint
+    assert not (tmp_path / "store").exists()
+
+
+def test_an_mlflow_experiment_is_read_through_its_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def read_mlflow_experiment(name: str, **options: Any) -> Iterator[Source]:
+        import pyarrow as pa
+
+        asked.append((name, options))
+        table = conform(pa.Table.from_pylist(GOOD), name)
+        for start in range(0, table.num_rows, 5):  # workflows are spread over chunks
+            part = table.slice(start, 5)
+            yield Source(part, Origin.of(name, part.num_rows))
+
+    adapter = types.SimpleNamespace(read_mlflow_experiment=read_mlflow_experiment)
+    monkeypatch.setitem(sys.modules, "presage.datasets.adapters.mlflow_traces", adapter)  # type: ignore[arg-type]
+    arguments = ("--mlflow-experiment", "support", "--tracking-uri", "sqlite:///x.db", "--since", "0")
+    ran = run("traces", "ingest", *arguments, "--to", tmp_path / "store", "--skip-bad", "--json")
+    # None of the steps has a time, so none of the workflows can be told to be late enough.
+    assert ran.json["skipped"] == {"workflow without a start time, which --since goes by": 6}
+    assert asked == [
+        (
+            "support",
+            {
+                "tracking_uri": "sqlite:///x.db",
+                "since": datetime.fromtimestamp(0, UTC),
+                "skip_bad": True,
+                "progress": None,
+            },
+        )
+    ]
+    extra = write(tmp_path / "more.jsonl", rows("ab", workflow_type="u"))
+    ran = run("traces", "ingest", extra, "--mlflow-experiment", "support", "--to", tmp_path / "store", "--json")
+    assert ran.json["workflows"] == 7
+    assert read_store(tmp_path / "store").num_rows == 21
+
+
+def test_without_ray_the_flag_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    path = write(tmp_path / "good.jsonl", GOOD)
+    ran = run("traces", "ingest", path, "--to", tmp_path / "store", "--ray")
+    assert "pip install 'presage[distributed]'" in ran.complaint
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.slow
+def test_ray_makes_the_same_store_and_names_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray.data")
+    monkeypatch.setattr(gather, "_GROUP_BYTES", 1)  # a task a file
+    paths = [
+        write(tmp_path / f"{name}.jsonl", rows("abc", "abab", "ba", workflow_type=name, start_time=1.0))
+        for name in ("one", "two", "three")
+    ]
+    ran = run("traces", "ingest", *paths, "--to", tmp_path / "ray", "--ray", "--json")
+    assert ran.code == 0, ran.err
+    run("traces", "ingest", *paths, "--to", tmp_path / "here")
+    assert ran.json["workflows"] == 9
+    assert read_store(tmp_path / "ray").equals(read_store(tmp_path / "here"))
+    bad = write(tmp_path / "bad.jsonl", ["{"])
+    refused = run("traces", "ingest", *paths, bad, "--to", tmp_path / "refused", "--ray")
+    assert "bad.jsonl, line 1: not JSON" in refused.complaint
+    assert not (tmp_path / "refused").exists()
