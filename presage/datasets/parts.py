@@ -125,6 +125,9 @@ def _opened(folder: Path, part: Part) -> Iterator[pq.ParquetFile]:
     try:
         with open_parquet(folder / part.path) as file:
             yield file
+    except FileNotFoundError as error:
+        message = f"{folder}: part {part.path} is gone; joined with others, if the store was written to: read it again"
+        raise TraceError(message) from error
     except (pa.ArrowException, OSError) as error:
         detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise TraceError(f"{folder}: a part cannot be read ({detail}): restore it or ingest again") from error

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from presage.datasets import parts as parts_module
 from presage.datasets.read import read_traces
 from presage.datasets.schema import digest, trace_schema
-from presage.datasets.store import AppendReport, append, is_store, open_store, read_store
+from presage.datasets.store import AppendReport, append, is_store, open_store, read_store, scan_store
 from presage.errors import OutputError, TraceError
 
 
@@ -131,6 +131,17 @@ def test_many_small_parts_are_joined_and_nothing_is_lost(tmp_path: Path) -> None
     whole = trace(*workflow("x", 2, "other"), *(one for rows in made for one in rows))
     assert digest(read_store(tmp_path)) == digest(whole)
     assert append(whole, tmp_path) == AppendReport(0, 0, 41)
+
+
+def test_a_reader_whose_parts_were_joined_meanwhile_is_told_to_read_again(tmp_path: Path) -> None:
+    for i in range(15):
+        append(trace(*workflow(f"w{i}", 1)), tmp_path)
+    chunks = scan_store(tmp_path)
+    next(chunks)
+    append(trace(*workflow("w15", 1)), tmp_path)
+    with pytest.raises(TraceError, match="joined with others, if the store was written to: read it again"):
+        list(chunks)
+    assert sum(chunk.table.num_rows for chunk in scan_store(tmp_path)) == 16
 
 
 def test_a_crash_while_joining_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
