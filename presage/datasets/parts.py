@@ -72,7 +72,8 @@ def commit(parts: Sequence[Part], staging: Path, root: Path, manifest: Manifest,
             if len(small) >= _MANY:
                 rows = (rows for part, folder in small for rows, _ in part_rows(folder, part, state_sizes(schema)))
                 joined = _write(name, rows, schema, staging)
-                kept = [part for part in kept if part not in {part for part, _ in small}] + [joined]
+                gone = {part.path for part, _ in small}
+                kept = [part for part in kept if part.path not in gone] + [joined]
         for part in kept:
             if (staging / part.path).is_file():
                 (root / part.path).parent.mkdir(exist_ok=True)

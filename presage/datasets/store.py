@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -76,6 +77,8 @@ def append(table: pa.Table, store: str | Path) -> AppendReport:
                     commit(write_parts(fresh, staging), staging, root, manifest, schema)
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
+                with suppress(OSError):
+                    staging.parent.rmdir()  # only goes when empty
     except OSError as error:
         raise unwritten(root, error) from error
     return AppendReport(workflow_count(fresh), fresh.num_rows, present)
