@@ -32,7 +32,7 @@ def ingest(
     sources: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="SOURCE...",
+            metavar="SOURCE",
             help=f"Trace stores, and files or folders of these formats: {', '.join(READERS)}.",
             show_default=False,
         ),
@@ -69,7 +69,7 @@ def ingest(
         bool,
         typer.Option(
             "--ray",
-            help="Read files on a Ray cluster (RAY_ADDRESS, else one on this machine); needs presage[distributed].",
+            help="Read files on a Ray cluster (RAY_ADDRESS, else one on this machine); needs the extra distributed.",
         ),
     ] = False,
     as_json: options.Json = False,
