@@ -1,0 +1,222 @@
+"""From the attributes of a span to the fields of a `Span`: one pass, all conventions.
+
+A wrong type is reported, never guessed around: the caller decides whether it ends the reading. Values never enter a
+message, since an attribute may hold a prompt. This runs for every span, so what to do with an attribute is looked up
+once, in `PLAN`, and the cost is that of the attributes a span has, not of all the names there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from presage.datasets.adapters.messages import from_json, plain, split_system, unflattened
+from presage.datasets.adapters.mlflow_names import MLFLOW, USAGE
+from presage.datasets.adapters.openinference import OPENINFERENCE
+from presage.datasets.adapters.otel import MESSAGE_EVENTS, OTEL
+from presage.datasets.adapters.spans import Naming, Role
+
+CONVENTIONS: Final = (OTEL, OPENINFERENCE, MLFLOW)
+
+_KIND, _STRING, _COUNT, _OBJECT, _TEXT = range(5)  # the first two are strings
+_TYPES: Final = {
+    "input_tokens": _COUNT,
+    "output_tokens": _COUNT,
+    "cached_input_tokens": _COUNT,
+    "usage": _OBJECT,
+    "metadata": _OBJECT,
+}
+
+
+class _Use(NamedTuple):
+    """What an attribute is for: a field, its rank among the names of that field (0 is the best), the type wanted."""
+
+    field: str
+    rank: int
+    wanted: int
+    json: bool
+
+
+def _plan() -> dict[str, _Use]:
+    plan: dict[str, _Use] = {}
+    for convention in CONVENTIONS:
+        json = convention is MLFLOW
+        uses = [("kind", tuple(convention.kind), _KIND)]
+        uses += [(field, names, _TYPES.get(field, _STRING)) for field, names in convention.names.items()]
+        uses += [(field, names, _TEXT) for field, names in convention.messages.items()]
+        # Messages spread over attributes are better than the JSON of a whole request, and worse than messages as such.
+        uses += [(field, names, _TEXT) for field, names in convention.flattened.items()]
+        for field, names, wanted in uses:
+            taken = sum(use.field == field for use in plan.values())
+            for rank, name in enumerate(names, start=taken):
+                plan[name] = _Use(field, rank, wanted, json)
+    return plan
+
+
+PLAN: Final = _plan()
+"""Every attribute that means something to us."""
+FLATTENED: Final = tuple(name for name in PLAN if name.endswith("."))
+"""Prefixes of messages spread over attributes."""
+
+_KINDS: Final = {key: roles for convention in CONVENTIONS for key, roles in convention.kind.items()}
+_LARGEST: Final = 2**31 - 1
+_OPERATIONS: Final = ("invoke_agent ", "invoke_workflow ", "execute_tool ")
+_WITH_TEXT: Final = frozenset({Role.LLM, Role.TOOL, Role.AGENT})
+
+Found = dict[str, Any]
+"""Attributes by name; flattened messages under their prefix, as (rest of the name, value) pairs."""
+
+Problem = Callable[[str, str, str], None]
+"""Told of a wrong value: the attribute, what is wrong with it, a short phrase to count by."""
+
+
+class Meaning(NamedTuple):
+    """What the attributes say of a span: the last fields of `Span`."""
+
+    role: int
+    naming: int
+    label: str
+    node: str | None
+    node_parent: str | None
+    workflow: str | None
+    session: str | None
+    model: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cached_input_tokens: int | None
+    system_prompt: str | None
+    input_text: str | None
+    output_text: str | None
+
+
+def keep(found: Found, key: str, value: Any) -> None:
+    """Add an attribute, if it means something to us."""
+    if key in PLAN:
+        found[key] = value
+    elif key.startswith(FLATTENED):
+        prefix = next(prefix for prefix in FLATTENED if key.startswith(prefix))
+        found.setdefault(prefix, []).append((key[len(prefix) :], value))
+
+
+def keep_event(found: Found, name: str, attributes: dict[str, Any]) -> None:
+    """Add the attributes of an event: those of the span itself where the event repeats them, or one message."""
+    role = MESSAGE_EVENTS.get(name)
+    if role is None:
+        for key, value in attributes.items():
+            if key not in found:
+                keep(found, key, value)
+        return
+    content = from_json(attributes.get("gen_ai.event.content", attributes))
+    content = content if isinstance(content, dict) else {"content": content}
+    message = {key: from_json(value) for key, value in content.items()}
+    said = found.setdefault(OTEL.messages["output" if role == "output" else "input"][0], [])
+    if isinstance(said, list):
+        said.append({"role": "assistant" if role == "output" else role, **message})
+
+
+def interpret(found: Found, name: str, problem: Problem) -> Meaning:
+    """What the attributes of the span called `name` mean."""
+    values: dict[str, Any] = {}
+    ranks: dict[str, int] = {}
+    texts = False
+    for key, value in found.items():
+        field, rank, wanted, json = PLAN[key]
+        if value is None or value == "" or ranks.get(field, rank) < rank:
+            continue
+        if json:
+            value = from_json(value)
+        if wanted <= _STRING:
+            if not isinstance(value, str):
+                problem(key, f"type {type(value).__name__}, a string is wanted", "of a wrong type")
+                continue
+            if wanted == _KIND:
+                value = _KINDS[key].get(value.lower(), Role.OTHER)
+        elif wanted == _COUNT:
+            value = _whole(key, value, problem)
+        else:
+            texts = texts or wanted == _TEXT
+        values[field], ranks[field] = value, rank
+    get = values.get
+    # Before there were operation names, a span with a provider and a model was a request.
+    role = get("kind", Role.LLM if "provider" in values and "model" in values else Role.OTHER)
+    naming, label = _named(role, values, name)
+    if "usage" in values:
+        _take_usage(values, problem)
+    system = asked = answered = None
+    if texts and role in _WITH_TEXT:
+        system, asked, answered = _texts(values)
+    return Meaning(
+        role,
+        naming,
+        label,
+        get("node"),
+        get("node_parent"),
+        get("workflow"),
+        get("session"),
+        get("model"),
+        get("input_tokens"),
+        get("output_tokens"),
+        get("cached_input_tokens"),
+        system,
+        asked,
+        answered,
+    )
+
+
+def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
+    """How well the span names an agent, and the name."""
+    own = name
+    if name.startswith(_OPERATIONS):
+        own = name.split(" ", 1)[1]
+    if role is Role.TOOL:
+        return Naming.EXPLICITLY, values.get("tool", own)
+    agent = values.get("agent") or _langgraph_node(values.get("metadata")) or values.get("agent_id")
+    if agent is not None:
+        return Naming.EXPLICITLY, agent
+    if role in (Role.AGENT, Role.CHAIN, Role.WORKFLOW):
+        return Naming.EXPLICITLY if role is Role.AGENT else Naming.WEAKLY, values.get("entity", own)
+    return Naming.NOT, own
+
+
+def _langgraph_node(metadata: Any) -> str | None:
+    """The node of a LangGraph, which LangChain's callbacks write into the metadata of every run inside it."""
+    metadata = from_json(metadata)
+    node = metadata.get("langgraph_node") if isinstance(metadata, dict) else None
+    return node if isinstance(node, str) and node else None
+
+
+def _take_usage(values: dict[str, Any], problem: Problem) -> None:
+    """Tokens of a usage object, where no attribute of their own gives them."""
+    key, usage = MLFLOW.names["usage"][0], values["usage"]
+    if not isinstance(usage, dict):
+        problem(key, f"type {type(usage).__name__}, an object is wanted", "of a wrong type")
+        return
+    for field, inner in USAGE.items():
+        if field not in values and usage.get(inner) is not None:
+            values[field] = _whole(f"{key}.{inner}", usage[inner], problem)
+
+
+def _whole(key: str, value: Any, problem: Problem) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        problem(key, f"type {type(value).__name__}, a whole number is wanted", "of a wrong type")
+        return None
+    if not 0 <= value <= _LARGEST:
+        problem(key, "negative or past 32 bits; a count of tokens is wanted", "out of range")
+        return None
+    return value
+
+
+def _texts(values: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
+    """System, input and output text."""
+    said, answered = _nested(values.get("input")), _nested(values.get("output"))
+    system, asked = split_system(said) if said is not None else (None, None)
+    if "system" in values:
+        system = plain(values["system"]) or system
+    return system, asked, plain(answered) if answered is not None else None
+
+
+def _nested(value: Any) -> Any:
+    """Flattened messages as nested ones; anything else as it is."""
+    return unflattened(value) if isinstance(value, list) and value and isinstance(value[0], tuple) else value

@@ -1,0 +1,223 @@
+"""Workflows whose steps lie in several traces, and workflow types that a trace alone does not tell.
+
+Rows wait on disk, partitioned by workflow id, until every trace has been seen. Then the traces of one conversation are
+put in order: steps count over the whole conversation in start order, and a trace waits for the traces that ended before
+it began, by the rule that holds between siblings in `span_tree.py`.
+
+The workflow type is `gen_ai.workflow.name`, else the name of the outermost workflow, chain or agent span, else the
+service. A conversation has the type of its first trace that tells one. A trace without a root cannot tell the second:
+it is believed to be what the other traces of its service are, if those are all of one type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from presage.datasets.adapters.source import Workflow
+from presage.datasets.adapters.span_tree import Siblings
+from presage.datasets.adapters.spill import Spill
+
+HELPERS: Final = (
+    "trace", "step", "start", "leaf", "bad", "parent_steps", "workflow_id", "workflow", "service", "top", "rooted",
+    "trace_begin", "trace_end", "complete",
+)  # fmt: skip
+UNKNOWN_SERVICE: Final = "unknown_service"  # what OpenTelemetry's SDKs call a service without a name
+_MANY: Final = 2
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """What is known of a trace as a whole.
+
+    Args:
+        trace, session, workflow, service: trace id, conversation id, `gen_ai.workflow.name`, service name.
+        top: name of the outermost workflow, chain or agent span, where the root is there.
+        complete: the root is there and has ended.
+        begin, end: nanoseconds since 1970.
+        rooted: the root is there.
+        bad: spans were lost to `skip_bad`.
+    """
+
+    trace: str
+    session: str | None
+    workflow: str | None
+    service: str | None
+    top: str | None
+    complete: bool
+    begin: int
+    end: int
+    rooted: bool
+    bad: bool
+
+    @property
+    def workflow_id(self) -> str:
+        """The conversation, else the trace."""
+        return self.session or self.trace
+
+    @property
+    def told_type(self) -> str:
+        """The workflow type, as far as this trace tells it."""
+        return self.workflow or self.top or self.service or UNKNOWN_SERVICE
+
+    @property
+    def waits(self) -> bool:
+        """Whether other traces are needed to tell what workflow this is."""
+        return self.session is not None or (self.workflow is None and not self.rooted)
+
+
+class _Trace(NamedTuple):
+    """A waiting trace: its rows in the partition, in step order, and its facts."""
+
+    rows: list[int]
+    workflow: str | None
+    service: str
+    top: str | None
+    rooted: bool
+    begin: int
+    end: int
+    complete: bool
+
+
+class Conversations:
+    """Steps that wait for the other traces.
+
+    Args:
+        waiting: where to keep them.
+    """
+
+    def __init__(self, waiting: Spill) -> None:
+        self._waiting = waiting
+        self._types: dict[str, set[str]] = {}  # of each service, up to `_MANY`
+        self._named: dict[str, set[str | None]] = {}  # `gen_ai.workflow.name` of each service, up to `_MANY`
+
+    def learn(self, facts: TraceFacts) -> None:
+        """Remember of what type the traces of a service are."""
+        if facts.workflow is None and not facts.rooted:
+            return
+        service = facts.service or UNKNOWN_SERVICE
+        for seen, value in ((self._types, facts.told_type), (self._named, facts.workflow)):
+            known: set[Any] = seen.setdefault(service, set())
+            if len(known) < _MANY:
+                known.add(value)
+
+    def add(self, rows: pa.Table) -> None:
+        """Keep rows; their columns are those of the trace, `line` and `HELPERS`."""
+        self._waiting.add(rows, "workflow_id")
+
+    def workflows(self) -> Iterator[tuple[pa.Table, set[Workflow]]]:
+        """For each partition its rows as workflows, and the workflows that were spoiled, whose rows are left out."""
+        for number in range(self._waiting.partitions):
+            table = self._waiting.partition(number)
+            if table is not None:
+                yield self._joined(table)
+
+    def _joined(self, table: pa.Table) -> tuple[pa.Table, set[Workflow]]:
+        groups, bad = self._groups(table)
+        local = _Local(table)
+        rows: list[int] = []
+        steps: list[int] = []
+        parents: list[tuple[int, ...]] = []
+        keys: list[Workflow] = []
+        complete: list[bool] = []
+        counts: list[int] = []
+        for key, traces in groups.items():
+            if key in bad:
+                continue
+            found, waited = local.number(traces)
+            rows += found
+            steps += range(len(found))
+            parents += waited
+            keys.append(key)
+            complete.append(all(trace.complete for trace in traces))
+            counts.append(len(found))
+        workflow = pa.array(np.repeat(np.arange(len(keys)), counts))
+        joined = table.drop_columns([name for name in HELPERS if name in table.column_names]).take(
+            pa.array(rows, pa.int64())
+        )
+        joined = joined.drop_columns([name for name in ("workflow_type",) if name in joined.column_names])
+        columns = {
+            "workflow_type": pa.array([kind for kind, _ in keys], pa.string()).take(workflow),
+            "workflow_id": pa.array([name for _, name in keys], pa.string()).take(workflow),
+            "step": pa.array(steps, pa.int32()),
+            "parent_steps": pa.array(parents, pa.list_(pa.int32())),
+            "complete": pa.array(complete, pa.bool_()).take(workflow),
+        }
+        for name, column in columns.items():
+            joined = joined.append_column(name, column)
+        return joined, bad
+
+    def _groups(self, table: pa.Table) -> tuple[dict[Workflow, list[_Trace]], set[Workflow]]:
+        """The traces of each workflow, by begin, and the workflows that lost spans."""
+        names = ("workflow_id", "trace", "bad", "workflow", "service", "top", "rooted", "trace_begin", "trace_end")
+        columns = [table.column(name).to_pylist() for name in (*names, "complete")]
+        traces: dict[tuple[str, str], _Trace] = {}
+        lost: set[tuple[str, str]] = set()
+        for row, (workflow_id, trace, bad, named, service, top, rooted, begin, end, complete) in enumerate(
+            zip(*columns, strict=True)
+        ):
+            one = traces.get((workflow_id, trace))
+            if one is None:
+                service = service or UNKNOWN_SERVICE
+                one = _Trace([], named, service, top, rooted, begin, end, complete)
+                traces[workflow_id, trace] = one
+            if bad:
+                lost.add((workflow_id, trace))
+            else:
+                one.rows.append(row)
+        applications: dict[tuple[str, str | None, str], list[tuple[tuple[str, str], _Trace]]] = {}
+        for key, one in sorted(traces.items(), key=lambda item: (item[1].begin, item[0])):
+            named = one.workflow if one.workflow is not None or one.rooted else self._only(self._named, one.service)
+            service = "" if named is not None else one.service
+            applications.setdefault((key[0], named, service), []).append((key, one))
+        groups: dict[Workflow, list[_Trace]] = {}
+        bad_groups: set[Workflow] = set()
+        for (workflow_id, named, service), members in applications.items():
+            top = next((one.top for _, one in members if one.top is not None), None)
+            workflow = (named or top or self._only(self._types, service) or service, workflow_id)
+            groups.setdefault(workflow, []).extend(one for _, one in members)
+            if any(key in lost for key, _ in members):
+                bad_groups.add(workflow)
+        for members_of in groups.values():
+            members_of.sort(key=lambda one: one.begin)
+        return groups, bad_groups
+
+    @staticmethod
+    def _only(seen: dict[str, Any], service: str) -> str | None:
+        known = seen.get(service, set())
+        value: str | None = next(iter(known)) if len(known) == 1 else None
+        return value
+
+
+class _Local:
+    """The step numbers that rows have in their traces, made into those of their workflow."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._step = table.column("step").to_pylist()
+        self._start = table.column("start").to_pylist()
+        self._leaf = table.column("leaf").to_pylist()
+        self._parents = table.column("parent_steps").to_pylist()
+
+    def number(self, traces: list[_Trace]) -> tuple[list[int], list[tuple[int, ...]]]:
+        """The rows of a workflow in order, and the steps each waited for."""
+        waits: dict[int, tuple[int, ...]] = {}
+        siblings = Siblings(-1, ())
+        order: list[tuple[int, int, int, int]] = []
+        for place, trace in enumerate(traces):
+            rows = sorted(trace.rows, key=self._step.__getitem__)
+            given = siblings.waited_for(trace.begin)
+            for row in rows:
+                local = self._parents[row]
+                waits[row] = tuple(rows[parent] for parent in local) if local else given
+                order.append((self._start[row], place, self._step[row], row))
+            leaves = tuple(row for row in rows if self._leaf[row])
+            siblings.ended(trace.begin, trace.end, leaves, place)
+        found = [row for *_, row in sorted(order)]
+        step = {row: i for i, row in enumerate(found)}
+        return found, [
+            tuple(sorted(step[other] for other in waits[row] if step[other] < i)) for i, row in enumerate(found)
+        ]

@@ -1,0 +1,136 @@
+"""What every span format hands its spans to: checks one span, counts what is bad, spills the rest to disk."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from presage.datasets.adapters.attributes import Found, interpret
+from presage.datasets.adapters.documents import Place
+from presage.datasets.adapters.spans import SPAN_SCHEMA, Role, Span
+from presage.datasets.adapters.spill import Spill
+from presage.errors import TraceError
+
+_BATCH_SPANS: Final = 16384
+_BATCH_BYTES: Final = 32 * 2**20
+_STEPS: Final = (Role.LLM, Role.TOOL)
+_TRACE_IDS: Final = re.compile(rb'"(?:traceId|trace_id)"\s*:\s*"(?:0x)?([^"]{1,64})"')
+
+
+class Intake:
+    """Spans on their way to disk.
+
+    Args:
+        files: the files that are read, for messages.
+        spill: takes the spans, keyed by trace id.
+        skip_bad: count what is bad and mark its trace, instead of raising.
+        progress: called with the number of requests and tool calls seen since its last call.
+    """
+
+    def __init__(
+        self, files: list[Path] | list[str], spill: Spill, skip_bad: bool, progress: Callable[[int], None] | None
+    ) -> None:
+        self.names = [str(file) for file in files]
+        self.skipped: Counter[str] = Counter()
+        self.spans = 0
+        self._spill = spill
+        self._skip_bad = skip_bad
+        self._progress = progress
+        self._batch: list[tuple[Any, ...]] = []
+        self._bytes = 0
+        self._steps = 0
+        self._last: str | None = None
+
+    def at(self, place: Place, span: str | None = None) -> str:
+        """`"spans.json, line 17, span 00f067aa0ba902b7"`; where there are no lines, as in a live store, without."""
+        line = f", line {place.line}" if place.line else ""
+        return f"{self.names[place.file]}{line}{f', span {span}' if span else ''}"
+
+    def torn(self, place: Place, message: str, reason: str, line: bytes) -> None:
+        """A line that is no JSON: traces named in it, and the one before it, may have lost spans."""
+        if not self._skip_bad:
+            raise TraceError(f"{self.at(place)}: {message}")
+        self.skipped[f"line with {reason}"] += 1
+        for trace in {found.decode(errors="replace") for found in _TRACE_IDS.findall(line)}:
+            self._lost(trace, place)
+        self._lost(self._last, place)
+
+    def refuse(self, place: Place, message: str, reason: str, trace: Any = None) -> None:
+        """A span, or a document, that cannot be taken at all."""
+        if not self._skip_bad:
+            raise TraceError(f"{self.at(place)}: {message}")
+        self.skipped[reason] += 1
+        self._lost(trace if isinstance(trace, str) and trace else self._last, place)
+
+    def take(
+        self,
+        place: Place,
+        found: Found,
+        *,
+        trace: Any,
+        span: Any,
+        parent: Any,
+        name: Any,
+        start: int | None,
+        end: int | None,
+        service: str | None,
+        remote: bool = False,
+    ) -> None:
+        """One span: ids as found, times in nanoseconds since 1970, attributes that `attributes.keep` kept."""
+        for what, value in (("trace id", trace), ("span id", span)):
+            if not isinstance(value, str) or not value:
+                self.refuse(place, f"a span without a {what}: export the spans again", f"span without a {what}", trace)
+                return
+        if start is None:
+            message = "no start time; nanoseconds since 1970 are wanted: export the spans again"
+            self.refuse(place, f"span {span}: {message}", "span without a start time", trace)
+            return
+        bad = False
+
+        def problem(attribute: str, what: str, reason: str) -> None:
+            nonlocal bad
+            if not self._skip_bad:
+                raise TraceError(
+                    f'{self.at(place, span)}, attribute "{attribute}": {what}: correct the instrumentation'
+                )
+            self.skipped[f"span with {attribute} {reason}"] += 1
+            bad = True
+
+        meaning = interpret(found, name if isinstance(name, str) else "", problem)
+        is_step = meaning.role in _STEPS
+        if end is not None and end < start and (is_step or meaning.role == Role.AGENT):
+            problem("end time", "it ends before it starts; check the clock of its machine", "before its start")
+        if not isinstance(parent, str) or not parent.strip("0"):
+            parent = None
+        self._last = trace
+        self.spans += 1
+        self._steps += is_step
+        for text in (meaning.system_prompt, meaning.input_text, meaning.output_text):
+            self._bytes += len(text) if text else 0
+        self._add((trace, span, parent, remote, service, start, end, bad, *place, *meaning))
+
+    def flush(self) -> None:
+        """Write what is in hand to disk."""
+        if self._batch:
+            columns = zip(*self._batch, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, SPAN_SCHEMA, strict=True)]
+            self._spill.add(pa.Table.from_arrays(arrays, schema=SPAN_SCHEMA), "trace")
+            self._batch, self._bytes = [], 0
+        if self._progress is not None and self._steps:
+            self._progress(self._steps)
+            self._steps = 0
+
+    def _add(self, record: tuple[Any, ...]) -> None:
+        """Put by one span, its fields in the order of `Span`."""
+        self._batch.append(record)
+        if len(self._batch) == _BATCH_SPANS or self._bytes >= _BATCH_BYTES:
+            self.flush()
+
+    def _lost(self, trace: str | None, place: Place) -> None:
+        if trace is not None:
+            self._add(Span(trace, None, None, False, None, 0, None, True, *place))

@@ -1,0 +1,130 @@
+"""Plain text out of the many shapes in which instrumentations record prompts and answers.
+
+System text, everything else that went in, and what came out: three strings, each None where nothing was recorded. A
+tool call is written as `name(arguments)`, because whom a model calls is what tells the next agent. Nothing here raises:
+a shape that is not known is kept as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+_ROLES: Final = {"human": "user", "ai": "assistant", "developer": "system"}
+_SPEAKERS: Final = frozenset({"system", "user", "human", "assistant", "ai", "tool", "function", "developer", "model"})
+_CONTAINERS: Final = ("messages", "choices", "generations", "output", "input", "contents")
+_BETWEEN: Final = "\n\n"
+
+
+def split_system(value: Any) -> tuple[str | None, str | None]:
+    """(system text, other text) of what went into a model."""
+    system: list[str] = []
+    other: list[str] = []
+    for role, text in _said(value, "user"):
+        (system if role == "system" else other).append(text)
+    return _BETWEEN.join(system) or None, _BETWEEN.join(other) or None
+
+
+def plain(value: Any) -> str | None:
+    """All text of a value: what a model or a tool gave back, or system instructions."""
+    return _BETWEEN.join(text for _, text in _said(value, "assistant")) or None
+
+
+def unflattened(pairs: Sequence[tuple[str, Any]]) -> Any:
+    """Messages spread over attributes like `0.message.content`, as nested objects."""
+    root: dict[str, Any] = {}
+    for key, value in pairs:
+        *path, last = key.split(".")
+        at = root
+        for part in path:
+            inner = at.setdefault(part, {})
+            if not isinstance(inner, dict):  # a value and a path under the same name: the value stays
+                break
+            at = inner
+        else:
+            at.setdefault(last, value)
+    return root
+
+
+def from_json(value: Any) -> Any:
+    """The JSON in a string; every other value, and a string that is none, as it is."""
+    if isinstance(value, str) and value[:1] in ("{", "[", '"'):
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return value
+    return value
+
+
+def _said(value: Any, role: str) -> Iterator[tuple[str, str]]:
+    """(role, text) of each message in a value, in order."""
+    value = _numbered(from_json(value))
+    if isinstance(value, list):
+        if value and all(isinstance(part, dict) and not _is_message(part) and "type" in part for part in value):
+            yield from _one(role, value)  # parts of one message, as in system instructions
+        else:
+            for part in value:
+                yield from _said(part, role)
+    elif not isinstance(value, dict):
+        yield from _one(role, value)
+    elif isinstance(value.get("message"), dict):
+        yield from _said(value["message"], role)
+    elif _is_message(value):
+        speaker = str(value.get("role", value.get("type")))
+        yield from _one(_ROLES.get(speaker, speaker), value)
+    else:
+        for key in ("instructions", "system"):
+            yield from _one("system", value.get(key))
+        inner = next((key for key in _CONTAINERS if value.get(key) and key != "contents"), None)
+        yield from _said(value[inner], role) if inner is not None else _one(role, value)
+
+
+def _one(role: str, value: Any) -> Iterator[tuple[str, str]]:
+    text = _text(value)
+    if text:
+        yield role, text
+
+
+def _is_message(value: Mapping[str, Any]) -> bool:
+    speaker = value.get("role", value.get("type"))
+    return isinstance(speaker, str) and speaker in _SPEAKERS and ("role" in value or "content" in value)
+
+
+def _text(value: Any) -> str:
+    """The text of one message or one part of it."""
+    value = _numbered(value)
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_text, value)))
+    if not isinstance(value, dict):
+        return _json(value)
+    for wrapper in ("message_content", "tool_call", "function"):
+        if isinstance(value.get(wrapper), dict):
+            return _text(value[wrapper])
+    if isinstance(value.get("name"), str) and ("arguments" in value or "args" in value):
+        arguments = value.get("arguments", value.get("args"))
+        return f"{value['name']}({arguments if isinstance(arguments, str) else _json(arguments)})"
+    keys = ("text", "content", "contents", "parts", "response", "result", "tool_calls")
+    found = [_text(value[key]) for key in keys if value.get(key) is not None]
+    if found or "role" in value or value.get("type") in _SPEAKERS:
+        return "\n".join(dict.fromkeys(filter(None, found)))
+    return _json(value) if value else ""
+
+
+def _numbered(value: Any) -> Any:
+    """A dictionary with the keys 0, 1, … as a list."""
+    if isinstance(value, dict) and value and all(isinstance(key, str) and key.isdecimal() for key in value):
+        return [value[key] for key in sorted(value, key=int)]
+    return value
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, OverflowError):
+        return ""

@@ -1,0 +1,180 @@
+"""An experiment of a live MLflow tracking store, read page by page through MLflow's own client.
+
+Reading must leave the store as it is. MLflow's client makes the tables of a database that has none and the file of one
+that is not there, so both are looked for first, without MLflow; a store of an older schema MLflow refuses by itself.
+MLflow is loaded when a store is read (about two seconds), never when this module is imported.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from presage.datasets.adapters.documents import Place
+from presage.datasets.adapters.intake import Intake
+from presage.datasets.adapters.mlflow_traces import take_mlflow
+from presage.datasets.adapters.source import Source
+from presage.datasets.adapters.spill import Spill
+from presage.datasets.adapters.workflows import sources
+from presage.errors import TraceError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_PARTITIONS: Final = 64
+_PAGE_TRACES: Final = 100
+_DATABASES: Final = ("sqlite", "postgresql", "mysql", "mssql")
+_DEFAULTS: Final = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # the default of seven growing ones hangs for minutes on a dead server
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+def read_mlflow_experiment(
+    name: str,
+    *,
+    tracking_uri: str | None = None,
+    since: dt.datetime | None = None,
+    skip_bad: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Source]:
+    """Read the traces of an experiment.
+
+    Args:
+        name: the experiment's name.
+        tracking_uri: the store; None means MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in the working directory.
+        since: only traces that began at or after this time.
+        skip_bad: count what is bad instead of raising; the workflow of a bad span is marked as spoiled.
+        progress: called with the number of requests and tool calls seen since its last call.
+
+    Raises:
+        TraceError: the store does not answer, is not there, or is of an older schema; there is no such experiment, or
+            no trace with a step in it; a span is bad.
+        OutputError: the disk of temporary files is full.
+    """
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+    source = f"experiment {name!r} of {_without_password(uri)}"
+    with Spill(_PARTITIONS) as spill:
+        intake = Intake([source], spill, skip_bad, progress)
+        with _speaking(uri):
+            for trace in _traces(_client(uri), name, uri, since):
+                take_mlflow(trace, Place(0, 0), intake, service=name)
+        intake.flush()
+        if not intake.spans and not intake.skipped:
+            when = f" since {since.isoformat()}" if since is not None else ""
+            raise TraceError(
+                f"{source}: no traces{when}: check the name, or record some first (docs/traces.md says how)"
+            )
+        yield from sources(source, intake, spill, skip_bad)
+
+
+def _traces(client: MlflowClient, name: str, uri: str, since: dt.datetime | None) -> Iterator[dict[str, Any]]:
+    """Every trace of the experiment as a dictionary, oldest first."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        there = ", ".join(repr(found.name) for found in client.search_experiments(max_results=10)) or "none"
+        raise TraceError(
+            f"no experiment {name!r} in {_without_password(uri)}; there are: {there}. Check the name and the tracking "
+            "URI"
+        )
+    wanted = None if since is None else f"trace.timestamp_ms >= {int(since.timestamp() * 1000)}"
+    token: str | None = None
+    while True:
+        page = client.search_traces(
+            locations=[experiment.experiment_id],
+            filter_string=wanted,
+            max_results=_PAGE_TRACES,
+            order_by=["timestamp_ms ASC"],
+            page_token=token,
+        )
+        for trace in page:
+            yield trace.to_dict()
+        token = page.token
+        if not token:
+            return
+
+
+def _client(uri: str) -> MlflowClient:
+    """MLflow's client of a store that is there.
+
+    Raises:
+        TraceError: it is not, or it is no store of MLflow.
+    """
+    for key, value in _DEFAULTS.items():
+        os.environ.setdefault(key, value)
+    scheme = uri.split(":", 1)[0].split("+", 1)[0]
+    if scheme in _DATABASES:
+        _check_database(uri)
+    elif scheme not in ("http", "https", "databricks", "uc"):
+        folder = Path(uri.removeprefix("file://"))
+        if not any(folder.glob("*/meta.yaml")):
+            raise TraceError(f"{uri}: no tracking store there, and none is made for reading: correct the tracking URI")
+    from mlflow import MlflowClient
+
+    for logger in ("mlflow", "alembic", "urllib3.connectionpool"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    return MlflowClient(tracking_uri=uri)
+
+
+def _check_database(uri: str) -> None:
+    """Look without MLflow whether a database is MLflow's, read-only where it is a file."""
+    import sqlalchemy
+
+    shown = _without_password(uri)
+    url = sqlalchemy.engine.make_url(uri)
+    if url.get_backend_name() == "sqlite":
+        file = Path(url.database or "")
+        if not file.is_file():
+            raise TraceError(f"{shown}: no such file, and none is made for reading: correct the tracking URI")
+        uri = f"sqlite:///file:{file.absolute()}?mode=ro&uri=true"
+    engine = sqlalchemy.create_engine(uri)
+    try:
+        is_mlflow = sqlalchemy.inspect(engine).has_table("alembic_version")
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        raise TraceError(
+            f"{shown}: no database that can be read ({type(error).__name__}): correct the tracking URI"
+        ) from error
+    finally:
+        engine.dispose()
+    if not is_mlflow:
+        raise TraceError(f"{shown}: a database, but not MLflow's: correct the tracking URI")
+
+
+@contextmanager
+def _speaking(uri: str) -> Iterator[None]:
+    """What MLflow, its database or the network raise as one `TraceError` of one line."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except Exception as error:
+        from mlflow.exceptions import MlflowException
+        from requests.exceptions import RequestException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        if not isinstance(error, MlflowException | RequestException | SQLAlchemyError):
+            raise
+        raise TraceError(_one_line(_without_password(uri), str(error))) from error
+
+
+def _one_line(uri: str, text: str) -> str:
+    if "out-of-date database schema" in text or "db upgrade" in text:
+        return (
+            f"{uri}: a store with the schema of another MLflow release, which is not upgraded for reading: back it up "
+            "and run `mlflow db upgrade` on it, or export its traces with the release that wrote it and ingest those"
+        )
+    if any(sign in text for sign in ("Max retries exceeded", "Connection refused", "timed out")):
+        return f"{uri}: the MLflow server does not answer: start it, or correct the tracking URI"
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "an error without a message")
+    return f"{uri}: reading traces: {first[:300]}"
+
+
+def _without_password(uri: str) -> str:
+    head, at, rest = uri.rpartition("@")
+    return f"{head.split('//', 1)[0]}//…@{rest}" if at and "//" in head else uri

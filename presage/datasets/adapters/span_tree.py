@@ -1,0 +1,385 @@
+"""The spans of one trace as steps: which spans are steps, whose they are, in what order, and what each waited for.
+
+Which spans are steps. A step is one LLM request. An LLM span is a step unless it only wraps other LLM spans (a
+framework's span around a client's): the innermost is the request. A tool span is a step unless there are steps inside
+it (an agent called as a tool): then those stand for it. An agent span is a step only where nothing inside it is, as
+when an agent runs elsewhere. Nested agents therefore lie flat, in start order: planner, coder, planner again.
+
+Whose they are. An LLM step belongs to the agent its own span names, else to the nearest span around it that is an
+agent or a tool or names an agent, else to the nearest chain or workflow, else to its own name. A tool step is named by
+its tool.
+
+Order. Steps count in start order, ties in tree order. A span that starts before its parent is moved, with what is
+under it, to its parent's start. A span of another service than its parent's that does not lie inside it is moved to
+the middle of it, if it fits there: clocks of machines differ, and this is how Jaeger adjusts for it.
+
+What a step waited for. Among the children of one span, a child waits for those that ended before it started, except
+those that were followed by another of them; what it waits for are their last steps. Where no sibling ended before, it
+waits for what its parent waited for; what runs inside an LLM step waits for that step. So children that overlap are a
+fan-out, and the next after them is the join. A node of an agent graph that names its parent node waits for the last
+steps of that node instead, where it has run before.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from presage.datasets.adapters.spans import Naming, Role
+
+MOST_PARENTS: Final = 256
+"""A join of more branches names the ones that ended last: without a bound, n spans could wait for n²/4 others."""
+
+_TRANSPARENT: Final = (Role.OTHER, Role.CHAIN)
+NEVER_ENDED: Final = 2**63 - 1
+"""The end of a span that has not ended, as a time."""
+_Out = tuple[int, ...]
+
+
+class BrokenTreeError(Exception):
+    """Spans that are no tree; `row` is one of them, `reason` a short phrase to count by."""
+
+    def __init__(self, row: int, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.row = row
+        self.message = message
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class TraceSpans:
+    """The spans of one trace, column by column; fields as in `Span`.
+
+    Ids, services and nodes are numbers that stand for them, -1 for none: a trace may have millions of spans.
+
+    Args:
+        start, end: nanoseconds since 1970; `NEVER_ENDED` for a span that has not ended.
+        same: whether two rows, counted in this trace, tell the same of a span.
+    """
+
+    span: Sequence[int]
+    parent: Sequence[int]
+    remote: Sequence[bool]
+    role: Sequence[int]
+    naming: Sequence[int]
+    service: Sequence[int]
+    node: Sequence[int]
+    node_parent: Sequence[int]
+    start: Sequence[int]
+    end: Sequence[int]
+    same: Callable[[int, int], bool]
+
+
+@dataclass(frozen=True)
+class TraceSteps:
+    """The steps of one trace, in order. Rows count in the `TraceSpans`, steps from 0 in this trace.
+
+    Args:
+        row: the span of each step.
+        agent: the span that names its agent.
+        wrapper: an LLM span around this one alone, which may know what it does not; -1 for none.
+        parents: the steps it waited for.
+        started, ended: nanoseconds since 1970, clocks adjusted; `NEVER_ENDED` for an end that is unknown.
+        leaves: the steps that nothing in this trace waited for.
+        end: when the root ended, else the last step; nanoseconds since 1970.
+        root: the span the trace began with; None if it is missing.
+        top: the outermost workflow, chain or agent span under the root; None without a root or such a span.
+        complete: the root is there and has ended.
+    """
+
+    row: list[int]
+    agent: list[int]
+    wrapper: list[int]
+    parents: list[_Out]
+    started: list[int]
+    ended: list[int]
+    leaves: _Out
+    end: int
+    root: int | None
+    top: int | None
+    complete: bool
+
+
+def steps_of(spans: TraceSpans) -> TraceSteps:
+    """The steps of a trace.
+
+    Raises:
+        BrokenTreeError: a span id stands for two different spans, or spans are each other's parents.
+    """
+    tree = _Tree(spans)
+    return tree.steps()
+
+
+class _Tree:
+    """The tree of one trace: children in start order, adjusted times, and what is found out on the way."""
+
+    def __init__(self, spans: TraceSpans) -> None:
+        self.spans = spans
+        n = len(spans.span)
+        self.children: list[list[int] | None] = [None] * n
+        self.start = list(spans.start)
+        self.end = list(map(max, spans.start, spans.end))
+        self.root: int | None = None
+        self.tops: list[int] = []
+        rows = self._link()
+        self.order = self._lay_out()
+        if len(self.order) < len(rows):
+            raise self._cycle(rows)
+
+    def _link(self) -> dict[int, int]:
+        """Parents to children; the row of each span id."""
+        spans = self.spans
+        rows: dict[int, int] = {}
+        for row, span in enumerate(spans.span):
+            first = rows.setdefault(span, row)
+            if first != row and not spans.same(first, row):
+                message = "its id stands there twice with different content; one span an id is wanted: export again"
+                raise BrokenTreeError(row, message, "span id twice with different content")
+        orphans = []
+        for row in rows.values():
+            parent = spans.parent[row]
+            if parent < 0:
+                self.tops.append(row)
+            elif (above := rows.get(parent)) is not None:
+                self._adopt(above, row)
+            else:
+                orphans.append(row)
+        if self.tops:
+            self.root = min(self.tops, key=self.start.__getitem__)
+        elif len(orphans) == 1 and spans.remote[orphans[0]]:
+            self.root = orphans[0]  # called from a process whose spans went elsewhere
+        if self.tops and self.root is not None:
+            for row in orphans:  # the span between was lost
+                self._adopt(self.root, row)
+        else:
+            self.tops = orphans
+        return rows
+
+    def _adopt(self, parent: int, row: int) -> None:
+        siblings = self.children[parent]
+        if siblings is None:
+            self.children[parent] = [row]
+        else:
+            siblings.append(row)
+
+    def _lay_out(self) -> list[int]:
+        """Adjust clocks and sort children from the top down; the rows in tree order."""
+        service, start, end = self.spans.service, self.start, self.end
+        shift = [0] * len(start)
+        self.tops.sort(key=start.__getitem__)
+        order: list[int] = []
+        waiting = self.tops[::-1]
+        while waiting:
+            row = waiting.pop()
+            order.append(row)
+            below = self.children[row]
+            if below is None:
+                continue
+            for child in below:
+                if service[child] == service[row]:
+                    moved = shift[row] + max(0, start[row] - start[child] - shift[row])
+                else:
+                    moved = _skew(start[row], end[row], start[child], end[child])
+                if moved:
+                    shift[child] = moved
+                    start[child] += moved
+                    if end[child] != NEVER_ENDED:
+                        end[child] += moved
+            if len(below) > 1:
+                below.sort(key=start.__getitem__)
+            waiting.extend(reversed(below))
+        return order
+
+    def _cycle(self, rows: dict[int, int]) -> BrokenTreeError:
+        reached = set(self.order)
+        row = next(row for row in rows.values() if row not in reached)
+        passed: set[int] = set()
+        while row not in passed:
+            passed.add(row)
+            row = rows[self.spans.parent[row]]
+        message = "it is its own ancestor; a tree of spans is wanted: export the trace again"
+        return BrokenTreeError(row, message, "cycle of spans")
+
+    def steps(self) -> TraceSteps:
+        is_step, wraps = self._which()
+        agent, wrapper = self._whose(wraps)
+        waits, leaves = _Waiting(self, is_step).walk()
+        place = {row: i for i, row in enumerate(self.order)}
+        rows = sorted((row for row in self.order if is_step[row]), key=lambda row: (self.start[row], place[row]))
+        step = {row: i for i, row in enumerate(rows)}
+        parents = [tuple(sorted(step[other] for other in waits[row] if step[other] < i)) for i, row in enumerate(rows)]
+        top = None
+        if self.root is not None:
+            outer = (Role.WORKFLOW, Role.CHAIN, Role.AGENT)
+            top = next((row for row in self.order if self.spans.role[row] in outer), None)
+        return TraceSteps(
+            row=rows,
+            agent=[agent[row] for row in rows],
+            wrapper=[wrapper[row] if self.spans.role[row] == Role.LLM else -1 for row in rows],
+            parents=parents,
+            started=[self.start[row] for row in rows],
+            ended=[self.end[row] for row in rows],
+            leaves=tuple(sorted(step[row] for row in leaves)),
+            end=max((self.end[row] for row in rows), default=0) if self.root is None else self.end[self.root],
+            root=self.root,
+            top=top,
+            complete=self.root is not None and self.end[self.root] != NEVER_ENDED,
+        )
+
+    def _which(self) -> tuple[list[bool], list[int]]:
+        """Which rows are steps, and how many requests each LLM span wraps; from the leaves up."""
+        role, children = self.spans.role, self.children
+        is_step = [False] * len(role)
+        requests = [0] * len(role)  # LLM steps below that no agent or tool stands in front of
+        steps_below = [False] * len(role)
+        for row in reversed(self.order):
+            below = children[row] or ()
+            steps_below[row] = any(is_step[child] or steps_below[child] for child in below)
+            wrapped = sum(requests[child] for child in below if role[child] in _TRANSPARENT or role[child] == Role.LLM)
+            if role[row] == Role.LLM:
+                is_step[row] = not wrapped
+            elif role[row] in (Role.TOOL, Role.AGENT):
+                is_step[row] = not steps_below[row]
+            requests[row] = wrapped or int(role[row] == Role.LLM)
+        wraps = [count if role[row] == Role.LLM and not is_step[row] else 0 for row, count in enumerate(requests)]
+        return is_step, wraps
+
+    def _whose(self, wraps: list[int]) -> tuple[list[int], list[int]]:
+        """For each row the row that names its agent, and the LLM span that wraps it alone or -1; from the top down."""
+        role, naming = self.spans.role, self.spans.naming
+        strong, weak, wrapper = ([-1] * len(role) for _ in range(3))
+        agent = list(range(len(role)))
+        for row in self.order:
+            if naming[row] == Naming.EXPLICITLY:
+                strong[row] = row
+            elif naming[row] == Naming.WEAKLY:
+                weak[row] = row
+            agent[row] = row if strong[row] == row else strong[row] if strong[row] >= 0 else weak[row]
+            if agent[row] < 0:
+                agent[row] = row
+            hands_down = row if wraps[row] == 1 else -1
+            if hands_down < 0 and role[row] in _TRANSPARENT:
+                hands_down = wrapper[row]
+            for child in self.children[row] or ():
+                strong[child], weak[child], wrapper[child] = strong[row], weak[row], hands_down
+        return agent, wrapper
+
+
+def _skew(parent_start: int, parent_end: int, start: int, end: int) -> int:
+    """By how much to move a child whose clock is not its parent's, nanoseconds."""
+    if NEVER_ENDED in (parent_end, end):
+        return max(0, parent_start - start)
+    room = (parent_end - parent_start) - (end - start)
+    if room < 0:
+        return max(0, parent_start - start)
+    if start >= parent_start and end <= parent_end:
+        return 0
+    return parent_start + room // 2 - start
+
+
+class Siblings:
+    """The children of one span while they are gone through in start order."""
+
+    __slots__ = ("answer", "at", "done", "row", "running")
+
+    def __init__(self, row: int, given: _Out) -> None:
+        self.row = row
+        self.at = 0
+        self.running: list[tuple[int, int, int, _Out]] = []  # (end, place, start, last steps), a heap
+        self.done: list[tuple[int, int, int, _Out]] = []  # those that no other follows, by end
+        self.answer = given  # what a child waits for where no sibling ended before it
+
+    def ended(self, start: int, end: int, last: _Out, place: int) -> None:
+        """Note a child with steps: its times, its last steps, and its place among its siblings."""
+        heapq.heappush(self.running, (end, place, start, last))
+
+    def waited_for(self, now: float) -> _Out:
+        """The last steps of what ended by `now`, without what was followed by something that has ended too."""
+        running, done = self.running, self.done
+        if not running or running[0][0] > now:
+            return self.answer
+        while running and running[0][0] <= now:
+            done.append(heapq.heappop(running))
+        if len(done) > 1:
+            last = max(done, key=_by_start)
+            done[:] = [sibling for sibling in done if sibling[0] > last[2] or sibling is last][-MOST_PARENTS:]
+        if len(done) == 1:
+            self.answer = done[0][3]
+        else:
+            self.answer = tuple([step for sibling in done for step in sibling[3]][-MOST_PARENTS:])
+        return self.answer
+
+
+def _by_start(sibling: tuple[int, int, int, _Out]) -> tuple[int, int]:
+    return sibling[2], sibling[1]
+
+
+class _Waiting:
+    """One walk over a tree that finds what each step waited for."""
+
+    def __init__(self, tree: _Tree, is_step: list[bool]) -> None:
+        self.tree = tree
+        self.is_step = is_step
+        self.waits: dict[int, _Out] = {}
+        self.graph = any(node >= 0 for node in tree.spans.node_parent)
+        self.ran: dict[int, list[tuple[int, _Out]]] = {}  # (end, last steps) of each run of a node, in tree order
+        self.open: list[int] = []
+
+    def walk(self) -> tuple[dict[int, _Out], _Out]:
+        """What each step waited for, and the steps nothing waited for."""
+        tree, is_step, children = self.tree, self.is_step, self.tree.children
+        stack = [Siblings(-1, ())]
+        while True:
+            frame = stack[-1]
+            below = tree.tops if frame.row < 0 else children[frame.row] or ()
+            if frame.at < len(below):
+                row = below[frame.at]
+                frame.at += 1
+                if children[row] is None and not is_step[row]:
+                    continue
+                given = frame.waited_for(tree.start[row])
+                if self.graph:
+                    given = self._by_graph(row, given)
+                if is_step[row]:
+                    self.waits[row] = given
+                    if children[row] is None and not self.graph:
+                        frame.ended(tree.start[row], tree.end[row], (row,), frame.at)
+                        continue
+                stack.append(Siblings(row, (row,) if is_step[row] else given))
+                continue
+            # A span without steps hands on nothing: what comes next waits for what came before it.
+            has_steps = frame.running or frame.done
+            last = (
+                frame.waited_for(math.inf)
+                if has_steps
+                else (frame.row,)
+                if frame.row >= 0 and is_step[frame.row]
+                else ()
+            )
+            if frame.row < 0:
+                return self.waits, last
+            stack.pop()
+            row = frame.row
+            if self.graph and tree.spans.node[row] >= 0:
+                self._leave(row, last)
+            if last:
+                stack[-1].ended(tree.start[row], tree.end[row], last, stack[-1].at)
+
+    def _by_graph(self, row: int, given: _Out) -> _Out:
+        """What a span waits for by its place in the agent graph, else `given`."""
+        spans = self.tree.spans
+        node, parent = spans.node[row], spans.node_parent[row]
+        if parent >= 0 and parent != node and parent not in self.open:
+            now = self.tree.start[row]
+            given = next((last for end, last in reversed(self.ran.get(parent, [])) if end <= now), given)
+        if node >= 0:
+            self.open.append(node)
+        return given
+
+    def _leave(self, row: int, last: _Out) -> None:
+        self.open.pop()
+        if last:
+            self.ran.setdefault(self.tree.spans.node[row], []).append((self.tree.end[row], last))
