@@ -99,15 +99,16 @@ def open_source(
         if source_format not in READERS:
             raise TraceError(f"unknown trace format {source_format!r}; known: auto, {', '.join(READERS)}")
         return partial(READERS[source_format], path, skip_bad=skip_bad, progress=progress)
-    if path.is_dir():
-        if not is_store(path):
-            raise TraceError(
-                f"{path}: a folder, but no trace store (no _manifest.json in it): name its files one by one"
-            )
+    if path.is_dir() and is_store(path):
         return partial(scan_store, path, progress=progress)
     name = detect(path)
+    if name is None and path.is_dir():
+        raise TraceError(
+            f"{path}: a folder, but no trace store (no _manifest.json in it) and no files of spans: name its files one "
+            "by one, or the format"
+        )
     if name is None:
-        known = ", ".join(SUFFIXES)
+        known = ", ".join((*SUFFIXES, ".json"))
         raise TraceError(f"{path}: unknown kind of file; known: {known}, or a store: rename it or name its format")
     return partial(READERS[name], path, skip_bad=skip_bad, progress=progress)
 

@@ -2,7 +2,11 @@
 
 A reader takes a path and gives `Source` chunks: rows that conform to the schema, with their origin. Whole workflows are
 checked later and across all sources (`presage.datasets.read`, which keeps all in memory, and `presage.datasets.ingest`,
-which does not). A new format is one module, one line in `READERS` and, where a file name tells it, one in `SUFFIXES`.
+which does not). A new format is one module, one line in `READERS` and, where a file name tells it, one in `SUFFIXES`;
+where only the content does, one in `detect`.
+
+Formats of spans share their second half: `intake.py` takes spans from `otlp.py`, `span_dump.py` or `mlflow_export.py`,
+by the names in `otel.py`, `openinference.py` and `mlflow_names.py`; `span_tree.py` says how a tree becomes steps.
 """
 
 from __future__ import annotations
@@ -11,16 +15,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from presage.datasets.adapters.documents import SUFFIXES as JSON_SUFFIXES
+from presage.datasets.adapters.documents import first_document
 from presage.datasets.adapters.jsonl import read_jsonl
+from presage.datasets.adapters.mlflow_export import is_mlflow, read_mlflow
+from presage.datasets.adapters.otlp import is_otlp
 from presage.datasets.adapters.parquet import read_parquet
 from presage.datasets.adapters.source import Reader, Source
+from presage.datasets.adapters.span_dump import is_span
+from presage.datasets.adapters.span_files import read_spans
 
 __all__ = ["READERS", "SUFFIXES", "Reader", "Source", "detect"]
 
-READERS: Final[Mapping[str, Reader]] = {"jsonl": read_jsonl, "parquet": read_parquet}
+READERS: Final[Mapping[str, Reader]] = {
+    "jsonl": read_jsonl,
+    "parquet": read_parquet,
+    "otel": read_spans,
+    "openinference": read_spans,
+    "mlflow": read_mlflow,
+}
 SUFFIXES: Final[Mapping[str, str]] = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet"}
 
 
 def detect(path: Path) -> str | None:
-    """The format a file's name tells; None if it tells none."""
+    """The format of a file, or of the files in a folder, by name and first document; None if they tell none."""
+    if path.is_dir() or path.name.endswith(JSON_SUFFIXES):
+        document = first_document(path)
+        if is_otlp(document) or is_span(document):
+            return "otel"
+        if is_mlflow(document):
+            return "mlflow"
+    if path.is_dir():
+        return None
     return next((name for suffix, name in SUFFIXES.items() if path.name.endswith(suffix)), None)

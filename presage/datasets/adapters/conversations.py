@@ -18,14 +18,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from presage.datasets.adapters.partitions import Partitions
 from presage.datasets.adapters.source import Workflow
-from presage.datasets.adapters.span_tree import Siblings
-from presage.datasets.adapters.spill import Spill
+from presage.datasets.adapters.span_waits import Siblings
 
-HELPERS: Final = (
-    "trace", "step", "start", "leaf", "bad", "parent_steps", "workflow_id", "workflow", "service", "top", "rooted",
-    "trace_begin", "trace_end", "complete",
-)  # fmt: skip
 UNKNOWN_SERVICE: Final = "unknown_service"  # what OpenTelemetry's SDKs call a service without a name
 _MANY: Final = 2
 
@@ -40,7 +36,6 @@ class TraceFacts:
         complete: the root is there and has ended.
         begin, end: nanoseconds since 1970.
         rooted: the root is there.
-        bad: spans were lost to `skip_bad`.
     """
 
     trace: str
@@ -52,7 +47,6 @@ class TraceFacts:
     begin: int
     end: int
     rooted: bool
-    bad: bool
 
     @property
     def workflow_id(self) -> str:
@@ -90,7 +84,7 @@ class Conversations:
         waiting: where to keep them.
     """
 
-    def __init__(self, waiting: Spill) -> None:
+    def __init__(self, waiting: Partitions) -> None:
         self._waiting = waiting
         self._types: dict[str, set[str]] = {}  # of each service, up to `_MANY`
         self._named: dict[str, set[str | None]] = {}  # `gen_ai.workflow.name` of each service, up to `_MANY`
@@ -106,13 +100,13 @@ class Conversations:
                 known.add(value)
 
     def add(self, rows: pa.Table) -> None:
-        """Keep rows; their columns are those of the trace, `line` and `HELPERS`."""
+        """Keep rows, as `StepRows.tables` makes them; a row of step -1 says that its trace lost spans."""
         self._waiting.add(rows, "workflow_id")
 
     def workflows(self) -> Iterator[tuple[pa.Table, set[Workflow]]]:
         """For each partition its rows as workflows, and the workflows that were spoiled, whose rows are left out."""
-        for number in range(self._waiting.partitions):
-            table = self._waiting.partition(number)
+        for number in range(self._waiting.count):
+            table = self._waiting.rows(number)
             if table is not None:
                 yield self._joined(table)
 
@@ -136,10 +130,6 @@ class Conversations:
             complete.append(all(trace.complete for trace in traces))
             counts.append(len(found))
         workflow = pa.array(np.repeat(np.arange(len(keys)), counts))
-        joined = table.drop_columns([name for name in HELPERS if name in table.column_names]).take(
-            pa.array(rows, pa.int64())
-        )
-        joined = joined.drop_columns([name for name in ("workflow_type",) if name in joined.column_names])
         columns = {
             "workflow_type": pa.array([kind for kind, _ in keys], pa.string()).take(workflow),
             "workflow_id": pa.array([name for _, name in keys], pa.string()).take(workflow),
@@ -147,17 +137,18 @@ class Conversations:
             "parent_steps": pa.array(parents, pa.list_(pa.int32())),
             "complete": pa.array(complete, pa.bool_()).take(workflow),
         }
+        kept = table.drop_columns(list(columns)).take(pa.array(rows, pa.int64()))
         for name, column in columns.items():
-            joined = joined.append_column(name, column)
-        return joined, bad
+            kept = kept.append_column(name, column)
+        return kept, bad
 
     def _groups(self, table: pa.Table) -> tuple[dict[Workflow, list[_Trace]], set[Workflow]]:
         """The traces of each workflow, by begin, and the workflows that lost spans."""
-        names = ("workflow_id", "trace", "bad", "workflow", "service", "top", "rooted", "trace_begin", "trace_end")
+        names = ("workflow_id", "trace", "step", "workflow", "service", "top", "rooted", "trace_begin", "trace_end")
         columns = [table.column(name).to_pylist() for name in (*names, "complete")]
         traces: dict[tuple[str, str], _Trace] = {}
         lost: set[tuple[str, str]] = set()
-        for row, (workflow_id, trace, bad, named, service, top, rooted, begin, end, complete) in enumerate(
+        for row, (workflow_id, trace, step, named, service, top, rooted, begin, end, complete) in enumerate(
             zip(*columns, strict=True)
         ):
             one = traces.get((workflow_id, trace))
@@ -165,7 +156,7 @@ class Conversations:
                 service = service or UNKNOWN_SERVICE
                 one = _Trace([], named, service, top, rooted, begin, end, complete)
                 traces[workflow_id, trace] = one
-            if bad:
+            if step < 0:
                 lost.add((workflow_id, trace))
             else:
                 one.rows.append(row)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 
 from presage.datasets.adapters.attributes import Found, interpret
 from presage.datasets.adapters.documents import Place
+from presage.datasets.adapters.partitions import Partitions
 from presage.datasets.adapters.spans import SPAN_SCHEMA, Role, Span
-from presage.datasets.adapters.spill import Spill
 from presage.errors import TraceError
 
 _BATCH_SPANS: Final = 16384
@@ -26,16 +25,30 @@ class Intake:
     """Spans on their way to disk.
 
     Args:
-        files: the files that are read, for messages.
+        names: of the files that are read, for messages.
         spill: takes the spans, keyed by trace id.
         skip_bad: count what is bad and mark its trace, instead of raising.
         progress: called with the number of requests and tool calls seen since its last call.
+        lined: whether the line of a span says where it was read: not if there are several files, or none.
+
+    Attributes:
+        skipped: how much was skipped for each reason since somebody last cleared it.
+        spans: how many were taken.
+        lost: how many were not.
     """
 
     def __init__(
-        self, files: list[Path] | list[str], spill: Spill, skip_bad: bool, progress: Callable[[int], None] | None
+        self,
+        names: Sequence[str],
+        spill: Partitions,
+        skip_bad: bool,
+        progress: Callable[[int], None] | None,
+        *,
+        lined: bool,
     ) -> None:
-        self.names = [str(file) for file in files]
+        self.names = list(names)
+        self.lined = lined
+        self.lost = 0
         self.skipped: Counter[str] = Counter()
         self.spans = 0
         self._spill = spill
@@ -132,5 +145,6 @@ class Intake:
             self.flush()
 
     def _lost(self, trace: str | None, place: Place) -> None:
+        self.lost += 1
         if trace is not None:
             self._add(Span(trace, None, None, False, None, 0, None, True, *place))

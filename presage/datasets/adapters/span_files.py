@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from presage.datasets.adapters.documents import Place, documents, files_of
+from presage.datasets.adapters.documents import Documents, Place, files_of
 from presage.datasets.adapters.intake import Intake
 from presage.datasets.adapters.otlp import decode, is_otlp, take_otlp
+from presage.datasets.adapters.partitions import Partitions
 from presage.datasets.adapters.source import Source
 from presage.datasets.adapters.span_dump import is_span, take_span
-from presage.datasets.adapters.spill import Spill
-from presage.datasets.adapters.workflows import sources
+from presage.datasets.adapters.workflows import Workflows
 
 _PARTITION_BYTES: Final = 32 * 2**20
 _FEWEST, _MOST = 4, 256
 _GZIP_SAVES: Final = 10
+_REPORT_BYTES: Final = 8 * 2**20
 
 
 def read_spans(
@@ -65,12 +66,19 @@ def read_documents(
 ) -> Iterator[Source]:
     """Read JSON documents of a path that `take` hands to an intake; as `read_spans` otherwise."""
     files = files_of(path)
-    with Spill(partitions_for(files)) as spill:
-        intake = Intake([str(file) for file in files], spill, skip_bad, progress)
-        for place, document in documents(files, intake.torn, decode):
+    with Partitions(partitions_for(files)) as spill:
+        intake = Intake([str(file) for file in files], spill, skip_bad, progress, lined=len(files) == 1)
+        workflows = Workflows(str(path), intake, spill, skip_bad)
+        reading = Documents(files, intake.torn, decode)
+        reported = 0
+        for place, document in reading:
             take(document, place, intake)
+            if reading.read_bytes - reported >= _REPORT_BYTES:
+                yield workflows.source(None, read_bytes=reading.read_bytes - reported)
+                reported = reading.read_bytes
         intake.flush()
-        yield from sources(str(path), intake, spill, skip_bad)
+        yield workflows.source(None, read_bytes=reading.read_bytes - reported)
+        yield from workflows.sources()
 
 
 def partitions_for(files: list[Path]) -> int:

@@ -22,21 +22,16 @@ steps of that node instead, where it has run before.
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from presage.datasets.adapters.span_waits import LaidOut, Steps, waits_of
 from presage.datasets.adapters.spans import Naming, Role
-
-MOST_PARENTS: Final = 256
-"""A join of more branches names the ones that ended last: without a bound, n spans could wait for n²/4 others."""
 
 _TRANSPARENT: Final = (Role.OTHER, Role.CHAIN)
 NEVER_ENDED: Final = 2**63 - 1
 """The end of a span that has not ended, as a time."""
-_Out = tuple[int, ...]
 
 
 class BrokenTreeError(Exception):
@@ -93,10 +88,10 @@ class TraceSteps:
     row: list[int]
     agent: list[int]
     wrapper: list[int]
-    parents: list[_Out]
+    parents: list[Steps]
     started: list[int]
     ended: list[int]
-    leaves: _Out
+    leaves: Steps
     end: int
     root: int | None
     top: int | None
@@ -206,7 +201,9 @@ class _Tree:
     def steps(self) -> TraceSteps:
         is_step, wraps = self._which()
         agent, wrapper = self._whose(wraps)
-        waits, leaves = _Waiting(self, is_step).walk()
+        waits, leaves = waits_of(
+            LaidOut(self.tops, self.children, self.start, self.end, is_step, self.spans.node, self.spans.node_parent)
+        )
         place = {row: i for i, row in enumerate(self.order)}
         rows = sorted((row for row in self.order if is_step[row]), key=lambda row: (self.start[row], place[row]))
         step = {row: i for i, row in enumerate(rows)}
@@ -278,108 +275,3 @@ def _skew(parent_start: int, parent_end: int, start: int, end: int) -> int:
     if start >= parent_start and end <= parent_end:
         return 0
     return parent_start + room // 2 - start
-
-
-class Siblings:
-    """The children of one span while they are gone through in start order."""
-
-    __slots__ = ("answer", "at", "done", "row", "running")
-
-    def __init__(self, row: int, given: _Out) -> None:
-        self.row = row
-        self.at = 0
-        self.running: list[tuple[int, int, int, _Out]] = []  # (end, place, start, last steps), a heap
-        self.done: list[tuple[int, int, int, _Out]] = []  # those that no other follows, by end
-        self.answer = given  # what a child waits for where no sibling ended before it
-
-    def ended(self, start: int, end: int, last: _Out, place: int) -> None:
-        """Note a child with steps: its times, its last steps, and its place among its siblings."""
-        heapq.heappush(self.running, (end, place, start, last))
-
-    def waited_for(self, now: float) -> _Out:
-        """The last steps of what ended by `now`, without what was followed by something that has ended too."""
-        running, done = self.running, self.done
-        if not running or running[0][0] > now:
-            return self.answer
-        while running and running[0][0] <= now:
-            done.append(heapq.heappop(running))
-        if len(done) > 1:
-            last = max(done, key=_by_start)
-            done[:] = [sibling for sibling in done if sibling[0] > last[2] or sibling is last][-MOST_PARENTS:]
-        if len(done) == 1:
-            self.answer = done[0][3]
-        else:
-            self.answer = tuple([step for sibling in done for step in sibling[3]][-MOST_PARENTS:])
-        return self.answer
-
-
-def _by_start(sibling: tuple[int, int, int, _Out]) -> tuple[int, int]:
-    return sibling[2], sibling[1]
-
-
-class _Waiting:
-    """One walk over a tree that finds what each step waited for."""
-
-    def __init__(self, tree: _Tree, is_step: list[bool]) -> None:
-        self.tree = tree
-        self.is_step = is_step
-        self.waits: dict[int, _Out] = {}
-        self.graph = any(node >= 0 for node in tree.spans.node_parent)
-        self.ran: dict[int, list[tuple[int, _Out]]] = {}  # (end, last steps) of each run of a node, in tree order
-        self.open: list[int] = []
-
-    def walk(self) -> tuple[dict[int, _Out], _Out]:
-        """What each step waited for, and the steps nothing waited for."""
-        tree, is_step, children = self.tree, self.is_step, self.tree.children
-        stack = [Siblings(-1, ())]
-        while True:
-            frame = stack[-1]
-            below = tree.tops if frame.row < 0 else children[frame.row] or ()
-            if frame.at < len(below):
-                row = below[frame.at]
-                frame.at += 1
-                if children[row] is None and not is_step[row]:
-                    continue
-                given = frame.waited_for(tree.start[row])
-                if self.graph:
-                    given = self._by_graph(row, given)
-                if is_step[row]:
-                    self.waits[row] = given
-                    if children[row] is None and not self.graph:
-                        frame.ended(tree.start[row], tree.end[row], (row,), frame.at)
-                        continue
-                stack.append(Siblings(row, (row,) if is_step[row] else given))
-                continue
-            # A span without steps hands on nothing: what comes next waits for what came before it.
-            has_steps = frame.running or frame.done
-            last = (
-                frame.waited_for(math.inf)
-                if has_steps
-                else (frame.row,)
-                if frame.row >= 0 and is_step[frame.row]
-                else ()
-            )
-            if frame.row < 0:
-                return self.waits, last
-            stack.pop()
-            row = frame.row
-            if self.graph and tree.spans.node[row] >= 0:
-                self._leave(row, last)
-            if last:
-                stack[-1].ended(tree.start[row], tree.end[row], last, stack[-1].at)
-
-    def _by_graph(self, row: int, given: _Out) -> _Out:
-        """What a span waits for by its place in the agent graph, else `given`."""
-        spans = self.tree.spans
-        node, parent = spans.node[row], spans.node_parent[row]
-        if parent >= 0 and parent != node and parent not in self.open:
-            now = self.tree.start[row]
-            given = next((last for end, last in reversed(self.ran.get(parent, [])) if end <= now), given)
-        if node >= 0:
-            self.open.append(node)
-        return given
-
-    def _leave(self, row: int, last: _Out) -> None:
-        self.open.pop()
-        if last:
-            self.ran.setdefault(self.tree.spans.node[row], []).append((self.tree.end[row], last))

@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from presage.errors import OutputError
 
 
-class Spill:
+class Partitions:
     """A temporary folder of partitioned rows; use it as a context.
 
     Args:
-        partitions: how many.
+        count: how many partitions.
     """
 
-    def __init__(self, partitions: int) -> None:
-        self.partitions = partitions
+    def __init__(self, count: int) -> None:
+        self.count = count
         self._folder = Path(tempfile.mkdtemp(prefix="presage-"))
         self._runs: list[Path] = []
 
@@ -49,9 +49,9 @@ class Spill:
         """
         if not rows.num_rows:
             return
-        homes = _homes(rows.column(key), self.partitions)
+        homes = _homes(rows.column(key), self.count)
         order = np.argsort(homes, kind="stable")
-        ends = np.searchsorted(homes[order], np.arange(self.partitions), side="right").tolist()
+        ends = np.searchsorted(homes[order], np.arange(self.count), side="right").tolist()
         rows = rows.take(pa.array(order)).combine_chunks()
         path = self._folder / f"{len(self._runs)}.arrow"
         try:
@@ -70,7 +70,7 @@ class Spill:
             ) from error
         self._runs.append(path)
 
-    def partition(self, number: int) -> pa.Table | None:
+    def rows(self, number: int) -> pa.Table | None:
         """The rows of one partition, in the order they were written; None if there are none."""
         batches = []
         for path in self._runs:
