@@ -44,8 +44,6 @@ def _plan() -> dict[str, _Use]:
         uses = [("kind", tuple(convention.kind), _KIND)]
         uses += [(field, names, _TYPES.get(field, _STRING)) for field, names in convention.names.items()]
         uses += [(field, names, _TEXT) for field, names in convention.messages.items()]
-        # Messages spread over attributes are better than the JSON of a whole request, and worse than messages as such.
-        uses += [(field, names, _TEXT) for field, names in convention.flattened.items()]
         for field, names, wanted in uses:
             taken = sum(use.field == field for use in plan.values())
             for rank, name in enumerate(names, start=taken):
@@ -170,7 +168,9 @@ def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
         own = name.split(" ", 1)[1]
     if role is Role.TOOL:
         return Naming.EXPLICITLY, values.get("tool", own)
-    agent = values.get("agent") or _langgraph_node(values.get("metadata")) or values.get("agent_id")
+    agent = values.get("agent")
+    if agent is None and ("metadata" in values or "node" in values or "agent_id" in values):
+        agent = _langgraph_node(values.get("metadata")) or values.get("node") or values.get("agent_id")
     if agent is not None:
         return Naming.EXPLICITLY, agent
     if role in (Role.AGENT, Role.CHAIN, Role.WORKFLOW):

@@ -8,7 +8,7 @@ first in `attributes.CONVENTIONS` is believed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from presage.datasets.adapters.spans import Role
 
@@ -21,11 +21,10 @@ class Convention:
         kind: attributes that tell what a span is, with the role for each value, in lower case. A value that is not
             listed is `Role.OTHER`.
         names: for each field of a step its attributes, the best first.
-        messages: for `system`, `input` and `output` the attributes that hold messages or text, the best first.
-        flattened: for `input` and `output` the prefixes of messages spread over numbered attributes.
+        messages: for `system`, `input` and `output` the attributes that hold messages or text, the best first; one that
+            ends in a dot is the prefix of messages spread over numbered attributes.
     """
 
     kind: Mapping[str, Mapping[str, Role]]
     names: Mapping[str, tuple[str, ...]]
     messages: Mapping[str, tuple[str, ...]]
-    flattened: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

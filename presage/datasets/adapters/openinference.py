@@ -17,7 +17,7 @@ OPENINFERENCE: Final = Convention(
         }
     },
     names={
-        "agent": ("agent.name", "graph.node.name", "graph.node.id"),
+        "agent": ("agent.name", "graph.node.name"),
         "node": ("graph.node.id",),
         "node_parent": ("graph.node.parent_id",),
         "tool": ("tool.name",),
@@ -31,6 +31,5 @@ OPENINFERENCE: Final = Convention(
         ),
         "metadata": ("metadata",),
     },
-    messages={"input": ("input.value",), "output": ("output.value",)},
-    flattened={"input": ("llm.input_messages.",), "output": ("llm.output_messages.",)},
+    messages={"input": ("llm.input_messages.", "input.value"), "output": ("llm.output_messages.", "output.value")},
 )

@@ -48,10 +48,9 @@ OTEL: Final = Convention(
     },
     messages={
         "system": ("gen_ai.system_instructions",),
-        "input": ("gen_ai.input.messages", "gen_ai.prompt", "gen_ai.tool.call.arguments"),
-        "output": ("gen_ai.output.messages", "gen_ai.completion", "gen_ai.tool.call.result"),
+        "input": ("gen_ai.input.messages", "gen_ai.prompt.", "gen_ai.prompt", "gen_ai.tool.call.arguments"),
+        "output": ("gen_ai.output.messages", "gen_ai.completion.", "gen_ai.completion", "gen_ai.tool.call.result"),
     },
-    flattened={"input": ("gen_ai.prompt.",), "output": ("gen_ai.completion.",)},
 )
 
 MESSAGE_EVENTS: Final = {

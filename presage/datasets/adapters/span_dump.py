@@ -13,7 +13,7 @@ import datetime as dt
 from collections.abc import Iterator
 from typing import Any, Final
 
-from presage.datasets.adapters.attributes import Found, keep, keep_event
+from presage.datasets.adapters.attributes import PLAN, Found, keep, keep_event
 from presage.datasets.adapters.documents import Place
 from presage.datasets.adapters.intake import Intake
 
@@ -88,20 +88,21 @@ def _attributes(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     attributes = document.get("attributes")
     if isinstance(attributes, dict):
         yield from _flat("", attributes)
-    for key, value in document.items():
-        if key.startswith(_FLAT):
-            yield key[len(_FLAT) :], value
+    yield from _flat("", {key[len(_FLAT) :]: value for key, value in document.items() if key.startswith(_FLAT)})
 
 
 def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Nested attributes under their dotted names, and each inner object too: some attributes are objects."""
+    """Nested attributes under their dotted names; an object that is an attribute itself stays one."""
     for key, value in values.items():
         name = f"{prefix}{key}"
-        yield name, value
-        if isinstance(value, dict):
+        if name in PLAN:
+            yield name, value
+        elif isinstance(value, dict):
             yield from _flat(f"{name}.", value)
         elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
             yield from _flat(f"{name}.", {str(i): inner for i, inner in enumerate(value)})
+        else:
+            yield name, value
 
 
 def _id(value: Any) -> Any:

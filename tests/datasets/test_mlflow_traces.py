@@ -1,0 +1,219 @@
+"""MLflow traces by its own tracing, into a store of its own: read live and exported, the same steps come out."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pyarrow as pa
+import pytest
+from mlflow.entities import SpanType
+from span_samples import collected, steps
+
+from presage.datasets.adapters import detect
+from presage.datasets.adapters.mlflow_export import read_mlflow
+from presage.datasets.adapters.mlflow_traces import read_mlflow_experiment
+from presage.datasets.read import read_traces
+from presage.errors import TraceError
+
+pytestmark = pytest.mark.slow  # MLflow makes a database
+SHAPE = [
+    ("support", 0, "planner", "llm", []),
+    ("support", 1, "search", "tool", [0]),
+    ("support", 2, "writer", "llm", [1]),
+]
+NAMES = ("workflow_type", "step", "agent", "kind", "parent_steps")
+
+
+@mlflow.trace(span_type=SpanType.TOOL, name="search")
+def search(query: str) -> str:
+    return f"found {query}"
+
+
+def request(model: str) -> None:
+    with mlflow.start_span("ChatOpenAI", span_type=SpanType.CHAT_MODEL) as span:
+        said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+        span.set_inputs({"messages": said, "model": model})
+        span.set_outputs({"choices": [{"message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}]})
+        usage = {"input_tokens": 40, "output_tokens": 7, "total_tokens": 47, "cache_read_input_tokens": 32}
+        span.set_attribute("mlflow.chat.tokenUsage", usage)
+        span.set_attribute("mlflow.llm.model", model)
+
+
+def support(session: str | None = None) -> None:
+    with mlflow.start_span("support", span_type=SpanType.CHAIN):
+        if session is not None:
+            mlflow.update_current_trace(metadata={"mlflow.trace.session": session})
+        with mlflow.start_span("planner", span_type=SpanType.AGENT):
+            request("m")
+            search("it")
+        with mlflow.start_span("writer", span_type=SpanType.AGENT):
+            request("m")
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("tracking")
+    store = f"sqlite:///{folder / 'mlflow.db'}"
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(store)
+    for name, sessions in (("agents", (None, None)), ("sessions", ("s1", "s1"))):
+        experiment = mlflow.create_experiment(name, artifact_location=(folder / "artifacts").as_uri())
+        mlflow.set_experiment(experiment_id=experiment)
+        for session in sessions:
+            support(session)
+    mlflow.create_experiment("nothing", artifact_location=(folder / "artifacts").as_uri())
+    mlflow.flush_trace_async_logging()
+    yield store
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.fixture(scope="module")
+def exported(uri: str) -> list[Any]:
+    experiment = mlflow.get_experiment_by_name("agents")
+    return list(mlflow.search_traces(locations=[experiment.experiment_id], return_type="list"))
+
+
+@pytest.fixture(scope="module")
+def live(uri: str) -> pa.Table:
+    return collected(read_mlflow_experiment("agents", tracking_uri=uri))[0]
+
+
+def test_a_live_experiment(live: pa.Table, exported: list[Any]) -> None:
+    assert steps(live, *NAMES) == SHAPE * 2
+    assert set(live["workflow_id"].to_pylist()) == {trace.info.trace_id for trace in exported}
+    assert live["complete"].to_pylist() == [True] * 6
+    first = live.to_pylist()[0]
+    assert (first["model"], first["input_tokens"], first["output_tokens"], first["cached_input_tokens"]) == (
+        "m",
+        40,
+        7,
+        32,
+    )
+    assert (first["system_prompt"], first["input_text"], first["output_text"]) == ("be brief", "hello", "yes")
+
+
+def test_exported_json_tells_the_same(live: pa.Table, exported: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    path.write_text("".join(f"{trace.to_json()}\n" for trace in exported), encoding="utf-8")
+    assert detect(path) == "mlflow"
+    assert read_traces([path]).table.equals(live)
+
+
+@pytest.mark.parametrize("how", ["folder", "list", "command", "data frame"])
+def test_other_ways_to_export(live: pa.Table, exported: list[Any], tmp_path: Path, how: str) -> None:
+    path = tmp_path / "traces.json"
+    if how == "folder":
+        path = tmp_path
+        for trace in exported:
+            (tmp_path / f"{trace.info.trace_id}.json").write_text(trace.to_json(pretty=True), encoding="utf-8")
+    elif how == "list":
+        path.write_text(json.dumps([trace.to_dict() for trace in exported]), encoding="utf-8")
+    elif how == "command":  # mlflow traces search --output json
+        found = {"traces": [trace.to_dict() for trace in exported], "next_page_token": None}
+        path.write_text(json.dumps(found, indent=2), encoding="utf-8")
+    else:
+        frame = mlflow.search_traces(locations=[mlflow.get_experiment_by_name("agents").experiment_id])
+        frame.to_json(path, orient="records", lines=True)
+    assert collected(read_mlflow(path))[0].equals(live)
+
+
+def test_traces_of_a_session_are_one_workflow(uri: str) -> None:
+    table, _, _ = collected(read_mlflow_experiment("sessions", tracking_uri=uri))
+    assert table["step"].to_pylist() == list(range(6))
+    assert set(table["workflow_id"].to_pylist()) == {"s1"}
+    assert table["parent_steps"].to_pylist() == [[], [0], [1], [2], [3], [4]]
+
+
+def test_since(uri: str, live: pa.Table) -> None:
+    times = live["started_at"].to_pylist()
+    found, _, _ = collected(read_mlflow_experiment("agents", tracking_uri=uri, since=times[0] - dt.timedelta(hours=1)))
+    assert found.equals(live)
+    with pytest.raises(TraceError, match="no traces since"):
+        list(read_mlflow_experiment("agents", tracking_uri=uri, since=times[-1] + dt.timedelta(hours=1)))
+
+
+def test_a_trace_that_is_still_running_is_censored(exported: list[Any], tmp_path: Path) -> None:
+    trace = exported[0].to_dict()
+    trace["info"]["state"] = "IN_PROGRESS"
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(trace), encoding="utf-8")
+    assert collected(read_mlflow(path))[0]["complete"].to_pylist() == [False] * 3
+
+
+def test_the_shape_of_mlflow_2(tmp_path: Path) -> None:
+    def span(name: str, kind: str, number: str, parent: str | None, start: int) -> dict[str, Any]:
+        return {
+            "name": name, "context": {"span_id": number, "trace_id": "0xab"}, "parent_id": parent,
+            "start_time": (1767225600 + start) * 10**9, "end_time": (1767225601 + start) * 10**9,
+            "status_code": "OK", "attributes": {"mlflow.spanType": json.dumps(kind)}, "events": [],
+        }  # fmt: skip
+
+    spans = [span("bot", "AGENT", "0x1", None, 0), span("ChatOpenAI", "CHAT_MODEL", "0x2", "0x1", 0)]
+    info = {"request_id": "r1", "experiment_id": "7", "status": "OK", "request_metadata": {"mlflow.trace.session": "s"}}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"info": info, "data": {"spans": spans}}), encoding="utf-8")
+    assert steps(collected(read_mlflow(path))[0], "workflow_id", "agent") == [("s", "bot")]
+
+
+def test_an_experiment_that_does_not_exist(uri: str) -> None:
+    with pytest.raises(TraceError, match=r"no experiment 'agent' in .*; there are: .*'agents'"):
+        list(read_mlflow_experiment("agent", tracking_uri=uri))
+
+
+def test_an_experiment_without_traces(uri: str) -> None:
+    with pytest.raises(TraceError, match=r"'nothing' of .*: no traces"):
+        list(read_mlflow_experiment("nothing", tracking_uri=uri))
+
+
+def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no such file"):
+        list(read_mlflow_experiment("agents", tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}"))
+    with pytest.raises(TraceError, match="no tracking store"):
+        list(read_mlflow_experiment("agents", tracking_uri=str(tmp_path / "mlruns")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as database:
+        database.execute("create table birds (name text)")
+    database.close()
+    before = path.read_bytes()
+    with pytest.raises(TraceError, match="not MLflow's"):
+        list(read_mlflow_experiment("agents", tracking_uri=f"sqlite:///{path}"))
+    path_of_text = tmp_path / "text.db"
+    path_of_text.write_text("no database at all, though it is long enough for one" * 10)
+    with pytest.raises(TraceError, match="no database that can be read"):
+        list(read_mlflow_experiment("agents", tracking_uri=f"sqlite:///{path_of_text}"))
+    assert path.read_bytes() == before
+
+
+def test_a_store_of_an_older_schema_is_refused_and_left_alone(uri: str, tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with sqlite3.connect(uri.removeprefix("sqlite:///")) as current, sqlite3.connect(path) as old:
+        current.backup(old)
+        old.execute("update alembic_version set version_num = '0584bdc529eb'")  # of MLflow 2.14
+    current.close()
+    old.close()
+    before = path.read_bytes()
+    with pytest.raises(TraceError, match=r"schema of another MLflow release.*mlflow db upgrade"):
+        list(read_mlflow_experiment("agents", tracking_uri=f"sqlite:///{path}"))
+    assert path.read_bytes() == before
+
+
+def test_a_server_that_is_down() -> None:
+    with pytest.raises(TraceError, match="does not answer"):
+        list(read_mlflow_experiment("agents", tracking_uri="http://127.0.0.1:9"))
+
+
+def test_a_line_that_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"birds": 1}\n', encoding="utf-8")
+    with pytest.raises(TraceError, match=r"line 1: a JSON object with the keys birds; an MLflow trace"):
+        list(read_mlflow(path))
