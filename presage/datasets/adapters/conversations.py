@@ -209,6 +209,4 @@ class _Local:
             siblings.ended(trace.begin, trace.end, leaves, place)
         found = [row for *_, row in sorted(order)]
         step = {row: i for i, row in enumerate(found)}
-        return found, [
-            tuple(sorted(step[other] for other in waits[row] if step[other] < i)) for i, row in enumerate(found)
-        ]
+        return found, [tuple(sorted(map(step.__getitem__, waits[row]))) for row in found]

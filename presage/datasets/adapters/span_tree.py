@@ -79,7 +79,7 @@ class TraceSteps:
         parents: the steps it waited for.
         started, ended: nanoseconds since 1970, clocks adjusted; `NEVER_ENDED` for an end that is unknown.
         leaves: the steps that nothing in this trace waited for.
-        end: when the root ended, else the last step; nanoseconds since 1970.
+        end: when the root and every step had ended; nanoseconds since 1970.
         root: the span the trace began with; None if it is missing.
         top: the outermost workflow, chain or agent span under the root; None without a root or such a span.
         complete: the root is there and has ended.
@@ -201,13 +201,15 @@ class _Tree:
     def steps(self) -> TraceSteps:
         is_step, wraps = self._which()
         agent, wrapper = self._whose(wraps)
-        waits, leaves = waits_of(
-            LaidOut(self.tops, self.children, self.start, self.end, is_step, self.spans.node, self.spans.node_parent)
+        spans = self.spans
+        waits = waits_of(
+            LaidOut(self.tops, self.children, self.start, self.end, is_step, spans.node, spans.node_parent)
         )
         place = {row: i for i, row in enumerate(self.order)}
         rows = sorted((row for row in self.order if is_step[row]), key=lambda row: (self.start[row], place[row]))
         step = {row: i for i, row in enumerate(rows)}
-        parents = [tuple(sorted(step[other] for other in waits[row] if step[other] < i)) for i, row in enumerate(rows)]
+        parents = [tuple(sorted(map(step.__getitem__, waits[row]))) for row in rows]
+        waited = {parent for one in set(parents) for parent in one}
         top = None
         if self.root is not None:
             outer = (Role.WORKFLOW, Role.CHAIN, Role.AGENT)
@@ -219,8 +221,8 @@ class _Tree:
             parents=parents,
             started=[self.start[row] for row in rows],
             ended=[self.end[row] for row in rows],
-            leaves=tuple(sorted(step[row] for row in leaves)),
-            end=max((self.end[row] for row in rows), default=0) if self.root is None else self.end[self.root],
+            leaves=tuple(place for place in range(len(rows)) if place not in waited),
+            end=max((self.end[row] for row in (*rows, *([] if self.root is None else [self.root]))), default=0),
             root=self.root,
             top=top,
             complete=self.root is not None and self.end[self.root] != NEVER_ENDED,

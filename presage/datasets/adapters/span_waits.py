@@ -36,25 +36,27 @@ class LaidOut:
     node_parent: Sequence[int]
 
 
-def waits_of(tree: LaidOut) -> tuple[dict[int, Steps], Steps]:
-    """The steps that each step waited for, and the steps that nothing waited for."""
+def waits_of(tree: LaidOut) -> dict[int, Steps]:
+    """The steps that each step waited for."""
     return _Walk(tree).walk()
 
 
 class Siblings:
     """The children of one span while they are gone through in start order."""
 
-    __slots__ = ("answer", "at", "done", "row", "running")
+    __slots__ = ("answer", "at", "done", "latest", "row", "running")
 
     def __init__(self, row: int, given: Steps) -> None:
         self.row = row
         self.at = 0
+        self.latest = 0  # end of any
         self.running: list[tuple[int, int, int, Steps]] = []  # (end, place, start, last steps), a heap
         self.done: list[tuple[int, int, int, Steps]] = []  # those that no other follows, by end
         self.answer = given  # what a child waits for where no sibling ended before it
 
     def ended(self, start: int, end: int, last: Steps, place: int) -> None:
         """Note a child with steps: its times, its last steps, and its place among its siblings."""
+        self.latest = max(self.latest, end)
         heapq.heappush(self.running, (end, place, start, last))
 
     def waited_for(self, now: float) -> Steps:
@@ -88,8 +90,8 @@ class _Walk:
         self.ran: dict[int, list[tuple[int, Steps]]] = {}  # (end, last steps) of each run of a node, in tree order
         self.open: list[int] = []  # the nodes around, which a graph names as parents too
 
-    def walk(self) -> tuple[dict[int, Steps], Steps]:
-        """What each step waited for, and the steps nothing waited for."""
+    def walk(self) -> dict[int, Steps]:
+        """What each step waited for."""
         tree, is_step, children = self.tree, self.tree.is_step, self.tree.children
         stack = [Siblings(-1, ())]
         while True:
@@ -110,23 +112,19 @@ class _Walk:
                         continue
                 stack.append(Siblings(row, (row,) if is_step[row] else given))
                 continue
-            # A span without steps hands on nothing: what comes next waits for what came before it.
-            has_steps = frame.running or frame.done
-            last = (
-                frame.waited_for(math.inf)
-                if has_steps
-                else (frame.row,)
-                if frame.row >= 0 and is_step[frame.row]
-                else ()
-            )
-            if frame.row < 0:
-                return self.waits, last
-            stack.pop()
             row = frame.row
+            if row < 0:
+                return self.waits
+            stack.pop()
+            last: Steps = (row,) if is_step[row] else ()
+            if frame.running or frame.done:
+                last = frame.waited_for(math.inf)
+            # What goes on inside a span after its end counts as the span: a step waits for what has ended.
+            end = max(tree.end[row], frame.latest)
             if self.graph and tree.node[row] >= 0:
-                self._leave(row, last)
-            if last:
-                stack[-1].ended(tree.start[row], tree.end[row], last, stack[-1].at)
+                self._leave(row, end, last)
+            if last:  # a span without steps hands on nothing: what comes next waits for what came before it
+                stack[-1].ended(tree.start[row], end, last, stack[-1].at)
 
     def _by_graph(self, row: int, given: Steps) -> Steps:
         """What a span waits for by its place in the agent graph, else `given`."""
@@ -138,7 +136,7 @@ class _Walk:
             self.open.append(node)
         return given
 
-    def _leave(self, row: int, last: Steps) -> None:
+    def _leave(self, row: int, end: int, last: Steps) -> None:
         self.open.pop()
         if last:
-            self.ran.setdefault(self.tree.node[row], []).append((self.tree.end[row], last))
+            self.ran.setdefault(self.tree.node[row], []).append((end, last))
