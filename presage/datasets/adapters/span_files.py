@@ -17,6 +17,7 @@ from presage.datasets.adapters.partitions import Partitions
 from presage.datasets.adapters.source import Source
 from presage.datasets.adapters.span_dump import is_span, take_span
 from presage.datasets.adapters.workflows import Workflows
+from presage.errors import TraceError
 
 _PARTITION_BYTES: Final = 32 * 2**20
 _FEWEST, _MOST = 4, 256
@@ -82,8 +83,17 @@ def read_documents(
 
 
 def partitions_for(files: list[Path]) -> int:
-    """How many partitions keep one within tens of megabytes."""
-    size = sum(file.stat().st_size * (_GZIP_SAVES if file.suffix == ".gz" else 1) for file in files)
+    """How many partitions keep one within tens of megabytes.
+
+    Raises:
+        TraceError: a file is not there.
+    """
+    size = 0
+    for file in files:
+        try:
+            size += file.stat().st_size * (_GZIP_SAVES if file.suffix == ".gz" else 1)
+        except OSError as error:
+            raise TraceError(f"{file}: cannot be read ({error.strerror or error}): check the path") from error
     return min(_MOST, max(_FEWEST, size // _PARTITION_BYTES))
 
 

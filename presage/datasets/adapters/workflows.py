@@ -46,6 +46,7 @@ class Workflows:
         self._skip_bad = skip_bad
         self._lined = intake.lined
         self._rows = 0
+        self._spoiled = 0
 
     def sources(self) -> Iterator[Source]:
         """All workflows in chunks of bounded size, once every span was taken in.
@@ -66,7 +67,7 @@ class Workflows:
                     yield self.source(table.slice(start, stop - start))
         if self._intake.skipped:
             yield self.source(None)
-        elif not self._rows and not self._intake.lost:
+        elif not self._rows and not self._spoiled and not self._intake.lost:
             raise TraceError(
                 f"{self._name}: {self._intake.spans} spans, but not one request to a model and no tool call among them "
                 '(no span with gen_ai.operation.name "chat", openinference.span.kind "LLM" or mlflow.spanType '
@@ -83,6 +84,7 @@ class Workflows:
             lines = table.column("line").to_numpy() if self._lined else None
             conforming = conform(table, Origin.of(self._name, table.num_rows, lines, first=first))
         self._rows += conforming.num_rows
+        self._spoiled += len(spoiled)
         skipped = dict(self._intake.skipped)
         self._intake.skipped.clear()
         origin = Origin.of(self._name, conforming.num_rows, lines, first=first)

@@ -1,0 +1,266 @@
+"""Everything that can be wrong with spans: one clear error, or a counted, explained skip that costs its workflow."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from span_samples import Recorder, agent, chat, collected, envelope, raw_spans, steps, write_lines
+
+from presage.datasets.adapters.span_files import read_spans
+from presage.datasets.read import read_traces
+from presage.errors import TraceError
+
+Spans = list[dict[str, Any]]
+BAD, GOOD = f"{1:032x}", f"{2:032x}"
+
+
+def two_traces() -> dict[str, Any]:
+    """Trace 1 (root span 1, requests 2 and 3) and trace 2 (root span 4, requests 5 and 6)."""
+    recorder = Recorder()
+    for at in (0, 100):
+        with recorder.span("invoke_agent bot", at, at + 9, attributes=agent("bot")) as root:
+            for start in (at + 1, at + 3):
+                recorder.add("chat m", start, start + 1, root, chat(**{"gen_ai.usage.input_tokens": 5}))
+    return envelope(recorder.spans)
+
+
+def of(document: dict[str, Any], number: int) -> dict[str, Any]:
+    return next(span for span in raw_spans(document) if span["spanId"] == f"{number:016x}")
+
+
+def set_attribute(span: dict[str, Any], key: str, value: dict[str, Any]) -> None:
+    span["attributes"] = [pair for pair in span["attributes"] if pair["key"] != key] + [{"key": key, "value": value}]
+
+
+def tokens(value: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda document: set_attribute(of(document, 2), "gen_ai.usage.input_tokens", value)
+
+
+def cycle(document: dict[str, Any]) -> None:
+    of(document, 1)["parentSpanId"] = of(document, 2)["spanId"]
+
+
+def twice(document: dict[str, Any]) -> None:
+    spans = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    spans.append(json.loads(json.dumps(of(document, 2))) | {"name": "another"})
+
+
+def backwards(document: dict[str, Any]) -> None:
+    of(document, 2)["endTimeUnixNano"] = "1767225600000000001"
+
+
+BREAKS: list[tuple[Callable[[dict[str, Any]], Any], str, str]] = [
+    (
+        tokens({"stringValue": "5"}),
+        r"line 1, span 0+2, attribute \"gen_ai.usage.input_tokens\": type str, a whole",
+        "of a wrong type",
+    ),
+    (tokens({"doubleValue": 5.5}), r"type float, a whole number is wanted", "of a wrong type"),
+    (tokens({"boolValue": True}), r"type bool, a whole number is wanted", "of a wrong type"),
+    (tokens({"intValue": "-5"}), r"negative or past 32 bits", "out of range"),
+    (tokens({"intValue": "5000000000"}), r"negative or past 32 bits", "out of range"),
+    (tokens({"intValue": "five"}), r"span 0+2: a number or a list in it is not as OTLP has it", "span that is no OTLP"),
+    (
+        lambda document: set_attribute(of(document, 3), "gen_ai.agent.name", {"intValue": "7"}),
+        r"span 0+3, attribute \"gen_ai.agent.name\": type int, a string is wanted",
+        "of a wrong type",
+    ),
+    (
+        lambda document: set_attribute(of(document, 3), "gen_ai.operation.name", {"boolValue": True}),
+        r"\"gen_ai.operation.name\": type bool, a string is wanted",
+        "of a wrong type",
+    ),
+    (backwards, r"span 0+2, attribute \"end time\": it ends before it starts", "before its start"),
+    (lambda document: of(document, 2).pop("startTimeUnixNano"), r"span 0+2: no start time", "without a start time"),
+    (lambda document: of(document, 2).pop("spanId"), r"line 1: a span without a span id", "without a span id"),
+    (cycle, r"line 1, span 0+[12]: it is its own ancestor", "cycle of spans"),
+    (twice, r"line 1, span 0+2: its id stands there twice", "span id twice"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("breaks", "words", "reason"), BREAKS)
+def test_one_error_or_one_skip(
+    tmp_path: Path, breaks: Callable[[dict[str, Any]], Any], words: str, reason: str
+) -> None:
+    document = two_traces()
+    breaks(document)
+    path = write_lines(tmp_path / "t.json", document)
+    with pytest.raises(TraceError, match=words) as error:
+        list(read_spans(path))
+    assert str(path) in str(error.value)
+    table, skipped, spoiled = collected(read_spans(path, skip_bad=True))
+    assert set(table["workflow_id"].to_pylist()) == {GOOD}
+    assert sum(skipped.values()) == 1
+    assert reason in next(iter(skipped))
+    assert spoiled == {("bot", BAD)}
+    # Through the command's reader the good workflow stays whole.
+    assert read_traces([path], skip_bad=True).table.num_rows == 2
+
+
+def test_a_trace_id_that_is_missing_spoils_the_trace_before_it(tmp_path: Path) -> None:
+    document = two_traces()
+    del of(document, 3)["traceId"]
+    path = write_lines(tmp_path / "t.json", document)
+    with pytest.raises(TraceError, match="a span without a trace id"):
+        list(read_spans(path))
+    _, skipped, spoiled = collected(read_spans(path, skip_bad=True))
+    assert skipped == {"span without a trace id": 1}
+    assert spoiled == {("bot", BAD)}
+
+
+def test_a_batch_cut_in_the_middle(tmp_path: Path) -> None:
+    """Every trace that the torn line still names may have lost spans in it."""
+    recorder = Recorder()
+    for at in (0, 100, 200):
+        with recorder.span("invoke_agent bot", at, at + 9, attributes=agent("bot")) as root:
+            recorder.add("chat m", at + 1, at + 2, root, chat())
+    whole, torn = envelope(recorder.spans[:4]), json.dumps(envelope(recorder.spans[2:]))
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(whole) + "\n" + torn[: len(torn) - 40], encoding="utf-8")
+    with pytest.raises(TraceError, match=r"line 2: not JSON; .*was the file cut"):
+        list(read_spans(path))
+    table, skipped, spoiled = collected(read_spans(path, skip_bad=True))
+    assert set(table["workflow_id"].to_pylist()) == {f"{1:032x}"}
+    assert skipped == {"line with no JSON": 1}
+    assert spoiled == {("bot", f"{2:032x}")}
+
+
+def test_gzip_that_was_cut(tmp_path: Path) -> None:
+    document = two_traces()
+    noise = {"resourceLogs": [{"noise": os.urandom(2000).hex()}]}
+    text = "".join(json.dumps(line) + "\n" for line in (document, noise, document))
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(text.encode())[:-600])
+    with pytest.raises(TraceError, match="the gzip data are cut after this line"):
+        list(read_spans(path))
+    _, skipped, spoiled = collected(read_spans(path, skip_bad=True))
+    assert list(skipped) == ["line with cut gzip data after it"]
+    assert spoiled  # the trace before the cut
+
+
+def test_zstd_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(b"\x00\x00\x01\x00\x28\xb5\x2f\xfd" + b"x" * 20)
+    with pytest.raises(TraceError, match="compressed with zstd"):
+        list(read_spans(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"birds": 1}', "a JSON object with the keys birds, neither OTLP"),
+        ("3", "a JSON int, neither OTLP"),
+        ('{"resourceSpans": {"a": 1}}', "not as OTLP has it: Expected `array"),
+        ('{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": 3}]}]}]}', "Expected `str`, got `int`"),
+        ('{"context": {"trace_id": "t", "span_id": "s"}, "name": "x", "start_time": "noon"}', "times cannot be read"),
+    ],
+)  # fmt: skip
+def test_lines_that_hold_no_spans(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(f"{json.dumps(two_traces())}\n{line}\n", encoding="utf-8")
+    with pytest.raises(TraceError, match=r"line 2: .*" + words):
+        list(read_spans(path))
+    _, skipped, _ = collected(read_spans(path, skip_bad=True))
+    assert sum(skipped.values()) == 1
+
+
+def test_texts_never_enter_an_error(tmp_path: Path) -> None:
+    document = two_traces()
+    set_attribute(of(document, 2), "gen_ai.usage.input_tokens", {"stringValue": "my secret"})
+    set_attribute(of(document, 2), "gen_ai.input.messages", {"stringValue": "my secret"})
+    with pytest.raises(TraceError) as error:
+        list(read_spans(write_lines(tmp_path / "t.json", document)))
+    assert "secret" not in str(error.value)
+
+
+def test_a_spoiled_trace_costs_its_whole_conversation(tmp_path: Path) -> None:
+    document = two_traces()
+    for number in (1, 4):
+        set_attribute(of(document, number), "gen_ai.conversation.id", {"stringValue": "c"})
+    tokens({"stringValue": "5"})(document)
+    table, _, spoiled = collected(read_spans(write_lines(tmp_path / "t.json", document), skip_bad=True))
+    assert table.num_rows == 0
+    assert spoiled == {("bot", "c")}
+
+
+def test_a_span_reported_twice_counts_once(tmp_path: Path) -> None:
+    """A collector sends a batch again when it is not sure that it arrived."""
+    document = two_traces()
+    table, _, _ = collected(read_spans(write_lines(tmp_path / "t.json", document, document)))
+    assert table.num_rows == 4
+
+
+def test_spans_without_usage_have_none(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.add("chat m", 0, 1, attributes=chat())
+    table, _, _ = collected(read_spans(write_lines(tmp_path / "t.json", envelope(recorder.spans))))
+    assert steps(table, "input_tokens", "output_tokens", "cached_input_tokens") == [(None, None, None)]
+
+
+def test_a_child_before_its_parent_keeps_the_order(tmp_path: Path) -> None:
+    document = two_traces()
+    of(document, 2)["startTimeUnixNano"] = "1767225599000000000"  # a second before its trace begins
+    table, _, _ = collected(read_spans(write_lines(tmp_path / "t.json", document)))
+    first = table.filter([name == BAD for name in table["workflow_id"].to_pylist()])
+    assert first["parent_steps"].to_pylist() == [[], [0]]
+    assert first["started_at"].cast("int64")[0].as_py() == 1767225600 * 10**6
+
+
+def test_spans_without_a_single_step(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.add("GET /", 0, 1, attributes={"http.request.method": "GET"})
+    path = write_lines(tmp_path / "t.json", envelope(recorder.spans))
+    with pytest.raises(TraceError, match=r"1 spans, but not one request to a model.*docs/traces.md"):
+        list(read_spans(path))
+
+
+def test_an_empty_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="a folder without"):
+        list(read_spans(tmp_path))
+    with pytest.raises(TraceError, match="cannot be read"):
+        list(read_spans(tmp_path / "gone.json"))
+
+
+def test_temporary_files_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = tmp_path / "held"
+    held.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(held))
+    path = write_lines(tmp_path / "t.json", two_traces())
+    reading = read_spans(path)
+    next(reading)
+    assert list(held.iterdir())
+    reading.close()
+    assert not list(held.iterdir())
+    assert collected(read_spans(path))[0].num_rows == 4
+    assert not list(held.iterdir())
+
+
+@pytest.mark.slow
+def test_a_million_spans_of_one_trace(tmp_path: Path) -> None:
+    """One long-running agent that never ends: read as one workflow, in bounded chunks."""
+    count = 1_000_000
+    lines = []
+    for batch in range(0, count, 10_000):
+        spans = [
+            {
+                "traceId": "a" * 32, "spanId": f"{number + 1:016x}", "parentSpanId": "f" * 16, "name": "chat m",
+                "startTimeUnixNano": str(10**18 + 10 * number), "endTimeUnixNano": str(10**18 + 10 * number + 5),
+                "attributes": [{"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}}],
+            }
+            for number in range(batch, batch + 10_000)
+        ]  # fmt: skip
+        lines.append({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
+    path = write_lines(tmp_path / "t.json", *lines)
+    rows = 0
+    for chunk in read_spans(path):
+        numbers = chunk.table["step"].to_pylist()
+        assert numbers == list(range(rows, rows + len(numbers)))
+        assert len(numbers) <= 16_384
+        rows += len(numbers)
+    assert rows == count
