@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from openinference.semconv.trace import MessageAttributes, MessageContentAttributes, SpanAttributes, ToolCallAttributes
 from span_samples import Recorder, agent, chat, collected, envelope, steps, write_lines
 
@@ -105,13 +106,35 @@ def test_a_parent_node_around_the_span_is_no_earlier_run(tmp_path: Path) -> None
     assert steps(read(recorder, tmp_path), "agent", "parent_steps") == [("a", []), ("b", [0])]
 
 
-def test_a_langgraph_node_names_the_agent(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("metadata", "name"),
+    [
+        ({"langgraph_node": "planner", "langgraph_checkpoint_ns": "planner:1f0c"}, "planner"),
+        ({"langgraph_node": "agent", "langgraph_checkpoint_ns": "researcher:1f0c|agent:77ab"}, "researcher"),
+        ({"langgraph_node": "model", "langgraph_checkpoint_ns": "team:1|coder:2|model:3"}, "coder"),
+        ({"langgraph_node": "agent", "langgraph_checkpoint_ns": "agent:77ab"}, "agent"),
+        ({"langgraph_node": "planner"}, "planner"),
+        ({"thread_id": "7"}, "RunnableSequence"),
+    ],
+)
+def test_a_langgraph_node_names_the_agent(tmp_path: Path, metadata: dict[str, str], name: str) -> None:
+    """As LangGraph writes it, also for its ready-made agents, whose request runs in a node called agent or model."""
     recorder = Recorder()
     with recorder.span("LangGraph", 0, 20, attributes=of_kind("CHAIN")) as root:
-        node = {SpanAttributes.METADATA: json.dumps({"langgraph_node": "planner", "langgraph_step": 1})}
+        node = {SpanAttributes.METADATA: json.dumps(metadata)}
         with recorder.span("RunnableSequence", 1, 5, root, of_kind("CHAIN", **node)) as span:
-            recorder.add("ChatOpenAI", 2, 3, span, of_kind("LLM"))
-    assert steps(read(recorder, tmp_path), "workflow_type", "agent") == [("LangGraph", "planner")]
+            recorder.add("ChatOpenAI", 2, 3, span, of_kind("LLM", **node))
+    assert steps(read(recorder, tmp_path), "workflow_type", "agent") == [("LangGraph", name)]
+
+
+def test_a_langgraph_node_as_openllmetry_writes_it(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with recorder.span("invoke_agent support", 0, 20, attributes=agent("support")) as root:
+        names = {"traceloop.span.kind": "task", "gen_ai.operation.name": "execute_task"}
+        with recorder.span("execute_task planner", 1, 5, root, names) as span:
+            where = {"traceloop.association.properties.langgraph_checkpoint_ns": "planner:701a|model:1"}
+            recorder.add("ChatOpenAI.chat", 2, 3, span, chat(**where))
+    assert steps(read(recorder, tmp_path), "workflow_type", "agent") == [("support", "planner")]
 
 
 def test_both_conventions_in_one_tree(tmp_path: Path) -> None:

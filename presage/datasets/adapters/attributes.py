@@ -59,6 +59,8 @@ FLATTENED: Final = tuple(name for name in PLAN if name.endswith("."))
 _KINDS: Final = {key: roles for convention in CONVENTIONS for key, roles in convention.kind.items()}
 _LARGEST: Final = 2**31 - 1
 _OPERATIONS: Final = ("invoke_agent ", "invoke_workflow ", "execute_tool ")
+_OTHER_NAMES: Final = frozenset({"graph_path", "metadata", "node", "agent_id"})  # of an agent, if it has no better
+_INSIDE_AGENTS: Final = frozenset({"agent", "model", "call_model", "tools"})  # nodes of LangGraph's ready-made agents
 _WITH_TEXT: Final = frozenset({Role.LLM, Role.TOOL, Role.AGENT})
 
 Found = dict[str, Any]
@@ -169,8 +171,9 @@ def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
     if role is Role.TOOL:
         return Naming.EXPLICITLY, values.get("tool", own)
     agent = values.get("agent")
-    if agent is None and ("metadata" in values or "node" in values or "agent_id" in values):
-        agent = _langgraph_node(values.get("metadata")) or values.get("node") or values.get("agent_id")
+    if agent is None and not values.keys().isdisjoint(_OTHER_NAMES):
+        path = values.get("graph_path") or _langgraph_path(values.get("metadata"))
+        agent = _langgraph_agent(path) or values.get("node") or values.get("agent_id")
     if agent is not None:
         return Naming.EXPLICITLY, agent
     if role in (Role.AGENT, Role.CHAIN, Role.WORKFLOW):
@@ -178,11 +181,22 @@ def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
     return Naming.NOT, own
 
 
-def _langgraph_node(metadata: Any) -> str | None:
-    """The node of a LangGraph, which LangChain's callbacks write into the metadata of every run inside it."""
+def _langgraph_path(metadata: Any) -> Any:
+    """Where in a LangGraph a run is, which LangChain's callbacks write into the metadata of every run inside it."""
     metadata = from_json(metadata)
-    node = metadata.get("langgraph_node") if isinstance(metadata, dict) else None
-    return node if isinstance(node, str) and node else None
+    if not isinstance(metadata, dict):
+        return None
+    return metadata.get("langgraph_checkpoint_ns") or metadata.get("langgraph_node")
+
+
+def _langgraph_agent(path: Any) -> str | None:
+    """The agent of a path like `researcher:1f0c…|agent:77ab…`: the innermost that has a name."""
+    if not isinstance(path, str) or not path:
+        return None
+    nodes = [part.split(":", 1)[0] for part in path.split("|")]
+    while len(nodes) > 1 and nodes[-1] in _INSIDE_AGENTS:
+        nodes.pop()
+    return nodes[-1] or None
 
 
 def _take_usage(values: dict[str, Any], problem: Problem) -> None:
