@@ -334,6 +334,17 @@ def test_applications_in_one_file_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("dumped", [False, True])
+def test_a_workflow_named_by_its_process_is_named_where_the_root_is_missing(tmp_path: Path, dumped: bool) -> None:
+    recorder = Recorder(**{"gen_ai.workflow.name": "nightly"})
+    with recorder.span("invoke_agent bot", 0, 9, attributes=agent("bot")) as root:
+        recorder.add("chat m", 1, 2, root, chat())
+    kept = recorder.spans[:1]
+    lines = [json.loads(span.to_json()) for span in kept] if dumped else [envelope(kept)]
+    table, _, _ = collected(read_spans(write_lines(tmp_path / "t.json", *lines)))
+    assert steps(table, "workflow_type", "complete") == [("nightly", False)]
+
+
 def test_lines_of_logs_and_metrics_are_passed_over(recorder: Recorder, tmp_path: Path) -> None:
     support(recorder)
     path = write_lines(tmp_path / "t.json", {"resourceLogs": []}, envelope(recorder.spans), {"resourceMetrics": []})

@@ -40,6 +40,9 @@ def take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
     resource = resource.get("attributes") if isinstance(resource, dict) else None
     service = resource.get("service.name") if isinstance(resource, dict) else None
     found: Found = {}
+    if isinstance(resource, dict):
+        for key, value in resource.items():
+            keep(found, key, value)
     for key, value in _attributes(document):
         keep(found, key, value)
     try:

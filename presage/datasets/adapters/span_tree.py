@@ -205,10 +205,12 @@ class _Tree:
         waits = waits_of(
             LaidOut(self.tops, self.children, self.start, self.end, is_step, spans.node, spans.node_parent)
         )
-        place = {row: i for i, row in enumerate(self.order)}
-        rows = sorted((row for row in self.order if is_step[row]), key=lambda row: (self.start[row], place[row]))
-        step = {row: i for i, row in enumerate(rows)}
+        rows = sorted((row for row in self.order if is_step[row]), key=self.start.__getitem__)  # ties in tree order
+        step = [-1] * len(is_step)
+        for place, row in enumerate(rows):
+            step[row] = place
         parents = [tuple(sorted(map(step.__getitem__, waits[row]))) for row in rows]
+        del waits, step
         waited = {parent for one in set(parents) for parent in one}
         top = None
         if self.root is not None:
