@@ -61,7 +61,7 @@ _LARGEST: Final = 2**31 - 1
 _OPERATIONS: Final = ("invoke_agent ", "invoke_workflow ", "execute_tool ")
 _OTHER_NAMES: Final = frozenset({"graph_path", "metadata", "node", "agent_id"})  # of an agent, if it has no better
 _INSIDE_AGENTS: Final = frozenset({"agent", "model", "call_model", "tools"})  # nodes of LangGraph's ready-made agents
-_WITH_TEXT: Final = frozenset({Role.LLM, Role.TOOL, Role.AGENT})
+_WITH_TEXT: Final = (Role.LLM, Role.TOOL, Role.AGENT)
 
 Found = dict[str, Any]
 """Attributes by name; flattened messages under their prefix, as (rest of the name, value) pairs."""
@@ -117,11 +117,11 @@ def keep_event(found: Found, name: str, attributes: dict[str, Any]) -> None:
 def interpret(found: Found, name: str, problem: Problem) -> Meaning:
     """What the attributes of the span called `name` mean."""
     values: dict[str, Any] = {}
-    ranks: dict[str, int] = {}
+    ranks: dict[str, int] = {}  # of the names that were not the best
     texts = False
     for key, value in found.items():
         field, rank, wanted, json = PLAN[key]
-        if value is None or value == "" or ranks.get(field, rank) < rank:
+        if value is None or value == "" or (field in values and ranks.get(field, 0) < rank):
             continue
         if json:
             value = from_json(value)
@@ -135,7 +135,9 @@ def interpret(found: Found, name: str, problem: Problem) -> Meaning:
             value = _whole(key, value, problem)
         else:
             texts = texts or wanted == _TEXT
-        values[field], ranks[field] = value, rank
+        values[field] = value
+        if rank:
+            ranks[field] = rank
     get = values.get
     # Before there were operation names, a span with a provider and a model was a request.
     role = get("kind", Role.LLM if "provider" in values and "model" in values else Role.OTHER)

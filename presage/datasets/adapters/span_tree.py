@@ -29,7 +29,13 @@ from typing import Final
 from presage.datasets.adapters.span_waits import LaidOut, Steps, waits_of
 from presage.datasets.adapters.spans import Naming, Role
 
-_TRANSPARENT: Final = (Role.OTHER, Role.CHAIN)
+# Plain numbers: these are compared once for every span.
+_LLM: Final = int(Role.LLM)
+_TRANSPARENT: Final = (int(Role.OTHER), int(Role.CHAIN))
+_PASSING: Final = (*_TRANSPARENT, _LLM)
+_STEPS_IF_EMPTY: Final = (int(Role.TOOL), int(Role.AGENT))
+_OUTER: Final = (int(Role.WORKFLOW), int(Role.CHAIN), int(Role.AGENT))
+_EXPLICITLY, _WEAKLY = int(Naming.EXPLICITLY), int(Naming.WEAKLY)
 NEVER_ENDED: Final = 2**63 - 1
 """The end of a span that has not ended, as a time."""
 
@@ -214,12 +220,11 @@ class _Tree:
         waited = {parent for one in set(parents) for parent in one}
         top = None
         if self.root is not None:
-            outer = (Role.WORKFLOW, Role.CHAIN, Role.AGENT)
-            top = next((row for row in self.order if self.spans.role[row] in outer), None)
+            top = next((row for row in self.order if self.spans.role[row] in _OUTER), None)
         return TraceSteps(
             row=rows,
             agent=[agent[row] for row in rows],
-            wrapper=[wrapper[row] if self.spans.role[row] == Role.LLM else -1 for row in rows],
+            wrapper=[wrapper[row] if self.spans.role[row] == _LLM else -1 for row in rows],
             parents=parents,
             started=[self.start[row] for row in rows],
             ended=[self.end[row] for row in rows],
@@ -237,15 +242,19 @@ class _Tree:
         requests = [0] * len(role)  # LLM steps below that no agent or tool stands in front of
         steps_below = [False] * len(role)
         for row in reversed(self.order):
-            below = children[row] or ()
-            steps_below[row] = any(is_step[child] or steps_below[child] for child in below)
-            wrapped = sum(requests[child] for child in below if role[child] in _TRANSPARENT or role[child] == Role.LLM)
-            if role[row] == Role.LLM:
+            kind, wrapped, steps = role[row], 0, False
+            for child in children[row] or ():
+                steps = steps or is_step[child] or steps_below[child]
+                if role[child] in _PASSING:
+                    wrapped += requests[child]
+            steps_below[row] = steps
+            if kind == _LLM:
                 is_step[row] = not wrapped
-            elif role[row] in (Role.TOOL, Role.AGENT):
-                is_step[row] = not steps_below[row]
-            requests[row] = wrapped or int(role[row] == Role.LLM)
-        wraps = [count if role[row] == Role.LLM and not is_step[row] else 0 for row, count in enumerate(requests)]
+                requests[row] = wrapped or 1
+            else:
+                is_step[row] = not steps and kind in _STEPS_IF_EMPTY
+                requests[row] = wrapped
+        wraps = [count if role[row] == _LLM and not is_step[row] else 0 for row, count in enumerate(requests)]
         return is_step, wraps
 
     def _whose(self, wraps: list[int]) -> tuple[list[int], list[int]]:
@@ -254,9 +263,9 @@ class _Tree:
         strong, weak, wrapper = ([-1] * len(role) for _ in range(3))
         agent = list(range(len(role)))
         for row in self.order:
-            if naming[row] == Naming.EXPLICITLY:
+            if naming[row] == _EXPLICITLY:
                 strong[row] = row
-            elif naming[row] == Naming.WEAKLY:
+            elif naming[row] == _WEAKLY:
                 weak[row] = row
             agent[row] = row if strong[row] == row else strong[row] if strong[row] >= 0 else weak[row]
             if agent[row] < 0:

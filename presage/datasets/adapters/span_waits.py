@@ -64,6 +64,10 @@ class Siblings:
         running, done = self.running, self.done
         if not running or running[0][0] > now:
             return self.answer
+        if len(running) == 1 and (not done or (len(done) == 1 and done[0][0] <= running[0][2])):
+            done[:] = [running.pop()]  # one after the other, as nearly always
+            self.answer = done[0][3]
+            return self.answer
         while running and running[0][0] <= now:
             done.append(heapq.heappop(running))
         if len(done) > 1:

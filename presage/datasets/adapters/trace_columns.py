@@ -44,6 +44,7 @@ class TraceColumns:
         self._remote = table.column("remote").to_numpy()[self.order].tolist()
         self._start = table.column("start").to_numpy()[self.order].tolist()
         self._end = pc.fill_null(table.column("end"), NEVER_ENDED).to_numpy()[self.order].tolist()
+        self._texts = {name: table.column(name) for name in ("trace", "label", "service", "session", "workflow")}
         self._bad = table.column("bad").to_numpy()[self.order]
 
     def any_bad(self, first: int, stop: int) -> bool:
@@ -120,7 +121,7 @@ class TraceColumns:
         return self._text(name, min(rows, key=self._start.__getitem__)) if rows else None
 
     def _text(self, column: str, row: int) -> str | None:
-        text: str | None = self._table.column(column)[int(self.order[row])].as_py()
+        text: str | None = self._texts[column][int(self.order[row])].as_py()
         return text
 
 
