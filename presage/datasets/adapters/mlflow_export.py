@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from presage.datasets.adapters.attributes import Found, keep
 from presage.datasets.adapters.documents import Place
 from presage.datasets.adapters.intake import Intake
@@ -87,6 +89,16 @@ def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], list[Any]] | None:
     return (info, spans) if info is not None and isinstance(spans, list) else None
 
 
+def _decoded(value: Any) -> Any:
+    """An attribute's value, which MLflow keeps as JSON, numbers and truths too."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return value
+
+
 def _experiment(info: dict[str, Any]) -> str | None:
     """The experiment, which stands for the application where nothing else names it."""
     where = info.get("trace_location")
@@ -106,7 +118,7 @@ def _take(
     found: Found = {}
     attributes = span.get("attributes")
     for key, value in attributes.items() if isinstance(attributes, dict) else ():
-        keep(found, key, from_json(value))
+        keep(found, key, _decoded(value))
     if session is not None:
         found.setdefault(_SESSION, session)
     try:
