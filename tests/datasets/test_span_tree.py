@@ -91,7 +91,7 @@ def test_laws(tree: TraceSpans) -> None:
             assert ended or found.row[step] in inside(parents_of, found.row[parent], tuple(Role), roles)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(tree=forests(), data=st.data())
 def test_the_order_of_spans_in_a_file_does_not_matter(tree: TraceSpans, data: st.DataObject) -> None:
     names = [name for name in TraceSpans.__dataclass_fields__ if name != "same"]
@@ -112,7 +112,7 @@ def test_children_that_overlap_are_a_fan_out_and_what_follows_joins_them() -> No
     assert steps_of(tree).parents == [(), (0,), (0,), (2,), (1, 3)]
 
 
-def test_a_child_before_its_parent_is_moved_with_what_is_under_it() -> None:
+def test_a_child_before_its_parent_is_moved_with_what_is_under_it_and_beside_it() -> None:
     tree = spans(
         {"role": Role.AGENT, "start": 10, "end": 50},
         {"role": Role.CHAIN, "parent": 0, "start": 4, "end": 20},
@@ -120,7 +120,14 @@ def test_a_child_before_its_parent_is_moved_with_what_is_under_it() -> None:
         {"parent": 0, "start": 30, "end": 40},
     )
     found = steps_of(tree)
-    assert (found.started, found.ended, found.parents) == ([11, 30], [14, 40], [(), (0,)])
+    assert (found.started, found.ended, found.parents) == ([11, 36], [14, 46], [(), (0,)])
+
+
+def test_children_with_a_clock_that_lags_stay_one_after_the_other() -> None:
+    root = {"role": Role.AGENT, "start": 10, "end": 20}
+    for service in (0, 1):
+        children = ({"parent": 0, "service": service, "start": start, "end": start + 1} for start in (1, 3, 5))
+        assert steps_of(spans(root, *children)).parents == [(), (0,), (1,)]
 
 
 def test_a_service_with_another_clock_is_put_into_the_middle_of_its_caller() -> None:

@@ -9,9 +9,9 @@ Whose they are. An LLM step belongs to the agent its own span names, else to the
 agent or a tool or names an agent, else to the nearest chain or workflow, else to its own name. A tool step is named by
 its tool.
 
-Order. Steps count in start order, ties in tree order. A span that starts before its parent is moved, with what is
-under it, to its parent's start. A span of another service than its parent's that does not lie inside it is moved to
-the middle of it, if it fits there: clocks of machines differ, and this is how Jaeger adjusts for it.
+Order. Steps count in start order, ties in tree order. Clocks of machines differ, so what one service did under one
+span is looked at together: if it begins before that span, it is moved to its start with all that is under it; if
+another service did it and it does not lie inside, it is moved to the middle, as Jaeger does, if it fits there.
 
 What a step waited for. Among the children of one span, a child waits for those that ended before it started, except
 those that were followed by another of them; what it waits for are their last steps. Where no sibling ended before, it
@@ -168,7 +168,7 @@ class _Tree:
 
     def _lay_out(self) -> list[int]:
         """Adjust clocks and sort children from the top down; the rows in tree order."""
-        service, start, end = self.spans.service, self.start, self.end
+        service, start = self.spans.service, self.start
         shift = [0] * len(start)
         self.tops.sort(key=start.__getitem__)
         order: list[int] = []
@@ -179,20 +179,32 @@ class _Tree:
             below = self.children[row]
             if below is None:
                 continue
-            for child in below:
-                if service[child] == service[row]:
-                    moved = shift[row] + max(0, start[row] - start[child] - shift[row])
-                else:
-                    moved = _skew(start[row], end[row], start[child], end[child])
-                if moved:
-                    shift[child] = moved
-                    start[child] += moved
-                    if end[child] != NEVER_ENDED:
-                        end[child] += moved
             if len(below) > 1:
                 below.sort(key=start.__getitem__)
+            own = service[row]
+            if shift[row] or start[below[0]] < start[row] or any(service[child] != own for child in below):
+                self._adjust(row, below, shift)
+                below.sort(key=start.__getitem__)  # stable: those moved to the same start keep their order
             waiting.extend(reversed(below))
         return order
+
+    def _adjust(self, row: int, below: list[int], shift: list[int]) -> None:
+        """Move the children of a row, those of one service together; `shift` is how far each row was moved, ns."""
+        service, start, end = self.spans.service, self.start, self.end
+        together: dict[int, list[int]] = {}
+        for child in below:
+            together.setdefault(service[child], []).append(child)
+        for name, children in together.items():
+            first = min(start[child] for child in children)
+            if name == service[row]:
+                moved = max(shift[row], start[row] - first)
+            else:
+                moved = _skew(start[row], end[row], first, max(end[child] for child in children))
+            for child in children if moved else ():
+                shift[child] = moved
+                start[child] += moved
+                if end[child] != NEVER_ENDED:
+                    end[child] += moved
 
     def _cycle(self, rows: dict[int, int]) -> BrokenTreeError:
         reached = set(self.order)
@@ -279,7 +291,7 @@ class _Tree:
 
 
 def _skew(parent_start: int, parent_end: int, start: int, end: int) -> int:
-    """By how much to move a child whose clock is not its parent's, nanoseconds."""
+    """By how much to move children whose clock is not their parent's, nanoseconds."""
     if NEVER_ENDED in (parent_end, end):
         return max(0, parent_start - start)
     room = (parent_end - parent_start) - (end - start)
