@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 import sqlite3
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pyarrow as pa
 import pytest
-from mlflow.entities import SpanType
+from mlflow import MlflowClient
 from span_samples import collected, steps
 
 from presage.datasets.adapters import detect
@@ -30,53 +30,23 @@ SHAPE = [
 NAMES = ("workflow_type", "step", "agent", "kind", "parent_steps")
 
 
-@mlflow.trace(span_type=SpanType.TOOL, name="search")
-def search(query: str) -> str:
-    return f"found {query}"
-
-
-def request(model: str) -> None:
-    with mlflow.start_span("ChatOpenAI", span_type=SpanType.CHAT_MODEL) as span:
-        said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
-        span.set_inputs({"messages": said, "model": model})
-        span.set_outputs({"choices": [{"message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}]})
-        usage = {"input_tokens": 40, "output_tokens": 7, "total_tokens": 47, "cache_read_input_tokens": 32}
-        span.set_attribute("mlflow.chat.tokenUsage", usage)
-        span.set_attribute("mlflow.llm.model", model)
-
-
-def support(session: str | None = None) -> None:
-    with mlflow.start_span("support", span_type=SpanType.CHAIN):
-        if session is not None:
-            mlflow.update_current_trace(metadata={"mlflow.trace.session": session})
-        with mlflow.start_span("planner", span_type=SpanType.AGENT):
-            request("m")
-            search("it")
-        with mlflow.start_span("writer", span_type=SpanType.AGENT):
-            request("m")
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tracking")
+    command = [sys.executable, str(Path(__file__).with_name("record_mlflow.py")), str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("tracking")
-    store = f"sqlite:///{folder / 'mlflow.db'}"
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(store)
-    for name, sessions in (("agents", (None, None)), ("sessions", ("s1", "s1"))):
-        experiment = mlflow.create_experiment(name, artifact_location=(folder / "artifacts").as_uri())
-        mlflow.set_experiment(experiment_id=experiment)
-        for session in sessions:
-            support(session)
-    mlflow.create_experiment("nothing", artifact_location=(folder / "artifacts").as_uri())
-    mlflow.flush_trace_async_logging()
-    yield store
-    mlflow.set_tracking_uri(before)
+def uri(recorded: Path) -> str:
+    return f"sqlite:///{recorded / 'mlflow.db'}"
 
 
 @pytest.fixture(scope="module")
 def exported(uri: str) -> list[Any]:
-    experiment = mlflow.get_experiment_by_name("agents")
-    return list(mlflow.search_traces(locations=[experiment.experiment_id], return_type="list"))
+    client = MlflowClient(tracking_uri=uri)
+    return list(client.search_traces(locations=[client.get_experiment_by_name("agents").experiment_id]))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +76,7 @@ def test_exported_json_tells_the_same(live: pa.Table, exported: list[Any], tmp_p
 
 
 @pytest.mark.parametrize("how", ["folder", "list", "command", "data frame"])
-def test_other_ways_to_export(live: pa.Table, exported: list[Any], tmp_path: Path, how: str) -> None:
+def test_other_ways_to_export(live: pa.Table, exported: list[Any], recorded: Path, tmp_path: Path, how: str) -> None:
     path = tmp_path / "traces.json"
     if how == "folder":
         path = tmp_path
@@ -118,8 +88,7 @@ def test_other_ways_to_export(live: pa.Table, exported: list[Any], tmp_path: Pat
         found = {"traces": [trace.to_dict() for trace in exported], "next_page_token": None}
         path.write_text(json.dumps(found, indent=2), encoding="utf-8")
     else:
-        frame = mlflow.search_traces(locations=[mlflow.get_experiment_by_name("agents").experiment_id])
-        frame.to_json(path, orient="records", lines=True)
+        path = recorded / "frame.jsonl"
     assert collected(read_mlflow(path))[0].equals(live)
 
 
