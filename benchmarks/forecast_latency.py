@@ -32,8 +32,8 @@ from presage.features.prefixes import prefixes_of
 from presage.features.states import fit_states
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import artefact_size_bytes
+from presage.predictors.baselines.published import PublishedConfig, PublishedNetwork
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.published import PublishedConfig, PublishedNetwork
 from presage.training.validation_split import split_validation
 
 BATCH = 1024

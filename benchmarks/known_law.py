@@ -23,9 +23,9 @@ from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
 from presage.features.states import fit_states
 from presage.features.vocabulary import Vocabulary
+from presage.predictors.baselines.published import PublishedGraphSage
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.ngram import BackoffNgram
-from presage.predictors.published import PublishedGraphSage
 from presage.training.metrics import measure
 from presage.training.validation_split import split_validation
 

@@ -30,11 +30,11 @@ from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
 from presage.features.states import fit_states
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.boosted_baseline import BoostedTrees
+from presage.predictors.baselines.boosted_trees import BoostedTrees
+from presage.predictors.baselines.published import PublishedGraphSage
 from presage.predictors.bootstrap import paired_difference_ci, ratio_ci
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.ngram import BackoffNgram
-from presage.predictors.published import PublishedGraphSage
 from presage.training.evaluate import Predict, evaluate
 from presage.training.metrics import Figures
 from presage.training.validation_split import split_validation

@@ -26,10 +26,10 @@ from presage.datasets.law import generate
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.states import StateSource, fit_states
 from presage.features.vocabulary import Vocabulary
+from presage.predictors.baselines.published import PublishedConfig, PublishedGraphSage
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
-from presage.predictors.published import PublishedConfig, PublishedGraphSage
 from presage.training.validation_split import split_validation
 
 

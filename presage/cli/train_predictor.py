@@ -62,8 +62,13 @@ def next_agent(
         str, typer.Option(help="For --states text: sketch (seconds), or a folder or hub name of a transformer.")
     ] = "sketch",
     baselines: Annotated[
-        str, typer.Option(help="What to compare with, separated by commas; all or none.", metavar="NAMES")
-    ] = "all",
+        str,
+        typer.Option(
+            help="What to compare with, separated by commas: default (counting, trees, the published predictor), all "
+            "(every family of the paper as well, minutes), none, or names; a wrong name lists them.",
+            metavar="NAMES",
+        ),
+    ] = "default",
     out_folder: Annotated[
         Path | None,
         typer.Option("--out", help="Folder for artefact, metrics.json and report.", show_default=False),
@@ -79,14 +84,15 @@ def next_agent(
     """Train the next-agent predictor, judge it beside every baseline, and register it."""
     from presage.predictors.parts import NextAgentConfig
     from presage.registry.package import check_name
+    from presage.training.baselines import choose
     from presage.training.configuration import read_configuration
-    from presage.training.next_agent import BASELINES, LIMITS, SHARED_TASKS, train
+    from presage.training.next_agent import LIMITS, SHARED_TASKS, train
 
     out = Output(as_json)
     with out.working() as report, tempfile.TemporaryDirectory() as scratch:
         # Everything that can be refused is refused before minutes are spent on training.
         configuration = read_configuration(NextAgentConfig, config, settings or (), LIMITS)
-        wanted = {"all": tuple(BASELINES), "none": ()}.get(baselines, tuple(baselines.split(",")))
+        wanted = choose(baselines)
         folder = out_folder if out_folder is not None else Path(scratch) / "model"
         _check_folder(folder)
         registry = None

@@ -12,15 +12,15 @@ from threadpoolctl import threadpool_limits
 
 from presage.features.call_graph import transition_matrix
 from presage.features.history import history_size
-from presage.features.inputs import SIZE_COUNT, unroll
-from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
+from presage.features.inputs import SIZE_COUNT
+from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import Prefixes
 from presage.features.projection import Projection, fit_projection
 from presage.predictors.boosting import TreeEnsemble, fit_trees
 from presage.predictors.network import Examples, fit_network
 from presage.predictors.ngram import BackoffNgram
 from presage.predictors.parts import NextAgentConfig, Parts
-from presage.predictors.projected import project_all, with_presence
+from presage.predictors.projected import project_all, unrolled
 
 NGRAM_ORDER = 3
 EVEN_SHARE = np.float32(1 / 3)
@@ -105,16 +105,7 @@ def learn(
 
 
 def _examples(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]) -> Examples:
-    inputs = unroll(
-        prefixes.offsets,
-        prefixes.workflow_type,
-        prefixes.agent,
-        prefixes.sizes,
-        *with_presence(prefixes, projected, PREFILL),
-        *with_presence(prefixes, projected, COMPLETION),
-        len(prefixes.vocabulary.agents),
-    )
-    return Examples(prefixes.offsets, inputs, prefixes.outcomes)
+    return Examples(prefixes.offsets, unrolled(prefixes, projected), prefixes.outcomes)
 
 
 def _evidence(prefixes: Prefixes) -> NDArray[np.int32]:

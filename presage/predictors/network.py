@@ -13,8 +13,7 @@ torch is needed to train only; `NetworkWeights` is plain arrays.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from presage.features.history import RECENT
 from presage.features.inputs import SIZE_COUNT
 from presage.predictors.encoding import encode_all, encoding_size
 from presage.predictors.network_weights import NetworkConfig, NetworkWeights
+from presage.predictors.ragged import batches, one_thread, rows_and_padding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,10 +52,7 @@ class _Batch:
     """Rows of some workflows, and the padded [w, T] view the GRU needs (rows index the flat part, n is padding)."""
 
     def __init__(self, data: _Tensors, offsets: NDArray[np.int64], workflows: NDArray[np.int64]) -> None:
-        lengths = (offsets[1:] - offsets[:-1])[workflows]
-        rows = np.concatenate([np.arange(offsets[w], offsets[w + 1]) for w in workflows])
-        padded = np.full((len(workflows), int(lengths.max())), len(rows))
-        padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.arange(len(rows))
+        rows, padded = rows_and_padding(offsets, workflows)
         index = torch.from_numpy(rows)
         self.padded = torch.from_numpy(padded)
         self.recent = data.recent[index]
@@ -189,20 +186,9 @@ def fit_network(
     Returns:
         The weights as arrays, and the epoch they are from (counted from 1).
     """
-    with torch.random.fork_rng(devices=[]), _one_thread():
+    with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
         return _fit(train, validation, transition, types, states, config, seed, epochs, progress)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices this small lose time to a second thread, and most of it where other programs want the cores too."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _fit(
@@ -235,12 +221,12 @@ def _fit(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, config.learning_rate, total_steps=total * (per_epoch + 2), pct_start=0.15
     )
-    check = _batches(np.diff(validation.offsets), 8192, None)
+    check = batches(np.diff(validation.offsets), 8192, None)
     best, best_epoch, kept = np.inf, 0, average.state_dict()
     updates = 0
     for epoch in range(1, (epochs or total) + 1):
         network.train()
-        for workflows in _batches(lengths, config.batch_steps, rng):
+        for workflows in batches(lengths, config.batch_steps, rng):
             batch = _Batch(data, train.offsets, workflows)
             loss = _loss(network(batch), batch.outcomes)
             optimizer.zero_grad(set_to_none=True)
@@ -264,15 +250,6 @@ def _fit(
     return _export(average, mean, spread, config), best_epoch
 
 
-def _batches(lengths: NDArray[np.int64], steps: int, rng: np.random.Generator | None) -> Sequence[NDArray[np.int64]]:
-    """Workflows in batches of about `steps` rows, workflows of like length together so that padding stays small."""
-    key = lengths.astype(float) if rng is None else lengths * rng.uniform(0.8, 1.25, len(lengths))
-    order = np.argsort(key, kind="stable")
-    group = (np.cumsum(lengths[order]) - 1) // steps
-    batches = [order[group == g] for g in np.unique(group)]
-    return batches if rng is None else [batches[i] for i in rng.permutation(len(batches))]
-
-
 def _loss(logits: Tensor, outcomes: Tensor) -> Tensor:
     """Sum of both moments' mean cross-entropies: logits [2, rows, K, V+1], outcomes [rows, K]."""
     size = logits.shape[-1]
@@ -291,12 +268,10 @@ def _follow(average: nn.Module, network: nn.Module, keep: float) -> None:
 
 
 @torch.no_grad()
-def _score(
-    network: _Network, data: _Tensors, offsets: NDArray[np.int64], batches: Sequence[NDArray[np.int64]]
-) -> float:
+def _score(network: _Network, data: _Tensors, offsets: NDArray[np.int64], parts: Sequence[NDArray[np.int64]]) -> float:
     network.eval()
     total = rows = 0.0
-    for workflows in batches:
+    for workflows in parts:
         batch = _Batch(data, offsets, workflows)
         total += float(_loss(network(batch), batch.outcomes)) * len(batch.outcomes)
         rows += len(batch.outcomes)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.moment import Moment
+from presage.features.inputs import unroll
+from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.features.prefixes import Prefixes
 from presage.features.projection import Projection
 
@@ -31,3 +32,19 @@ def with_presence(
     raw = prefixes.states.get(moment)
     present = np.zeros(prefixes.steps, bool) if raw is None else ~np.isnan(raw[:, 0])
     return np.ascontiguousarray(projected[moment]), present
+
+
+def unrolled(
+    prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The input vectors of every step at prefill and at completion, two float32 [n, F] (`features/inputs.py`)."""
+    first, second = unroll(
+        prefixes.offsets,
+        prefixes.workflow_type,
+        prefixes.agent,
+        prefixes.sizes,
+        *with_presence(prefixes, projected, PREFILL),
+        *with_presence(prefixes, projected, COMPLETION),
+        len(prefixes.vocabulary.agents),
+    )
+    return first, second

@@ -8,10 +8,9 @@ that decide nothing on the validation part learn from the whole training part, a
 from __future__ import annotations
 
 import math
-import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -30,9 +29,9 @@ from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.states import SKETCH, States, StateSource, fit_states
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import artefact_size_bytes
-from presage.predictors.estimator import NextAgentEstimator
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
+from presage.training.baselines import BASELINES, SETS, check
 from presage.training.configuration import Limits
 from presage.training.evaluate import Evaluation, Predict, evaluate
 from presage.training.latency import forecast_latency_us
@@ -41,7 +40,6 @@ from presage.training.validation_split import split_validation
 
 TEST_FRACTION: Final = 0.2
 VALIDATION_FRACTION: Final = 0.15
-_STEPS_A_THREAD: Final = 50_000
 
 LIMITS: Final[Limits] = {
     **dict.fromkeys(("network.agent_size", "network.prefix_size", "network.hidden_size"), (1, 1024)),
@@ -66,50 +64,6 @@ _LIBRARIES: Final = ("torch", "numpy", "scikit-learn", "lightgbm", "numba", "pya
 
 Progress = Callable[[str, float | None], None]
 """Told what is being done and the share of it that is done, 0 to 1, or None where that is not known."""
-
-
-Make = Callable[[int, int], NextAgentEstimator]
-"""Makes a baseline from a seed and the number of steps it will learn from."""
-
-
-def _markov(order: int) -> Make:
-    def make(seed: int, steps: int) -> NextAgentEstimator:
-        from presage.predictors.ngram import BackoffNgram
-
-        return BackoffNgram(order)
-
-    return make
-
-
-def _boosted(use_states: bool) -> Make:
-    def make(seed: int, steps: int) -> NextAgentEstimator:
-        from presage.predictors.boosted_baseline import BoostedTrees
-
-        # LightGBM's threads wait for each other by spinning: on little data, beside anything else that runs, two of
-        # them took over three times as long as one.
-        threads = min(os.cpu_count() or 1, 1 + steps // _STEPS_A_THREAD)
-        return BoostedTrees(use_states=use_states, seed=seed, threads=threads)
-
-    return make
-
-
-def _published(seed: int, steps: int) -> NextAgentEstimator:
-    from presage.predictors.published import PublishedConfig, PublishedGraphSage
-
-    return PublishedGraphSage(PublishedConfig(seed=seed))
-
-
-_STOPS_EARLY: Final = "published-graphsage"
-
-BASELINES: Final[Mapping[str, Make]] = {
-    "markov-1": _markov(1),
-    "markov-2": _markov(2),
-    "markov-3": _markov(3),
-    "boosted-trees": _boosted(True),
-    "boosted-trees-ids": _boosted(False),
-    _STOPS_EARLY: _published,
-}
-"""What a predictor is compared with, by name. Each loads its library when it is made."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +117,7 @@ def train(
     seed: int = 0,
     states: States = "auto",
     text_encoder: str = SKETCH,
-    baselines: Sequence[str] = tuple(BASELINES),
+    baselines: Sequence[str] = SETS["default"],
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Training:
@@ -177,7 +131,7 @@ def train(
         seed: of the splits, of every fit and of the bootstrap.
         states: where semantic states come from.
         text_encoder: "sketch", or a folder or hub name, where they come from texts.
-        baselines: names out of `BASELINES`.
+        baselines: names out of `presage.training.baselines.BASELINES`.
         name: of the model, for the record.
         progress: told what is being done.
 
@@ -188,8 +142,7 @@ def train(
     config, tell = config or NextAgentConfig(), progress or (lambda _, __: None)
     if horizon < 1:
         raise ConfigurationError(f"horizon is {horizon}; at least 1 step ahead is wanted")
-    if unknown := [baseline for baseline in baselines if baseline not in BASELINES]:
-        raise ConfigurationError(f"no baseline {unknown[0]!r}; there are: {', '.join(BASELINES)}")
+    check(baselines)
     parts = Split(table, test, "separate test traces") if test is not None else split(table, TEST_FRACTION, seed)
     vocabulary = Vocabulary.from_table(parts.train)
     tell("reading states", None)
@@ -208,8 +161,7 @@ def train(
     fitted: dict[str, Predict] = {}
     for index, baseline in enumerate(baselines):
         tell(f"baseline {baseline}", index / len(baselines))
-        train_on = inner if baseline == _STOPS_EARLY else learning
-        fitted[baseline] = BASELINES[baseline](seed, learning.steps).fit(train_on, validation).predict
+        fitted[baseline] = BASELINES[baseline].fit(seed, learning, inner, validation).predict
 
     tell("judging on the test set", None)
     evaluation = evaluate(_predict(predictor, held), held, np.random.default_rng(seed), baselines=fitted, model=name)

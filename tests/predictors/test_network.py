@@ -16,7 +16,6 @@ from presage.predictors.kernels import network_logits, step_prefix
 from presage.predictors.network import (
     Examples,
     _Batch,
-    _batches,
     _export,
     _loss,
     _Network,
@@ -165,14 +164,6 @@ def test_the_loss_is_the_cross_entropy_of_known_labels_at_both_moments() -> None
     nothing.backward()
     assert float(nothing.detach()) == 0.0
     assert not logits.grad.any()
-
-
-def test_every_workflow_is_in_one_batch() -> None:
-    lengths = np.array([3, 50, 1, 7, 7, 20, 2, 90])
-    for rng in (None, np.random.default_rng(0)):
-        batches = _batches(lengths, 25, rng)
-        assert sorted(np.concatenate(batches).tolist()) == list(range(8))
-        assert len(batches) <= -(-lengths.sum() // 25)
 
 
 def fit(train: Sample, validation: Sample, seed: int = 0, **more: object) -> tuple[NetworkWeights, int]:

@@ -22,12 +22,12 @@ from presage.features.prefixes import MASKED, Prefixes, prefixes_of
 from presage.features.states import States, StateSource, fit_states
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import artefact_digest, write_artefact
+from presage.predictors.baselines.published import PublishedConfig, PublishedGraphSage
 from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import COMPONENTS, KIND, NextAgentConfig, NextAgentPredictor
 from presage.predictors.ngram import BackoffNgram
 from presage.predictors.probabilities import cross_entropy
-from presage.predictors.published import PublishedConfig, PublishedGraphSage
 
 FAST = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=4))
 SOURCES: tuple[States, ...] = ("none", "captured", "text")

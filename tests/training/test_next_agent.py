@@ -18,7 +18,8 @@ from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
-from presage.training.next_agent import BASELINES, SHARED_TASKS, evaluate_model, train
+from presage.training.baselines import BASELINES, SETS
+from presage.training.next_agent import SHARED_TASKS, evaluate_model, train
 
 FAST = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=3))
 
@@ -87,7 +88,7 @@ def test_names_that_only_the_test_set_has_are_unknown() -> None:
 @pytest.mark.slow
 def test_every_baseline_stands_beside_ours() -> None:
     fitted = train(drawn(40), None, FAST)
-    assert list(fitted.metrics["baselines"]) == list(BASELINES)
+    assert list(fitted.metrics["baselines"]) == list(SETS["default"])
     for figures in fitted.metrics["baselines"].values():
         assert 0 < figures["prefill"]["accuracy"][0] < 1
     assert fitted.predictor.name not in BASELINES
