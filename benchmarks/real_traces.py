@@ -4,7 +4,7 @@ Five folds by task: each task is forecast once, by a model that saw no run of it
 mixture come from the training folds alone. Accuracy is over all steps of all folds, intervals are bootstrapped over
 workflows (1,000 resamples), and the last column is the paired interval of the difference to the best baseline.
 
-    python benchmarks/real_traces.py FOLDER [--sets autocoderover,hyperagent] [--no-trees]
+    python benchmarks/real_traces.py FOLDER [--sets autocoderover,hyperagent] [--baselines all] [--folds 1]
 
 FOLDER holds the public traces as .jsonl.gz. Prints a Markdown table a set, and one JSON line at the end.
 """
@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -30,11 +31,9 @@ from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
 from presage.features.states import fit_states
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.baselines.boosted_trees import BoostedTrees
-from presage.predictors.baselines.published import PublishedGraphSage
 from presage.predictors.bootstrap import paired_difference_ci, ratio_ci
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.ngram import BackoffNgram
+from presage.training.baselines import BASELINES, choose
 from presage.training.evaluate import Predict, evaluate
 from presage.training.metrics import Figures
 from presage.training.validation_split import split_validation
@@ -58,19 +57,20 @@ def folds_of(table: pa.Table, seed: int) -> np.ndarray:
     return (np.random.default_rng(seed).permutation(code.max() + 1) % FOLDS)[code]
 
 
-def judge(table: pa.Table, fold: np.ndarray, number: int, seed: int, trees: bool) -> dict[str, dict[str, Figures]]:
+def judge(
+    table: pa.Table, fold: np.ndarray, number: int, seed: int, baselines: Sequence[str]
+) -> dict[str, dict[str, Figures]]:
     train, test = table.filter(pa.array(fold != number)), table.filter(pa.array(fold == number))
     vocabulary = Vocabulary.from_table(train)
     source = fit_states(train, states="auto", seed=seed)
     learning, held = (prefixes_of(t, vocabulary, HORIZON).with_states(source.states(t)) for t in (train, test))
     inner, validation = split_validation(learning, 0.15, seed)
     ours = NextAgentPredictor(seed=seed).fit(inner, validation, source=source)
-    rivals = [*(BackoffNgram(order) for order in (1, 2, 3)), BoostedTrees(use_states=False, seed=seed)]
-    if trees:
-        rivals.append(BoostedTrees(seed=seed))
-    predict: dict[str, Predict] = {rival.name: rival.fit(learning, validation).predict for rival in rivals}
-    published = PublishedGraphSage().fit(inner, validation)
-    predict[published.name] = published.predict
+    predict: dict[str, Predict] = {}
+    for name in baselines:
+        begun = time.perf_counter()
+        predict[name] = BASELINES[name].fit(seed, learning, inner, validation).predict
+        print(f"    {name} fitted in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
     both = ours.predict_both(held)
     judged = evaluate(lambda _, moment: both[moment], held, np.random.default_rng(seed), baselines=predict, resamples=1)
     return {OURS: dict(judged.moments), **{name: dict(by) for name, by in judged.baselines.items()}}
@@ -85,11 +85,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-trees", action="store_true", help="leave out boosted trees on states, the slow baseline")
+    parser.add_argument("--baselines", default="default", help="default, all, or names")
+    parser.add_argument("--folds", type=int, default=FOLDS, choices=range(1, FOLDS + 1), help="judge so many of them")
     chosen = parser.parse_args()
     if not chosen.folder.is_dir():
         sys.exit(f"real_traces: {chosen.folder} is no folder: name the one that holds the public traces")
-    result: dict[str, object] = {"benchmark": "real_traces", "folds": FOLDS, "seed": chosen.seed, "sets": {}}
+    baselines = choose(chosen.baselines)
+    result: dict[str, object] = {"benchmark": "real_traces", "folds": chosen.folds, "seed": chosen.seed, "sets": {}}
     for name in chosen.sets.split(","):
         file, kind = SETS[name]
         table = read_traces([chosen.folder / f"{file}.jsonl.gz"]).table
@@ -98,16 +100,16 @@ def main() -> None:
         begun = time.perf_counter()
         fold = folds_of(table, chosen.seed)
         judged = []
-        for number in range(FOLDS):
-            judged.append(judge(table, fold, number, chosen.seed, not chosen.no_trees))
-            print(f"{name}: fold {number + 1} of {FOLDS}, {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+        for number in range(chosen.folds):
+            judged.append(judge(table, fold, number, chosen.seed, baselines))
+            print(f"{name}: fold {number + 1} of {chosen.folds}, {time.perf_counter() - begun:.0f} s", file=sys.stderr)
         result["sets"][name] = table_of(name, judged, chosen.seed)  # type: ignore[index]
     print(json.dumps(result))
 
 
 def table_of(name: str, judged: list[dict[str, dict[str, Figures]]], seed: int) -> dict[str, object]:
     workflows = sum(len(fold[OURS]["prefill"].positions) for fold in judged)
-    print(f"\n### {name}: {workflows} workflows, {FOLDS} folds by task\n")
+    print(f"\n### {name}: {workflows} workflows, {len(judged)} of {FOLDS} folds by task\n")
     print("| model | moment | accuracy at 1 / 2 / 3 steps (95 % interval) | by workflow | NLL at 1 | ECE at 1 |")
     print("|---|---|---|---|---|---|")
     figures: dict[str, object] = {"workflows": workflows}

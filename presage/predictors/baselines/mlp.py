@@ -54,7 +54,7 @@ class _Perceptron(nn.Module):
         layers: list[nn.Module] = []
         for before, after in pairwise((inputs, *hidden)):
             layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
-        self.layers = nn.Sequential(*layers, nn.Linear(hidden[-1], horizon * outcomes))
+        self.layers = nn.Sequential(nn.Dropout(dropout), *layers, nn.Linear(hidden[-1], horizon * outcomes))
 
     def forward(self, prefill: Tensor, completion: Tensor, padded: Tensor) -> tuple[Tensor, ...]:
         """Logits at both moments, each [m, K, V+1]; a vector knows nothing of the steps beside it."""

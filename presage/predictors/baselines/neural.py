@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS, Moment
@@ -27,6 +27,8 @@ from presage.predictors.ragged import batches, one_thread, rows_and_padding
 
 _PREDICT_STEPS: Final = 8192
 _LARGEST_GRADIENT: Final = 1.0
+_LEAST_UPDATES: Final = 16
+"""Updates an epoch: with few traces batches are smaller, else early stopping would come before learning."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class NeuralConfig:
         epochs: passes over the training data, at most.
         learning_rate: of AdamW, at its highest: it rises from and falls back to almost nothing (one cycle).
         weight_decay: of AdamW.
-        batch_steps: positions in a batch, about.
+        batch_steps: positions in a batch, about; fewer where there are few.
         dropout: share of hidden units that is dropped.
         averaging: how much the moving average of the weights, which is what forecasts, keeps at each update.
         patience: stop when the validation loss has not fallen for so many epochs, and keep the best epoch.
@@ -137,15 +139,15 @@ def _train(network: nn.Module, data: _Data, held_out: _Data, config: NeuralConfi
     """The moving average of the weights at the epoch whose validation loss was lowest, ready to forecast."""
     rng = np.random.default_rng(config.seed)
     optimiser = torch.optim.AdamW(network.parameters(), config.learning_rate, weight_decay=config.weight_decay)
-    moving = get_ema_multi_avg_fn(config.averaging)  # type: ignore[no-untyped-call]
-    average = AveragedModel(network, multi_avg_fn=moving)
+    average = AveragedModel(network, multi_avg_fn=_moving(config.averaging))
     check = held_out.batches(_PREDICT_STEPS, None)
-    most = config.epochs * (len(data.labels) // config.batch_steps + 2)
+    batch_steps = max(1, min(config.batch_steps, len(data.labels) // _LEAST_UPDATES))
+    most = config.epochs * (len(data.labels) // batch_steps + 2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, config.learning_rate, total_steps=most, pct_start=0.15)
     best, waited, kept = np.inf, 0, copy.deepcopy(average.module)
     for _ in range(config.epochs):
         network.train()
-        for batch in data.batches(config.batch_steps, rng):
+        for batch in data.batches(batch_steps, rng):
             loss, labels = _loss(network(*batch.inputs), batch.labels)
             if not labels:
                 continue
@@ -165,6 +167,16 @@ def _train(network: nn.Module, data: _Data, held_out: _Data, config: NeuralConfi
         if waited == config.patience:
             break
     return kept.eval()
+
+
+def _moving(keep: float) -> Callable[[list[Tensor], list[Tensor], Tensor], None]:
+    """The moving average of weights; with few updates behind it, it forgets where they began."""
+
+    def average(averages: list[Tensor], latest: list[Tensor], updates: Tensor) -> None:
+        kept = min(keep, float(updates) / (float(updates) + 10))
+        torch._foreach_lerp_(averages, latest, 1.0 - kept)
+
+    return average
 
 
 def _loss(logits: Sequence[Tensor], labels: Tensor) -> tuple[Tensor, int]:

@@ -1,0 +1,61 @@
+"""Baselines by name: sets and lists of them, and what each is allowed to learn from."""
+
+import numpy as np
+import pytest
+
+from presage.datasets.law import generate
+from presage.errors import ConfigurationError
+from presage.features.prefixes import Prefixes, prefixes_of
+from presage.features.vocabulary import Vocabulary
+from presage.predictors.estimator import NextAgentEstimator
+from presage.training.baselines import BASELINES, SETS, Baseline, choose
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        ("default", SETS["default"]),
+        ("all", tuple(BASELINES)),
+        ("none", ()),
+        ("rgcn,markov-1,rgcn", ("rgcn", "markov-1")),
+        ("default,mlp-deep", (*SETS["default"], "mlp-deep")),
+    ],
+)
+def test_a_list_names_baselines_and_sets(names: str, wanted: tuple[str, ...]) -> None:
+    assert choose(names) == wanted
+
+
+@pytest.mark.parametrize("names", ["markov-9", "default,rgcn-2", "", "all,", "Default"])
+def test_a_wrong_name_lists_what_there_is(names: str) -> None:
+    with pytest.raises(ConfigurationError, match="no baseline .*; there are: markov-1, .*, rgcn; and the sets default"):
+        choose(names)
+
+
+def test_every_baseline_answers_to_its_name() -> None:
+    for name, baseline in BASELINES.items():
+        assert baseline.make(0, 100).name == name
+
+
+def test_what_decides_on_the_validation_part_does_not_learn_from_it() -> None:
+    drawn = generate("retry", 6, 0).table
+    learning = prefixes_of(drawn, Vocabulary.from_table(drawn), 3)
+    inner, validation = learning.take(np.arange(4)), learning.take(np.arange(4, 6))
+    fitted_on: list[Prefixes] = []
+
+    class Recorder:
+        name = "recorder"
+
+        def fit(self, train: Prefixes, validation: Prefixes) -> "Recorder":
+            fitted_on.append(train)
+            return self
+
+        def predict(self, prefixes: Prefixes, moment: str) -> None:
+            raise AssertionError
+
+    def make(seed: int, steps: int) -> NextAgentEstimator:
+        assert (seed, steps) == (3, learning.steps)
+        return Recorder()  # type: ignore[return-value]
+
+    for validates in (True, False):
+        Baseline(make, validates).fit(3, learning, inner, validation)
+    assert [part.workflows for part in fitted_on] == [4, 6]
