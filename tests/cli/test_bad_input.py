@@ -128,6 +128,7 @@ def test_skip_bad_counts_and_reports(tmp_path: Path) -> None:
         (("--states", "text"), "no step of the training traces has an input_text"),
         (("--states", "magic"), "wanted one of auto, captured, text, none"),
         (("--baselines", "markov-9"), "no baseline 'markov-9'"),
+        (("--baselines", "default,rgcn-2"), "no baseline 'rgcn-2'; there are: markov-1,"),
         (("--test", "nowhere.jsonl"), "nowhere.jsonl: no such file"),
     ],
 )

@@ -1,6 +1,7 @@
-"""What holds for every baseline: distributions, no look ahead, no END that was not seen, the seed; and that it learns."""
+"""What every baseline keeps to: distributions, no look ahead, no END that was not seen, the seed; and it learns."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -71,9 +72,6 @@ def test_a_forecast_does_not_depend_on_what_comes_later(name: str) -> None:
     np.testing.assert_allclose(before["prefill"][first], after["prefill"][first], atol=1e-6)
     second = now.position < 2
     np.testing.assert_allclose(before["completion"][second], after["completion"][second], atol=1e-6)
-    third = now.position == 2
-    if name in READS_COMPLETION:
-        assert np.abs(before["completion"][third] - after["completion"][third]).max() > 0
     assert np.abs(before["prefill"][~first] - after["prefill"][~first]).max() > 0
 
 
@@ -107,17 +105,19 @@ def test_the_seed_decides_and_nothing_global_is_touched(name: str) -> None:
         assert np.abs(other["prefill"] - first["prefill"]).max() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_a_cut_workflow_teaches_no_end(name: str) -> None:
     # Half of the workflows end after "c", the other half were cut there: a cut is no sign against END, and none for it.
     words = ("abc", "bac", "cab", "acb") * 10
     whole, cut = plain(words), plain(words, cut=range(len(words)))
-    ended, never = (make(name, epochs=20).fit(p, p).predict(whole, "prefill")[:, 0, -1] for p in (whole, cut))
+    ended, never = (make(name, epochs=15).fit(p, p).predict(whole, "prefill")[:, 0, -1] for p in (whole, cut))
     last = whole.position == 2
     assert ended[last].mean() > 0.3
     assert never[last].mean() < 0.12, "END was never seen, and never taught"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READS_COMPLETION)
 def test_an_output_that_tells_is_read_at_completion_alone(name: str) -> None:
     rng = np.random.default_rng(0)
@@ -127,7 +127,7 @@ def test_an_output_that_tells_is_read_at_completion_alone(name: str) -> None:
     noise = rng.standard_normal((prefixes.steps, 2)).astype(np.float32) * 0.3
     prefixes = prefixes.with_states({"prefill": noise, "completion": (noise + comes).astype(np.float32)})
     train, validation, test = (prefixes.take(np.arange(*ends)) for ends in ((0, 90), (90, 110), (110, 160)))
-    fitted = make(name, epochs=30).fit(train, validation)
+    fitted = make(name, epochs=15).fit(train, validation)
     at_a = test.agent == 0
     right = {
         moment: (fitted.predict(test, moment)[at_a, 0].argmax(axis=-1) == test.outcomes[at_a, 0]).mean()
@@ -170,7 +170,7 @@ def law(name: str, workflows: int) -> tuple[Prefixes, Prefixes, Prefixes]:
     source = fit_states(drawn, states="captured", seed=0)
     prefixes = prefixes_of(drawn, vocabulary, 3).with_states(source.states(drawn))
     ends = (0, round(0.85 * workflows), workflows, workflows + 400)
-    train, validation, test = (prefixes.take(np.arange(*pair)) for pair in zip(ends, ends[1:], strict=False))
+    train, validation, test = (prefixes.take(np.arange(*pair)) for pair in pairwise(ends))
     return train, validation, test
 
 

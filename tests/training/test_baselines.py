@@ -27,7 +27,9 @@ def test_a_list_names_baselines_and_sets(names: str, wanted: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("names", ["markov-9", "default,rgcn-2", "", "all,", "Default"])
 def test_a_wrong_name_lists_what_there_is(names: str) -> None:
-    with pytest.raises(ConfigurationError, match="no baseline .*; there are: markov-1, .*, rgcn; and the sets default"):
+    with pytest.raises(
+        ConfigurationError, match=r"no baseline .*; there are: markov-1, .*, rgcn; and the sets default"
+    ):
         choose(names)
 
 

@@ -86,12 +86,21 @@ def test_names_that_only_the_test_set_has_are_unknown() -> None:
 
 
 @pytest.mark.slow
-def test_every_baseline_stands_beside_ours() -> None:
+def test_the_default_baselines_stand_beside_ours() -> None:
     fitted = train(drawn(40), None, FAST)
     assert list(fitted.metrics["baselines"]) == list(SETS["default"])
     for figures in fitted.metrics["baselines"].values():
         assert 0 < figures["prefill"]["accuracy"][0] < 1
     assert fitted.predictor.name not in BASELINES
+
+
+@pytest.mark.slow
+def test_any_other_baseline_does_when_asked_for() -> None:
+    wanted = ("knn-5", "linear-probe", "mlp-tiny", "rgcn")
+    fitted = train(drawn(40), None, FAST, baselines=wanted)
+    assert tuple(fitted.metrics["baselines"]) == wanted
+    for figures in fitted.metrics["baselines"].values():
+        assert 0 < figures["prefill"]["accuracy"][0] < figures["completion"]["accuracy"][0] < 1
 
 
 def test_the_same_seed_trains_the_same_model_and_says_the_same() -> None:

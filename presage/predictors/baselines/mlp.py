@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from presage.features.moment import MOMENTS
 from presage.features.prefixes import Prefixes
 from presage.predictors.baselines.neural import NeuralBaseline, NeuralConfig
 from presage.predictors.baselines.vectors import PrefixVectors
@@ -44,7 +43,10 @@ class Mlp(NeuralBaseline):
         return _Perceptron(inputs + 1, hidden, train.horizon, train.vocabulary.outcomes, self.config.dropout)
 
     def _columns(self, prefixes: Prefixes) -> Sequence[NDArray[np.generic]]:
-        return [np.concatenate(list(vars(self._vectors(prefixes, moment)).values()), axis=1) for moment in MOMENTS]
+        return [
+            np.concatenate(list(vars(self._vectors(prefixes, moment)).values()), axis=1)
+            for moment in self._vectors.moments
+        ]
 
 
 class _Perceptron(nn.Module):
@@ -56,11 +58,10 @@ class _Perceptron(nn.Module):
             layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
         self.layers = nn.Sequential(nn.Dropout(dropout), *layers, nn.Linear(hidden[-1], horizon * outcomes))
 
-    def forward(self, prefill: Tensor, completion: Tensor, padded: Tensor) -> tuple[Tensor, ...]:
-        """Logits at both moments, each [m, K, V+1]; a vector knows nothing of the steps beside it."""
-        return tuple(
-            self.layers(torch.cat([vector, vector.new_full((len(vector), 1), moment)], dim=1)).view(
-                len(vector), self.horizon, -1
-            )
-            for moment, vector in enumerate((prefill, completion))
-        )
+    def forward(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        """Logits at each moment, [m, K, V+1]; a vector knows nothing of the steps beside it, so padding is not read."""
+        logits = []
+        for moment, vector in enumerate(columns[:-1]):
+            told = torch.cat([vector, vector.new_full((len(vector), 1), moment)], dim=1)
+            logits.append(self.layers(told).view(len(vector), self.horizon, -1))
+        return tuple(logits)

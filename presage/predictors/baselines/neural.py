@@ -27,8 +27,10 @@ from presage.predictors.ragged import batches, one_thread, rows_and_padding
 
 _PREDICT_STEPS: Final = 8192
 _LARGEST_GRADIENT: Final = 1.0
-_LEAST_UPDATES: Final = 16
-"""Updates an epoch: with few traces batches are smaller, else early stopping would come before learning."""
+_UPDATES: Final = 16
+"""Updates an epoch wanted: with few traces batches are smaller, else early stopping would come before learning."""
+_FEWEST_STEPS: Final = 32
+"""But not smaller than this."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _train(network: nn.Module, data: _Data, held_out: _Data, config: NeuralConfi
     optimiser = torch.optim.AdamW(network.parameters(), config.learning_rate, weight_decay=config.weight_decay)
     average = AveragedModel(network, multi_avg_fn=_moving(config.averaging))
     check = held_out.batches(_PREDICT_STEPS, None)
-    batch_steps = max(1, min(config.batch_steps, len(data.labels) // _LEAST_UPDATES))
+    batch_steps = min(config.batch_steps, max(_FEWEST_STEPS, len(data.labels) // _UPDATES))
     most = config.epochs * (len(data.labels) // batch_steps + 2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, config.learning_rate, total_steps=most, pct_start=0.15)
     best, waited, kept = np.inf, 0, copy.deepcopy(average.module)
@@ -169,10 +171,13 @@ def _train(network: nn.Module, data: _Data, held_out: _Data, config: NeuralConfi
     return kept.eval()
 
 
-def _moving(keep: float) -> Callable[[list[Tensor], list[Tensor], Tensor], None]:
+_Weights = tuple[Tensor, ...] | list[Tensor]
+
+
+def _moving(keep: float) -> Callable[[_Weights, _Weights, Tensor | int], None]:
     """The moving average of weights; with few updates behind it, it forgets where they began."""
 
-    def average(averages: list[Tensor], latest: list[Tensor], updates: Tensor) -> None:
+    def average(averages: _Weights, latest: _Weights, updates: Tensor | int) -> None:
         kept = min(keep, float(updates) / (float(updates) + 10))
         torch._foreach_lerp_(averages, latest, 1.0 - kept)
 

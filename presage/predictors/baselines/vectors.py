@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from presage.features.history import RECENT, history_size
 from presage.features.inputs import SIZE_COUNT
-from presage.features.moment import MOMENTS, Moment
+from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes
 from presage.predictors.baselines.reduction import COMPONENTS, reduce_states
 from presage.predictors.encoding import encode_all
@@ -58,6 +58,11 @@ class PrefixVectors:
         for moment, vectors in zip(MOMENTS, self._plain(train), strict=True):
             self._varies[moment] = {name: np.ptp(block, axis=0) > 0 for name, block in vars(vectors).items()}
         return self
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """The moments that differ: without completion states both know the same."""
+        return MOMENTS if COMPLETION in self._projections else (PREFILL,)
 
     def __call__(self, prefixes: Prefixes, moment: Moment) -> Vectors:
         """The vectors of every prefix at this moment."""
