@@ -52,6 +52,7 @@ TRACES = {
     "one step a workflow": plain(("a", "b", "a", "c")),
     "one outcome a horizon": plain(("a", "a", "a")),
     "nothing known three steps ahead": plain(("ab", "ba", "ab"), cut={0, 1, 2}),
+    "nothing known at all": plain(("a", "b", "c"), cut={0, 1, 2}),
     "agents and outcomes out of the vocabulary": with_random_states(plain(("axb", "xxab", "bx", "abc", "x") * 2)),
     "a type and a horizon": plain(("ab", "bc", "abc"), known_types=("t", "u"), types=("u", "t", "t"), horizon=1),
 }

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import torch
@@ -25,8 +24,6 @@ from presage.features.prefixes import Prefixes
 from presage.predictors.baselines.neural import NeuralBaseline
 from presage.predictors.baselines.reduction import reduce_states
 from presage.predictors.projected import project_all
-
-_NOTHING: Final = np.float32(0.0)
 
 
 class SequenceBaseline(NeuralBaseline):
@@ -53,7 +50,7 @@ class SequenceBaseline(NeuralBaseline):
         done = projected.get(COMPLETION, nothing)
         before = np.zeros_like(done)
         before[1:] = done[:-1]
-        before[prefixes.offsets[:-1]] = _NOTHING
+        before[prefixes.offsets[:-1]] = 0.0
         return [
             prefixes.agent.astype(np.int64),
             prefixes.workflow_type[prefixes.workflow].astype(np.int64),
