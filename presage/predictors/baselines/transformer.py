@@ -1,10 +1,10 @@
 """A Transformer over the steps, one and two layers (PBKV, appendix C.2).
 
-Source: Vaswani et al., "Attention is all you need" (NeurIPS 2017), the layer of §3.1 under a causal mask. PBKV names the
-number of layers alone. Two departures, both in its favour. The layers normalise first, which trains without a warm-up
-tuned to it. And beside the sinusoidal positions (§3.5) each head learns a bias for every distance between two steps
-(Raffel et al., "T5", JMLR 2020, §2.1): from absolute positions alone it hardly learnt, on a few hundred real traces, to
-tell the last steps apart.
+Source: Vaswani et al., "Attention is all you need" (NeurIPS 2017), the layer of §3.1 under a causal mask. PBKV names
+the number of layers alone. Two departures, both in its favour. The layers normalise first, which trains without a
+warm-up tuned to it. And beside the sinusoidal positions (§3.5) each head learns a bias for every distance between two
+steps (Raffel et al., "T5", JMLR 2020, §2.1): from absolute positions alone it hardly learnt, on a few hundred real
+traces, to tell the last steps apart.
 
 Not PyTorch's `TransformerEncoderLayer`: in evaluation it takes a shorter way that knows no learnt bias.
 """
