@@ -45,15 +45,36 @@ def ratio_ci(
         )
     if not denominator.any():
         return float("nan"), float("nan")
-    workflows = len(numerator)
-    sums = np.stack([numerator, denominator], axis=1).astype(np.float64)  # [W, 2]
-    ratios = []
+    return ratio_cis(numerator[:, None], denominator[:, None], rng, resamples, level)[0]
+
+
+def ratio_cis(
+    numerators: NDArray[Any],
+    denominators: NDArray[Any],
+    rng: np.random.Generator,
+    resamples: int = 1000,
+    level: float = 0.95,
+) -> list[tuple[float, float]]:
+    """The same of M ratios at once, `[W, M]` each: one draw of workflows serves all, so M ratios cost little more than one.
+
+    Returns:
+        Lower and upper end of each ratio; both NaN where its denominator is zero everywhere.
+    """
+    workflows, ratios = numerators.shape
+    sums = np.concatenate([numerators, denominators], axis=1).astype(np.float64)  # [W, 2M]
+    found = []
     for start in range(0, resamples, rows := max(1, _CHUNK // workflows)):
         draws = min(rows, resamples - start)
         weights = rng.multinomial(workflows, np.full(workflows, 1 / workflows), size=draws)  # [draws, W]
-        above, below = (weights @ sums).T
-        ratios.append(above[below > 0] / below[below > 0])
-    low, high = np.quantile(np.concatenate(ratios), [(1 - level) / 2, (1 + level) / 2])
+        found.append(weights @ sums)
+    drawn = np.concatenate(found)
+    return [_ends(drawn[:, m], drawn[:, ratios + m], level) for m in range(ratios)]
+
+
+def _ends(above: NDArray[np.float64], below: NDArray[np.float64], level: float) -> tuple[float, float]:
+    if not below.any():
+        return float("nan"), float("nan")
+    low, high = np.quantile(above[below > 0] / below[below > 0], [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

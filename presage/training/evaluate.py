@@ -17,12 +17,32 @@ from numpy.typing import NDArray
 from presage.errors import TraceError
 from presage.features.moment import MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes
+from presage.training.confusions import confusions
+from presage.training.differences import Difference, differences
 from presage.training.metrics import RESAMPLES, Figures, measure
 
 Predict = Callable[[Prefixes, Moment], NDArray[np.float32]]
 """Prefixes and moment to probabilities [n, K, V+1]: the `predict` of any `NextAgentEstimator`."""
 
 ByMoment = Mapping[Moment, Figures]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A baseline on some of the workflows: its figures there, and by how much it is beaten."""
+
+    figures: Figures
+    difference: Difference
+
+    def to_dict(self) -> dict[str, Any]:
+        """Accuracy and difference with their intervals, as JSON values."""
+        figures, difference = self.figures.to_dict(), self.difference.to_dict()
+        return {
+            "accuracy": figures["accuracy"],
+            "ci95": figures["ci95"],
+            "difference": difference["difference"],
+            "difference_ci95": difference["ci95"],
+        }
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,9 @@ class Evaluation:
         states: whether the traces carry states at that moment; without, forecasts rest on ids and sizes.
         by_workflow_type: the same within each type, `"unknown"` for those not in the vocabulary.
         baselines: the same of each baseline on all workflows, by name.
+        differences: accuracy of what was judged minus that of each baseline, on all workflows.
+        rivals: of each workflow type, the figures of each baseline there and the difference to it.
+        confusions: where forecasts erred one step ahead, at each moment (`confusions.py`).
         model: name of what was judged, if it has one.
         version: its version in the registry, if it has one.
     """
@@ -46,11 +69,19 @@ class Evaluation:
     states: Mapping[Moment, bool]
     by_workflow_type: Mapping[str, ByMoment]
     baselines: Mapping[str, ByMoment] = field(default_factory=dict)
+    differences: Mapping[str, Mapping[Moment, Difference]] = field(default_factory=dict)
+    rivals: Mapping[str, Mapping[str, Mapping[Moment, Rival]]] = field(default_factory=dict)
+    confusions: Mapping[Moment, Mapping[str, Any]] = field(default_factory=dict)
     model: str | None = None
     version: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values."""
+        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values.
+
+        Beyond the contract, for the report: "differences" {baseline: {moment: {"difference", "ci95"}}},
+        "rivals" {workflow type: {baseline: {moment: {"accuracy", "ci95", "difference", "difference_ci95"}}}}, and
+        "confusions" {moment: see `confusions.py`}.
+        """
         return {
             "kind": "next-agent",
             "model": self.model,
@@ -65,6 +96,18 @@ class Evaluation:
                 name: {"accuracy": _to_dict(figures)[PREFILL]["accuracy"], **_to_dict(figures)}
                 for name, figures in self.baselines.items()
             },
+            "differences": {
+                name: {moment: found.to_dict() for moment, found in by_moment.items()}
+                for name, by_moment in self.differences.items()
+            },
+            "rivals": {
+                kind: {
+                    name: {moment: rival.to_dict() for moment, rival in by_moment.items()}
+                    for name, by_moment in rivals.items()
+                }
+                for kind, rivals in self.rivals.items()
+            },
+            "confusions": dict(self.confusions),
         }
 
 
@@ -101,23 +144,54 @@ def evaluate(
     moments = _by_moment(forecasts, prefixes, everything, seed, resamples)
     names = (*prefixes.vocabulary.workflow_types, "unknown")
     type_of = prefixes.workflow_type[prefixes.workflow]
-    by_type = {
-        names[index]: _by_moment(forecasts, prefixes, np.flatnonzero(type_of == index), seed, resamples)
-        for index in np.unique(type_of)
-    }
+    rows_of = {names[index]: np.flatnonzero(type_of == index) for index in np.unique(type_of)}
+    by_type = {kind: _by_moment(forecasts, prefixes, rows, seed, resamples) for kind, rows in rows_of.items()}
+    overall: dict[str, ByMoment] = {}
+    within: dict[str, dict[str, ByMoment]] = {kind: {} for kind in rows_of}
+    for name, baseline in (baselines or {}).items():
+        found = {moment: baseline(prefixes, moment) for moment in MOMENTS}
+        overall[name] = _by_moment(found, prefixes, everything, seed, resamples)
+        for kind, rows in rows_of.items():
+            # One workflow type is all of them: nothing to measure again.
+            within[kind][name] = (
+                overall[name] if len(rows_of) == 1 else _by_moment(found, prefixes, rows, seed, resamples)
+            )
     return Evaluation(
         workflows=prefixes.workflows,
         steps=prefixes.steps,
         moments=moments,
         states={moment: moment in prefixes.states for moment in MOMENTS},
         by_workflow_type=by_type,
-        baselines={
-            name: _by_moment({m: baseline(prefixes, m) for m in MOMENTS}, prefixes, everything, seed, resamples)
-            for name, baseline in (baselines or {}).items()
-        },
+        baselines=overall,
+        differences=_against(moments, overall, seed, resamples),
+        rivals={kind: _rivals(by_type[kind], within[kind], seed, resamples) for kind in rows_of},
+        confusions={moment: confusions(forecast, prefixes) for moment, forecast in forecasts.items()},
         model=model,
         version=version,
     )
+
+
+def _against(
+    ours: ByMoment, baselines: Mapping[str, ByMoment], seed: int, resamples: int
+) -> dict[str, dict[Moment, Difference]]:
+    """What was judged minus each baseline, at each moment."""
+    by_moment = {
+        moment: differences(
+            {name: (figures, theirs[moment]) for name, theirs in baselines.items()}, seed, resamples
+        )
+        for moment, figures in ours.items()
+    }
+    return {name: {moment: found[name] for moment, found in by_moment.items()} for name in baselines}
+
+
+def _rivals(
+    ours: ByMoment, baselines: Mapping[str, ByMoment], seed: int, resamples: int
+) -> dict[str, dict[Moment, Rival]]:
+    against = _against(ours, baselines, seed, resamples)
+    return {
+        name: {moment: Rival(figures, against[name][moment]) for moment, figures in theirs.items()}
+        for name, theirs in baselines.items()
+    }
 
 
 def _by_moment(

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from presage import __version__
+from presage.datasets.describe import describe
 from presage.datasets.digest import digest
 from presage.datasets.split import Split, split
 from presage.datasets.tasks import task_keys
@@ -72,14 +73,16 @@ class Training:
 
     Attributes:
         predictor: fitted.
-        metrics: the object of the command contract, with "data", "config", "versions", "fit_seconds", "latency_us"
-            and "size_bytes" beside the figures.
+        metrics: the object of the command contract, with "data", "traces" (the training traces as `describe` tells
+            them), "config", "versions", "fit_seconds", "latency_us" and "size_bytes" beside the figures.
         training_data: what the artefact says of its training traces.
+        evaluation: the figures behind the metrics, with those of every workflow.
     """
 
     predictor: NextAgentPredictor
     metrics: dict[str, Any]
     training_data: dict[str, Any]
+    evaluation: Evaluation
 
     def save(self, folder: Path) -> None:
         """Writes artefact, `metrics.json` and report; "size_bytes" is known from then on.
@@ -143,7 +146,7 @@ def train(
     if horizon < 1:
         raise ConfigurationError(f"horizon is {horizon}; at least 1 step ahead is wanted")
     check(baselines)
-    parts = Split(table, test, "separate test traces") if test is not None else split(table, TEST_FRACTION, seed)
+    parts = set_apart(table, test, seed)
     vocabulary = Vocabulary.from_table(parts.train)
     tell("reading states", None)
     texts = _Count(2 * parts.train.num_rows, lambda share: tell("embedding texts", share))
@@ -183,13 +186,19 @@ def train(
             "digest of the training traces": training_data["digest"],
             "digest of the test traces": f"sha256:{digest(parts.test)}",
         },
+        "traces": describe(parts.train),
         "config": asdict(config),
         "versions": _versions(),
         "fit_seconds": round(fit_seconds, 2),
         "latency_us": forecast_latency_us(predictor, held),
         "size_bytes": None,
     }
-    return Training(predictor, metrics, training_data)
+    return Training(predictor, metrics, training_data, evaluation)
+
+
+def set_apart(table: pa.Table, test: pa.Table | None, seed: int) -> Split:
+    """What `train` learns from and what it judges on: `test`, or where that is None a part of `table`."""
+    return Split(table, test, "separate test traces") if test is not None else split(table, TEST_FRACTION, seed)
 
 
 def evaluate_model(
