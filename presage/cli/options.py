@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,6 +49,16 @@ def read(paths: list[Path], skip_bad: bool, out: Output, report: Report, source_
     for reason, count in found.skipped.items():
         out.note(f"skipped {count} × {reason}")
     return found.table
+
+
+def states(name: str) -> Any:
+    """A source of states by its name."""
+    from presage.errors import ConfigurationError
+
+    known = ("auto", "captured", "text", "none")
+    if name not in known:
+        raise ConfigurationError(f"--states {name}: wanted one of {', '.join(known)}")
+    return name
 
 
 def open_registry(uri: str | None) -> Registry:

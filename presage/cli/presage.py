@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli import forecast, models, traces
+from presage.cli import forecast, models, study, traces
 from presage.cli.boundary import Boundary
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
     "presage forecast models:/next-agent/1 steps.jsonl",
 )
 app.add_typer(traces.app, name="traces")
+app.add_typer(study.app, name="study")
 app.command(
     epilog="Example:  presage evaluate models:/next-agent@champion held-out/ --json",
 )(forecast.evaluate)

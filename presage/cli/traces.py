@@ -116,8 +116,18 @@ def _experiment(name: str, tracking_uri: str | None, since: datetime | None, ski
     return Feed(f"MLflow experiment {name!r}", begin)
 
 
-@app.command(epilog="Example:  presage traces describe traces/ --json")
-def describe(store: options.Traces, skip_bad: options.SkipBad = False, as_json: options.Json = False) -> None:
+@app.command(
+    epilog="Examples:\n\npresage traces describe traces/ --json\n\npresage traces describe traces/ --html traces.html"
+)
+def describe(
+    store: options.Traces,
+    page: Annotated[
+        Path | None,
+        typer.Option("--html", help="Also write the description as a page of its own.", show_default=False),
+    ] = None,
+    skip_bad: options.SkipBad = False,
+    as_json: options.Json = False,
+) -> None:
     """Show workflow types, agents, lengths, tokens, the share that was cut, and the call graph."""
     from presage.datasets.describe import describe as describe_table
 
@@ -126,6 +136,12 @@ def describe(store: options.Traces, skip_bad: options.SkipBad = False, as_json: 
         table = options.read(store, skip_bad, out, report)
         report("describing", None)
         data = describe_table(table)
+        if page is not None:
+            from presage.training.report.description import document
+            from presage.training.report.files import write_file
+            from presage.training.report.page import page as rendered
+
+            write_file(page, rendered(document(data)).encode())
     out.result(data, *(_description(data) if not as_json else ()))
 
 

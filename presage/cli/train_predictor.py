@@ -37,6 +37,7 @@ def group() -> None:
     epilog="Examples:\n\n"
     "train-predictor next-agent traces/\n\n"
     "train-predictor next-agent traces/ --test later/ --out runs/a --no-register\n\n"
+    "train-predictor next-agent traces/ --report evidence/        # a page to read in two minutes\n\n"
     "train-predictor next-agent traces/ --set network.epochs=10 --set boosting.rounds=0\n\n"
     "A wrong --set names every key there is.",
 )
@@ -73,6 +74,15 @@ def next_agent(
         Path | None,
         typer.Option("--out", help="Folder for artefact, metrics.json and report.", show_default=False),
     ] = None,
+    report_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            help="Folder for the full report: adds the learning curve and the figures without states, which take "
+            "further trainings.",
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(help="Model to register a version of.")] = "next-agent",
     register: Annotated[
         bool, typer.Option("--register/--no-register", help="Register the version with MLflow.")
@@ -87,6 +97,7 @@ def next_agent(
     from presage.training.baselines import choose
     from presage.training.configuration import read_configuration
     from presage.training.next_agent import LIMITS, SHARED_TASKS, train
+    from presage.training.report.files import check_folder, write_metrics, write_report
 
     out = Output(as_json)
     with out.working() as report, tempfile.TemporaryDirectory() as scratch:
@@ -95,6 +106,8 @@ def next_agent(
         wanted = choose(baselines)
         folder = out_folder if out_folder is not None else Path(scratch) / "model"
         _check_folder(folder)
+        if report_folder is not None:
+            check_folder(report_folder, "--report")
         registry = None
         if register:
             check_name(name)
@@ -108,12 +121,18 @@ def next_agent(
             configuration,
             horizon=horizon,
             seed=seed,
-            states=_states(states),
+            states=options.states(states),
             text_encoder=text_encoder,
             baselines=wanted,
             name=name,
             progress=report,
         )
+        if report_folder is not None:
+            from presage.training.evidence import further_evidence
+            from presage.training.recipe import Recipe
+
+            recipe = Recipe(configuration, horizon, seed, options.states(states), text_encoder)
+            training.metrics.update(further_evidence(training, table, test_table, recipe, report))
         report("writing the artefact", None)
         training.save(folder)
         made = None
@@ -123,22 +142,17 @@ def next_agent(
             training.metrics["version"] = made.version
             if out_folder is not None:
                 training.save(folder)
+        if report_folder is not None:
+            write_metrics(report_folder, training.metrics)
+            write_report(report_folder, training.metrics)
     if shared := training.metrics["data"][SHARED_TASKS]:
         out.note(f"{shared} test workflows run a task that is in the training traces: the figures may be too good")
     places = {
         "folder": str(out_folder) if out_folder is not None else None,
         "registered": made.uri if made is not None else None,
+        "report": str(report_folder) if report_folder is not None else None,
     }
     out.result({**training.metrics, **places}, *(_summary(training, places) if not as_json else ()))
-
-
-def _states(states: str) -> Any:
-    from presage.errors import ConfigurationError
-
-    known = ("auto", "captured", "text", "none")
-    if states not in known:
-        raise ConfigurationError(f"--states {states}: wanted one of {', '.join(known)}")
-    return states
 
 
 def _check_folder(folder: Path) -> None:
@@ -154,7 +168,7 @@ def _check_folder(folder: Path) -> None:
 
 def _register(registry: Any, folder: Path, training: Training, name: str, table: pa.Table) -> RegisteredVersion:
     from presage.registry.package import register
-    from presage.training.report import REPORT_FILE
+    from presage.training.report.files import report_files
 
     metrics = training.metrics
     return register(
@@ -170,7 +184,7 @@ def _register(registry: Any, folder: Path, training: Training, name: str, table:
         },
         tags={"presage.states": str(metrics["data"]["states"])},
         input_example=_input_example(table),
-        report=folder / REPORT_FILE,
+        report=report_files(folder),
     )
 
 
@@ -207,11 +221,13 @@ def _summary(training: Training, places: dict[str, str | None]) -> list[Any]:
         f"artefact of {metrics['size_bytes'] / 1e6:.2f} MB"
     )
     if places["folder"]:
-        lines.append(f"artefact, metrics.json and report.md: {places['folder']}")
+        lines.append(f"artefact, metrics.json and report.html: {places['folder']}")
+    if places["report"]:
+        lines.append(f"the full report: {places['report']}/report.html")
     if places["registered"]:
         lines.append(f"registered as {places['registered']}")
-    elif not places["folder"]:
-        lines.append("nothing was kept: --no-register, and no --out")
+    elif not places["folder"] and not places["report"]:
+        lines.append("nothing was kept: --no-register, no --out and no --report")
     return [*accuracies(metrics, metrics["model"]), "", *lines]
 
 

@@ -55,7 +55,7 @@ def ratio_cis(
     resamples: int = 1000,
     level: float = 0.95,
 ) -> list[tuple[float, float]]:
-    """The same of M ratios at once, `[W, M]` each: one draw of workflows serves all, so M ratios cost little more than one.
+    """The same of M ratios at once, `[W, M]` each. One draw of workflows serves all: M cost little more than one.
 
     Returns:
         Lower and upper end of each ratio; both NaN where its denominator is zero everywhere.

@@ -68,7 +68,7 @@ def register(
     params: Mapping[str, Any],
     tags: Mapping[str, str],
     input_example: "pd.DataFrame | Sequence[Mapping[str, Any]]",
-    report: Path | None = None,
+    report: Sequence[Path] = (),
 ) -> RegisteredVersion:
     """Register an artefact folder as a new version. The version appears last: a failure on the way leaves none.
 
@@ -81,7 +81,7 @@ def register(
         params: how it was trained, the seed among them; values are written as text.
         tags: of the run and the version.
         input_example: a few steps with the columns of the trace schema.
-        report: a file to keep beside the run.
+        report: files to keep beside the run: the report as a page, as Markdown, its pictures.
 
     Raises:
         ArtefactError: the folder is no sound artefact.
@@ -166,7 +166,7 @@ def _log_run(
     params: Mapping[str, Any],
     figures: Mapping[str, float],
     metrics: Mapping[str, Any],
-    report: Path | None,
+    report: Sequence[Path],
     scratch: Path,
 ) -> None:
     from mlflow.entities import Metric, Param
@@ -179,8 +179,8 @@ def _log_run(
     path = scratch / "metrics.json"
     path.write_text(json.dumps(metrics, indent=1, sort_keys=True, ensure_ascii=False))
     registry.client.log_artifact(run_id, str(path))
-    if report is not None:
-        registry.client.log_artifact(run_id, str(report))
+    for file in report:
+        registry.client.log_artifact(run_id, str(file))
 
 
 def _log_model(

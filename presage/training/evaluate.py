@@ -176,9 +176,7 @@ def _against(
 ) -> dict[str, dict[Moment, Difference]]:
     """What was judged minus each baseline, at each moment."""
     by_moment = {
-        moment: differences(
-            {name: (figures, theirs[moment]) for name, theirs in baselines.items()}, seed, resamples
-        )
+        moment: differences({name: (figures, theirs[moment]) for name, theirs in baselines.items()}, seed, resamples)
         for moment, figures in ours.items()
     }
     return {name: {moment: found[name] for moment, found in by_moment.items()} for name in baselines}

@@ -1,8 +1,8 @@
 """What more traces would bring: accuracy against the number of training workflows (PBKV, appendix C.1).
 
-The test set is fixed. Training sets are nested and of whole tasks: a larger one holds every smaller one of its draw, and
-workflow types keep their shares. Small sets are drawn several times, since which workflows they hold matters most there
-and they are cheap. Two kinds of doubt stand apart: `ci95` is that of the test workflows, by bootstrap over them;
+The test set is fixed. Training sets are nested and of whole tasks: a larger one holds every smaller one of its draw,
+and workflow types keep their shares. Small sets are drawn several times, since which workflows they hold matters most
+there and they are cheap. Two kinds of doubt stand apart: `ci95` is that of the test workflows, by bootstrap over them;
 `spread` that of the training workflows, the least and the greatest accuracy of the draws.
 
 Everything is learnt from the subset alone: vocabulary, text sketch and when to stop, too.
@@ -117,7 +117,9 @@ def learning_curve(
             {"tasks": point.tasks, "workflows": round(point.workflows, 1), "draws": len(point.runs)} for point in points
         ],
         "models": {
-            name: {moment: _curve([_figures(point, name, moment) for point in points], recipe.seed) for moment in MOMENTS}
+            name: {
+                moment: _curve([_figures(point, name, moment) for point in points], recipe.seed) for moment in MOMENTS
+            }
             for name in (OURS, *baselines)
         },
     }
@@ -203,10 +205,7 @@ def _curve(points: Sequence[Sequence[Figures]], seed: int) -> dict[str, Any]:
             for draws in points
         ],
         "spread": [
-            [
-                _numbers([min(of), max(of)])
-                for of in zip(*(figures.accuracy for figures in draws), strict=True)
-            ]
+            [_numbers([min(of), max(of)]) for of in zip(*(figures.accuracy for figures in draws), strict=True)]
             for draws in points
         ],
     }

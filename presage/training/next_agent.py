@@ -36,7 +36,7 @@ from presage.training.baselines import BASELINES, SETS, check
 from presage.training.configuration import Limits
 from presage.training.evaluate import Evaluation, Predict, evaluate
 from presage.training.latency import forecast_latency_us
-from presage.training.report import write_metrics, write_report
+from presage.training.report.files import write_metrics, write_report
 from presage.training.validation_split import split_validation
 
 TEST_FRACTION: Final = 0.2

@@ -28,9 +28,7 @@ class Recipe:
     states: States = "auto"
     text_encoder: str = SKETCH
 
-    def train(
-        self, table: pa.Table, test: pa.Table, baselines: Sequence[str], tell: Callable[[str], None]
-    ) -> Training:
+    def train(self, table: pa.Table, test: pa.Table, baselines: Sequence[str], tell: Callable[[str], None]) -> Training:
         """Trains on `table` and judges on `test`, with a word on each thing that begins."""
         return train(
             table,

@@ -34,6 +34,7 @@ def artefact_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         training_data={"digest": "sha256:training"},
     )
     (folder / "report.md").write_text("# Report\n")
+    (folder / "report.html").write_text("<!doctype html>\n")
     return folder
 
 
@@ -55,7 +56,7 @@ def registered(registry: Registry, artefact_folder: Path) -> Callable[[str], Reg
             params={"seed": 0, "rate": 1e-3},
             tags={"team": "search"},
             input_example=pd.DataFrame(STEPS),
-            report=artefact_folder / "report.md",
+            report=[artefact_folder / "report.md", artefact_folder / "report.html"],
         )
 
     return make

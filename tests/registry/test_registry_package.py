@@ -41,7 +41,7 @@ def test_versions_are_counted_and_carry_the_facts(
     assert run.data.params["version.mlflow"]
     assert run.data.metrics == {"workflows": 12.0, "prefill_accuracy_1": 0.9, "prefill_accuracy_2": 0.8}
     kept = {item.path for item in registry.client.list_artifacts(first.run_id)}
-    assert kept == {"metrics.json", "report.md"}
+    assert kept == {"metrics.json", "report.md", "report.html"}
 
 
 def test_only_the_registry_that_was_passed_in_is_touched(

@@ -1,0 +1,210 @@
+"""`presage study`: how much data, which states, how far ahead? Asked of one's own traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli import options
+from presage.cli.output import Output, Report
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from presage.training.recipe import Recipe
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Ask your traces: would more of them help, what are states worth, how far ahead is a forecast any good?",
+)
+
+_Test = Annotated[
+    list[Path] | None,
+    typer.Option("--test", help="Traces to judge on; repeat for more. Without: a fifth of the tasks."),
+]
+_States = Annotated[str, typer.Option(help="Semantic states: captured, text, none, or auto: the first there is.")]
+_Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One setting of the predictor, as train-predictor takes it."),
+]
+_Baselines = Annotated[
+    str, typer.Option(help="What to train beside ours, separated by commas; none for nothing.", metavar="NAMES")
+]
+_Folder = Annotated[
+    Path | None,
+    typer.Option("--report", help="Folder for metrics.json, report.html and report.md.", show_default=False),
+]
+_Horizon = Annotated[int, typer.Option(help="How many steps ahead.", min=1)]
+
+_BASELINES = "markov-3,boosted-trees,published-graphsage"
+_QUICK = (50, 200)
+
+Ask = Callable[["pa.Table", "pa.Table | None", "Recipe", Report], dict[str, Any]]
+
+
+@app.command(
+    "learning-curve",
+    epilog="Examples:\n\n"
+    "presage study learning-curve traces/ --report curve/\n\n"
+    "presage study learning-curve traces/ --sizes 100,400,1600 --draws 1\n\n"
+    "A set is of whole tasks, so it may hold more workflows than asked for. Each training costs what train-predictor "
+    "would on so many workflows.",
+)
+def learning_curve(
+    traces: options.Traces,
+    test: _Test = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="Training workflows, separated by commas. Without: 25, 50, 100, … up to 800.", show_default=False
+        ),
+    ] = None,
+    draws: Annotated[int, typer.Option(help="How often a small training set is drawn.", min=1)] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Two sizes, one draw: to see whether it works.")] = False,
+    baselines: _Baselines = _BASELINES,
+    horizon: _Horizon = 3,
+    states: _States = "auto",
+    settings: _Settings = None,
+    seed: options.Seed = 0,
+    report_folder: _Folder = None,
+    skip_bad: options.SkipBad = False,
+    as_json: options.Json = False,
+) -> None:
+    """Accuracy against the number of training workflows, beside baselines: would more traces help?"""
+    from presage.training.study import study_learning_curve
+
+    asked = _sizes(sizes)
+
+    def ask(table: pa.Table, test_table: pa.Table | None, recipe: Recipe, report: Report) -> dict[str, Any]:
+        return study_learning_curve(
+            table,
+            test_table,
+            recipe,
+            sizes=_QUICK if quick and asked is None else asked,
+            draws=1 if quick else draws,
+            baselines=_names(baselines),
+            share=report,
+        )
+
+    _study(ask, traces, test, _recipe(settings, horizon, seed, states), report_folder, skip_bad, as_json)
+
+
+@app.command(
+    "states",
+    epilog="Example:  presage study states traces/ --report states/\n\n"
+    "One training for each source of states that the traces have, and one without any.",
+)
+def states_(
+    traces: options.Traces,
+    test: _Test = None,
+    horizon: _Horizon = 3,
+    settings: _Settings = None,
+    seed: options.Seed = 0,
+    report_folder: _Folder = None,
+    skip_bad: options.SkipBad = False,
+    as_json: options.Json = False,
+) -> None:
+    """What hidden states add over texts and over neither, and completion over prefill: are they worth recording?"""
+    from presage.training.study import study_states
+
+    def ask(table: pa.Table, test_table: pa.Table | None, recipe: Recipe, report: Report) -> dict[str, Any]:
+        return study_states(table, test_table, recipe, share=report)
+
+    _study(ask, traces, test, _recipe(settings, horizon, seed, "auto"), report_folder, skip_bad, as_json)
+
+
+@app.command(epilog="Example:  presage study horizon traces/ --horizon 6 --report horizon/")
+def horizon(
+    traces: options.Traces,
+    test: _Test = None,
+    horizon: _Horizon = 6,
+    baselines: _Baselines = _BASELINES,
+    states: _States = "auto",
+    settings: _Settings = None,
+    seed: options.Seed = 0,
+    report_folder: _Folder = None,
+    skip_bad: options.SkipBad = False,
+    as_json: options.Json = False,
+) -> None:
+    """Accuracy at each step ahead, beside baselines: how far is a forecast worth acting on?"""
+    from presage.training.study import study_horizon
+
+    def ask(table: pa.Table, test_table: pa.Table | None, recipe: Recipe, report: Report) -> dict[str, Any]:
+        return study_horizon(table, test_table, recipe, baselines=_names(baselines), share=report)
+
+    _study(ask, traces, test, _recipe(settings, horizon, seed, states), report_folder, skip_bad, as_json)
+
+
+def _study(
+    ask: Ask,
+    traces: list[Path],
+    test: list[Path] | None,
+    recipe: Recipe,
+    report_folder: Path | None,
+    skip_bad: bool,
+    as_json: bool,
+) -> None:
+    """Reads, asks, writes and says."""
+    from presage.training.report.files import check_folder, write_metrics, write_report
+
+    if report_folder is not None:
+        check_folder(report_folder, "--report")
+    out = Output(as_json)
+    with out.working() as report:
+        table = options.read(traces, skip_bad, out, report)
+        test_table = options.read(test, skip_bad, out, report) if test else None
+        found = ask(table, test_table, recipe, report)
+        if report_folder is not None:
+            report("writing the report", None)
+            write_metrics(report_folder, found)
+            write_report(report_folder, found)
+    place = {"report": str(report_folder) if report_folder is not None else None}
+    out.result({**found, **place}, *(_told(found, report_folder) if not as_json else ()))
+
+
+def _told(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
+    """The answer as the report tells it: its tables."""
+    from presage.cli.tables import table
+    from presage.training.report.blocks import Folded, Table, Text
+    from presage.training.report.report import document
+
+    told = document(found)
+    lines: list[Any] = [told.title, told.lead]
+    for block in told.sections[0].blocks:
+        inner = block.blocks if isinstance(block, Folded) else [block]
+        for one in inner:
+            if isinstance(one, Table):
+                lines.append(table("", one.head, [row.cells for row in one.rows]))
+            elif isinstance(one, Text):
+                lines.append(f"\n{one.text}")
+    if report_folder is not None:
+        lines.append(f"\nthe page: {report_folder}/report.html")
+    return lines
+
+
+def _recipe(settings: list[str] | None, horizon: int, seed: int, states: str) -> Recipe:
+    from presage.predictors.parts import NextAgentConfig
+    from presage.training.configuration import read_configuration
+    from presage.training.next_agent import LIMITS
+    from presage.training.recipe import Recipe
+
+    configuration = read_configuration(NextAgentConfig, None, settings or (), LIMITS)
+    return Recipe(configuration, horizon, seed, options.states(states))
+
+
+def _names(baselines: str) -> tuple[str, ...]:
+    return () if baselines == "none" else tuple(baselines.split(","))
+
+
+def _sizes(sizes: str | None) -> list[int] | None:
+    from presage.errors import ConfigurationError
+
+    if sizes is None:
+        return None
+    parts = [part.strip() for part in sizes.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigurationError(f"--sizes {sizes}: wanted whole numbers separated by commas, such as 50,200,800")
+    return [int(part) for part in parts]

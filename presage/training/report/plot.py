@@ -1,0 +1,161 @@
+"""Lines in a square, as SVG: accuracy against training workflows, against steps ahead, against confidence.
+
+Written by hand rather than by matplotlib: colours are classes, so one drawing serves light and dark, text stays text,
+and equal figures give equal bytes. A drawing names no colour and carries no id, so that many can stand on one page.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Final
+from xml.etree.ElementTree import Element, SubElement, tostring
+
+from presage.training.report.blocks import Picture
+
+COLOURS: Final = 6
+"""So many lines can be told apart; ours is the first."""
+
+_WIDTH, _HEIGHT = 320, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 40
+_GAP, _TITLE, _LEGEND = 16, 22, 20
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point, the ends of its interval where there is one, and what it says when pointed at."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows and where it begins and ends; `ticks` are what is written beside it."""
+
+    label: str
+    low: float
+    high: float
+    ticks: Sequence[float]
+    logarithmic: bool = False
+
+    def place(self, value: float) -> float:
+        """0 at the beginning, 1 at the end."""
+        low, high, at = (math.log(v) if self.logarithmic else v for v in (self.low, self.high, value))
+        return (at - low) / (high - low)
+
+
+def share_axis(label: str, values: Sequence[float]) -> Axis:
+    """An axis around shares, from a round number below the least to one above the greatest."""
+    low, high = min(values), max(values)
+    step = next((s for s in (0.02, 0.05, 0.1, 0.2) if (high - low) / s <= 5), 0.25)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    last = max(last, first + 1)
+    return Axis(label, first * step, last * step, [n * step for n in range(first, last + 1)])
+
+
+def line_plot(lines: Sequence[Sequence[Point]], x: Axis, y: Axis, *, diagonal: bool = False) -> Element:
+    """One panel; line i has colour i. With a diagonal where y equals x."""
+    svg = Element("svg", {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "class": "plot", "role": "img"})
+    wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def at(px: float, py: float) -> tuple[float, float]:
+        return _LEFT + wide * x.place(px), _TOP + high * (1 - y.place(py))
+
+    for value in y.ticks:
+        _, row = at(x.low, value)
+        _line(svg, (_LEFT, row), (_WIDTH - _RIGHT, row), "grid")
+        _text(svg, (_LEFT - 6, row + 4), f"{value:.2f}".rstrip("0").rstrip(".") or "0", "tick end")
+    for value in x.ticks:
+        column, _ = at(value, y.low)
+        _line(svg, (column, _HEIGHT - _BOTTOM), (column, _HEIGHT - _BOTTOM + 4), "axis")
+        _text(svg, (column, _HEIGHT - _BOTTOM + 17), f"{value:g}", "tick middle")
+    _line(svg, (_LEFT, _HEIGHT - _BOTTOM), (_WIDTH - _RIGHT, _HEIGHT - _BOTTOM), "axis")
+    _text(svg, (_LEFT + wide / 2, _HEIGHT - 6), x.label, "label middle")
+    up = _text(svg, (12, _TOP + high / 2), y.label, "label middle")
+    up.set("transform", f"rotate(-90 12 {_number(_TOP + high / 2)})")
+    if diagonal:
+        _line(svg, at(x.low, y.low), at(x.high, y.high), "diagonal")
+    for index in reversed(range(len(lines))):  # ours is drawn last, on top
+        _draw(svg, lines[index], at, f"s{index % COLOURS}")
+    return svg
+
+
+def _draw(svg: Element, points: Sequence[Point], at: object, colour: str) -> None:
+    assert callable(at)
+    for point in points:
+        if point.low is not None and point.high is not None:
+            _line(svg, at(point.x, point.low), at(point.x, point.high), f"whisker {colour}")
+    path = " ".join(f"{_number(a)},{_number(b)}" for a, b in (at(point.x, point.y) for point in points))
+    if len(points) > 1:
+        SubElement(svg, "polyline", {"points": path, "class": f"line {colour}"})
+    for point in points:
+        column, row = at(point.x, point.y)
+        dot = SubElement(svg, "circle", {"cx": _number(column), "cy": _number(row), "r": "3", "class": f"dot {colour}"})
+        if point.says:
+            SubElement(dot, "title").text = clean(point.says)
+
+
+def standalone(picture: Picture) -> str:
+    """A picture as a file of its own: its panels in rows of three with their titles, the legend on top."""
+    sizes = [_size(panel.svg) for panel in picture.panels]
+    columns = min(3, len(sizes))
+    wide, high = max(w for w, _ in sizes), max(h for _, h in sizes)
+    rows = -(-len(sizes) // columns)
+    top = _LEGEND * len(picture.legend) + _GAP
+    width, height = columns * (wide + _GAP) + _GAP, top + rows * (high + _TITLE + _GAP)
+    box = f"0 0 {_number(width)} {_number(height)}"
+    svg = Element(
+        "svg",
+        {"xmlns": "http://www.w3.org/2000/svg", "viewBox": box, "width": _number(width), "height": _number(height)},
+    )
+    SubElement(svg, "style").text = stylesheet()
+    SubElement(svg, "rect", {"width": "100%", "height": "100%", "class": "paper"})
+    for index, name in enumerate(picture.legend):
+        row = _GAP + _LEGEND * index
+        _line(svg, (_GAP, row), (_GAP + 22, row), f"line s{index % COLOURS}")
+        _text(svg, (_GAP + 30, row + 4), name, "label")
+    for index, panel in enumerate(picture.panels):
+        x, y = _GAP + (index % columns) * (wide + _GAP), top + (index // columns) * (high + _TITLE + _GAP)
+        _text(svg, (x, y + 12), panel.title, "title")
+        inner = SubElement(svg, "svg", {**panel.svg.attrib, "x": _number(x), "y": _number(y + _TITLE)})
+        inner.set("width", _number(sizes[index][0]))
+        inner.set("height", _number(sizes[index][1]))
+        inner.extend(list(panel.svg))
+    return tostring(svg, encoding="unicode") + "\n"
+
+
+def stylesheet() -> str:
+    """The colours of drawings, in light and dark."""
+    return resources.files("presage.training.report").joinpath("picture.css").read_text(encoding="utf-8")
+
+
+def clean(text: str) -> str:
+    """A name as XML can hold it: no control characters."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
+
+
+def _size(svg: Element) -> tuple[float, float]:
+    _, _, width, height = map(float, svg.attrib["viewBox"].split())
+    return width, height
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _line(svg: Element, start: tuple[float, float], end: tuple[float, float], kind: str) -> None:
+    ends = dict(zip(("x1", "y1", "x2", "y2"), map(_number, (*start, *end)), strict=True))
+    SubElement(svg, "line", {**ends, "class": kind})
+
+
+def _text(svg: Element, place: tuple[float, float], text: str, kind: str) -> Element:
+    made = SubElement(svg, "text", {"x": _number(place[0]), "y": _number(place[1]), "class": kind})
+    made.text = clean(text)
+    return made

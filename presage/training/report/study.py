@@ -1,0 +1,107 @@
+"""The reports of the studies, from their `metrics.json`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from presage.training.report import accuracy, curves
+from presage.training.report.blocks import Block, Document, Row, Section, Table, Text
+from presage.training.report.files import Metrics
+from presage.training.report.next_agent import data
+from presage.training.report.numbers import ahead, count, interval, number, signed_interval
+from presage.training.report.traces import call_graphs
+
+TITLES: Final = {
+    "learning-curve": "Would more traces help?",
+    "states": "What are states worth?",
+    "horizon": "How far ahead is a forecast worth acting on?",
+}
+
+_SOURCES: Final = {"captured": "hidden states", "text": "texts", "none": "neither"}
+
+
+def document(metrics: Metrics) -> Document:
+    """The report of one study."""
+    study = metrics["study"]
+    answer = {"learning-curve": _learning_curve, "states": _states, "horizon": _horizon}[study](metrics)
+    lead = (
+        f"Every model was judged on the same {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps."
+    )
+    sections = [answer, data(metrics), call_graphs(metrics["traces"])]
+    return Document(f"Study: {TITLES[study]}", lead, [section for section in sections if section is not None])
+
+
+def _learning_curve(metrics: Metrics) -> Section:
+    section = curves.learning_curve(metrics)
+    assert section is not None
+    return section
+
+
+def _states(metrics: Metrics) -> Section:
+    sources = metrics["sources"]
+    judged = {_SOURCES[name]: of["moments"] for name, of in sources.items()}
+    blocks: list[Block] = [
+        Text(
+            "The same predictor trained with hidden states, with a sketch of the texts instead, and with neither; at "
+            "prefill it knows a step's input, at completion its output as well."
+        ),
+        curves.by_steps_ahead(judged, "states"),
+    ]
+    if metrics["absent"]:
+        blocks.append(Text(f"The traces have no {' and no '.join(_SOURCES[name] for name in metrics['absent'])}."))
+    rows = []
+    for name, of in sources.items():
+        for moment, figures in of["moments"].items():
+            for k, value in enumerate(figures["accuracy"]):
+                gain = of.get("against_none", {}).get(moment)
+                adds = signed_interval(gain["difference"][k], gain["ci95"][k]) if gain else "–"
+                later = of["completion_against_prefill"] if moment == "completion" else None
+                knows = signed_interval(later["difference"][k], later["ci95"][k]) if later else "–"
+                cells = [_SOURCES[name], f"{moment}, {ahead(k + 1)[-1]}", interval(value, figures["ci95"][k])]
+                rows.append(Row([*cells, adds, knows]))
+    head = ["states", "moment, ahead", "accuracy [95 %]", "more than neither [paired]", "more than at prefill [paired]"]
+    blocks.append(Table(head, rows, frozenset({0, 1})))
+    return Section("Accuracy by source of states", blocks)
+
+
+def _horizon(metrics: Metrics) -> Section:
+    mine = accuracy.ours(metrics)
+    judged = {mine: metrics["moments"], **metrics["baselines"]}
+    blocks: list[Block] = [
+        Text(
+            "One predictor, trained for all the steps at once. A cache that looks further ahead acts on the right end "
+            "of the curve: where it comes down to the baselines, looking further adds nothing that counting does not."
+        ),
+        curves.by_steps_ahead(judged, "horizon"),
+    ]
+    for moment, figures in metrics["moments"].items():
+        steps = ahead(len(figures["accuracy"]))
+        rows = [
+            Row(
+                [
+                    name,
+                    *(interval(a, ends) for a, ends in zip(of[moment]["accuracy"], of[moment]["ci95"], strict=True)),
+                ],
+                name == mine,
+            )
+            for name, of in judged.items()
+        ]
+        rows.append(Row(["positions", *map(count, figures["positions"])]))
+        rows.append(Row(["NLL of ours", *map(number, figures["nll"])]))
+        blocks.append(Table([f"at {moment}", *steps], rows))
+    cells = accuracy.against_best(metrics["moments"], metrics["baselines"], metrics["differences"])
+    if cells:
+        rows = [
+            Row(
+                [
+                    f"{cell.moment}, {ahead(cell.k + 1)[-1]}",
+                    cell.best,
+                    signed_interval(cell.difference, cell.ci95),
+                    cell.verdict,
+                ]
+            )
+            for cell in cells
+        ]
+        head = ["against the best baseline", "which", "difference [95 %, paired]", ""]
+        blocks.append(Table(head, rows, frozenset({0, 1, 3})))
+    return Section("Accuracy at each step ahead", blocks)
