@@ -18,14 +18,13 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from presage.datasets.tasks import task_keys
-from presage.errors import ConfigurationError
+from presage.errors import ConfigurationError, InputError, TraceError
 from presage.features.moment import MOMENTS
 from presage.predictors.bootstrap import ratio_cis
 from presage.training.evaluate import Evaluation
 from presage.training.metrics import Figures
+from presage.training.nested_sets import LEAST_TASKS, NestedSets
 from presage.training.recipe import Recipe, Share
 
 OURS: Final = "presage"
@@ -38,8 +37,6 @@ LARGEST: Final = 800
 before. The largest costs as much as all the others together."""
 
 DRAWS: Final = 3
-_LEAST_TASKS: Final = 2
-"""One to learn from, one to decide when to stop."""
 
 
 @dataclass(frozen=True)
@@ -76,42 +73,45 @@ def learning_curve(
 
     Returns:
         JSON values: `points` [{"tasks", "workflows", "draws"}], the workflows as a mean over the draws; `models`
-        {name: {moment: {"accuracy", "ci95", "spread"}}}, each a list over the points of K values.
+        {name: {moment: {"accuracy", "ci95", "spread"}}}, each a list over the points of K values; `left_out`
+        [{"tasks", "workflows", "reason"}], sets too small to learn from.
 
     Raises:
         ConfigurationError: a size below 2 or above what there is to train on, or fewer than 1 draw.
-        TraceError: a set is too small to learn from.
+        TraceError: every set is too small to learn from.
     """
-    tasks = _Tasks.of(train)
-    sizes = default_sizes(tasks.workflows, whole is not None) if sizes is None else sorted(set(sizes))
-    if draws < 1 or (sizes and not _LEAST_TASKS <= sizes[0] <= sizes[-1] <= tasks.workflows):
+    sets = [NestedSets.of(train, recipe.seed, draw) for draw in range(draws)]
+    workflows = sets[0].workflows if sets else 0
+    sizes = default_sizes(workflows, whole is not None) if sizes is None else sorted(set(sizes))
+    if draws < 1 or (sizes and not LEAST_TASKS <= sizes[0] <= sizes[-1] <= workflows):
         raise ConfigurationError(
-            f"got sizes {', '.join(map(str, sizes))} and {draws} draws; there are {tasks.workflows} workflows to train "
-            f"on: wanted sizes from {_LEAST_TASKS} to {tasks.workflows}, and at least 1 draw"
+            f"got sizes {', '.join(map(str, sizes))} and {draws} draws; there are {workflows} workflows to train on: "
+            f"wanted at least 1 draw, and sizes from {LEAST_TASKS} to {workflows}"
         )
-    orders = [tasks.order(recipe.seed, draw) for draw in range(draws)]
-    counts = sorted({tasks.enough(orders[0], size) for size in sizes})
-    plan = [(count, tasks.first(orders[0], count)) for count in counts]
-    most = max((int(rows_workflows) for _, (_, rows_workflows) in plan), default=0)
-    times = [min(draws, max(1, most // (2 * workflows))) for _, (_, workflows) in plan]
-    cost = sum(workflows * often for (_, (_, workflows)), often in zip(plan, times, strict=True))
-    done = 0
-    points = []
-    for count, often in zip(counts, times, strict=True):
-        runs, held = [], []
-        for draw in range(often):
-            rows, workflows = tasks.first(orders[draw], count)
-            what = f"{workflows} training workflows" + (f", draw {draw + 1} of {often}" if often > 1 else "")
-            tell = _teller(share, what, min(1.0, done / cost))
-            fitted = dataclasses.replace(recipe, seed=recipe.seed + draw).train(
-                train.filter(pa.array(rows)), test, baselines, tell
-            )
-            runs.append(fitted.evaluation)
-            held.append(workflows)
-            done += workflows
-        points.append(_Point(count, float(np.mean(held)), runs))
+    counts = sorted({sets[0].enough(size) for size in sizes} - ({sets[0].tasks} if whole is not None else set()))
+    held = [sets[0].held(count) for count in counts]
+    times = [min(draws, max(1, held[-1] // of)) for of in held]
+    cost, done = sum(of * often for of, often in zip(held, times, strict=True)), 0
+    points: list[_Point] = []
+    left_out: list[dict[str, Any]] = []
+    for count, of, often in zip(counts, held, times, strict=True):
+        runs = []
+        try:
+            for draw in range(often):
+                what = f"{of} training workflows" + (f", draw {draw + 1} of {often}" if often > 1 else "")
+                subset = sets[draw].take(train, count)
+                again = dataclasses.replace(recipe, seed=recipe.seed + draw)
+                runs.append(again.train(subset, test, baselines, _teller(share, what, done / cost)).evaluation)
+                done += of
+        except InputError as error:
+            # A few workflows may name one agent only, or hold no text: the curve begins where there is enough.
+            left_out.append({"tasks": count, "workflows": of, "reason": str(error)})
+            continue
+        points.append(_Point(count, float(np.mean([one.held(count) for one in sets[:often]])), runs))
     if whole is not None:
-        points.append(_Point(len(tasks.sizes), float(tasks.workflows), [whole]))
+        points.append(_Point(sets[0].tasks, float(workflows), [whole]))
+    if not points:
+        raise TraceError(f"no training set of the curve can be learnt from; the largest: {left_out[-1]['reason']}")
     return {
         "points": [
             {"tasks": point.tasks, "workflows": round(point.workflows, 1), "draws": len(point.runs)} for point in points
@@ -122,6 +122,7 @@ def learning_curve(
             }
             for name in (OURS, *baselines)
         },
+        "left_out": left_out,
     }
 
 
@@ -140,49 +141,6 @@ def default_sizes(workflows: int, whole_is_known: bool = False) -> list[int]:
     if workflows <= LARGEST and not whole_is_known:
         sizes.append(workflows)
     return sizes
-
-
-@dataclass(frozen=True)
-class _Tasks:
-    """The tasks of a trace: of each row its task, of each task its workflows and its workflow type."""
-
-    rows: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    types: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, table: pa.Table) -> _Tasks:
-        """Reads off a valid trace in canonical order; a task of several types counts as of the first."""
-        _, first, rows = np.unique(task_keys(table), return_index=True, return_inverse=True)
-        heads = table["step"].to_numpy() == 0
-        kinds = table["workflow_type"].combine_chunks().dictionary_encode().indices.to_numpy()
-        return cls(rows, np.bincount(rows[heads], minlength=len(first)), kinds[first].astype(np.int64))
-
-    @property
-    def workflows(self) -> int:
-        """All of them."""
-        return int(self.sizes.sum())
-
-    def order(self, seed: int, draw: int) -> NDArray[np.int64]:
-        """All tasks, at random, so that any number of first ones holds each workflow type in proportion."""
-        shuffled = np.random.default_rng([seed, draw]).permutation(len(self.sizes))
-        shuffled = shuffled[np.argsort(self.types[shuffled], kind="stable")]
-        kinds, starts, counts = np.unique(self.types[shuffled], return_index=True, return_counts=True)
-        rank = np.arange(len(shuffled)) - np.repeat(starts, counts)
-        place = (rank + 0.5) / np.repeat(counts, counts)  # of each task on the way through its type
-        assert len(kinds) == len(starts)
-        return shuffled[np.argsort(place, kind="stable")]
-
-    def enough(self, order: NDArray[np.int64], workflows: int) -> int:
-        """How many of the first tasks hold so many workflows."""
-        reached = int(np.searchsorted(np.cumsum(self.sizes[order]), workflows)) + 1
-        return min(max(_LEAST_TASKS, reached), len(order))
-
-    def first(self, order: NDArray[np.int64], count: int) -> tuple[NDArray[np.bool_], int]:
-        """Which rows are of the first `count` tasks, bool [n], and how many workflows those are."""
-        chosen = np.zeros(len(self.sizes), bool)
-        chosen[order[:count]] = True
-        return chosen[self.rows], int(self.sizes[chosen].sum())
 
 
 def _figures(point: _Point, name: str, moment: Any) -> list[Figures]:

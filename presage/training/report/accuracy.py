@@ -80,7 +80,7 @@ def lead(metrics: Metrics) -> str:
     not_ahead = [cell for cell in cells if not cell.leads]
     shown = sum(cell.verdict == "leads" for cell in cells)
     said = f"{judged} Of {len(cells)} comparisons with the best baseline it is ahead in {len(cells) - len(not_ahead)}"
-    said += f", in {shown} beyond doubt (the 95 % interval of the paired difference lies above 0)."
+    said += f"; in {shown} the 95 % interval of the paired difference lies above 0."
     if not_ahead:
         said += " It does not lead " + "; ".join(
             f"at {cell.moment}, {ahead(cell.k + 1)[-1]} ahead: {signed_interval(cell.difference, cell.ci95)} "
@@ -125,25 +125,30 @@ def accuracies(metrics: Metrics) -> Section:
     blocks += [_table(judged, ours(metrics), moment) for moment in metrics["moments"]]
     cells = against_best(metrics["moments"], metrics["baselines"], metrics["differences"])
     if cells:
-        rows = [
-            Row(
-                [
-                    f"{cell.moment}, {ahead(cell.k + 1)[-1]}",
-                    cell.best,
-                    number(cell.ours),
-                    number(cell.theirs),
-                    signed_interval(cell.difference, cell.ci95),
-                    cell.verdict,
-                ]
-            )
-            for cell in cells
-        ]
-        head = ["against the best baseline", "which", "ours", "its", "difference [95 %, paired]", ""]
-        blocks.append(Table(head, rows, frozenset({0, 1, 5})))
+        blocks.append(against_table(cells))
     blocks.append(_further(metrics, judged))
     if unseen := _unseen(metrics):
         blocks.append(Text(unseen))
     return Section("Accuracy by steps ahead", blocks)
+
+
+def against_table(cells: Sequence[Against]) -> Table:
+    """Ours beside the best baseline, a row a moment and number of steps ahead."""
+    rows = [
+        Row(
+            [
+                f"{cell.moment}, {ahead(cell.k + 1)[-1]}",
+                cell.best,
+                number(cell.ours),
+                number(cell.theirs),
+                signed_interval(cell.difference, cell.ci95),
+                cell.verdict,
+            ]
+        )
+        for cell in cells
+    ]
+    head = ["against the best baseline", "which", "ours", "its", "difference [95 %, paired]", ""]
+    return Table(head, rows, frozenset({0, 1, 5}))
 
 
 def by_type(metrics: Metrics) -> Section:
@@ -173,12 +178,21 @@ def by_type(metrics: Metrics) -> Section:
                 )
             )
         steps = ahead(len(next(iter(types.values()))[moment]["accuracy"]))
-        head = [f"at {moment}", "workflows", *steps, "ECE, 1 step", "best baseline, 1 step", "difference to it"]
+        head = [f"at {moment}", "workflows", *steps, "ECE, 1 step", "best, 1 step", "difference"]
         blocks.append(Table(head, rows, frozenset({0, len(head) - 2})))
+    behind = []
     for name, rivals in sorted(metrics["rivals"].items()):
+        cells = _within(types[name], rivals)
+        behind += [f"{name} at {moment} ({', '.join(steps)})" for moment, steps in _not_ahead(cells).items()]
         judged = {ours(metrics): types[name], **rivals}
         tables = [_table(judged, ours(metrics), moment) for moment in metrics["moments"]]
+        if cells:
+            tables.append(against_table(cells))
         blocks.append(Folded(f"Every baseline on {name}", tables))
+    if behind:
+        blocks.insert(
+            0, Text(f"Within a workflow type it does not lead the best baseline of that type: {'; '.join(behind)}.")
+        )
     return Section(title, blocks)
 
 
@@ -218,6 +232,24 @@ def _table(judged: Mapping[str, Any], mine: str, moment: str) -> Table:
 
 def _cells(figures: Mapping[str, Any]) -> list[str]:
     return [interval(a, ends) for a, ends in zip(figures["accuracy"], figures["ci95"], strict=True)]
+
+
+def _within(moments: Mapping[str, Any], rivals: Mapping[str, Any]) -> list[Against]:
+    """Ours beside the best baseline within one workflow type."""
+    gains = {
+        name: {m: {"difference": of["difference"], "ci95": of["difference_ci95"]} for m, of in by_moment.items()}
+        for name, by_moment in rivals.items()
+    }
+    return against_best(moments, rivals, gains)
+
+
+def _not_ahead(cells: Sequence[Against]) -> dict[str, list[str]]:
+    """At each moment the numbers of steps ahead at which ours does not lead."""
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        if not cell.leads:
+            found.setdefault(cell.moment, []).append(str(cell.k + 1))
+    return found
 
 
 def _best(rivals: Mapping[str, Any], moment: str) -> str:

@@ -22,12 +22,12 @@ END: Final = "END"
 AGENTS: Final = 12
 """So many agents are drawn at most, besides END."""
 
-EDGES: Final = 40
+EDGES: Final = 32
 LEAST: Final = 0.02
 """Rarer calls of an agent are left out."""
 
 _STARTS: Final = 0.05
-_ROW, _HEIGHT, _REACH, _FIRST, _MARGIN = 56.0, 28.0, 20.0, 26.0, 26.0
+_ROW, _HEIGHT, _REACH, _FIRST, _MARGIN = 56.0, 28.0, 20.0, 24.0, 30.0
 _CHARACTER, _LONGEST = 7.2, 26
 
 Graph = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -143,10 +143,11 @@ def _draw(
             kind = "on" if span > 1 else "back"
             out = edge_x + sign * _reach(abs(span)) / 0.75  # a cubic reaches three quarters of the way
             begin, end = (a - 7, b + 7) if span <= 0 else (a + 6, b - 6)
+            beyond = 12 if span == 0 else 0  # a loop is too small to write on
             tip_x = edge_x + sign * 7
             path = f"M{edge_x:.0f} {begin:.0f}C{out:.0f} {begin:.0f} {out:.0f} {end:.0f} {tip_x:.0f} {end:.0f}"
             tip = f"{tip_x:.0f},{end - 4:.0f} {tip_x:.0f},{end + 4:.0f} {edge_x:.0f},{end:.0f}"
-            place = (edge_x + sign * _reach(abs(span)), (begin + end) / 2 + 4)
+            place = (edge_x + sign * (_reach(abs(span)) + beyond), (begin + end) / 2 + 4)
         drawn = SubElement(svg, "path", {"d": path, "class": f"edge {kind}", "stroke-width": stroke})
         SubElement(drawn, "title").text = clean(says)
         SubElement(svg, "polygon", {"points": tip, "class": f"tip {kind}"})
@@ -154,6 +155,8 @@ def _draw(
     for agent in order:
         _node(svg, agent, names[agent], x0, _ROW * (line[agent] + 0.5), wide, steps, agent in starting)
     for (x, y), text in labels:
+        behind = {"x": f"{x - 13:.0f}", "y": f"{y - 11:.0f}", "width": "26", "height": "14", "class": "paper"}
+        SubElement(svg, "rect", behind)
         made = SubElement(svg, "text", {"x": f"{x:.0f}", "y": f"{y:.0f}", "class": "chance middle"})
         made.text = text
     return svg

@@ -44,6 +44,8 @@ def learning_curve(metrics: Metrics) -> Section | None:
                     panels.append(Panel(f"{moment}, {label} ahead", line_plot(lines, x, y)))
         caption = "Accuracy against training workflows (logarithmic)"
         blocks.append(Picture("learning-curve", caption, panels, _legend(models)))
+    for of in curve["left_out"]:
+        blocks.append(Text(f"Left out, too little to learn from: {of['workflows']} workflows ({of['reason']})."))
     blocks.append(Folded("The learning curve in numbers", [_spread_text(), *_curve_tables(points, models)]))
     return Section(title, blocks)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from presage.training.report.blocks import Block, Row, Section, Table, Text
+from presage.training.report.blocks import Block, Folded, Row, Section, Table, Text
 from presage.training.report.files import Metrics
 from presage.training.report.numbers import count, number
 
@@ -39,7 +39,8 @@ def errors(metrics: Metrics) -> Section:
         head = ["forecast", "came", "how often", "how sure", f"at {moment}, most often after"]
         blocks.append(Table(head, rows, frozenset({0, 1, 4})))
         rows = [Row([_name(of["agent"]), count(of["errors"]), count(of["positions"])]) for of in found["by_agent"]]
-        blocks.append(Table([f"after, at {moment}", "errors", "of positions"], rows))
+        by_agent = Table(["after", "errors", "of positions"], rows)
+        blocks.append(Folded(f"After which agents it errs most, at {moment}", [by_agent]))
     return Section("Where it errs most", blocks)
 
 

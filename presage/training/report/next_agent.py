@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from presage.training.report import accuracy, curves, errors
-from presage.training.report.blocks import Block, Document, Facts, Section
+from presage.training.report.blocks import Block, Document, Facts, Folded, Section
 from presage.training.report.files import Metrics
 from presage.training.report.traces import call_graphs, types_table
 
@@ -18,9 +18,9 @@ def document(metrics: Metrics) -> Document:
     """What the report tells, most important first."""
     version = f", version {metrics['version']}" if metrics["version"] is not None else ""
     sections = [
+        data(metrics),
         accuracy.accuracies(metrics),
         accuracy.states(metrics),
-        data(metrics),
         accuracy.by_type(metrics),
         curves.learning_curve(metrics),
         curves.reliability(metrics),
@@ -40,7 +40,7 @@ def data(metrics: Metrics) -> Section | None:
     """Which traces, which split."""
     blocks: list[Block] = []
     if "data" in metrics:
-        blocks.append(Facts({label: str(value) for label, value in metrics["data"].items()}))
+        blocks.append(Facts({label: str(value) for label, value in metrics["data"].items() if "digest" not in label}))
     if "traces" in metrics:
         blocks.append(types_table(metrics["traces"]))
     return Section("What it learnt from", blocks) if blocks else None
@@ -54,10 +54,11 @@ def _made(metrics: Metrics) -> Section | None:
         "fitted in, s": f"{metrics['fit_seconds']:.2f}",
         "one forecast, µs": f"{metrics['latency_us']:.1f}",
         "size, bytes": f"{metrics['size_bytes']:,}" if metrics["size_bytes"] is not None else "not kept",
+        **{label: str(value) for label, value in metrics["data"].items() if "digest" in label},
         **{f"version of {library}": version for library, version in metrics["versions"].items()},
         **dict(_flat(metrics["config"])),
     }
-    return Section("How it was made", [Facts(facts)])
+    return Section("How it was made", [Folded("Time, size, digests, versions and settings", [Facts(facts)])])
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ COLOURS: Final = 6
 """So many lines can be told apart; ours is the first."""
 
 _WIDTH, _HEIGHT = 320, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 10, 40
 _GAP, _TITLE, _LEGEND = 16, 22, 20
 
 

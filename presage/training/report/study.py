@@ -27,8 +27,22 @@ def document(metrics: Metrics) -> Document:
     lead = (
         f"Every model was judged on the same {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps."
     )
+    if study == "learning-curve":
+        lead = f"{_last_doubling(metrics['learning_curve'])} {lead}"
     sections = [answer, data(metrics), call_graphs(metrics["traces"])]
     return Document(f"Study: {TITLES[study]}", lead, [section for section in sections if section is not None])
+
+
+def _last_doubling(curve: Metrics) -> str:
+    """What the last addition of training workflows brought one step ahead, at the right end of the curve."""
+    name, ours = next(iter(curve["models"].items()))
+    points = curve["points"]
+    said = [
+        f"{moment} " + ", then ".join(interval(of["accuracy"][i][0], of["ci95"][i][0]) for i in range(len(points))[-2:])
+        for moment, of in ours.items()
+    ]
+    sizes = " and ".join(f"{point['workflows']:g}" for point in points[-2:])
+    return f"{name} one step ahead, learning from {sizes} workflows: {'; '.join(said)}."
 
 
 def _learning_curve(metrics: Metrics) -> Section:
@@ -91,17 +105,5 @@ def _horizon(metrics: Metrics) -> Section:
         blocks.append(Table([f"at {moment}", *steps], rows))
     cells = accuracy.against_best(metrics["moments"], metrics["baselines"], metrics["differences"])
     if cells:
-        rows = [
-            Row(
-                [
-                    f"{cell.moment}, {ahead(cell.k + 1)[-1]}",
-                    cell.best,
-                    signed_interval(cell.difference, cell.ci95),
-                    cell.verdict,
-                ]
-            )
-            for cell in cells
-        ]
-        head = ["against the best baseline", "which", "difference [95 %, paired]", ""]
-        blocks.append(Table(head, rows, frozenset({0, 1, 3})))
+        blocks.append(accuracy.against_table(cells))
     return Section("Accuracy at each step ahead", blocks)

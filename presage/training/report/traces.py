@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from presage.training.report.blocks import Block, Folded, Panel, Picture, Row, Section, Table, Text
+from presage.training.report.blocks import Block, Folded, Panel, Picture, Row, Section, Table
 from presage.training.report.call_graph import draw_call_graph
 from presage.training.report.numbers import count, number
 
@@ -42,13 +42,6 @@ def types_table(traces: Description) -> Table:
 def call_graphs(traces: Description) -> Section:
     """The call graph of each workflow type, drawn, and told in full below."""
     types = sorted(traces["workflow_types"].items(), key=lambda item: (-item[1]["steps"], item[0]))
-    blocks: list[Block] = [
-        Text(
-            "Which agent calls which: the number is how often, of all steps of an agent, the other came next; blue "
-            "leads down, orange back up. Thick lines are taken often; ▸ marks where workflows begin. The step at which "
-            "a trace was cut counts nowhere."
-        )
-    ]
     panels = []
     for name, of in types[:GRAPHS]:
         drawn = draw_call_graph(of["call_graph"], of["agents"])
@@ -65,8 +58,12 @@ def call_graphs(traces: Description) -> Section:
             )
         )
     left_out = len(types) - len(panels)
-    caption = "Call graph" + (f"; {left_out} workflow types with fewer steps are not drawn" if left_out else "")
-    blocks.append(Picture("call-graph", caption, panels, wide=True))
+    caption = (
+        "Which agent calls which: the number is how often, of all steps of an agent, the other came next; blue leads "
+        "down, orange back up. Thick lines are taken often; ▸ marks where workflows begin. The step at which a trace "
+        "was cut counts nowhere." + (f" {left_out} workflow types with fewer steps are not drawn." if left_out else "")
+    )
+    blocks: list[Block] = [Picture("call-graph", caption, panels, wide=True)]
     blocks += [Folded(f"What follows each agent: {name}", [_followers(of)]) for name, of in types[:GRAPHS]]
     return Section("Call graph", blocks)
 
