@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAVY = ("torch", "mlflow", "vllm", "transformers", "lightgbm", "sklearn", "matplotlib", "pandas")
+HEAVY = ("torch", "mlflow", "vllm", "transformers", "lightgbm", "sklearn", "matplotlib", "pandas", "jinja2")
 
 
 def test_imports_keep_the_rule() -> None:
@@ -24,6 +24,7 @@ def test_imports_keep_the_rule() -> None:
         "from presage.cli.presage import app; app(['--help'])",
         "from presage.cli.presage import app; app(['promote', '--help'])",
         "from presage.cli.presage import app; app(['traces', 'ingest', '--help'])",
+        "from presage.cli.presage import app; app(['study', 'learning-curve', '--help'])",
         "from presage.cli.train_predictor import app; app(['--help'])",
         "from presage.cli.train_predictor import app; app(['next-agent', '--help'])",
     ],

@@ -39,7 +39,7 @@ class NestedSets:
         shuffled = shuffled[np.argsort(kinds[shuffled], kind="stable")]
         _, starts, counts = np.unique(kinds[shuffled], return_index=True, return_counts=True)
         rank = np.arange(len(shuffled)) - np.repeat(starts, counts)
-        # How far through its type a task stands: in this order any number of first tasks holds every type in proportion.
+        # How far through its type a task stands: so ordered, first tasks hold every type in proportion.
         place = (rank + 0.5) / np.repeat(counts, counts)
         return cls(rows, np.bincount(rows[heads], minlength=len(first)), shuffled[np.argsort(place, kind="stable")])
 

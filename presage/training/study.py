@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,9 +24,6 @@ from presage.training.evaluate import Evaluation
 from presage.training.learning_curve import OURS
 from presage.training.next_agent import set_apart
 from presage.training.recipe import Recipe, Share
-
-HORIZON: Final = 6
-"""How far the horizon study looks ahead unless told otherwise."""
 
 
 def study_learning_curve(
@@ -58,17 +56,9 @@ def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, shar
     there = _sources(parts.train)
     judged: dict[States, Evaluation] = {}
     for index, states in enumerate(there):
-        say = f"states {states}"
-        judged[states] = (
-            dataclasses.replace(recipe, states=states)
-            .train(
-                parts.train,
-                parts.test,
-                (),
-                lambda doing, say=say, index=index: share(f"{say}: {doing}", index / len(there)),  # type: ignore[misc]
-            )
-            .evaluation
-        )
+        tell = partial(_say, share, f"states {states}", index / len(there))
+        fitted = dataclasses.replace(recipe, states=states).train(parts.train, parts.test, (), tell)
+        judged[states] = fitted.evaluation
     sources: dict[str, Any] = {}
     for states, found in judged.items():
         own = {COMPLETION: (found.moments[COMPLETION], found.moments[PREFILL])}
@@ -119,6 +109,10 @@ def _head(study: str, parts: Split, recipe: Recipe) -> dict[str, Any]:
         "traces": traces,
         "config": dataclasses.asdict(recipe.config),
     }
+
+
+def _say(share: Share, what: str, done: float, doing: str) -> None:
+    share(f"{what}: {doing}", done)
 
 
 def _sources(table: pa.Table) -> list[States]:

@@ -57,7 +57,8 @@ def test_a_folder_gets_the_artefact_and_the_numbers_that_are_printed(tmp_path: P
     kept = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert {key: ran.json[key] for key in kept} == kept
     assert (ran.json["folder"], ran.json["registered"], ran.json["version"]) == (str(tmp_path / "out"), None, None)
-    files = ["config.json", "metrics.json", "model.safetensors", "reliability.png", "report.md"]
+    report = ["call-graph.svg", "reliability.svg", "report.html", "report.md"]
+    files = sorted(["config.json", "metrics.json", "model.safetensors", *report])
     assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == files
     again = train(tiny.store, "--out", tmp_path / "out", "--no-register", *FAST)
     assert again.code == 0, "an earlier artefact is replaced"

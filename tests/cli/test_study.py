@@ -1,0 +1,136 @@
+"""`presage study`, `--report` and `--html` as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_samples import FAST, GOOD, run, train, write
+from tiny_model import Tiny
+
+from presage.registry.connect import open_registry
+
+QUICK = ("--set", "network.epochs=1", "--set", "boosting.rounds=1", "--json")
+FILES = ["metrics.json", "report.html", "report.md"]
+
+
+def test_the_learning_curve_prints_and_keeps_one_object(tmp_path: Path, tiny: Tiny) -> None:
+    options = ("--sizes", "20,40", "--draws", 1, "--baselines", "markov-3", "--report", tmp_path / "out")
+    ran = run("study", "learning-curve", tiny.store, *options, *QUICK)
+    assert ran.code == 0, ran.err
+    assert (ran.json["kind"], ran.json["study"], ran.json["workflows"]) == ("study", "learning-curve", 16)
+    assert [point["workflows"] for point in ran.json["learning_curve"]["points"]] == [20, 40]
+    assert list(ran.json["learning_curve"]["models"]) == ["presage", "markov-3"]
+    kept = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert {key: ran.json[key] for key in kept} == kept
+    pictures = ["call-graph.svg", "learning-curve.svg"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*FILES, *pictures])
+    again = run("study", "learning-curve", tiny.store, *options[:-2], *QUICK)
+    assert again.json == {**ran.json, "report": None}, "the same seed says the same"
+    text = run("study", "learning-curve", tiny.store, *options[:-2], *QUICK[:-1]).out
+    assert "Would more traces help?" in text
+    assert "at completion" in text
+
+
+def test_the_states_study_sets_each_source_against_none(tmp_path: Path, tiny: Tiny) -> None:
+    ran = run("study", "states", tiny.store, "--test", tiny.held_out, "--report", tmp_path / "out", *QUICK)
+    assert ran.code == 0, ran.err
+    sources = ran.json["sources"]
+    assert list(sources) == ["captured", "text", "none"]
+    assert (ran.json["absent"], ran.json["workflows"]) == ([], 40)
+    for name, of in sources.items():
+        prefill, completion = (of["moments"][moment]["accuracy"] for moment in ("prefill", "completion"))
+        adds = of["completion_against_prefill"]["difference"]
+        assert adds == pytest.approx([c - p for c, p in zip(completion, prefill, strict=True)])
+        if name != "none":
+            bare = sources["none"]["moments"]["prefill"]["accuracy"]
+            against = of["against_none"]["prefill"]["difference"]
+            assert against == pytest.approx([p - b for p, b in zip(prefill, bare, strict=True)])
+    assert "hidden states" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_traces_without_states_are_studied_with_what_they_have(tmp_path: Path) -> None:
+    path = write(tmp_path / "ids.jsonl", GOOD * 1)
+    ran = run("study", "states", path, *QUICK)
+    assert ran.code == 0, ran.err
+    assert (list(ran.json["sources"]), ran.json["absent"]) == (["none"], ["captured", "text"])
+    assert "The traces have no hidden states and no texts." in run("study", "states", path, *QUICK[:-1]).out
+
+
+def test_the_horizon_study_looks_as_far_as_it_is_told(tmp_path: Path, tiny: Tiny) -> None:
+    options = ("--horizon", 5, "--baselines", "markov-3", "--report", tmp_path / "out")
+    ran = run("study", "horizon", tiny.store, *options, *QUICK)
+    assert ran.code == 0, ran.err
+    for figures in (ran.json["moments"]["prefill"], ran.json["baselines"]["markov-3"]["prefill"]):
+        assert len(figures["accuracy"]) == 5
+    assert ran.json["moments"]["prefill"]["positions"][0] > ran.json["moments"]["prefill"]["positions"][4]
+    assert len(ran.json["differences"]["markov-3"]["prefill"]["ci95"]) == 5
+    assert "5 steps" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("learning-curve", "--sizes", "ten"), "--sizes ten: wanted whole numbers"),
+        (("learning-curve", "--sizes", "20,99999"), "there are 64 workflows to train on"),
+        (("learning-curve", "--baselines", "oracle", "--sizes", "20"), "no baseline 'oracle'"),
+        (("horizon", "--states", "dreams"), "--states dreams: wanted one of"),
+        (("states", "--set", "network.layers=3"), "no key 'network.layers'"),
+    ],
+)
+def test_what_cannot_be_studied_is_refused_and_nothing_is_written(
+    tmp_path: Path, tiny: Tiny, arguments: tuple[str, ...], message: str
+) -> None:
+    study, *options = arguments
+    ran = run("study", study, tiny.store, *options, "--report", tmp_path / "out")
+    assert message in ran.complaint
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_folder_that_is_a_file_is_refused_before_any_training(tmp_path: Path, tiny: Tiny) -> None:
+    (tmp_path / "out").write_text("")
+    for ran in (
+        run("study", "states", tiny.store, "--report", tmp_path / "out"),
+        train(tiny.store, "--report", tmp_path / "out", "--no-register", *FAST),
+    ):
+        assert "--report" in ran.complaint
+        assert "is a file; a report is a folder" in ran.complaint
+        assert "learning" not in ran.err
+
+
+def test_the_full_report_adds_the_curve_and_the_figures_without_states(tmp_path: Path, tiny: Tiny) -> None:
+    database = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    options = ("--set", "network.epochs=1", "--set", "boosting.rounds=1", "--baselines", "markov-3", "--json")
+    ran = train(tiny.store, "--report", tmp_path / "out", "--tracking-uri", database, *options)
+    assert ran.code == 0, ran.err
+    pictures = ["call-graph.svg", "learning-curve.svg", "reliability.svg"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*FILES, *pictures])
+    kept = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert {key: ran.json[key] for key in kept} == kept
+    curve = kept["learning_curve"]
+    assert [point["workflows"] for point in curve["points"]] == [25, 64]
+    for moment, figures in kept["moments"].items():
+        assert curve["models"]["presage"][moment]["accuracy"][-1] == figures["accuracy"]
+        rival = kept["baselines"]["markov-3"][moment]["accuracy"]
+        assert curve["models"]["markov-3"][moment]["accuracy"][-1] == rival
+        without = kept["without_states"]["moments"][moment]["accuracy"]
+        gain = kept["without_states"]["differences"][moment]["difference"]
+        assert gain == pytest.approx([a - b for a, b in zip(figures["accuracy"], without, strict=True)])
+        assert kept["without_states"]["moments"][moment]["states"] is False
+    registry = open_registry(database)
+    run_id = registry.version("next-agent", 1).run_id
+    logged = {item.path for item in registry.client.list_artifacts(run_id)}
+    assert logged == {*FILES, *pictures}
+
+
+def test_describe_writes_a_page_and_says_the_same(tmp_path: Path) -> None:
+    path = write(tmp_path / "good.jsonl", GOOD)
+    page = tmp_path / "pages" / "traces.html"
+    plain = run("traces", "describe", path, "--json")
+    assert run("traces", "describe", path, "--html", page, "--json").json == plain.json
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert "Call graph" in text
+    assert [entry.name for entry in page.parent.iterdir()] == ["traces.html"]
+    assert "cannot be written" in run("traces", "describe", path, "--html", tmp_path).complaint
