@@ -89,7 +89,7 @@ def main() -> None:
     champion = [entry["version"] for entry in listed if "champion" in entry["aliases"]]
     if verdicts != {1: "promoted", 2: "refused"} or champion != [1]:
         sys.exit(f"demo: verdicts {verdicts} and champion {champion}; the good model should serve and no other")
-    print(f"\nEverything lies in {OUT.resolve()}: look into model/report.md, or run the commands above there.\n")
+    print(f"\nEverything lies in {OUT.resolve()}: open model/report.html, or run the commands above there.\n")
     summary = {
         "demo": "passed",
         "seconds": round(time.monotonic() - begun, 1),

@@ -26,13 +26,13 @@ def test_the_learning_curve_prints_and_keeps_one_object(tmp_path: Path, tiny: Ti
     assert {key: ran.json[key] for key in kept} == kept
     pictures = ["call-graph.svg", "learning-curve.svg"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*FILES, *pictures])
-    again = run("study", "learning-curve", tiny.store, *options[:-2], *QUICK)
-    assert again.json == {**ran.json, "report": None}, "the same seed says the same"
     text = run("study", "learning-curve", tiny.store, *options[:-2], *QUICK[:-1]).out
     assert "Would more traces help?" in text
-    assert "at completion" in text
+    points = ran.json["learning_curve"]["models"]["presage"]["completion"]["accuracy"]
+    assert all(f"{point[0]:.3f}" in text for point in points), "the same seed says the same"
 
 
+@pytest.mark.slow
 def test_the_states_study_sets_each_source_against_none(tmp_path: Path, tiny: Tiny) -> None:
     ran = run("study", "states", tiny.store, "--test", tiny.held_out, "--report", tmp_path / "out", *QUICK)
     assert ran.code == 0, ran.err
@@ -51,7 +51,7 @@ def test_the_states_study_sets_each_source_against_none(tmp_path: Path, tiny: Ti
 
 
 def test_traces_without_states_are_studied_with_what_they_have(tmp_path: Path) -> None:
-    path = write(tmp_path / "ids.jsonl", GOOD * 1)
+    path = write(tmp_path / "ids.jsonl", GOOD)
     ran = run("study", "states", path, *QUICK)
     assert ran.code == 0, ran.err
     assert (list(ran.json["sources"]), ran.json["absent"]) == (["none"], ["captured", "text"])
@@ -99,6 +99,7 @@ def test_a_report_folder_that_is_a_file_is_refused_before_any_training(tmp_path:
         assert "learning" not in ran.err
 
 
+@pytest.mark.slow
 def test_the_full_report_adds_the_curve_and_the_figures_without_states(tmp_path: Path, tiny: Tiny) -> None:
     database = f"sqlite:///{tmp_path / 'mlflow.db'}"
     options = ("--set", "network.epochs=1", "--set", "boosting.rounds=1", "--baselines", "markov-3", "--json")
