@@ -40,7 +40,7 @@ _Folder = Annotated[
 _Horizon = Annotated[int, typer.Option(help="How many steps ahead.", min=1)]
 
 _BASELINES = "markov-3,boosted-trees,published-graphsage"
-_QUICK = (50, 200)
+_QUICK = 100
 
 Ask = Callable[["pa.Table", "pa.Table | None", "Recipe", Report], dict[str, Any]]
 
@@ -63,7 +63,7 @@ def learning_curve(
         ),
     ] = None,
     draws: Annotated[int, typer.Option(help="How often a small training set is drawn.", min=1)] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Two sizes, one draw: to see whether it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Up to 100 workflows, one draw: a first look.")] = False,
     baselines: _Baselines = _BASELINES,
     horizon: _Horizon = 3,
     states: _States = "auto",
@@ -74,6 +74,7 @@ def learning_curve(
     as_json: options.Json = False,
 ) -> None:
     """Accuracy against the number of training workflows, beside baselines: would more traces help?"""
+    from presage.training.learning_curve import LARGEST
     from presage.training.study import study_learning_curve
 
     asked = _sizes(sizes)
@@ -83,7 +84,8 @@ def learning_curve(
             table,
             test_table,
             recipe,
-            sizes=_QUICK if quick and asked is None else asked,
+            sizes=asked,
+            largest=_QUICK if quick else LARGEST,
             draws=1 if quick else draws,
             baselines=_names(baselines),
             share=report,

@@ -54,6 +54,7 @@ def learning_curve(
     recipe: Recipe,
     *,
     sizes: Sequence[int] | None = None,
+    largest: int = LARGEST,
     draws: int = DRAWS,
     baselines: Sequence[str] = BASELINES,
     whole: Evaluation | None = None,
@@ -66,6 +67,7 @@ def learning_curve(
         test: a valid trace with other tasks.
         recipe: how to train.
         sizes: workflows of the training sets; a set is of whole tasks, so it may hold more. None: `default_sizes`.
+        largest: of the sizes that are not given.
         draws: how often a small set is drawn; a set is drawn so often that its draws cost half of the largest.
         baselines: names of what to train beside ours.
         whole: what is known already of training on all of `train`; the curve then ends there.
@@ -82,7 +84,7 @@ def learning_curve(
     """
     sets = [NestedSets.of(train, recipe.seed, draw) for draw in range(draws)]
     workflows = sets[0].workflows if sets else 0
-    sizes = default_sizes(workflows, whole is not None) if sizes is None else sorted(set(sizes))
+    sizes = default_sizes(workflows, largest, whole is not None) if sizes is None else sorted(set(sizes))
     if draws < 1 or (sizes and not LEAST_TASKS <= sizes[0] <= sizes[-1] <= workflows):
         raise ConfigurationError(
             f"got sizes {', '.join(map(str, sizes))} and {draws} draws; there are {workflows} workflows to train on: "
@@ -126,19 +128,20 @@ def learning_curve(
     }
 
 
-def default_sizes(workflows: int, whole_is_known: bool = False) -> list[int]:
-    """25, 50, 100, … up to 800 workflows, ending with all of them where they are no more than that.
+def default_sizes(workflows: int, largest: int = LARGEST, whole_is_known: bool = False) -> list[int]:
+    """25, 50, 100, … up to the largest, ending with all workflows where they are no more than that.
 
     Args:
         workflows: how many there are to train on.
+        largest: most workflows of a set.
         whole_is_known: the curve needs no training on all of them.
     """
     sizes = []
     size = SMALLEST
-    while size <= LARGEST and size * math.sqrt(2) <= workflows:  # none much like the last one
+    while size <= largest and size * math.sqrt(2) <= workflows:  # none much like the last one
         sizes.append(size)
         size *= 2
-    if workflows <= LARGEST and not whole_is_known:
+    if workflows <= largest and not whole_is_known:
         sizes.append(workflows)
     return sizes
 

@@ -32,6 +32,7 @@ def study_learning_curve(
     recipe: Recipe,
     *,
     sizes: Sequence[int] | None,
+    largest: int,
     draws: int,
     baselines: Sequence[str],
     share: Share,
@@ -39,7 +40,14 @@ def study_learning_curve(
     """Accuracy against the number of training workflows: would more traces help? See `learning_curve.py`."""
     parts = set_apart(table, test, recipe.seed)
     found = learning_curve.learning_curve(
-        parts.train, parts.test, recipe, sizes=sizes, draws=draws, baselines=baselines, share=share
+        parts.train,
+        parts.test,
+        recipe,
+        sizes=sizes,
+        largest=largest,
+        draws=draws,
+        baselines=baselines,
+        share=share,
     )
     return {**_head("learning-curve", parts, recipe), "learning_curve": found}
 

@@ -28,6 +28,8 @@ def test_the_learning_curve_prints_and_keeps_one_object(tmp_path: Path, tiny: Ti
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*FILES, *pictures])
     text = run("study", "learning-curve", tiny.store, *options[:-2], *QUICK[:-1]).out
     assert "Would more traces help?" in text
+    quick = run("study", "learning-curve", tiny.store, "--quick", "--baselines", "none", *QUICK)
+    assert quick.json["learning_curve"]["points"] == [{"tasks": n, "workflows": float(n), "draws": 1} for n in (25, 64)]
     points = ran.json["learning_curve"]["models"]["presage"]["completion"]["accuracy"]
     assert all(f"{point[0]:.3f}" in text for point in points), "the same seed says the same"
 

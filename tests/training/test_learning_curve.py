@@ -71,6 +71,7 @@ def test_sizes_double_up_to_what_there_is() -> None:
     assert default_sizes(110) == [25, 50, 110]
     assert default_sizes(110, whole_is_known=True) == [25, 50]
     assert default_sizes(10) == [10]
+    assert default_sizes(800, largest=100) == [25, 50, 100]
 
 
 def test_the_curve_is_judged_on_the_same_workflows_at_every_point() -> None:
