@@ -74,6 +74,7 @@ def test_sizes_double_up_to_what_there_is() -> None:
     assert default_sizes(800, largest=100) == [25, 50, 100]
 
 
+@pytest.mark.slow
 def test_the_curve_is_judged_on_the_same_workflows_at_every_point() -> None:
     train, test = drawn(), drawn(20, 9)
     told: list[tuple[str, float]] = []
