@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
 from presage.datasets.adapters.source import Workflow
 from presage.datasets.journal import Journal, SourcesRead
+from presage.datasets.paths_to_spill import PathsToSpill
 from presage.datasets.read import Chunks, open_source
 from presage.datasets.schema import trace_schema
 from presage.datasets.spill import Run, Schemas, Spilled, spill
@@ -40,24 +40,6 @@ class Input:
     name: str
     identity: str
     size: int | None
-
-
-class PathsToSpill(msgspec.Struct):
-    """A group of paths to read, and how; says everything, so that another process can do it."""
-
-    numbers: list[int]
-    paths: list[str]
-    size: int
-    source_format: str
-    skip_bad: bool
-    folder: str
-    prefix: str
-
-    def spill(self, progress: Callable[[int], None] = lambda _: None) -> tuple[list[Spilled], list[Run]]:
-        """Read the group into runs; as `presage.datasets.spill.spill`."""
-        opened = [open_source(path, source_format=self.source_format, skip_bad=self.skip_bad) for path in self.paths]
-        sources = zip(self.numbers, self.paths, opened, strict=True)
-        return spill(((n, path, begin()) for n, path, begin in sources), Path(self.folder), self.prefix, progress)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from presage.datasets.gather import PathsToSpill
+from presage.datasets.paths_to_spill import PathsToSpill
 from presage.datasets.spill import Run, Spilled
 from presage.errors import ConfigurationError, OutputError, PresageError, TraceError
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from presage.training.report.blocks import Block, Card, Folded, Row, Section, Table, Text
-from presage.training.report.files import Metrics
-from presage.training.report.numbers import ahead, count, interval, number, signed, signed_interval
+from presage.training.report.numbers import Metrics, ahead, count, interval, number, signed, signed_interval
 
 WITHHELD = "the same, states withheld"
 

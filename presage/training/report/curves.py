@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from presage.training.report.blocks import Block, Folded, Panel, Picture, Row, Section, Table, Text
-from presage.training.report.files import Metrics
-from presage.training.report.numbers import ahead, count, interval, number
+from presage.training.report.numbers import Metrics, ahead, count, interval, number
 from presage.training.report.plot import COLOURS, Axis, Point, line_plot, share_axis
 
 DRAWN_FROM: Final = 20

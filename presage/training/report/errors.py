@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from presage.training.report.blocks import Block, Folded, Row, Section, Table, Text
-from presage.training.report.files import Metrics
-from presage.training.report.numbers import count, number
+from presage.training.report.numbers import Metrics, count, number
 
 NEVER_SEEN = "(an agent training never saw)"
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from presage.errors import OutputError
+from presage.training.report.numbers import Metrics
 
 METRICS_FILE: Final = "metrics.json"
 PAGE_FILE: Final = "report.html"
 MARKDOWN_FILE: Final = "report.md"
-
-Metrics = Mapping[str, Any]
-"""What is in `metrics.json`."""
 
 
 def write_metrics(folder: Path, metrics: Metrics) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from presage.training.report import accuracy, curves, errors
 from presage.training.report.blocks import Block, Document, Facts, Folded, Section
-from presage.training.report.files import Metrics
+from presage.training.report.numbers import Metrics
 from presage.training.report.traces import call_graphs, types_table
 
 

@@ -1,8 +1,12 @@
-"""How the figures of a report are written: three digits, a dash where there is none."""
+"""The figures a report is made from, and how they are written: three digits, a dash where there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Metrics = Mapping[str, Any]
+"""What is in `metrics.json`."""
 
 DIGITS = 3
 

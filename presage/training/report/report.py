@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from presage.training.report import next_agent, study
 from presage.training.report.blocks import Document
-from presage.training.report.files import Metrics
+from presage.training.report.numbers import Metrics
 
 
 def document(metrics: Metrics) -> Document:

@@ -6,9 +6,8 @@ from typing import Final
 
 from presage.training.report import accuracy, curves
 from presage.training.report.blocks import Block, Document, Row, Section, Table, Text
-from presage.training.report.files import Metrics
 from presage.training.report.next_agent import data
-from presage.training.report.numbers import ahead, count, interval, number, signed_interval
+from presage.training.report.numbers import Metrics, ahead, count, interval, number, signed_interval
 from presage.training.report.traces import call_graphs
 
 TITLES: Final = {
