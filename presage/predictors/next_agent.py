@@ -176,6 +176,8 @@ class NextAgentPredictor:
 
     def project_many(self, moment: Moment, states: NDArray[np.float32]) -> NDArray[np.float32]:
         """Raw states float32 [B, d], all finite, as `prefilled_many` takes them, float32 [B, p]."""
+        if moment not in self._weights:
+            return np.empty((len(states), 0), np.float32)
         bias = self._weights[moment][1]
         out = np.empty((len(states), len(bias)), np.float32)
         project_rows(np.ascontiguousarray(states), self._columns[moment], bias, out)

@@ -210,6 +210,7 @@ def test_a_batch_is_its_workflows_one_by_one(tiny: Tiny) -> None:
     batch = model.open_many(kinds)
     states = np.random.default_rng(0).normal(size=(3, 16)).astype(np.float32)
     projected = np.stack([model.project("prefill", state) for state in states])
+    np.testing.assert_allclose(model.project_many("prefill", states), projected, rtol=1e-4, atol=1e-5)
     agent = np.array([0, 1, model.vocabulary.unknown], np.int32)
     tokens, chars = np.array([1, 2, 3], np.float32), np.array([4, 0, 6], np.float32)
     out = np.empty((3, model.horizon, model.vocabulary.outcomes), np.float32)
