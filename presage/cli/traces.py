@@ -186,6 +186,7 @@ def _description(data: dict[str, Any]) -> list[Any]:
                 for column in ("input_tokens", "output_tokens", "cached_input_tokens")
                 if of[column]
             ),
+            *([["finish reasons", _reasons(of["finish_reasons"])]] if of["finish_reasons"] else []),
             ["cut before their end", f"{of['censored_share']:.1%}"],
             ["successful", "unknown" if of["success_share"] is None else f"{of['success_share']:.1%}"],
             ["steps with text", f"{of['text_share']:.1%}"],
@@ -204,3 +205,7 @@ def _description(data: dict[str, Any]) -> list[Any]:
         ]
         parts.append(table(f"\n{name}: call graph", ["agent", "steps", "what follows"], rows))
     return parts
+
+
+def _reasons(shares: dict[str, float]) -> str:
+    return ", ".join(f"{reason} {share:.1%}" for reason, share in list(shares.items())[:6])

@@ -27,6 +27,7 @@ def describe(table: pa.Table) -> dict[str, Any]:
         - `workflows`, `steps`, `tasks` (distinct, 0 where none is given), `agents` {name: steps};
         - `length` quantiles of steps a workflow {"min", "p25", "p50", "p75", "p90", "p99", "max", "mean"};
         - the same of `input_tokens`, `output_tokens`, `cached_input_tokens` a step, None where no step has them;
+        - `finish_reasons` {reason: share} of the steps that have one, the most frequent first, {} where none has;
         - `censored_share` and `success_share` of workflows (None where no workflow says), `text_share` of steps with an
           input or output text, `fan_out_share` of steps with several parents or a sibling of the same parent;
         - `states` {column: {"size", "share"}} for state columns with at least one state;
@@ -58,6 +59,7 @@ def _describe_type(table: pa.Table) -> dict[str, Any]:
             name: _quantiles(pc.drop_null(table[name]).to_numpy())
             for name in ("input_tokens", "output_tokens", "cached_input_tokens")
         },
+        "finish_reasons": _shares(table["finish_reason"]),
         "censored_share": 1.0 - _mean(heads["complete"]) if len(heads) else None,
         "success_share": _mean(heads["success"]) if heads["success"].null_count < len(heads) else None,
         "text_share": _mean(pc.or_(pc.is_valid(table["input_text"]), pc.is_valid(table["output_text"]))),
@@ -81,6 +83,13 @@ def _starts(table: pa.Table) -> NDArray[np.bool_]:
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:
     counts = {str(entry["values"]): int(entry["counts"]) for entry in pc.value_counts(column).to_pylist()}
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _shares(column: pa.ChunkedArray) -> dict[str, float]:
+    """The share of each value among those that are not null."""
+    counts = _counts(pc.drop_null(column))
+    total = sum(counts.values())
+    return {value: count / total for value, count in counts.items()}
 
 
 def _mean(flags: pa.ChunkedArray) -> float:

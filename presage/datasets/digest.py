@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -10,12 +11,16 @@ import pyarrow.compute as pc
 
 from presage.datasets.validate import canonical_order
 
+_ADDED: Final = frozenset({"finish_reason"})
+"""Columns that the schema did not have from the start."""
+
 
 def digest(table: pa.Table) -> str:
     """SHA-256 over the content of a conforming table, as 64 hexadecimal digits.
 
-    Equal for equal rows in any order, chunking or row-group layout. A state column without a single state counts as
-    absent, so a table keeps its digest when a store adds the column.
+    Equal for equal rows in any order, chunking or row-group layout. A state column, or one that
+    joined the schema later, counts as absent where it has no value: so a table keeps its digest when a store adds the
+    column, and when a release does.
     """
     order = canonical_order(table)
     if not np.array_equal(order, np.arange(len(order))):
@@ -23,7 +28,8 @@ def digest(table: pa.Table) -> str:
     total = hashlib.sha256(str(table.num_rows).encode())
     for name in table.column_names:
         column = table.column(name)
-        if pa.types.is_fixed_size_list(column.type) and column.null_count == len(column):
+        optional = pa.types.is_fixed_size_list(column.type) or name in _ADDED
+        if optional and column.null_count == len(column):
             continue
         total.update(name.encode() + b"\0" + _column_digest(column))
     return total.hexdigest()

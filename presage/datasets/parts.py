@@ -29,7 +29,7 @@ _ROW_GROUP_BYTES: Final = 32 * 2**20
 _ROW_GROUP_ROWS: Final = 2**17
 _SMALL_BYTES: Final = 4 * 2**20
 _MANY: Final = 16
-_DICTIONARY: Final = ["workflow_id", "agent", "task", "kind", "model"]
+_DICTIONARY: Final = ["workflow_id", "agent", "task", "kind", "model", "finish_reason"]
 
 
 def write_parts(table: pa.Table, staging: Path) -> list[Part]:

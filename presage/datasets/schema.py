@@ -51,6 +51,7 @@ _COLUMNS: Final[dict[str, pa.DataType]] = {
     "input_tokens": pa.int32(),
     "output_tokens": pa.int32(),
     "cached_input_tokens": pa.int32(),
+    "finish_reason": pa.string(),
     "started_at": TIMESTAMP,
     "ended_at": TIMESTAMP,
     "system_prompt": pa.large_string(),

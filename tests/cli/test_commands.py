@@ -35,6 +35,16 @@ def test_ingest_appends_once_and_describe_counts(tmp_path: Path) -> None:
     text = run("traces", "describe", tmp_path / "store").out
     assert "call graph" in text
     assert "END" in text
+    assert "finish reasons" not in text
+
+
+def test_describe_says_why_requests_finished(tmp_path: Path) -> None:
+    rows = [{**one, "finish_reason": "length" if one["step"] else "stop"} for one in GOOD]
+    path, page = write(tmp_path / "good.jsonl", rows), tmp_path / "traces.html"
+    shares = run("traces", "describe", path, "--json").json["workflow_types"]["t"]["finish_reasons"]
+    assert shares == {"length": pytest.approx(13 / 19), "stop": pytest.approx(6 / 19)}
+    assert "length 68.4%, stop 31.6%" in run("traces", "describe", path, "--html", page).out
+    assert "length 0.684, stop 0.316" in page.read_text()
 
 
 def test_generate_is_a_function_of_its_arguments(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def traces(draw: st.DrawFn, min_workflows: int = 1) -> pa.Table:
                 "input_tokens": draw(COUNT),
                 "output_tokens": draw(COUNT),
                 "cached_input_tokens": draw(COUNT),
+                "finish_reason": draw(TEXT),
                 "started_at": clock if timed else None,
                 "ended_at": clock + dt.timedelta(seconds=1) if timed else None,
                 "system_prompt": draw(TEXT),

@@ -39,6 +39,15 @@ def test_describe_counts_what_can_be_counted_by_hand() -> None:
     assert described["workflow_types"]["z"]["text_share"] == 1.0
 
 
+def test_finish_reasons_are_shares_of_the_steps_that_have_one() -> None:
+    reasons = ["stop", "length", "stop", "stop", None]
+    table = trace(*(row("w", i, finish_reason=r) for i, r in enumerate(reasons)), row("v", workflow_type="none"))
+    described = describe(table)
+    json.dumps(described)
+    assert described["workflow_types"]["t"]["finish_reasons"] == {"stop": 0.75, "length": 0.25}
+    assert described["workflow_types"]["none"]["finish_reasons"] == {}
+
+
 def test_fan_out_is_siblings_and_joins() -> None:
     parents = [None, [0], [0], [1, 2]]
     table = trace(

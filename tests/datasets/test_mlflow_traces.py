@@ -66,6 +66,7 @@ def test_a_live_experiment(live: pa.Table, exported: list[Any]) -> None:
         32,
     )
     assert (first["system_prompt"], first["input_text"], first["output_text"]) == ("be brief", "hello", "yes")
+    assert live["finish_reason"].to_pylist() == ["stop", None, "stop"] * 2
 
 
 def test_exported_json_tells_the_same(live: pa.Table, exported: list[Any], tmp_path: Path) -> None:
@@ -133,13 +134,15 @@ def test_the_shape_of_mlflow_2(tmp_path: Path) -> None:
 def test_otel_names_that_mlflow_keeps_as_json(tmp_path: Path) -> None:
     """MLflow takes OTLP too, and keeps every attribute as JSON: numbers become strings."""
     attributes = {"gen_ai.operation.name": '"chat"', "gen_ai.usage.input_tokens": "12", "gen_ai.agent.name": '"bot"'}
+    attributes["gen_ai.response.finish_reasons"] = '["length"]'
     span = {
         "trace_id": "YWI=", "span_id": "YQ==", "parent_span_id": None, "name": "chat m", "attributes": attributes,
         "start_time_unix_nano": 1767225600 * 10**9, "end_time_unix_nano": 1767225601 * 10**9,
     }  # fmt: skip
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"info": {"trace_id": "tr-1", "state": "OK"}, "data": {"spans": [span]}}))
-    assert steps(collected(read_mlflow(path))[0], "workflow_id", "agent", "input_tokens") == [("tr-1", "bot", 12)]
+    names = ("workflow_id", "agent", "input_tokens", "finish_reason")
+    assert steps(collected(read_mlflow(path))[0], *names) == [("tr-1", "bot", 12, "length")]
 
 
 def test_an_experiment_that_does_not_exist(uri: str) -> None:

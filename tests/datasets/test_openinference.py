@@ -77,6 +77,28 @@ def test_a_crew_with_everything_it_records(tmp_path: Path) -> None:
     )
 
 
+def test_finish_reasons(tmp_path: Path) -> None:
+    """The attribute, else the raw response of OpenAI's instrumentor or of LangChain's."""
+    recorder = Recorder()
+    message = {f"{ANSWERED}.0.{MessageAttributes.MESSAGE_CONTENT}": "yes"}
+    raw = json.dumps({"choices": [{"finish_reason": "length", "message": {"role": "assistant", "content": "yes"}}]})
+    generation = {"text": "yes", "message": {"kwargs": {"response_metadata": {"finish_reason": "tool_calls"}}}}
+    langchain = json.dumps({"generations": [[generation]]})
+    for start, found in enumerate(
+        (
+            {SpanAttributes.LLM_FINISH_REASON: "stop", SpanAttributes.OUTPUT_VALUE: raw},
+            {SpanAttributes.OUTPUT_VALUE: raw, **message},
+            {SpanAttributes.OUTPUT_VALUE: langchain, **message},
+            message,
+        )
+    ):
+        names = of_kind("LLM", **{SpanAttributes.SESSION_ID: "s"}, **found)
+        recorder.add("ChatCompletion", start, start + 0.5, attributes=names)
+    table = read(recorder, tmp_path)
+    assert table["finish_reason"].to_pylist() == ["stop", "length", "tool_calls", None]
+    assert table["output_text"].to_pylist()[1:] == ["yes"] * 3
+
+
 def test_the_graph_tells_a_fan_out_that_time_does_not(tmp_path: Path) -> None:
     """Branches that happened to run one after the other: their parent node says whom they waited for."""
     recorder = Recorder()
@@ -178,6 +200,7 @@ def test_a_span_dump_with_nested_attributes(tmp_path: Path) -> None:
         "model_name": "m",
         "token_count": {"prompt": 12, "completion": 3},
         "output_messages": [{"message": {"role": "assistant", "content": "yes"}}],
+        "finish_reason": "stop",
     }
     row = {
         "name": "ChatCompletion", "context": {"trace_id": "t1", "span_id": "b"}, "parent_id": None,
@@ -186,4 +209,4 @@ def test_a_span_dump_with_nested_attributes(tmp_path: Path) -> None:
     }  # fmt: skip
     [found] = collected(read_spans(write_lines(tmp_path / "t.jsonl", row)))[0].to_pylist()
     assert (found["workflow_id"], found["input_tokens"], found["output_tokens"]) == ("s", 12, 3)
-    assert (found["model"], found["output_text"]) == ("m", "yes")
+    assert (found["model"], found["output_text"], found["finish_reason"]) == ("m", "yes", "stop")

@@ -13,6 +13,7 @@ from span_samples import BEGIN, SECOND, Recorder, agent, chat, collected, envelo
 from presage.datasets.adapters import detect
 from presage.datasets.adapters.span_files import read_spans
 from presage.datasets.read import read_traces
+from presage.errors import TraceError
 
 
 def support(recorder: Recorder, at: float = 0.0, **attributes: Any) -> None:
@@ -115,6 +116,7 @@ def test_usage_model_and_texts(recorder: Recorder, tmp_path: Path) -> None:
     [row] = collected(read_spans(write_lines(tmp_path / "t.json", envelope(recorder.spans))))[0].to_pylist()
     assert (row["input_tokens"], row["output_tokens"], row["cached_input_tokens"], row["model"]) == (400, 20, 256, "m")
     assert (row["system_prompt"], row["input_text"], row["output_text"]) == ("be brief", "hello", 'go({"x":1})')
+    assert row["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,57 @@ def test_messages_in_events(recorder: Recorder, tmp_path: Path) -> None:
         ("be brief", "hello", "yes"),
         (None, "again", None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [
+        ({"gen_ai.response.finish_reasons": ["length", "stop"]}, "length"),
+        ({"gen_ai.response.finish_reasons": ["", "stop"]}, "stop"),
+        ({"gen_ai.response.finish_reasons": '["tool_calls"]'}, "tool_calls"),
+        ({"gen_ai.response.finish_reasons": [], "gen_ai.response.finish_reason": "stop"}, "stop"),
+        ({"gen_ai.response.finish_reason": "old", "gen_ai.response.finish_reasons": ["new"]}, "new"),
+        ({"llm.response.stop_reason": "end_turn"}, "end_turn"),
+        ({"gen_ai.output.messages": '[{"role": "assistant", "parts": [], "finish_reason": "stop"}]'}, "stop"),
+        ({"gen_ai.completion.0.content": "yes", "gen_ai.completion.0.finish_reason": "stop"}, "stop"),
+        ({"gen_ai.completion": '{"stop_reason": "what the model wrote, as JSON"}'}, None),
+        ({"gen_ai.completion": "the finish_reason of all things"}, None),
+        ({}, None),
+    ],
+)
+@pytest.mark.parametrize("dumped", [False, True])
+def test_finish_reasons(
+    recorder: Recorder, tmp_path: Path, attributes: dict[str, Any], reason: str | None, dumped: bool
+) -> None:
+    recorder.add("chat m", 0, 1, attributes=chat(**attributes))
+    lines = [json.loads(span.to_json()) for span in recorder.spans] if dumped else [envelope(recorder.spans)]
+    assert steps(read_traces([write_lines(tmp_path / "t.json", *lines)]).table, "finish_reason") == [(reason,)]
+
+
+def test_finish_reasons_in_events_and_of_a_wrapped_request(recorder: Recorder, tmp_path: Path) -> None:
+    with recorder.span("chat m", 0, 1, attributes=chat()) as span:
+        for index, reason in enumerate(("tool_calls", "stop")):
+            said = {"index": index, "finish_reason": reason, "message": '{"role": "assistant", "content": "yes"}'}
+            span.add_event("gen_ai.choice", said)
+    with recorder.span("chat m", 2, 3, attributes=chat()) as span:
+        said = {"gen_ai.output.messages": '[{"role": "assistant", "parts": [], "finish_reason": "length"}]'}
+        span.add_event("gen_ai.client.inference.operation.details", said)
+    with recorder.span("chat framework", 4, 6, attributes=chat(**{"gen_ai.response.finish_reasons": ["stop"]})) as span:
+        recorder.add("chat client", 4.1, 5.9, span, chat())
+    table, _, _ = collected(read_spans(write_lines(tmp_path / "t.json", envelope(recorder.spans))))
+    assert sorted(steps(table, "started_at", "finish_reason")) == list(
+        zip(sorted(table["started_at"].to_pylist()), ["tool_calls", "length", "stop"], strict=True)
+    )
+
+
+def test_rotated_files_given_one_by_one_are_refused_with_a_hint(tmp_path: Path) -> None:
+    recorder = Recorder(**{"gen_ai.workflow.name": "support"})
+    support(recorder)
+    halves = recorder.spans[::2], recorder.spans[1::2]
+    files = [write_lines(tmp_path / f"{i}.json", envelope(half)) for i, half in enumerate(halves)]
+    with pytest.raises(TraceError, match=r"also stands in .*0\.json.*where their folder is given instead of the files"):
+        read_traces(files)
+    assert steps(read_traces([tmp_path]).table, *SHAPE) == SUPPORT
 
 
 def objects(**values: Any) -> dict[str, Any]:

@@ -31,6 +31,12 @@ def test_one_workflow_in_two_sources_is_refused_naming_both(tmp_path: Path, writ
         read_traces([one, two])
 
 
+def test_a_parquet_file_of_before_there_were_finish_reasons_reads(tmp_path: Path) -> None:
+    table = trace(*workflow("w", 2, output_tokens=4))
+    pq.write_table(table.drop_columns(["finish_reason"]), tmp_path / "old.parquet")
+    assert read_traces([tmp_path / "old.parquet"]).table.equals(table)
+
+
 def test_states_of_two_sizes_are_refused(write_jsonl: Callable[..., Path]) -> None:
     one = write_jsonl(json.dumps(row("v", prefill_state=[1.0])), name="1.jsonl")
     two = write_jsonl(json.dumps(row("w", prefill_state=[1.0, 2.0])), name="2.jsonl")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from dataset_samples import raw, row, traces, workflow
+from dataset_samples import raw, row, trace, traces, workflow
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -197,6 +197,13 @@ def test_validate_and_digest_do_not_depend_on_order_or_chunks(table: pa.Table, r
     shuffled = pa.concat_tables([table.slice(i, 1) for i in order])
     assert validate(conform(shuffled, "shuffled"), "shuffled").equals(table)
     assert digest(shuffled) == digest(table)
+
+
+def test_a_column_that_came_later_leaves_the_digest_of_a_trace_without_it_as_it_was() -> None:
+    table = trace(*workflow("w", 2, task="q", output_tokens=10), row("v", prefill_state=[1.0, 2.0], output_text="yes"))
+    before_there_were_finish_reasons = "71d342564ec20cc9c9b61f4540780287ffb4c6b73f821e4707ef631799e308bb"
+    assert digest(table) == before_there_were_finish_reasons
+    assert digest(table.drop_columns(["finish_reason"])) == before_there_were_finish_reasons
 
 
 @given(traces())

@@ -72,6 +72,13 @@ BREAKS: list[tuple[Callable[[dict[str, Any]], Any], str, str]] = [
         "of a wrong type",
     ),
     (
+        lambda document: set_attribute(
+            of(document, 2), "gen_ai.response.finish_reasons", {"arrayValue": {"values": [{"intValue": "1"}]}}
+        ),
+        r"\"gen_ai.response.finish_reasons\": type int, a string or an array of them is wanted",
+        "of a wrong type",
+    ),
+    (
         lambda document: set_attribute(of(document, 3), "gen_ai.operation.name", {"boolValue": True}),
         r"\"gen_ai.operation.name\": type bool, a string is wanted",
         "of a wrong type",

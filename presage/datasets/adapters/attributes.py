@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from presage.datasets.adapters.messages import from_json, plain, split_system, unflattened
+from presage.datasets.adapters.messages import finish_reason, from_json, plain, split_system, unflattened
 from presage.datasets.adapters.mlflow_names import MLFLOW, USAGE
 from presage.datasets.adapters.openinference import OPENINFERENCE
 from presage.datasets.adapters.otel import MESSAGE_EVENTS, OTEL
@@ -18,11 +18,12 @@ from presage.datasets.adapters.spans import Naming, Role
 
 CONVENTIONS: Final = (OTEL, OPENINFERENCE, MLFLOW)
 
-_KIND, _STRING, _COUNT, _OBJECT, _TEXT = range(5)  # the first two are strings
+_KIND, _STRING, _COUNT, _OBJECT, _TEXT, _REASONS = range(6)  # the first two are strings
 _TYPES: Final = {
     "input_tokens": _COUNT,
     "output_tokens": _COUNT,
     "cached_input_tokens": _COUNT,
+    "finish_reason": _REASONS,
     "usage": _OBJECT,
     "metadata": _OBJECT,
 }
@@ -55,6 +56,7 @@ PLAN: Final = _plan()
 """Every attribute that means something to us."""
 FLATTENED: Final = tuple(name for name in PLAN if name.endswith("."))
 """Prefixes of messages spread over attributes."""
+_OUTPUTS: Final = tuple(sorted((name for name in PLAN if PLAN[name].field == "output"), key=lambda n: PLAN[n].rank))
 
 _KINDS: Final = {key: roles for convention in CONVENTIONS for key, roles in convention.kind.items()}
 _LARGEST: Final = 2**31 - 1
@@ -84,6 +86,7 @@ class Meaning(NamedTuple):
     input_tokens: int | None
     output_tokens: int | None
     cached_input_tokens: int | None
+    finish_reason: str | None
     system_prompt: str | None
     input_text: str | None
     output_text: str | None
@@ -133,6 +136,10 @@ def interpret(found: Found, name: str, problem: Problem) -> Meaning:
                 value = _KINDS[key].get(value.lower(), Role.OTHER)
         elif wanted == _COUNT:
             value = _whole(key, value, problem)
+        elif wanted == _REASONS:
+            value = _first_reason(key, value, problem)
+            if value is None:
+                continue
         else:
             texts = texts or wanted == _TEXT
         values[field] = value
@@ -147,6 +154,8 @@ def interpret(found: Found, name: str, problem: Problem) -> Meaning:
     system = asked = answered = None
     if texts and role in _WITH_TEXT:
         system, asked, answered = _texts(values)
+    if texts and role is Role.LLM and "finish_reason" not in values:
+        values["finish_reason"] = _reason_in_output(found)
     return Meaning(
         role,
         naming,
@@ -159,6 +168,7 @@ def interpret(found: Found, name: str, problem: Problem) -> Meaning:
         get("input_tokens"),
         get("output_tokens"),
         get("cached_input_tokens"),
+        get("finish_reason"),
         system,
         asked,
         answered,
@@ -222,6 +232,30 @@ def _whole(key: str, value: Any, problem: Problem) -> int | None:
         problem(key, "negative or past 32 bits; a count of tokens is wanted", "out of range")
         return None
     return value
+
+
+def _first_reason(key: str, value: Any, problem: Problem) -> str | None:
+    """The reason of the first choice that has one: of a string, or of an array with one for each choice."""
+    value = from_json(value)
+    for reason in value if isinstance(value, list) else [value]:
+        if reason is not None and not isinstance(reason, str):
+            problem(key, f"type {type(reason).__name__}, a string or an array of them is wanted", "of a wrong type")
+            return None
+        if reason:
+            return reason
+    return None
+
+
+def _reason_in_output(found: Found) -> str | None:
+    """The finish reason inside what the model answered; a text that cannot hold one is not decoded for it."""
+    for name in _OUTPUTS:
+        value = found.get(name)
+        if value is None or (isinstance(value, str) and "_reason" not in value):
+            continue
+        reason = finish_reason(_nested(value))
+        if reason is not None:
+            return reason
+    return None
 
 
 def _texts(values: dict[str, Any]) -> tuple[str | None, str | None, str | None]:

@@ -39,7 +39,7 @@ _TIME: Final = (_NUMBERS, "a time in epoch seconds", pa.float64())
 _TRUTH: Final = (frozenset({bool}), "true or false", pa.bool_())
 _KINDS: Final[dict[str, tuple[frozenset[type], str, pa.DataType | None]]] = {
     **dict.fromkeys(
-        ("workflow_type", "workflow_id", "agent", "task", "task_id", "kind", "model"),
+        ("workflow_type", "workflow_id", "agent", "task", "task_id", "kind", "model", "finish_reason"),
         _STRING,
     ),
     **dict.fromkeys(("system_prompt", "input_text", "output_text"), _STRING),
@@ -69,6 +69,7 @@ class _TypedRow(msgspec.Struct, gc=False):
     input_tokens: int | float | None = None
     output_tokens: int | float | None = None
     cached_input_tokens: int | float | None = None
+    finish_reason: str | None = None
     start_time: int | float | None = None
     end_time: int | float | None = None
     started_at: str | None = None

@@ -7,6 +7,7 @@ a shape that is not known is kept as JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,6 +17,17 @@ _ROLES: Final = {"human": "user", "ai": "assistant", "developer": "system"}
 _SPEAKERS: Final = frozenset({"system", "user", "human", "assistant", "ai", "tool", "function", "developer", "model"})
 _CONTAINERS: Final = ("messages", "choices", "generations", "output", "input", "contents")
 _BETWEEN: Final = "\n\n"
+_REASONS: Final = ("finish_reason", "stop_reason")
+_AROUND_REASONS: Final = (
+    "choices",
+    "generations",
+    "candidates",
+    "message",
+    "generation_info",
+    "response_metadata",
+    "kwargs",
+)
+_REASON: Final = re.compile(r"[\w.-]{1,40}")
 
 
 def split_system(value: Any) -> tuple[str | None, str | None]:
@@ -30,6 +42,25 @@ def split_system(value: Any) -> tuple[str | None, str | None]:
 def plain(value: Any) -> str | None:
     """All text of a value: what a model or a tool gave back, or system instructions."""
     return _BETWEEN.join(text for _, text in _said(value, "assistant")) or None
+
+
+def finish_reason(value: Any) -> str | None:
+    """Why the model stopped, where an answer says so: the reason of its first choice.
+
+    An answer may be JSON that the model wrote, so only a single word is taken for a reason.
+    """
+    value = _numbered(from_json(value))
+    if isinstance(value, list):
+        inside = value
+    elif isinstance(value, dict):
+        for key in _REASONS:
+            reason = value.get(key)
+            if isinstance(reason, str) and _REASON.fullmatch(reason):
+                return reason
+        inside = [value[key] for key in _AROUND_REASONS if key in value]
+    else:
+        return None
+    return next(filter(None, map(finish_reason, inside)), None)
 
 
 def unflattened(pairs: Sequence[tuple[str, Any]]) -> Any:

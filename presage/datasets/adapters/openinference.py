@@ -29,6 +29,7 @@ OPENINFERENCE: Final = Convention(
             "llm.token_count.prompt_details.cache_read",
             "llm.token_count.prompt_details.cache_input",
         ),
+        "finish_reason": ("llm.finish_reason",),
         "metadata": ("metadata",),
     },
     messages={"input": ("llm.input_messages.", "input.value"), "output": ("llm.output_messages.", "output.value")},

@@ -49,6 +49,13 @@ OTEL: Final = Convention(
             "gen_ai.usage.cache_read.input_tokens",
             "gen_ai.usage.cache_read_input_tokens",
         ),
+        "finish_reason": (
+            "gen_ai.response.finish_reasons",
+            "gen_ai.response.finish_reason",
+            "gen_ai.response.stop_reason",
+            "llm.response.finish_reason",
+            "llm.response.stop_reason",
+        ),
     },
     messages={
         "system": ("gen_ai.system_instructions",),

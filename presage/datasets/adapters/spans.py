@@ -61,6 +61,7 @@ class Span(NamedTuple):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_input_tokens: int | None = None
+    finish_reason: str | None = None
     system_prompt: str | None = None
     input_text: str | None = None
     output_text: str | None = None
@@ -89,6 +90,7 @@ SPAN_SCHEMA: Final = pa.schema(
         pa.field("input_tokens", pa.int32()),
         pa.field("output_tokens", pa.int32()),
         pa.field("cached_input_tokens", pa.int32()),
+        pa.field("finish_reason", pa.string()),
         pa.field("system_prompt", pa.large_string()),
         pa.field("input_text", pa.large_string()),
         pa.field("output_text", pa.large_string()),

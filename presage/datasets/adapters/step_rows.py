@@ -19,7 +19,7 @@ from presage.datasets.schema import TIMESTAMP
 _CHUNK_ROWS: Final = 16384
 _CHUNK_BYTES: Final = 32 * 2**20
 _TEXTS: Final = ("system_prompt", "input_text", "output_text")
-_FROM_SPANS: Final = ("model", "input_tokens", "output_tokens", "cached_input_tokens", *_TEXTS)
+_FROM_SPANS: Final = ("model", "input_tokens", "output_tokens", "cached_input_tokens", "finish_reason", *_TEXTS)
 _NS_PER_US: Final = 1000
 
 

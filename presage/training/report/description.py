@@ -36,6 +36,10 @@ def _facts(of: Description) -> dict[str, str]:
     }
     for column in ("input_tokens", "output_tokens", "cached_input_tokens"):
         facts[column.replace("_", " ")] = _spread(of[column]) if of[column] else "not recorded"
+    if of["finish_reasons"]:
+        facts["finish reasons, share of the steps that have one"] = ", ".join(
+            f"{reason} {number(share)}" for reason, share in list(of["finish_reasons"].items())[:6]
+        )
     facts["share cut before their end"] = number(of["censored_share"])
     facts["share successful"] = "not recorded" if of["success_share"] is None else number(of["success_share"])
     facts["share of steps with text"] = number(of["text_share"])
