@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 import numpy as np
@@ -139,10 +139,10 @@ class _JsonlReader:
                     batch.append((number, text))
                     size += len(text)
                     if len(batch) == _BATCH_ROWS or size >= _BATCH_BYTES:
-                        self.position = raw.tell()
+                        self.position = _position(raw)
                         yield batch
                         batch, size = [], 0
-                self.position = raw.tell()
+                self.position = _position(raw)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             what = "cut" if isinstance(error, EOFError) else "damaged"
             if not self.skip_bad:
@@ -280,6 +280,11 @@ class _JsonlReader:
                 )
             states.append(np.asarray(value, np.float64))
         return pa.array(states, pa.list_(pa.float64()))
+
+
+def _position(file: IO[bytes]) -> int:
+    """Bytes read of a file; 0 of a pipe, which cannot tell."""
+    return file.tell() if file.seekable() else 0
 
 
 def _workflow(row: _Row) -> Workflow | None:
