@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from presage.features.call_graph import transition_matrix
 from presage.features.history import history_size
 from presage.features.inputs import SIZE_COUNT
-from presage.features.moment import MOMENTS, Moment
+from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes
 from presage.features.projection import Projection, fit_projection
 from presage.predictors.boosting import TreeEnsemble, fit_trees
@@ -54,8 +54,12 @@ def learn(
     """
 
     def project(moment: Moment) -> tuple[Projection, NDArray[np.float32]]:
-        sizes = {"components": config.components, "discriminants": config.discriminants}
-        return fit_projection(train, moment, **sizes, seed=seed)
+        kept = {
+            PREFILL: (config.components, config.discriminants),
+            COMPLETION: (config.completion_components, config.completion_discriminants),
+        }
+        components, discriminants = kept[moment]
+        return fit_projection(train, moment, components=components, discriminants=discriminants, seed=seed)
 
     # Matrix products and growing release the interpreter: both moments side by side, and the trees beside the network.
     # Each in one thread: more of them than cores only wait for each other.
