@@ -31,7 +31,7 @@ _Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="One setting of the predictor, as train-predictor takes it."),
 ]
 _Baselines = Annotated[
-    str, typer.Option(help="What to train beside ours, separated by commas; none for nothing.", metavar="NAMES")
+    str, typer.Option(help="What to train beside ours: names or sets, as for train-predictor.", metavar="NAMES")
 ]
 _Folder = Annotated[
     Path | None,
@@ -74,10 +74,11 @@ def learning_curve(
     as_json: options.Json = False,
 ) -> None:
     """Accuracy against the number of training workflows, beside baselines: would more traces help?"""
+    from presage.training.baselines import choose
     from presage.training.learning_curve import LARGEST
     from presage.training.study import study_learning_curve
 
-    asked = _sizes(sizes)
+    asked, chosen = _sizes(sizes), choose(baselines)
 
     def ask(table: pa.Table, test_table: pa.Table | None, recipe: Recipe, report: Report) -> dict[str, Any]:
         return study_learning_curve(
@@ -87,7 +88,7 @@ def learning_curve(
             sizes=asked,
             largest=_QUICK if quick else LARGEST,
             draws=1 if quick else draws,
-            baselines=_names(baselines),
+            baselines=chosen,
             share=report,
         )
 
@@ -132,10 +133,13 @@ def horizon(
     as_json: options.Json = False,
 ) -> None:
     """Accuracy at each step ahead, beside baselines: how far is a forecast worth acting on?"""
+    from presage.training.baselines import choose
     from presage.training.study import study_horizon
 
+    chosen = choose(baselines)
+
     def ask(table: pa.Table, test_table: pa.Table | None, recipe: Recipe, report: Report) -> dict[str, Any]:
-        return study_horizon(table, test_table, recipe, baselines=_names(baselines), share=report)
+        return study_horizon(table, test_table, recipe, baselines=chosen, share=report)
 
     _study(ask, traces, test, _recipe(settings, horizon, seed, states), report_folder, skip_bad, as_json)
 
@@ -195,10 +199,6 @@ def _recipe(settings: list[str] | None, horizon: int, seed: int, states: str) ->
 
     configuration = read_configuration(NextAgentConfig, None, settings or (), LIMITS)
     return Recipe(configuration, horizon, seed, options.states(states))
-
-
-def _names(baselines: str) -> tuple[str, ...]:
-    return () if baselines == "none" else tuple(baselines.split(","))
 
 
 def _sizes(sizes: str | None) -> list[int] | None:

@@ -40,7 +40,7 @@ def ingest(
     source_format: Annotated[
         str,
         typer.Option(
-            "--format", help=f"auto goes by the file name; or the format of every source: {', '.join(READERS)}."
+            "--format", help=f"auto goes by name and content; or the format of every source: {', '.join(READERS)}."
         ),
     ] = "auto",
     mlflow_experiment: Annotated[
@@ -52,7 +52,7 @@ def ingest(
         typer.Option(
             "--tracking-uri",
             envvar="MLFLOW_TRACKING_URI",
-            help="Where the experiment is: an MLflow server or database.",
+            help="With --mlflow-experiment: the MLflow server or database where it is.",
             show_default=False,
         ),
     ] = None,

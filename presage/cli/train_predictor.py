@@ -159,9 +159,9 @@ def _check_folder(folder: Path) -> None:
     """Whether the artefact will find room there, asked before the training."""
     from presage.errors import OutputError
     from presage.predictors.artefact import CONFIG_FILE
+    from presage.training.report.files import check_folder
 
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"--out {folder}: is a file; an artefact is a folder: choose another name")
+    check_folder(folder, "--out")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG_FILE).is_file():
         raise OutputError(f"--out {folder}: holds other files and no artefact: choose a new or an empty folder")
 

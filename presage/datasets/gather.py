@@ -11,10 +11,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from presage.datasets.adapters.source import Workflow
+from presage.datasets.adapters.source import Workflow, named
 from presage.datasets.journal import Journal, SourcesRead
 from presage.datasets.paths_to_spill import PathsToSpill
-from presage.datasets.read import Chunks, open_source
+from presage.datasets.read import Chunks, join, open_source
 from presage.datasets.schema import trace_schema
 from presage.datasets.spill import Run, Schemas, Spilled, spill
 
@@ -26,7 +26,7 @@ Progress = Callable[[str, float | None], None]
 
 @dataclass(frozen=True)
 class Feed:
-    """A source that is no path, such as an experiment on a tracking server; every ingestion reads it anew."""
+    """A source that is no path: an experiment on a tracking server, which is always read anew, or joined files."""
 
     name: str
     begin: Chunks
@@ -64,20 +64,22 @@ class Gathered:
         return set[Workflow]().union(*(source.spoiled for source in self.sources))
 
 
-def inputs_of(sources: Sequence[str | Path | Feed], source_format: str) -> list[Input]:
-    """The sources of an ingestion.
+def inputs_of(sources: Sequence[str | Path | Feed], source_format: str, skip_bad: bool) -> list[Input]:
+    """The sources of an ingestion; files of spans are one together.
 
     Raises:
         TraceError: a path is missing or of an unknown kind.
     """
     found = []
-    for source in sources:
-        if isinstance(source, Feed):
-            found.append(Input(source, source.name, uuid.uuid4().hex, None))
+    for paths in join([source for source in sources if not isinstance(source, Feed)], source_format):
+        name, told = named(paths), [_identity(path) for path in paths]
+        if len(paths) == 1:
+            found.append(Input(paths[0], name, *told[0]))
             continue
-        path = Path(source)
-        open_source(path, source_format=source_format)
-        found.append(Input(path, str(path), *_identity(path)))
+        feed = Feed(name, open_source(*paths, source_format=source_format, skip_bad=skip_bad))
+        identity = "\n".join(f"{path.absolute()}:{one}" for path, (one, _) in zip(paths, told, strict=True))
+        found.append(Input(feed, name, hashlib.sha256(identity.encode()).hexdigest(), sum(size for _, size in told)))
+    found += [Input(feed, feed.name, uuid.uuid4().hex, None) for feed in sources if isinstance(feed, Feed)]
     return found
 
 
@@ -173,11 +175,11 @@ def _groups(inputs: Sequence[Input], known: set[int]) -> Iterator[list[int]]:
     for number, one in enumerate(inputs):
         if number in known:
             continue
-        if one.size is None:
+        if isinstance(one.source, Feed):
             yield [number]
             continue
         waiting.append(number)
-        size += one.size
+        size += one.size or 0
         if size >= _GROUP_BYTES:
             yield waiting
             waiting, size = [], 0

@@ -89,8 +89,8 @@ def ingest(
         ConfigurationError: Ray is asked for and not installed.
     """
     if not sources:
-        raise TraceError("no traces given: name at least one store, .parquet, .jsonl or .jsonl.gz file")
-    inputs = inputs_of(sources, source_format)
+        raise TraceError("no traces given: name at least one store, file, folder of spans or MLflow experiment")
+    inputs = inputs_of(sources, source_format, skip_bad)
     root = Path(store)
     command = [str(since), str(skip_bad), source_format, *(str(Path(one.name).absolute()) for one in inputs)]
     try:
@@ -138,7 +138,10 @@ class _SecondPass:
         self._since, self._skip_bad = since, skip_bad
         self._spoiled = gathered.spoiled
         if not any(source.rows for source in gathered.sources):
-            raise TraceError(f"{self._named}: an empty trace, not one step in it; give at least one workflow")
+            reasons = Counter[str]()
+            for source in gathered.sources:
+                reasons.update(source.skipped)
+            refuse_all_skipped(0, reasons, self._named)
 
     @property
     def _named(self) -> str:

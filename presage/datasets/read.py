@@ -11,17 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from presage.datasets.adapters import READERS, SUFFIXES, detect
-from presage.datasets.adapters.source import Source, Workflow
+from presage.datasets.adapters import JOINING, READERS, SUFFIXES, detect
+from presage.datasets.adapters.source import JoiningReader, Source, Workflow, named
 from presage.datasets.origin import Origin
 from presage.datasets.schema import concat, drop_invalid, trace_schema, validate
 from presage.datasets.store import is_store, scan_store
 from presage.errors import TraceError
+
+_STORE: Final = "store"
 
 Chunks = Callable[[], Iterator[Source]]
 """Begins a reading."""
@@ -60,9 +63,10 @@ def read_traces(
             workflow stands in two sources, states differ in size, or nothing is left.
     """
     if not paths:
-        raise TraceError("no traces given: name at least one store, .parquet, .jsonl or .jsonl.gz file")
-    opened = [open_source(path, source_format=source_format, skip_bad=skip_bad, progress=progress) for path in paths]
-    sources = [_collected(str(path), begin) for path, begin in zip(paths, opened, strict=True)]
+        raise TraceError("no traces given: name at least one store, file or folder of spans")
+    joined = join(paths, source_format)
+    opened = [open_source(*of, source_format=source_format, skip_bad=skip_bad, progress=progress) for of in joined]
+    sources = [_collected(named(of), begin) for of, begin in zip(joined, opened, strict=True)]
     table = concat([source.table for source in sources], [source.origin.names[0] for source in sources])
     origin = Origin.join([source.origin for source in sources])
     if not skip_bad:
@@ -80,37 +84,81 @@ def read_traces(
     return ReadResult(table, dict(skipped))
 
 
+def join(paths: Sequence[str | Path], source_format: str) -> list[tuple[Path, ...]]:
+    """The paths as sources: files of spans are one together, as if they lay in a folder; any other path is one.
+
+    Raises:
+        TraceError: a path is missing or of an unknown kind.
+    """
+    sources: list[tuple[Path, ...]] = []
+    places: dict[JoiningReader, int] = {}
+    for path in map(Path, paths):
+        reader = JOINING.get(_format(path, source_format)) if not path.is_dir() else None
+        if reader is None:
+            sources.append((path,))
+        elif reader in places:
+            sources[places[reader]] += (path,)
+        else:
+            places[reader] = len(sources)
+            sources.append((path,))
+    return sources
+
+
 def open_source(
     path: str | Path,
-    *,
+    *more: str | Path,
     source_format: str = "auto",
     skip_bad: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Chunks:
-    """What reads a path when called; arguments as `read_traces`.
+    """What reads a source when called; arguments as `read_traces`.
+
+    Args:
+        path: of the source.
+        more: the other files of it, where `join` gave several.
 
     Raises:
         TraceError: the path is missing or of an unknown kind.
     """
     path = Path(path)
+    name = _format(path, source_format)
+    if more:
+        files = (path, *map(Path, more))
+        return partial(JOINING[name], files, skip_bad=skip_bad, progress=progress)
+    if name == _STORE:
+        return partial(scan_store, path, progress=progress)
+    return partial(READERS[name], path, skip_bad=skip_bad, progress=progress)
+
+
+def _format(path: Path, source_format: str) -> str:
+    """The format to read a path as.
+
+    Raises:
+        TraceError: the path is missing or of an unknown kind.
+    """
     if not path.exists():
         raise TraceError(f"{path}: no such file or folder; a trace is wanted here: check the path")
     if source_format != "auto":
         if source_format not in READERS:
             raise TraceError(f"unknown trace format {source_format!r}; known: auto, {', '.join(READERS)}")
-        return partial(READERS[source_format], path, skip_bad=skip_bad, progress=progress)
+        return source_format
     if path.is_dir() and is_store(path):
-        return partial(scan_store, path, progress=progress)
+        return _STORE
     name = detect(path)
     if name is None and path.is_dir():
         raise TraceError(
             f"{path}: a folder, but no trace store (no _manifest.json in it) and no files of spans: name its files one "
             "by one, or the format"
         )
+    if name is None and path.name.endswith((".json", ".json.gz")):
+        raise TraceError(
+            f"{path}: its first line is no OTLP JSON, no span and no MLflow trace; one a line is wanted, as a "
+            "collector's file exporter and span.to_json(indent=None) write them: export it so, or name its format"
+        )
     if name is None:
-        known = ", ".join((*SUFFIXES, ".json"))
+        known = ", ".join((*SUFFIXES, ".json", ".json.gz"))
         raise TraceError(f"{path}: unknown kind of file; known: {known}, or a store: rename it or name its format")
-    return partial(READERS[name], path, skip_bad=skip_bad, progress=progress)
+    return name
 
 
 def _collected(name: str, begin: Chunks) -> Source:

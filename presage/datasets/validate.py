@@ -54,7 +54,7 @@ def validate(table: pa.Table, source: str | Origin) -> pa.Table:
             name is empty, or an agent is called END; one workflow stands in two sources.
     """
     origin = _origin(table, source)
-    _refuse_empty(table.num_rows, origin)
+    refuse_all_skipped(table.num_rows, {}, _names(origin))
     codes = workflow_codes(table)
     order = _order(table, codes)
     problem = next(_problems(table, origin, codes, order), None)
@@ -75,7 +75,7 @@ def drop_invalid(table: pa.Table, source: str | Origin) -> tuple[pa.Table, dict[
         TraceError: nothing is left.
     """
     origin = _origin(table, source)
-    _refuse_empty(table.num_rows, origin)
+    refuse_all_skipped(table.num_rows, {}, _names(origin))
     kept, skipped = sort_out(table, origin)
     refuse_all_skipped(kept.num_rows, skipped, _names(origin))
     return kept, skipped
@@ -83,6 +83,8 @@ def drop_invalid(table: pa.Table, source: str | Origin) -> tuple[pa.Table, dict[
 
 def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> None:
     """Raises if no row of a trace is left."""
+    if not kept and not skipped:
+        raise TraceError(f"{names}: an empty trace, not one step in it; give at least one workflow")
     if not kept:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())
         raise TraceError(f"{names}: every workflow breaks a rule of the schema ({reasons}): repair the source")
@@ -150,11 +152,6 @@ def _origin(table: pa.Table, source: str | Origin) -> Origin:
 
 def _names(origin: Origin) -> str:
     return ", ".join(dict.fromkeys(origin.names))
-
-
-def _refuse_empty(rows: int, origin: Origin) -> None:
-    if rows == 0:
-        raise TraceError(f"{_names(origin)}: an empty trace, not one step in it; give at least one workflow")
 
 
 def _taken(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:

@@ -162,6 +162,7 @@ def test_an_output_folder_that_holds_something_else_is_refused_before_training(t
     assert "learning" not in ran.err
     assert [entry.name for entry in out.iterdir()] == ["thesis.txt"]
     assert "is a file" in train(path, "--out", path, "--no-register", *FAST).complaint
+    assert "is a file" in train(path, "--out", path / "inside", "--no-register", *FAST).complaint
 
 
 def _cut(folder: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_report_folder_that_is_a_file_is_refused_before_any_training(tmp_path:
         train(tiny.store, "--report", tmp_path / "out", "--no-register", *FAST),
     ):
         assert "--report" in ran.complaint
-        assert "is a file; a report is a folder" in ran.complaint
+        assert "is a file; a folder is wanted" in ran.complaint
         assert "learning" not in ran.err
 
 

@@ -191,6 +191,13 @@ def test_a_store_of_an_older_schema_is_refused_and_left_alone(uri: str, tmp_path
     assert path.read_bytes() == before
 
 
+def test_a_database_whose_driver_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(TraceError, match="psycopg is needed") as refused:
+        list(read_mlflow_experiment("agents", tracking_uri="postgresql+psycopg://me:secret@localhost/db"))
+    assert "secret" not in str(refused.value)
+
+
 def test_a_server_that_is_down() -> None:
     with pytest.raises(TraceError, match="does not answer"):
         list(read_mlflow_experiment("agents", tracking_uri="http://127.0.0.1:9"))

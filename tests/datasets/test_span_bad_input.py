@@ -13,6 +13,7 @@ import pytest
 from span_samples import Recorder, agent, chat, collected, envelope, raw_spans, steps, write_lines
 
 from presage.datasets.adapters.span_files import read_spans
+from presage.datasets.ingest import ingest
 from presage.datasets.read import read_traces
 from presage.errors import TraceError
 
@@ -138,6 +139,48 @@ def test_a_batch_cut_in_the_middle(tmp_path: Path) -> None:
     assert spoiled == {("bot", f"{2:032x}")}
 
 
+def test_files_named_one_by_one_are_put_together_as_a_folder_is(tmp_path: Path) -> None:
+    document = two_traces()
+    first, second = json.loads(json.dumps(document)), json.loads(json.dumps(document))
+    scope = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    first["resourceSpans"][0]["scopeSpans"][0]["spans"] = scope[:1]
+    second["resourceSpans"][0]["scopeSpans"][0]["spans"] = scope[1:]
+    (tmp_path / "folder").mkdir()
+    files = [write_lines(tmp_path / "folder" / f"{n}.json", half) for n, half in enumerate((first, second))]
+    whole = read_traces([tmp_path / "folder"]).table
+    assert read_traces(files).table.equals(whole)
+    ingest(files, tmp_path / "store")
+    assert read_traces([tmp_path / "store"]).table.equals(whole)
+
+
+def test_the_trace_after_a_torn_line_may_have_lost_spans_too(tmp_path: Path) -> None:
+    spans = two_traces()["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    lines = [
+        json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": part}]}]})
+        for part in (spans[:3], spans[3:4], spans[4:])
+    ]
+    path = tmp_path / "spans.jsonl"
+    path.write_text("\n".join([lines[0], lines[1][:30], lines[2]]) + "\n", encoding="utf-8")
+    _, _, spoiled = collected(read_spans(path, skip_bad=True))
+    assert {workflow for _, workflow in spoiled} == {BAD, GOOD}
+
+
+def test_spans_printed_over_several_lines_are_explained(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.add("chat m", 0, 1, attributes=chat())
+    recorder.add("chat m", 2, 3, attributes=chat())
+    path = tmp_path / "console.json"
+    path.write_text("".join(span.to_json() + "\n" for span in recorder.spans), encoding="utf-8")
+    with pytest.raises(TraceError, match="indent=None"):
+        read_traces([path])
+
+
+def test_what_was_skipped_is_told_where_nothing_is_left(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "spans.jsonl", {"resourceSpans": [{"scopeSpans": [{"spans": [{"spanId": 7}]}]}]})
+    with pytest.raises(TraceError, match="line that is no OTLP: 1"):
+        ingest([path], tmp_path / "store", skip_bad=True)
+
+
 def test_gzip_that_was_cut(tmp_path: Path) -> None:
     document = two_traces()
     noise = {"resourceLogs": [{"noise": os.urandom(2000).hex()}]}
@@ -162,7 +205,7 @@ def test_zstd_is_named(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ('{"birds": 1}', "a JSON object with the keys birds, neither OTLP"),
-        ("3", "a JSON int, neither OTLP"),
+        ("3", "a JSON number, neither OTLP"),
         ('{"resourceSpans": {"a": 1}}', "not as OTLP has it: Expected `array"),
         ('{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": 3}]}]}]}', "Expected `str`, got `int`"),
         ('{"context": {"trace_id": "t", "span_id": "s"}, "name": "x", "start_time": "noon"}', "times cannot be read"),

@@ -2,8 +2,8 @@
 
 A reader takes a path and gives `Source` chunks: rows that conform to the schema, with their origin. Whole workflows are
 checked later and across all sources (`presage.datasets.read`, which keeps all in memory, and `presage.datasets.ingest`,
-which does not). A new format is one module, one line in `READERS` and, where a file name tells it, one in `SUFFIXES`;
-where only the content does, one in `detect`.
+which does not). A new format is one module, one line in `READERS` or `JOINING` and, where a file name
+tells it, one in `SUFFIXES`; where only the content does, one in `detect`.
 
 Formats of spans share their second half: `intake.py` takes spans from `otlp.py`, `span_dump.py` or `mlflow_export.py`,
 by the names in `otel.py`, `openinference.py` and `mlflow_names.py`; `span_tree.py` says how a tree becomes steps.
@@ -21,18 +21,19 @@ from presage.datasets.adapters.jsonl import read_jsonl
 from presage.datasets.adapters.mlflow_export import is_mlflow, read_mlflow
 from presage.datasets.adapters.otlp import is_otlp
 from presage.datasets.adapters.parquet import read_parquet
-from presage.datasets.adapters.source import Reader, Source
+from presage.datasets.adapters.source import JoiningReader, Reader, Source
 from presage.datasets.adapters.span_dump import is_span
 from presage.datasets.adapters.span_files import read_spans
 
-__all__ = ["READERS", "SUFFIXES", "Reader", "Source", "detect"]
+__all__ = ["JOINING", "READERS", "SUFFIXES", "Reader", "Source", "detect"]
+
+JOINING: Final[Mapping[str, JoiningReader]] = {"otel": read_spans, "openinference": read_spans, "mlflow": read_mlflow}
+"""Formats whose workflows may be spread over files: rotation cuts where it likes, and each service has its own file."""
 
 READERS: Final[Mapping[str, Reader]] = {
     "jsonl": read_jsonl,
     "parquet": read_parquet,
-    "otel": read_spans,
-    "openinference": read_spans,
-    "mlflow": read_mlflow,
+    **JOINING,
 }
 SUFFIXES: Final[Mapping[str, str]] = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet"}
 

@@ -58,6 +58,7 @@ class Intake:
         self._bytes = 0
         self._steps = 0
         self._last: str | None = None
+        self._torn: Place | None = None
 
     def at(self, place: Place, span: str | None = None) -> str:
         """`"spans.json, line 17, span 00f067aa0ba902b7"`; where there are no lines, as in a live store, without."""
@@ -65,13 +66,14 @@ class Intake:
         return f"{self.names[place.file]}{line}{f', span {span}' if span else ''}"
 
     def torn(self, place: Place, message: str, reason: str, line: bytes) -> None:
-        """A line that is no JSON: traces named in it, and the one before it, may have lost spans."""
+        """A line that is no JSON: traces named in it, and those before and after it, may have lost spans."""
         if not self._skip_bad:
             raise TraceError(f"{self.at(place)}: {message}")
         self.skipped[f"line with {reason}"] += 1
         for trace in {found.decode(errors="replace") for found in _TRACE_IDS.findall(line)}:
             self._lost(trace, place)
         self._lost(self._last, place)
+        self._torn = place
 
     def refuse(self, place: Place, message: str, reason: str, trace: Any = None) -> None:
         """A span, or a document, that cannot be taken at all."""
@@ -120,6 +122,9 @@ class Intake:
             problem("end time", "it ends before it starts; check the clock of its machine", "before its start")
         if not isinstance(parent, str) or not parent.strip("0"):
             parent = None
+        if self._torn is not None:
+            self._lost(trace, self._torn)
+            self._torn = None
         self._last = trace
         self.spans += 1
         self._steps += is_step

@@ -7,7 +7,7 @@ some keys otherwise. Values of attributes are JSON inside JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +26,12 @@ _RUNNING: Final = "IN_PROGRESS"
 
 
 def read_mlflow(
-    path: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
+    path: Path | Sequence[Path], *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
 ) -> Iterator[Source]:
     """Read exported MLflow traces from a file or a folder of files, plain or gzip.
 
     Args:
-        path: the file or folder.
+        path: the file or folder; or several, over which a session may be spread.
         skip_bad: count what is bad instead of raising; the workflow of a bad span is marked as spoiled.
         progress: called with the number of requests and tool calls seen since its last call.
 

@@ -133,7 +133,13 @@ def _check_database(uri: str) -> None:
         if not file.is_file():
             raise TraceError(f"{shown}: no such file, and none is made for reading: correct the tracking URI")
         uri = f"sqlite:///file:{file.absolute()}?mode=ro&uri=true"
-    engine = sqlalchemy.create_engine(uri)
+    try:
+        engine = sqlalchemy.create_engine(uri)
+    except ImportError as error:
+        raise TraceError(
+            f"{shown}: {error.name or 'the driver'} is needed to read it and is not installed: pip install it, or read "
+            "through an MLflow server"
+        ) from error
     try:
         is_mlflow = sqlalchemy.inspect(engine).has_table("alembic_version")
     except sqlalchemy.exc.SQLAlchemyError as error:

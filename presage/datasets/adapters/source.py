@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +39,12 @@ class Source:
     read_bytes: int = 0
 
 
+def named(paths: Sequence[Path]) -> str:
+    """What a source of one path or several is called."""
+    more = len(paths) - 1
+    return f"{paths[0]}{f' and {more} more' if more else ''}"
+
+
 class Reader(Protocol):
     """Reads one file, or one folder, as chunks."""
 
@@ -48,6 +54,16 @@ class Reader(Protocol):
         Nothing is read before the first chunk is asked for, and errors come where they are met. A source without a
         single row may give no chunk.
         """
+        ...
+
+
+class JoiningReader(Protocol):
+    """A `Reader` of a format whose workflows may be spread over files: takes several paths as one source too."""
+
+    def __call__(
+        self, path: Path | Sequence[Path], *, skip_bad: bool, progress: Callable[[int], None] | None
+    ) -> Iterator[Source]:
+        """As `Reader`."""
         ...
 
 

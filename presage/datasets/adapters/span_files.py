@@ -6,7 +6,7 @@ one reader: every document is looked at for itself, and every span for all conve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from presage.datasets.adapters.documents import Documents, Place, files_of
 from presage.datasets.adapters.intake import Intake
 from presage.datasets.adapters.otlp import decode, is_otlp, take_otlp
 from presage.datasets.adapters.partitions import Partitions
-from presage.datasets.adapters.source import Source
+from presage.datasets.adapters.source import Source, named
 from presage.datasets.adapters.span_dump import is_span, take_span
 from presage.datasets.adapters.workflows import Workflows
 from presage.errors import TraceError
@@ -23,15 +23,16 @@ _PARTITION_BYTES: Final = 32 * 2**20
 _FEWEST, _MOST = 4, 256
 _GZIP_SAVES: Final = 10
 _REPORT_BYTES: Final = 8 * 2**20
+_KINDS: Final = {list: "array", str: "string", bool: "true or false", type(None): "null"}
 
 
 def read_spans(
-    path: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
+    path: Path | Sequence[Path], *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
 ) -> Iterator[Source]:
     """Read OTLP JSON lines or single spans, from a file or from a folder of rotated files, plain or gzip.
 
     Args:
-        path: the file or folder.
+        path: the file or folder; or several, over which a trace may be spread.
         skip_bad: count what is bad instead of raising. The workflow of a bad span is marked as spoiled, and so are the
             workflows that a torn line names.
         progress: called with the number of requests and tool calls seen since its last call.
@@ -60,16 +61,17 @@ def read_spans(
 
 
 def read_documents(
-    path: Path,
+    path: Path | Sequence[Path],
     take: Callable[[Any, Place, Intake], None],
     skip_bad: bool,
     progress: Callable[[int], None] | None,
 ) -> Iterator[Source]:
     """Read JSON documents of a path that `take` hands to an intake; as `read_spans` otherwise."""
-    files = files_of(path)
+    paths = [path] if isinstance(path, Path) else path
+    files = [file for one in paths for file in files_of(one)]
     with Partitions(partitions_for(files)) as spill:
         intake = Intake([str(file) for file in files], spill, skip_bad, progress, lined=len(files) == 1)
-        workflows = Workflows(str(path), intake, spill, skip_bad)
+        workflows = Workflows(named(paths), intake, spill, skip_bad)
         reading = Documents(files, intake.torn, decode)
         reported = 0
         for place, document in reading:
@@ -99,6 +101,8 @@ def partitions_for(files: list[Path]) -> int:
 
 def described(document: Any) -> str:
     """A JSON document in words that repeat nothing of its content but its keys."""
+    if is_otlp(document):
+        return "OTLP JSON, which is --format otel"
     if not isinstance(document, dict):
-        return f"a JSON {type(document).__name__}"
+        return f"a JSON {_KINDS.get(type(document), 'number')}"
     return f"a JSON object with the keys {', '.join(sorted(document)[:8]) or '(none)'}"

@@ -56,10 +56,13 @@ def check_folder(folder: Path, option: str) -> None:
     """Whether a report will find room there, asked before the training.
 
     Raises:
-        OutputError: it is a file.
+        OutputError: it is a file, or lies in one, or in a folder that cannot be written to.
     """
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{option} {folder}: is a file; a report is a folder: choose another name")
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise OutputError(f"{option} {folder}: {there} is a file; a folder is wanted: choose another name")
+    if not os.access(there, os.W_OK):
+        raise OutputError(f"{option} {folder}: {there} cannot be written to: choose another folder")
 
 
 def write_file(path: Path, content: bytes) -> Path:
