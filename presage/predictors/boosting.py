@@ -27,6 +27,9 @@ from presage.predictors.probabilities import cross_entropy, softmax
 MOST_DEPTH: Final = 16
 """A tree has 2^depth leaves."""
 
+ENOUGH_TREES: Final = 128
+"""Trees are as shallow as it takes for so many to fit: 37 deep ones were worth less than 150 shallow ones."""
+
 UNREACHED: Final = np.finfo(np.float32).max
 """Threshold of the levels that a tree which ended early did not need: no input is so large."""
 
@@ -38,7 +41,7 @@ class BoostingConfig:
     Attributes:
         rounds: trees at most; the validation loss decides how many are kept.
         learning_rate: shrinkage of each tree.
-        depth: comparisons from root to leaf at most.
+        depth: comparisons from root to leaf at most; fewer where many outcomes leave room for too few such trees.
         columns: share of the states each tree may choose from, beside all that is not a state.
         rows: share of the positions each tree is grown on.
         l2: penalty on leaf values.
@@ -144,7 +147,9 @@ def fit_trees(
     useful = np.flatnonzero([len(e) > 0 for e in edges]).astype(np.int32)
     logits = np.tile(base, (count, 1))
     held_out_logits = np.tile(base, (len(validation_inputs), 1))
-    most = max(config.leaf_cells, config.fewest_leaves * width) // (width * 2**config.depth)
+    room = max(config.leaf_cells // width, config.fewest_leaves)
+    depth = int(np.clip(np.log2(max(room / ENOUGH_TREES, 1)), 1, config.depth))
+    most = room // 2**depth
     trees: list[tuple[NDArray[np.int16], NDArray[np.uint8], NDArray[np.float32]]] = []
     best, kept = np.inf, 0
     for grown in range(1, min(most, config.rounds if rounds is None else rounds) + 1):
@@ -162,12 +167,12 @@ def fit_trees(
             sample,
             _choose(useful, always, config.columns, rng),
             packed,
-            config.depth,
+            depth,
             config.bins,
             np.float32(config.l2 / width),
             config.min_rows,
         )
-        values = _leaf_values(leaf, sample, gradient, hessian, 2**config.depth, np.float32(config.l2))
+        values = _leaf_values(leaf, sample, gradient, hessian, 2**depth, np.float32(config.l2))
         values *= np.float32(-config.learning_rate)
         logits += values[leaf]
         trees.append((feature, cut, values))
@@ -180,7 +185,7 @@ def fit_trees(
             best, kept = loss, grown
         elif grown - kept >= config.patience:
             break
-    return _ensemble(trees[:kept], edges, base, config.depth)
+    return _ensemble(trees[:kept], edges, base, depth)
 
 
 def _choose(useful: NDArray[np.int32], always: int, share: float, rng: np.random.Generator) -> NDArray[np.int32]:

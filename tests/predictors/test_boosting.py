@@ -102,16 +102,23 @@ def test_a_seed_decides_every_array_and_another_seed_another_draw() -> None:
     assert other.threshold.tolist() != first.threshold.tolist()
 
 
-@pytest.mark.parametrize("leaf_cells", [0, 100, 200])  # a tree has 48
+@pytest.mark.parametrize("leaf_cells", [0, 100, 200])
 def test_leaf_cells_end_growing(leaf_cells: int) -> None:
     inputs, outcomes = xor(500, 0)
     trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, leaf_cells=leaf_cells, fewest_leaves=0), 0)
     assert trees.leaves.size <= leaf_cells
-    assert len(trees) == leaf_cells // 48
+    assert len(trees) == leaf_cells // 6 // 2**trees.depth
     exactly = fit_trees(
         inputs, outcomes, inputs, outcomes, 3, replace(SMALL, leaf_cells=leaf_cells, fewest_leaves=0), 0, rounds=30
     )
     assert exactly.leaves.size <= leaf_cells
+
+
+@pytest.mark.parametrize(("fewest_leaves", "depth"), [(10_000, 3), (1024, 3), (1023, 2), (512, 2), (511, 1), (10, 1)])
+def test_trees_are_as_shallow_as_it_takes_for_enough_of_them_to_fit(fewest_leaves: int, depth: int) -> None:
+    inputs, outcomes = xor(100, 0)
+    config = replace(SMALL, leaf_cells=0, fewest_leaves=fewest_leaves)
+    assert fit_trees(inputs, outcomes, inputs, outcomes, 3, config, 0, rounds=1).depth == depth
 
 
 def test_a_number_of_rounds_is_obeyed_and_validation_not_looked_at() -> None:
