@@ -197,8 +197,7 @@ def _two_sources(table: pa.Table, origin: Origin, codes: NDArray[np.int64]) -> I
     def message(row: int) -> str:
         return (
             f"{_workflow(table, row)} also stands in {origin.names[first[codes[row]]]}; one source a workflow is "
-            "wanted: give each source once, or join the files first; rotated files of spans are joined where their "
-            "folder is given instead of the files"
+            "wanted: give each source once, or join the files first"
         )
 
     yield _Problem(np.flatnonzero(sources != first[codes]), "workflow_id", "workflow in two sources", message)

@@ -13,7 +13,6 @@ from span_samples import BEGIN, SECOND, Recorder, agent, chat, collected, envelo
 from presage.datasets.adapters import detect
 from presage.datasets.adapters.span_files import read_spans
 from presage.datasets.read import read_traces
-from presage.errors import TraceError
 
 
 def support(recorder: Recorder, at: float = 0.0, **attributes: Any) -> None:
@@ -210,16 +209,6 @@ def test_finish_reasons_in_events_and_of_a_wrapped_request(recorder: Recorder, t
     assert sorted(steps(table, "started_at", "finish_reason")) == list(
         zip(sorted(table["started_at"].to_pylist()), ["tool_calls", "length", "stop"], strict=True)
     )
-
-
-def test_rotated_files_given_one_by_one_are_refused_with_a_hint(tmp_path: Path) -> None:
-    recorder = Recorder(**{"gen_ai.workflow.name": "support"})
-    support(recorder)
-    halves = recorder.spans[::2], recorder.spans[1::2]
-    files = [write_lines(tmp_path / f"{i}.json", envelope(half)) for i, half in enumerate(halves)]
-    with pytest.raises(TraceError, match=r"also stands in .*0\.json.*where their folder is given instead of the files"):
-        read_traces(files)
-    assert steps(read_traces([tmp_path]).table, *SHAPE) == SUPPORT
 
 
 def objects(**values: Any) -> dict[str, Any]:
