@@ -232,7 +232,7 @@ def test_it_learns_what_order_alone_says() -> None:
     words = ["ababcdcdc" + "a", "baabcdcdc" + "b"] * 40
     drawn = random_sample(prefixes_from(words, agents="abcd", known_types=("t", "u")), 0, widths=(0, 0))
     drawn = replace(drawn, prefixes=replace(drawn.prefixes, sizes=np.zeros_like(drawn.prefixes.sizes)))
-    config = NetworkConfig(epochs=30, dropout=0.0, input_dropout=0.0, batch_steps=50)
+    config = NetworkConfig(epochs=60, dropout=0.0, input_dropout=0.0, batch_steps=50)
     weights, _ = fit(drawn, drawn, config=config)
     logits = by_kernels(weights, drawn)[0].reshape(drawn.prefixes.steps, HORIZON, -1)
     asked = drawn.prefixes.position == 8
