@@ -1,0 +1,42 @@
+"""The known law for lengths: sound traces, an oracle that covers, heavy tails, cuts that are told."""
+
+import numpy as np
+import pytest
+
+from presage.datasets.length_law import generate_lengths
+from presage.datasets.schema import validate
+from presage.datasets.validate import canonical_order
+from presage.errors import ConfigurationError
+from presage.features.lengths import LengthEncoder, length_rows
+
+
+def test_the_same_seed_draws_the_same_trace_in_canonical_order() -> None:
+    first, second = (generate_lengths(50, 4) for _ in range(2))
+    assert first.table.equals(second.table)
+    assert not first.table.equals(generate_lengths(50, 5).table)
+    np.testing.assert_array_equal(canonical_order(first.table), np.arange(first.table.num_rows))
+    validate(first.table, "law")
+
+
+@pytest.mark.slow
+def test_the_oracle_covers_as_it_says_and_lengths_are_heavy_tailed() -> None:
+    drawn = generate_lengths(3000, 0)
+    rows = length_rows(drawn.table, LengthEncoder.fit(drawn.table, sketch_size=0))
+    levels = (0.5, 0.9, 0.99)
+    arrival = rows.step == 0  # one row a workflow, so that rows are independent and three standard errors are known
+    below = (rows.remaining[:, None] <= drawn.oracle(levels))[arrival].mean(axis=0)
+    assert (np.abs(below - levels) < (0.028, 0.017, 0.0055)).all()
+    assert np.quantile(rows.remaining, 0.99) > 8 * np.median(rows.remaining)
+
+
+def test_cut_workflows_are_marked_and_shorter() -> None:
+    drawn = generate_lengths(300, 0, censored=1.0)
+    complete = drawn.table.filter(drawn.table["complete"])
+    assert 0.1 < complete.num_rows / drawn.table.num_rows < 0.7
+    assert drawn.table.num_rows < generate_lengths(300, 0).table.num_rows
+
+
+@pytest.mark.parametrize("wrong", [{"workflows": 0}, {"workflows": 3, "censored": 1.5}])
+def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match="is wanted"):
+        generate_lengths(seed=0, **wrong)

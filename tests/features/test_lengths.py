@@ -1,0 +1,166 @@
+"""Rows of a predictor of lengths: labels and bounds, columns by hand, and a request's row equal to its trace's."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from presage.datasets.length_law import generate_lengths
+from presage.datasets.schema import conform
+from presage.errors import InputError, TraceError
+from presage.features.lengths import LengthEncoder, join_rows, length_rows
+
+
+def step(workflow: str, number: int, agent: str, tokens: int | None, **more: object) -> dict[str, object]:
+    return {
+        "workflow_type": "app",
+        "workflow_id": workflow,
+        "step": number,
+        "agent": agent,
+        "output_tokens": tokens,
+        **more,
+    }
+
+
+def table_of(*steps: dict[str, object]) -> pa.Table:
+    names = dict.fromkeys(name for s in steps for name in s)
+    return conform(pa.Table.from_pylist([{name: s.get(name) for name in names} for s in steps]), "test")
+
+
+def column(rows, encoder: LengthEncoder, name: str) -> list[float]:
+    return rows.numbers[:, encoder.names.index(name)].tolist()
+
+
+def test_what_remains_is_this_step_and_all_later_ones() -> None:
+    table = table_of(step("a", 0, "x", 5), step("a", 1, "y", 7), step("b", 0, "x", 11))
+    encoder = LengthEncoder.fit(table)
+    assert length_rows(table, encoder).remaining.tolist() == [12, 7, 11]
+    assert length_rows(table, encoder, "step").remaining.tolist() == [5, 7, 11]
+
+
+def test_a_missing_count_hides_what_remains_before_it_in_its_own_workflow_only() -> None:
+    table = table_of(step("a", 0, "x", 5), step("a", 1, "y", None), step("a", 2, "y", 3), step("b", 0, "x", 11))
+    rows = length_rows(table, LengthEncoder.fit(table))
+    assert np.isnan(rows.remaining).tolist() == [True, True, False, False]
+    assert rows.labelled.tolist() == [False, False, True, True]
+    assert rows.remaining[2:].tolist() == [3, 11]
+
+
+def test_a_cut_workflow_gives_bounds_for_what_remains_and_labels_for_single_steps() -> None:
+    table = table_of(step("a", 0, "x", 5, complete=False), step("a", 1, "y", 7, complete=False), step("b", 0, "x", 1))
+    encoder = LengthEncoder.fit(table)
+    rows = length_rows(table, encoder)
+    assert rows.lower_bound.tolist() == [True, True, False]
+    assert rows.remaining.tolist() == [12, 7, 1]
+    assert rows.labelled.tolist() == [False, False, True]
+    assert length_rows(table, encoder, "step").labelled.all()
+
+
+def test_a_tool_call_is_a_step_but_no_row() -> None:
+    table = table_of(step("a", 0, "x", 5), step("a", 1, "grep", None, kind="tool"), step("a", 2, "y", 3))
+    encoder = LengthEncoder.fit(table)
+    rows = length_rows(table, encoder)
+    assert rows.step.tolist() == [0, 2]
+    assert rows.remaining.tolist() == [8, 3]
+    assert column(rows, encoder, "step") == [0, 2]
+
+
+def test_columns_by_hand() -> None:
+    table = table_of(
+        step("a", 0, "x", 5, input_tokens=40, system_prompt="s" * 8, input_text="u" * 12),
+        step("a", 1, "y", 7, input_text="u" * 16),
+        step("a", 2, "y", 9),
+    )
+    encoder = LengthEncoder.fit(table, sketch_size=0)
+    rows = length_rows(table, encoder)
+    assert column(rows, encoder, "system_tokens")[0] == 2
+    assert column(rows, encoder, "user_tokens")[:2] == [3, 4]
+    assert column(rows, encoder, "prompt_tokens")[:2] == [40, 4]  # not counted: what texts there are
+    assert np.isnan(column(rows, encoder, "prompt_tokens")[2])
+    assert column(rows, encoder, "agents_so_far") == [1, 2, 2]
+    assert column(rows, encoder, "run") == [1, 1, 2]
+    assert column(rows, encoder, "produced_tokens") == [0, 5, 12]
+    assert np.isnan(column(rows, encoder, "previous_output_tokens")[0])
+    assert column(rows, encoder, "previous_output_tokens")[1:] == [5, 7]
+    assert column(rows, encoder, "calls_0") == [1, 1, 1]  # of x
+    assert column(rows, encoder, "since_0") == [0, 1, 2]
+
+
+def test_no_output_of_this_or_a_later_step_is_seen() -> None:
+    table = generate_lengths(20, 0).table
+    encoder = LengthEncoder.fit(table)
+    first = pa.array(table["step"].to_numpy() == 0)
+    blind = table.set_column(
+        table.schema.get_field_index("output_tokens"),
+        table.schema.field("output_tokens"),
+        pa.array(np.full(len(table), 123, np.int32)),
+    )
+    seen = length_rows(table, encoder).numbers[first]
+    np.testing.assert_array_equal(seen, length_rows(blind, encoder).numbers[first])
+
+
+def test_one_request_makes_the_row_of_its_trace_bit_by_bit() -> None:
+    table = generate_lengths(30, 3).table
+    texts = pa.array([f"answer {i % 7} done" for i in range(len(table))], pa.large_string())
+    table = table.set_column(table.schema.get_field_index("output_text"), table.schema.field("output_text"), texts)
+    encoder = LengthEncoder.fit(table.slice(0, 60))  # later types, agents and models are partly unknown
+    rows = length_rows(table, encoder)
+    steps = table.to_pylist()
+    for at in range(len(table)):
+        first = at - steps[at]["step"]
+        request = [dict(s) for s in steps[first : at + 1]]
+        request[-1] |= {"output_tokens": None, "output_text": None}  # not produced yet
+        one = encoder.row(request)
+        np.testing.assert_array_equal(one.numbers[0], rows.numbers[at])
+        assert (one.workflow_type[0], one.agent[0], one.model[0], one.step[0]) == (
+            rows.workflow_type[at],
+            rows.agent[at],
+            rows.model[at],
+            rows.step[at],
+        )
+
+
+def test_models_unknown_and_absent_are_values_of_their_own() -> None:
+    table = table_of(step("a", 0, "x", 5, model="m"), step("a", 1, "x", 5, model="n"))
+    encoder = LengthEncoder.fit(table)
+    other = table_of(step("a", 0, "x", 5, model="new"), step("a", 1, "x", 5), step("a", 2, "x", 5, model="n"))
+    assert length_rows(other, encoder).model.tolist() == [2, 3, 1]
+    assert [encoder.model(name) for name in ("new", None, "n")] == [2, 3, 1]
+
+
+def test_texts_nobody_shares_a_word_of_leave_no_sketch() -> None:
+    table = table_of(step("a", 0, "x", 5, input_text="one"), step("b", 0, "x", 6, input_text="two"))
+    assert LengthEncoder.fit(table).sketch is None
+
+
+@pytest.mark.parametrize("text", ["", "word " * 250_000])
+def test_empty_and_huge_prompts_make_finite_rows(text: str) -> None:
+    table = generate_lengths(20, 0).table
+    request = [step("a", 0, "planner", None, input_text=text, input_tokens=7)]
+    vector = LengthEncoder.fit(table).vector(request)[3]
+    assert np.isfinite(vector[LengthEncoder.fit(table).names.index("prompt_0")])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [("input_tokens", -1, "0 or more"), ("output_tokens", "9", "0 or more"), ("input_text", 7, "a string is wanted")],
+)
+def test_a_request_with_nonsense_is_refused(field: str, value: object, told: str) -> None:
+    encoder = LengthEncoder.fit(generate_lengths(10, 0).table)
+    with pytest.raises(InputError, match=told):
+        encoder.vector([step("a", 0, "planner", None) | {field: value}])
+
+
+def test_a_trace_of_tool_calls_alone_is_refused() -> None:
+    table = table_of(step("a", 0, "grep", None, kind="tool"))
+    with pytest.raises(TraceError, match="no LLM step"):
+        length_rows(table, LengthEncoder.fit(table))
+
+
+def test_rows_taken_apart_and_joined_are_the_same_rows() -> None:
+    table = generate_lengths(20, 1).table
+    rows = length_rows(table, LengthEncoder.fit(table))
+    half = len(rows) // 2
+    again = join_rows(rows.take(np.arange(half)), rows.take(np.arange(half, len(rows))))
+    np.testing.assert_array_equal(again.numbers, rows.numbers)
+    np.testing.assert_array_equal(again.workflow, rows.workflow)
+    assert rows.workflows == 20
