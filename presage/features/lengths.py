@@ -204,6 +204,28 @@ class LengthEncoder:
             np.concatenate(numbers, dtype=np.float32),
         )
 
+    def to_config(self) -> dict[str, Any]:
+        """As the configuration of an artefact keeps it; JSON values only."""
+        return {
+            "vocabulary": self.vocabulary.to_dict(),
+            "models": list(self.models),
+            "tracked": list(self.tracked),
+            "sketch": self.sketch is not None,
+        }
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """Tensors of an artefact: the sketch's."""
+        return self.sketch.to_tensors() if self.sketch is not None else {}
+
+    @classmethod
+    def from_artefact(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], ahead: Ahead | None = None
+    ) -> LengthEncoder:
+        """Inverse of `to_config` and `to_tensors`; other tensors are left alone."""
+        vocabulary = Vocabulary.from_dict(config["vocabulary"])
+        sketch = Sketch.from_tensors(tensors) if config["sketch"] else None
+        return cls(vocabulary, tuple(config["models"]), tuple(config["tracked"]), sketch, ahead)
+
     def course(
         self, agent: NDArray[np.int32], output_tokens: NDArray[np.float32], offsets: NDArray[np.int64]
     ) -> NDArray[np.float32]:

@@ -37,7 +37,7 @@ FORMAT_VERSION: Final = 2
 READS: Final = (2,)
 """The format versions `read_artefact` reads."""
 
-KINDS: Final = ("next-agent",)
+KINDS: Final = ("next-agent", "remaining-length")
 """The kinds of predictor this version of Presage knows."""
 
 CONFIG_FILE: Final = "config.json"

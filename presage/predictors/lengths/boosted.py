@@ -1,0 +1,150 @@
+"""Gradient-boosted lengths: where the middle lies and how much doubt there is, by LightGBM, walked by our own code.
+
+Two ensembles for the middle, least squares and least absolute error on the logarithm, are averaged: they err in
+different places. A third learns the logarithm of how far labels lie from the middle, from errors on tasks that the
+middle had not seen. All quantiles are then the middle and so many times the doubt; how many is for the calibration to
+say, so an upper quantile is learnt from every row and not from the few that lie beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.features.lengths import LengthRows
+from presage.predictors.lengths.inputs import folds_by_task
+from presage.predictors.lengths.log_estimator import LogEstimator
+from presage.predictors.lengths.trees import FlatTrees, Tree, flatten, sum_of_leaves
+
+ROUNDS: Final = 250
+SCALE_ROUNDS: Final = 60
+_ERROR_FOLDS: Final = 3
+_LEAST_SCALE: Final = 0.05
+_SETTINGS: Final = {
+    "learning_rate": 0.04,
+    "num_leaves": 24,
+    "min_child_samples": 30,
+    "bagging_fraction": 0.6,
+    "bagging_freq": 1,
+    "feature_fraction": 0.3,
+    "lambda_l2": 3.0,
+    "use_missing": False,  # inputs have no gaps, and our walk knows no default direction
+    "deterministic": True,
+    "force_row_wise": True,  # LightGBM otherwise times both ways and picks one: not the same on every run
+    "verbosity": -1,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """Boosted trees: the sum of the leaves a row falls into, their values float32 [leaves]."""
+
+    trees: FlatTrees
+    value: NDArray[np.float32]
+
+    @classmethod
+    def fit(
+        cls, inputs: NDArray[np.float32], labels: NDArray[np.float64], objective: str, rounds: int, seed: int
+    ) -> Self:
+        """Grows so many trees on inputs float32 [n, D]."""
+        import lightgbm
+
+        settings = {**_SETTINGS, "objective": objective, "seed": seed}
+        data = lightgbm.Dataset(inputs, labels, params={"verbosity": -1})
+        return cls.of(lightgbm.train(settings, data, num_boost_round=rounds))
+
+    @classmethod
+    def of(cls, booster: Any) -> Self:
+        """Of a LightGBM booster without categories or gaps."""
+        trees, values = [], []
+        for text in booster.model_to_string().split("\nTree=")[1:]:
+            found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+            leaf = np.array(found["leaf_value"].split(), np.float64)
+            inner = len(leaf) - 1
+            left, right, feature, threshold = (
+                np.array(found.get(name, "").split(), dtype)
+                for name, dtype in (
+                    ("left_child", np.int64),
+                    ("right_child", np.int64),
+                    ("split_feature", np.int64),
+                    ("threshold", np.float64),
+                )
+            )
+            # LightGBM calls leaf l −l − 1; here leaves stand behind the inner nodes.
+            children = [np.where(c < 0, inner - 1 - c, c) for c in (left, right)]
+            none = np.full(len(leaf), -1)
+            trees.append(
+                Tree(
+                    np.concatenate([feature, none]),
+                    np.concatenate([threshold, np.zeros(len(leaf))]),
+                    *(np.concatenate([c, none]) for c in children),
+                )
+            )
+            values.append(np.concatenate([np.zeros(inner), leaf]))
+        flat, numbers = flatten(trees)
+        value = np.empty(int((flat.feature < 0).sum()), np.float32)
+        for number, of_node in zip(numbers, values, strict=True):
+            value[number[number >= 0]] = of_node[number >= 0]
+        return cls(flat, value)
+
+    def __call__(self, inputs: NDArray[np.float32]) -> NDArray[np.float64]:
+        """float64 [n]."""
+        t = self.trees
+        return sum_of_leaves(inputs, t.feature, t.threshold, t.child, t.roots, self.value)
+
+    def to_tensors(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """As an artefact keeps it."""
+        tensors = {**self.trees.to_tensors(), "value": self.value}
+        return {f"{prefix}/{name}": array for name, array in tensors.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], prefix: str, inputs: int) -> Self:
+        """Inverse of `to_tensors`.
+
+        Raises:
+            KeyError, ValueError: a tensor is missing, or a walk would leave the arrays.
+        """
+        own = {n.removeprefix(f"{prefix}/"): a for n, a in tensors.items() if n.startswith(f"{prefix}/")}
+        ensemble = cls(FlatTrees.from_tensors(own), own["value"])
+        ensemble.trees.check(inputs, len(ensemble.value))
+        return ensemble
+
+
+_PARTS: Final = ("squares", "absolute", "doubt")
+
+
+class BoostedLengths(LogEstimator):
+    """LightGBM for the middle and for the doubt."""
+
+    name = "boosted"
+
+    def _learn(self, inputs: NDArray[np.float32], above: NDArray[np.float64], rows: LengthRows) -> None:
+        fold = folds_by_task(rows, _ERROR_FOLDS, self.seed)
+        error = np.zeros(len(rows))
+        for number in np.unique(fold):
+            inside, outside = fold == number, fold != number
+            if outside.any():  # with a single task its own errors have to do
+                middle = Ensemble.fit(inputs[outside], above[outside], "l1", ROUNDS, self.seed)
+            else:
+                middle = Ensemble.fit(inputs, above, "l1", ROUNDS, self.seed)
+            error[inside] = np.abs(above[inside] - middle(inputs[inside]))
+        self._parts = {
+            "squares": Ensemble.fit(inputs, above, "l2", ROUNDS, self.seed),
+            "absolute": Ensemble.fit(inputs, above, "l1", ROUNDS, self.seed),
+            "doubt": Ensemble.fit(inputs, np.log(error + _LEAST_SCALE), "l2", SCALE_ROUNDS, self.seed),
+        }
+
+    def _above_line(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        middle = (self._parts["squares"](inputs) + self._parts["absolute"](inputs)) / 2.0
+        location = np.repeat(middle.astype(np.float32)[:, None], len(self.quantiles), axis=1)
+        return location, np.exp(self._parts["doubt"](inputs)).astype(np.float32)
+
+    def _own_tensors(self) -> dict[str, NDArray[Any]]:
+        return {k: a for part, ensemble in self._parts.items() for k, a in ensemble.to_tensors(part).items()}
+
+    def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None:
+        self._parts = {part: Ensemble.from_tensors(tensors, part, inputs) for part in _PARTS}

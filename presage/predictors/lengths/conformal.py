@@ -1,0 +1,93 @@
+"""Split conformal calibration of quantiles, one for each workflow type.
+
+A score says how far a label lies above what was said, in units of its own doubt: (y − location) / scale, all on the
+logarithm. The shift of a quantile q over n calibration rows is their ⌈(n + 1) q⌉-th smallest score: then a fresh row of
+the same kind is covered with probability q or a little more (Romano, Patterson & Candès, "Conformalized quantile
+regression", NeurIPS 2019, one-sided). Rows of one workflow resemble each other, so its error is that of fewer rows.
+
+A workflow type with fewer rows than the floor, or an unknown one, is given the widest of all shifts and is marked: its
+upper quantiles are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn estimator, but knows
+neither groups with a floor nor one-sided bounds with a scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNKNOWN: Final = 2.0
+"""What is added to the widest upper shift below the floor, in units of the doubt."""
+
+
+@dataclass(frozen=True, eq=False)
+class Conformal:
+    """Shifts of Q quantiles for T workflow types.
+
+    Attributes:
+        shifts: float32 [T + 1, Q], the last row for unknown types.
+        rows: int32 [T + 1], calibration rows behind each.
+        calibrated: bool [T + 1], whether those reach the floor.
+    """
+
+    shifts: NDArray[np.float32]
+    rows: NDArray[np.int32]
+    calibrated: NDArray[np.bool_]
+
+    @classmethod
+    def fit(
+        cls,
+        scores: NDArray[np.float64],
+        workflow_type: NDArray[np.int32],
+        types: int,
+        quantiles: Sequence[float],
+        floor: int,
+    ) -> Self:
+        """From scores float64 [n, Q] of calibration rows and their types, int32 [n]; T is `types`."""
+        floor = max(floor, least_rows(max(quantiles)))
+        counts = np.bincount(workflow_type, minlength=types + 1)[: types + 1]
+        calibrated = counts >= floor
+        calibrated[types] = False
+        shifts = np.empty((types + 1, len(quantiles)))
+        every = _shift(scores, quantiles)
+        for kind in np.flatnonzero(calibrated):
+            shifts[kind] = _shift(scores[workflow_type == kind], quantiles)
+        upper = np.array(quantiles) > 0.5
+        widest = np.concatenate([every[None], shifts[calibrated], scores]).max(axis=0)
+        # Where all types together are below the floor even the largest score says little.
+        widest = widest + (UNKNOWN if len(scores) < floor else 0.0)
+        shifts[~calibrated] = np.where(upper, widest, every)
+        return cls(shifts.astype(np.float32), counts.astype(np.int32), calibrated)
+
+    def apply(
+        self, location: NDArray[np.float32], scale: NDArray[np.float32], workflow_type: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """Calibrated quantiles on the logarithm, float32 [n, Q], from locations [n, Q] and scales [n]."""
+        return np.asarray(location + scale[:, None] * self.shifts[workflow_type], np.float32)
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """As an artefact keeps it."""
+        return {f"conformal/{name}": array for name, array in vars(self).items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> Self:
+        """Inverse of `to_tensors`."""
+        return cls(*(tensors[f"conformal/{name}"] for name in ("shifts", "rows", "calibrated")))
+
+
+def least_rows(quantile: float) -> int:
+    """Rows below which ⌈(n + 1) q⌉ exceeds n: no score is high enough to promise this quantile."""
+    return math.ceil(quantile / (1.0 - quantile) - 1e-9)
+
+
+def _shift(scores: NDArray[np.float64], quantiles: Sequence[float]) -> NDArray[np.float64]:
+    """The ⌈(n + 1) q⌉-th smallest score of each quantile, or the largest; 0 where there is none. float64 [Q]."""
+    if not len(scores):
+        return np.zeros(len(quantiles))
+    ordered = np.sort(scores, axis=0)
+    rank = np.ceil((len(scores) + 1) * np.array(quantiles) - 1e-9).astype(int)
+    return np.asarray(ordered[np.clip(rank, 1, len(scores)) - 1, np.arange(len(quantiles))])

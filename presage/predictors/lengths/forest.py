@@ -1,0 +1,182 @@
+"""The quantile random forest of Chimera §3.4 as flat arrays.
+
+An answer is a quantile of all labels in the leaves a row falls into, every occurrence counted, linear between two: what
+quantile-forest answers with `max_samples_leaf=None` (its default of one label a leaf is not the exact quantile forest).
+scikit-learn grows the trees, the very ones quantile-forest grows from a seed; that library then keeps a table of every
+leaf as wide as the widest, which took most of training. Its predict spends nearly all of a request in wrappers; here a
+walk finds the leaves, and a counting sort their labels.
+
+A label is kept as its rank among all distinct ones, so a leaf costs two bytes an entry (four beyond 65,536 labels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from presage.features.lengths import LengthRows
+from presage.predictors.lengths.log_estimator import LogEstimator
+from presage.predictors.lengths.trees import FlatTrees, Tree, flatten, leaf_of
+
+TREES: Final = 60
+LEAF_ROWS: Final = 8
+INPUT_SHARE: Final = 0.4
+_SPREAD: Final = (0.5, 0.9)
+_LEAST_SCALE: Final = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class FlatForest:
+    """Trees and the labels in their leaves.
+
+    Attributes:
+        trees: all trees.
+        starts: int32 [leaves + 1], leaf l has the entries starts[l]:starts[l + 1].
+        entries: uint16 or uint32, ranks of labels.
+        values: float32 [ranks], distinct labels, rising.
+    """
+
+    trees: FlatTrees
+    starts: NDArray[np.int32]
+    entries: NDArray[np.uint16] | NDArray[np.uint32]
+    values: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, forest: Any, inputs: NDArray[np.float32], labels: NDArray[np.float64]) -> Self:
+        """Of a fitted forest of scikit-learn or quantile-forest and the rows [n, D] and labels [n] it was fitted on."""
+        grown = [tree.tree_ for tree in forest.estimators_]
+        flat, numbers = flatten(
+            [
+                Tree(np.where(t.children_left < 0, -1, t.feature), t.threshold, t.children_left, t.children_right)
+                for t in grown
+            ]
+        )
+        leaves = int((flat.feature < 0).sum())
+        values, rank = np.unique(labels.astype(np.float32), return_inverse=True)
+        node_of = forest.apply(inputs)
+        drawn = forest.estimators_samples_  # a row that a tree drew twice stands in its leaf twice
+        leaf = np.concatenate(
+            [number[node_of[rows, t]] for t, (number, rows) in enumerate(zip(numbers, drawn, strict=True))]
+        )
+        entries = np.concatenate([rank[rows] for rows in drawn])[np.argsort(leaf, kind="stable")]
+        starts = np.concatenate([[0], np.cumsum(np.bincount(leaf, minlength=leaves))]).astype(np.int32)
+        return cls(flat, starts, entries.astype(np.uint16 if len(values) <= 2**16 else np.uint32), values)
+
+    def quantiles(self, inputs: NDArray[np.float32], quantiles: Sequence[float]) -> NDArray[np.float32]:
+        """Quantiles of the labels in the leaves of each row, float32 [n, Q], from inputs float32 [n, D]."""
+        t = self.trees
+        return _quantiles(
+            inputs, t.feature, t.threshold, t.child, t.roots, self.starts, self.entries, self.values,
+            np.asarray(quantiles, np.float64),
+        )  # fmt: skip
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """As an artefact keeps it."""
+        return {**self.trees.to_tensors(), "starts": self.starts, "entries": self.entries, "values": self.values}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], inputs: int) -> Self:
+        """Inverse of `to_tensors`.
+
+        Raises:
+            KeyError, ValueError: a tensor is missing, or a walk would leave the arrays.
+        """
+        forest = cls(FlatTrees.from_tensors(tensors), *(tensors[name] for name in ("starts", "entries", "values")))
+        forest.trees.check(inputs, len(forest.starts) - 1)
+        sound = (
+            forest.starts[0] == 0
+            and bool((np.diff(forest.starts) > 0).all())
+            and forest.starts[-1] == len(forest.entries)
+            and int(forest.entries.max()) < len(forest.values)
+        )
+        if not sound:
+            raise ValueError("the leaves of the forest do not hold ranks of its labels")
+        return forest
+
+
+class ForestLengths(LogEstimator):
+    """Chimera's quantile random forest, on what a line leaves."""
+
+    name = "forest"
+
+    def _learn(self, inputs: NDArray[np.float32], above: NDArray[np.float64], rows: LengthRows) -> None:
+        self._forest = FlatForest.of(grow(inputs, above, self.seed), inputs, above)
+
+    def _above_line(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        found = self._forest.quantiles(inputs, (*self.quantiles, *_SPREAD))
+        scale = np.maximum(found[:, -1] - found[:, -2], np.float32(_LEAST_SCALE))
+        return found[:, :-2], scale
+
+    def _own_tensors(self) -> dict[str, NDArray[Any]]:
+        return {f"forest/{name}": array for name, array in self._forest.to_tensors().items()}
+
+    def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None:
+        own = {name.removeprefix("forest/"): a for name, a in tensors.items() if name.startswith("forest/")}
+        self._forest = FlatForest.from_tensors(own, inputs)
+
+
+def grow(inputs: NDArray[np.float32], labels: NDArray[np.float64], seed: int) -> Any:
+    """A random forest of scikit-learn on inputs [n, D] and labels [n]."""
+    from sklearn.ensemble import RandomForestRegressor
+
+    forest = RandomForestRegressor(TREES, min_samples_leaf=LEAF_ROWS, max_features=INPUT_SHARE, random_state=seed)
+    return forest.fit(inputs, labels)
+
+
+@njit(cache=True, nogil=True)
+def _quantiles(
+    inputs: NDArray[np.float32],
+    feature: NDArray[np.int16],
+    threshold: NDArray[np.float32],
+    child: NDArray[np.int32],
+    roots: NDArray[np.int32],
+    starts: NDArray[np.int32],
+    entries: NDArray[np.uint16],
+    values: NDArray[np.float32],
+    quantiles: NDArray[np.float64],
+) -> NDArray[np.float32]:
+    out = np.empty((len(inputs), len(quantiles)), np.float32)
+    leaves = np.empty(len(roots), np.int32)
+    shift = 0  # buckets of ranks by their upper bits: enough to sort nearly all, few enough to clear each time
+    while len(values) >> shift > 256:
+        shift += 1
+    ends = np.empty(258, np.int64)
+    gathered = np.empty(0, np.int64)
+    for row in range(len(inputs)):
+        total = 0
+        ends[:] = 0
+        for tree in range(len(roots)):
+            leaf = leaf_of(inputs[row], roots[tree], feature, threshold, child)
+            leaves[tree] = leaf
+            total += starts[leaf + 1] - starts[leaf]
+            for at in range(starts[leaf], starts[leaf + 1]):
+                ends[(entries[at] >> shift) + 1] += 1
+        for bucket in range(257):
+            ends[bucket + 1] += ends[bucket]
+        if total > len(gathered):
+            gathered = np.empty(2 * total, np.int64)
+        for tree in range(len(roots)):
+            for at in range(starts[leaves[tree]], starts[leaves[tree] + 1]):
+                bucket = entries[at] >> shift
+                gathered[ends[bucket]] = entries[at]
+                ends[bucket] += 1  # from the bucket's start to its end
+        # ends[b] is now where bucket b ends; within a bucket few ranks are left to sort, and only where they are asked
+        done = -1
+        for q in range(len(quantiles)):
+            place = quantiles[q] * (total - 1)
+            low = int(place)
+            high = min(low + 1, total - 1)
+            for rank in (low, high):
+                bucket = gathered[rank] >> shift
+                if bucket != done:
+                    begin = ends[bucket - 1] if bucket > 0 else 0
+                    gathered[begin : ends[bucket]].sort()
+                    done = bucket
+            first, second = values[gathered[low]], values[gathered[high]]
+            out[row, q] = first + (place - low) * (second - first)
+    return out

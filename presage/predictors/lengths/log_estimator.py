@@ -1,0 +1,135 @@
+"""What the forest and the boosted trees share: inputs, a line to start from, and conformal calibration.
+
+A subclass learns on what the line leaves of log(1 + tokens) and says, for a row, where each quantile lies and how much
+doubt there is; the calibration makes the quantiles cover.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.features.lengths import LengthRows
+from presage.predictors.lengths.conformal import Conformal
+from presage.predictors.lengths.estimator import labels_of, rising
+from presage.predictors.lengths.inputs import InputEncoding, fit_inputs
+from presage.predictors.lengths.linear import LogLine
+
+FLOOR: Final = 100
+"""Calibration rows a workflow type needs for quantiles of its own; quantiles beyond .99 need more."""
+MIN_EVIDENCE: Final = 5
+"""Training rows of an agent in a workflow type below which its quantiles are those of an unknown one."""
+_MOST: Final = 25.0  # log of tokens: no answer is longer, and exp must not overflow
+
+
+class LogEstimator(ABC):
+    """A `LengthEstimator` on the logarithm. `fit` or `from_tensors` makes one that answers."""
+
+    name: str
+    quantiles: tuple[float, ...]
+    conformal: Conformal
+    evidence: NDArray[np.int32]
+    _encoding: InputEncoding
+    _line: LogLine
+
+    def __init__(self, seed: int = 0, floor: int = FLOOR, min_evidence: int = MIN_EVIDENCE) -> None:
+        self.seed = seed
+        self.floor = floor
+        self.min_evidence = min_evidence
+
+    def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
+        """Learns from `train`, calibrates on `calibration`; rows without a label, or with a bound, teach nothing.
+
+        Raises:
+            TraceError: no training row has a label.
+        """
+        self.quantiles = tuple(quantiles)
+        rows, labels = labels_of(train)
+        models = int(max(train.model.max(), 0)) + 1
+        shape = len(train.vocabulary.workflow_types) + 1, len(train.vocabulary.agents) + 1
+        cell = np.ravel_multi_index((rows.workflow_type, rows.agent), shape)
+        self.evidence = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape).astype(np.int32)
+        self._encoding, inputs = fit_inputs(rows, labels, models, self.seed)
+        self._line = LogLine.fit(inputs, labels)
+        self._learn(inputs, labels - self._line(inputs), rows)
+        held = calibration.take(calibration.labelled)
+        location, scale = self._bands(self._encoding.inputs(held))
+        scores = (np.log1p(held.remaining.astype(np.float64))[:, None] - location) / scale[:, None]
+        types = len(train.vocabulary.workflow_types)
+        self.conformal = Conformal.fit(scores, held.workflow_type, types, self.quantiles, self.floor)
+        return self
+
+    def predict(self, rows: LengthRows) -> NDArray[np.float32]:
+        """Output tokens float32 [n, Q]."""
+        return self._answer(self._encoding.inputs(rows), rows.workflow_type, rows.agent)
+
+    def predict_one(
+        self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """The same for a single row, float32 [Q]; numbers float32 [F]."""
+        inputs = self._encoding.one(workflow_type, agent, model, numbers)
+        return self._answer(inputs[None], np.array([workflow_type]), np.array([agent]))[0]
+
+    def _answer(
+        self, inputs: NDArray[np.float32], workflow_type: NDArray[Any], agent: NDArray[Any]
+    ) -> NDArray[np.float32]:
+        location, scale = self._bands(inputs)
+        # What was hardly seen is calibrated as an unknown workflow type: the widest.
+        known = self.evidence[workflow_type, agent] >= self.min_evidence
+        group = np.where(known, workflow_type, len(self.conformal.shifts) - 1)
+        return rising(np.expm1(np.minimum(self.conformal.apply(location, scale, group), np.float32(_MOST))))
+
+    def _bands(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Where each quantile lies, float32 [n, Q], and the doubt, float32 [n], above 0; on the logarithm."""
+        above, scale = self._above_line(inputs)
+        return self._line(inputs)[:, None] + above, scale
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """As an artefact keeps it."""
+        return {
+            **self._encoding.to_tensors(),
+            **self._line.to_tensors(),
+            **self.conformal.to_tensors(),
+            "evidence": self.evidence,
+            **self._own_tensors(),
+        }
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, NDArray[Any]], quantiles: Sequence[float], min_evidence: int = MIN_EVIDENCE
+    ) -> Self:
+        """Inverse of `to_tensors`.
+
+        Raises:
+            KeyError, ValueError: the tensors are not those of such an estimator.
+        """
+        estimator = cls(min_evidence=min_evidence)
+        estimator.quantiles = tuple(quantiles)
+        estimator._encoding = InputEncoding.from_tensors(tensors)
+        estimator._line = LogLine.from_tensors(tensors)
+        estimator.conformal = Conformal.from_tensors(tensors)
+        estimator.evidence = tensors["evidence"]
+        if estimator.evidence.shape != estimator._encoding.agents.shape:
+            raise ValueError("the evidence is of other workflow types or agents")
+        if estimator.conformal.shifts.shape != (len(estimator._encoding.types), len(estimator.quantiles)):
+            raise ValueError("the calibration is of other workflow types or quantiles")
+        estimator._hold(tensors, len(estimator._line.weights))
+        return estimator
+
+    @abstractmethod
+    def _learn(self, inputs: NDArray[np.float32], above: NDArray[np.float64], rows: LengthRows) -> None:
+        """Learns what labels have above the line, float64 [n]."""
+
+    @abstractmethod
+    def _above_line(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Quantiles above the line, float32 [n, Q], and the doubt, float32 [n]."""
+
+    @abstractmethod
+    def _own_tensors(self) -> dict[str, NDArray[Any]]: ...
+
+    @abstractmethod
+    def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None: ...

@@ -1,0 +1,150 @@
+"""Trees as flat arrays, walked by compiled code: what a forest and boosted trees have in common.
+
+A node compares one input with a threshold and goes to its left child where the input is not above it; the right child
+lies next to the left one. Inputs have no gaps. Libraries compare a float32 input with a float64 threshold; the largest
+float32 that is not above it decides the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """One tree as libraries keep it, arrays [nodes], the root first; `feature` is negative in a leaf.
+
+    Attributes:
+        feature: input compared.
+        threshold: float64.
+        left, right: children; in a leaf whatever the library likes.
+    """
+
+    feature: NDArray[np.int64]
+    threshold: NDArray[np.float64]
+    left: NDArray[np.int64]
+    right: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class FlatTrees:
+    """Trees in one sequence of nodes.
+
+    Attributes:
+        feature: int16 [nodes], −1 in a leaf.
+        threshold: float32 [nodes], 0 in a leaf.
+        child: int32 [nodes], the left child, the right one follows it; in a leaf its number among all leaves.
+        roots: int32 [trees].
+    """
+
+    feature: NDArray[np.int16]
+    threshold: NDArray[np.float32]
+    child: NDArray[np.int32]
+    roots: NDArray[np.int32]
+
+    def check(self, inputs: int, leaves: int) -> None:
+        """Raises ValueError unless every walk from `inputs` numbers ends in one of `leaves` leaves."""
+        nodes = len(self.feature)
+        inner = self.feature >= 0
+        at = np.arange(nodes)
+        sound = (
+            self.threshold.shape == self.child.shape == (nodes,)
+            and bool((self.feature < inputs).all())
+            and bool(((self.roots >= 0) & (self.roots < nodes)).all())
+            # children lie behind their parent, so that a walk cannot go round in circles
+            and bool((self.child[inner] > at[inner]).all() and (self.child[inner] < nodes - 1).all())
+            and bool(((self.child[~inner] >= 0) & (self.child[~inner] < leaves)).all())
+        )
+        if not sound:
+            raise ValueError(f"trees do not lead from {inputs} inputs to {leaves} leaves")
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """Arrays by name, as an artefact keeps them."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> FlatTrees:
+        """Inverse of `to_tensors`."""
+        return cls(*(tensors[name] for name in ("feature", "threshold", "child", "roots")))
+
+
+def flatten(trees: Sequence[Tree]) -> tuple[FlatTrees, list[NDArray[np.int64]]]:
+    """Trees as one sequence, and for each tree the number of the leaf at each old node, int64 [nodes], −1: none."""
+    feature: list[NDArray[np.int16]] = []
+    threshold: list[NDArray[np.float32]] = []
+    child: list[NDArray[np.int32]] = []
+    numbers: list[NDArray[np.int64]] = []
+    roots, leaves = [], 0
+    start = 0
+    for tree in trees:
+        order = _breadth_first(tree)
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        inner = tree.feature[order] >= 0
+        number = np.full(len(order), -1, np.int64)
+        number[order[~inner]] = leaves + np.arange((~inner).sum())
+        feature.append(np.where(inner, tree.feature[order], -1).astype(np.int16))
+        threshold.append(np.where(inner, not_above(tree.threshold[order]), 0.0).astype(np.float32))
+        children = np.where(inner, place[np.where(inner, tree.left[order], 0)] + start, number[order])
+        child.append(children.astype(np.int32))
+        numbers.append(number)
+        roots.append(start)
+        leaves += int((~inner).sum())
+        start += len(order)
+    flat = FlatTrees(
+        np.concatenate(feature), np.concatenate(threshold), np.concatenate(child), np.array(roots, np.int32)
+    )
+    return flat, numbers
+
+
+def not_above(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The largest float32 that is not above each value."""
+    near = values.astype(np.float32)
+    return np.where(near.astype(np.float64) > values, np.nextafter(near, np.float32(-np.inf)), near)
+
+
+def _breadth_first(tree: Tree) -> NDArray[np.int64]:
+    """Nodes level by level, so that siblings stand together."""
+    level, levels = np.zeros(1, np.int64), []
+    while len(level):
+        levels.append(level)
+        inner = level[tree.feature[level] >= 0]
+        level = np.stack([tree.left[inner], tree.right[inner]], axis=1).reshape(-1)
+    return np.concatenate(levels)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def leaf_of(
+    x: NDArray[np.float32],
+    node: int,
+    feature: NDArray[np.int16],
+    threshold: NDArray[np.float32],
+    child: NDArray[np.int32],
+) -> int:
+    """The number of the leaf that inputs float32 [F] fall into, from the root `node` of a tree."""
+    while feature[node] >= 0:
+        node = child[node] + (x[feature[node]] > threshold[node])
+    return child[node]
+
+
+@njit(cache=True, nogil=True)
+def sum_of_leaves(
+    inputs: NDArray[np.float32],
+    feature: NDArray[np.int16],
+    threshold: NDArray[np.float32],
+    child: NDArray[np.int32],
+    roots: NDArray[np.int32],
+    value: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    """What boosted trees say of inputs float32 [n, F], float64 [n]: the values of their leaves, float32 [leaves]."""
+    out = np.zeros(len(inputs))
+    for root in roots:  # a tree at a time: its nodes stay in the cache for all rows
+        for row in range(len(inputs)):
+            out[row] += value[leaf_of(inputs[row], root, feature, threshold, child)]
+    return out

@@ -1,0 +1,261 @@
+"""The remaining-length predictor: how many output tokens a workflow still has to produce, as quantiles.
+
+Ni et al., "Chimera", §3.4: the median ranks requests, shortest total job first. Here the quantiles are made to cover,
+and besides the paper's forest there are boosted trees; `auto` keeps whichever lost less on the calibration part. With
+the target "step" the same predictor says how long this step's output is.
+
+Of an agent or a workflow type that was hardly seen the forecast says so (`back-off`), and its upper quantiles are the
+widest there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import ArtefactError, ConfigurationError, TraceError
+from presage.features.lengths import LengthEncoder, LengthRows, Target
+from presage.predictors.artefact import read_artefact, write_artefact
+from presage.predictors.forecast import Source
+from presage.predictors.lengths.boosted import BoostedLengths
+from presage.predictors.lengths.estimator import labels_of
+from presage.predictors.lengths.forest import ForestLengths
+from presage.predictors.lengths.log_estimator import FLOOR, MIN_EVIDENCE, LogEstimator
+from presage.predictors.steps import check_steps
+
+KIND: Final = "remaining-length"
+ESTIMATORS: Final[Mapping[str, type[LogEstimator]]] = MappingProxyType(
+    {ForestLengths.name: ForestLengths, BoostedLengths.name: BoostedLengths}
+)
+AUTO: Final = "auto"
+
+Progress = Callable[[str, float], None]
+"""Told what is being done and the share of it that is done, 0..1."""
+
+
+@dataclass(frozen=True)
+class RemainingLengthConfig:
+    """What a predictor of lengths is made of.
+
+    Attributes:
+        estimator: "forest", "boosted", or "auto": the one that loses less on the calibration part.
+        quantiles: which, rising, between 0 and 1; the first at or above .5 ranks.
+        floor: calibration rows a workflow type needs for quantiles of its own.
+        min_evidence: training rows of an agent in a workflow type below which a forecast backs off.
+    """
+
+    estimator: Literal["forest", "boosted", "auto"] = AUTO
+    quantiles: tuple[float, ...] = (0.5, 0.9, 0.99)
+    floor: int = FLOOR
+    min_evidence: int = MIN_EVIDENCE
+
+    def check(self) -> None:
+        """Raises ConfigurationError unless every field is in its range."""
+        if self.estimator not in (*ESTIMATORS, AUTO):
+            raise ConfigurationError(
+                f"estimator is {self.estimator!r}; one of {', '.join((*ESTIMATORS, AUTO))} is wanted"
+            )
+        levels = (0.0, *self.quantiles, 1.0)
+        if not self.quantiles or not all(low < high for low, high in pairwise(levels)):
+            raise ConfigurationError(
+                f"quantiles are {list(self.quantiles)}; rising numbers between 0 and 1 are wanted, such as 0.5,0.9,0.99"
+            )
+        for name, value in (("floor", self.floor), ("min_evidence", self.min_evidence)):
+            if value < 1:
+                raise ConfigurationError(f"{name} is {value}; at least 1 row is wanted")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RemainingLengthConfig:
+        """Inverse of `asdict`, checked."""
+        config = cls(**{**data, "quantiles": tuple(data["quantiles"])})
+        config.check()
+        return config
+
+
+@dataclass(frozen=True)
+class LengthForecast:
+    """What is left of a workflow, in output tokens.
+
+    Attributes:
+        quantiles: tokens by quantile.
+        source: `champion`, or `back-off` where this agent was hardly seen in this workflow type.
+        evidence: training steps of this agent in this workflow type.
+        calibrated: whether the quantiles are those of a workflow type with calibration rows enough; where not, the
+            upper ones are wide and promise nothing.
+        calibration: calibration rows of this workflow type.
+    """
+
+    quantiles: dict[float, float]
+    source: Source
+    evidence: int
+    calibrated: bool
+    calibration: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `presage forecast --json` prints it."""
+        return {
+            "source": self.source,
+            "evidence": self.evidence,
+            "calibrated": self.calibrated,
+            "calibration": self.calibration,
+            "quantiles": {str(quantile): tokens for quantile, tokens in self.quantiles.items()},
+        }
+
+
+class RemainingLengthPredictor:
+    """Ours. `fit` or `load` makes one that answers."""
+
+    name = "presage"
+
+    target: Target
+    encoder: LengthEncoder
+    trained_on: NDArray[np.uint64]
+    losses: dict[str, list[float]]
+    """Mean pinball loss in tokens on the calibration part, by estimator, one a quantile; empty after `load`."""
+
+    def __init__(self, config: RemainingLengthConfig | None = None, seed: int = 0) -> None:
+        self.config = config or RemainingLengthConfig()
+        self.seed = seed
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The Q quantiles answered."""
+        return self.config.quantiles
+
+    @property
+    def estimator(self) -> LogEstimator:
+        """The estimator that answers; with `auto`, the one that was chosen."""
+        return self._estimator
+
+    def fit(
+        self,
+        train: LengthRows,
+        calibration: LengthRows,
+        *,
+        encoder: LengthEncoder,
+        trained_on: NDArray[np.uint64] | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Learns from `train`; `calibration` (other tasks) makes the quantiles cover and chooses where `auto`.
+
+        Args:
+            train, calibration: rows of `length_rows(…, encoder, …)`, of one target.
+            encoder: kept with the model so that serving makes the same rows.
+            trained_on: keys of the tasks that both parts come from.
+            progress: told what is being done.
+
+        Raises:
+            ConfigurationError: a field of the configuration is out of its range.
+            TraceError: no training row has a label, or lengths below zero.
+        """
+        self.config.check()
+        for rows in (train, calibration):
+            if (rows.remaining < 0).any():
+                raise TraceError("output_tokens below 0 among the labels; a number of tokens, 0 or more, is wanted")
+        self.target, self.encoder = train.target, encoder
+        self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
+        names = tuple(ESTIMATORS) if self.config.estimator == AUTO else (self.config.estimator,)
+        fitted: dict[str, LogEstimator] = {}
+        for index, name in enumerate(names):
+            if progress is not None:
+                progress(f"learning ({name})", index / len(names))
+            estimator = ESTIMATORS[name](self.seed, self.config.floor, self.config.min_evidence)
+            fitted[name] = estimator.fit(train, calibration, self.quantiles)
+        self.losses = {name: self._losses(estimator, train, calibration) for name, estimator in fitted.items()}
+        # Tokens at .99 and at .5 differ in size: each quantile counts by how much it is lost by, relative to others.
+        self._estimator = min(fitted.items(), key=lambda e: float(np.log(np.add(self.losses[e[0]], 1e-9)).sum()))[1]
+        return self
+
+    def _losses(self, estimator: LogEstimator, train: LengthRows, calibration: LengthRows) -> list[float]:
+        """Mean pinball loss at each quantile; of training rows where no calibration row has a label."""
+        held = calibration.take(calibration.labelled)
+        rows = held if len(held) else labels_of(train)[0]
+        above = rows.remaining[:, None].astype(np.float64) - estimator.predict(rows)
+        levels = np.array(self.quantiles)
+        loss: list[float] = np.maximum(levels * above, (levels - 1.0) * above).mean(axis=0).tolist()
+        return loss
+
+    def predict(self, rows: LengthRows) -> NDArray[np.float32]:
+        """Output tokens float32 [n, Q], not falling along Q."""
+        return self._estimator.predict(rows)
+
+    def forecast(self, steps: Sequence[Mapping[str, Any]]) -> LengthForecast:
+        """What is left at the last of the given steps of one workflow, before it produces its output.
+
+        Args:
+            steps: in order, with the names of the trace's columns; `workflow_type` and `agent` are required.
+
+        Raises:
+            InputError: no step, steps of different workflows, an agent that is no name, a negative count.
+        """
+        check_steps(steps)
+        workflow_type, agent, model, numbers = self.encoder.vector(steps)
+        estimator = self._estimator
+        tokens = estimator.predict_one(workflow_type, agent, model, numbers).tolist()
+        evidence = int(estimator.evidence[workflow_type, agent])
+        known = evidence >= self.config.min_evidence
+        return LengthForecast(
+            quantiles=dict(zip(self.quantiles, tokens, strict=True)),
+            source="champion" if known else "back-off",
+            evidence=evidence,
+            calibrated=known and bool(estimator.conformal.calibrated[workflow_type]),
+            calibration=int(estimator.conformal.rows[workflow_type]),
+        )
+
+    def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
+        """Writes the artefact: config.json and model.safetensors, nothing executable."""
+        write_artefact(
+            Path(folder),
+            kind=KIND,
+            config={
+                "predictor": asdict(self.config),
+                "encoder": self.encoder.to_config(),
+                "estimator": self._estimator.name,
+                "target": self.target,
+                "seed": self.seed,
+            },
+            tensors={
+                **{f"encoder/{name}": array for name, array in self.encoder.to_tensors().items()},
+                **{f"estimator/{name}": array for name, array in self._estimator.to_tensors().items()},
+                "training/tasks": self.trained_on,
+            },
+            training_data=training_data or {},
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Reads an artefact.
+
+        Raises:
+            ArtefactError: the folder is not a sound artefact of this kind.
+        """
+        artefact = read_artefact(Path(folder), kind=KIND)
+        try:
+            config = artefact.config
+            predictor = cls(RemainingLengthConfig.from_dict(config["predictor"]), config["seed"])
+            predictor.target, predictor.losses = config["target"], {}
+            predictor.encoder = LengthEncoder.from_artefact(config["encoder"], _under(artefact.tensors, "encoder/"))
+            predictor._estimator = ESTIMATORS[config["estimator"]].from_tensors(
+                _under(artefact.tensors, "estimator/"), predictor.quantiles, predictor.config.min_evidence
+            )
+            vocabulary = predictor.encoder.vocabulary
+            if predictor._estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
+                raise ValueError("the evidence is of other workflow types or agents than the vocabulary")
+            predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
+        except (LookupError, TypeError, ValueError) as error:
+            raise ArtefactError(
+                f"{folder}: not a complete {KIND} artefact ({type(error).__name__}: {error}); "
+                "train or download it again"
+            ) from error
+        return predictor
+
+
+def _under(tensors: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,158 @@
+"""Estimators of lengths on the known law: what they reach, what bounds and gaps do, and the calibration by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from length_samples import QUANTILES, fresh_rows, law_rows, pinball
+
+from presage.errors import TraceError
+from presage.features.lengths import LengthRows
+from presage.predictors.lengths.baselines import LENGTH_BASELINES
+from presage.predictors.lengths.boosted import BoostedLengths
+from presage.predictors.lengths.conformal import Conformal, least_rows
+from presage.predictors.lengths.forest import ForestLengths
+from presage.predictors.lengths.inputs import fit_inputs
+from presage.predictors.lengths.log_estimator import LogEstimator
+
+OURS = (ForestLengths, BoostedLengths)
+
+
+@pytest.fixture(scope="module", params=OURS, ids=lambda c: c.name)
+def fitted(request: pytest.FixtureRequest) -> LogEstimator:
+    _, train, calibration = law_rows()
+    return request.param(seed=0).fit(train, calibration, QUANTILES)
+
+
+def test_quantiles_rise_and_beat_the_median_per_step(fitted: LogEstimator) -> None:
+    _, train, calibration = law_rows()
+    rows = fresh_rows()
+    said = fitted.predict(rows)
+    assert said.shape == (len(rows), 3)
+    assert said.dtype == np.float32
+    assert (np.diff(said, axis=1) >= 0).all()
+    assert (said >= 0).all()
+    usual = LENGTH_BASELINES["median-per-step"](0).fit(train, calibration, QUANTILES).predict(rows)
+    assert pinball(rows.remaining, said[:, 0], 0.5) < 0.9 * pinball(rows.remaining, usual[:, 0], 0.5)
+    assert 0.84 < (rows.remaining <= said[:, 1]).mean() < 0.96
+
+
+def test_one_row_gets_what_it_gets_among_many(fitted: LogEstimator) -> None:
+    rows = fresh_rows().take(np.arange(40))
+    together = fitted.predict(rows)
+    for at in range(len(rows)):
+        alone = fitted.predict_one(
+            int(rows.workflow_type[at]), int(rows.agent[at]), int(rows.model[at]), rows.numbers[at]
+        )
+        np.testing.assert_array_equal(alone, together[at])
+
+
+def test_tensors_make_the_same_estimator(fitted: LogEstimator) -> None:
+    again = type(fitted).from_tensors(fitted.to_tensors(), fitted.quantiles)
+    np.testing.assert_array_equal(again.predict(fresh_rows()), fitted.predict(fresh_rows()))
+
+
+def test_unknown_names_and_missing_numbers_are_answered(fitted: LogEstimator) -> None:
+    rows = fresh_rows()
+    types, agents = len(rows.vocabulary.workflow_types), len(rows.vocabulary.agents)
+    said = fitted.predict_one(types, agents, 99, np.full(rows.numbers.shape[1], np.nan, np.float32))
+    assert np.isfinite(said).all()
+    assert (np.diff(said) >= 0).all()
+
+
+@pytest.mark.parametrize("estimator", [*OURS, *LENGTH_BASELINES.values()])
+def test_bounds_and_unknown_labels_teach_nothing(estimator: type) -> None:
+    _, train, calibration = law_rows(120, 5)
+    spoilt = np.arange(len(train)) % 3 == 0
+    clean = train.take(~spoilt)
+    remaining = np.where(spoilt, np.float32(9e6), train.remaining)
+    remaining[np.flatnonzero(spoilt)[::2]] = np.nan
+    dirty = LengthRows(**{**vars(train), "remaining": remaining, "lower_bound": spoilt})
+    said = [estimator(0).fit(rows, calibration, QUANTILES).predict(calibration) for rows in (dirty, clean)]
+    np.testing.assert_array_equal(*said)
+
+
+@pytest.mark.parametrize("estimator", [*OURS, *LENGTH_BASELINES.values()])
+def test_rows_without_any_label_are_refused(estimator: type) -> None:
+    _, train, calibration = law_rows(120, 5)
+    with pytest.raises(TraceError, match=r"none of .* LLM steps"):
+        estimator(0).fit(train.with_labels(np.full(len(train), np.nan, np.float32)), calibration, QUANTILES)
+
+
+@pytest.mark.parametrize("estimator", [*OURS, *LENGTH_BASELINES.values()])
+def test_equal_lengths_are_foretold(estimator: type) -> None:
+    _, train, calibration = law_rows(120, 5)
+    same = [r.with_labels(np.full(len(r), 70, np.float32)) for r in (train, calibration)]
+    said = estimator(0).fit(*same, QUANTILES).predict(calibration)
+    if estimator is LENGTH_BASELINES["input-length"]:
+        assert np.isfinite(said).all()
+    else:
+        np.testing.assert_allclose(said[:, 0], 70, rtol=1e-3)
+
+
+def test_input_length_ranks_by_input_length() -> None:
+    encoder, train, calibration = law_rows()
+    rows = fresh_rows()
+    said = LENGTH_BASELINES["input-length"](0).fit(train, calibration, QUANTILES).predict(rows)[:, 0]
+    tokens = rows.numbers[:, encoder.names.index("prompt_tokens")]
+    np.testing.assert_array_equal(np.argsort(said, kind="stable"), np.argsort(tokens, kind="stable"))
+
+
+def test_medians_are_those_of_the_narrowest_group_with_enough_rows() -> None:
+    _, train, calibration = law_rows()
+    said = LENGTH_BASELINES["median-per-step"](0).fit(train, calibration, QUANTILES).predict(train)
+    group = (train.workflow_type == 0) & (train.agent == train.agent[0]) & (train.step == train.step[0])
+    assert group.sum() >= 5
+    np.testing.assert_allclose(said[0], np.quantile(train.remaining[group], QUANTILES), rtol=1e-6)
+
+
+def test_no_training_row_sees_its_own_label() -> None:
+    encoder, train, _ = law_rows(120, 5)
+    labels = np.log1p(train.remaining.astype(np.float64))
+    before = fit_inputs(train, labels, len(encoder.models), 0)[1]
+    task = train.task[0]
+    labels[train.task == task] += 50.0
+    after = fit_inputs(train, labels, len(encoder.models), 0)[1]
+    np.testing.assert_array_equal(after[train.task == task], before[train.task == task])
+    assert (after[train.task != task] != before[train.task != task]).any()
+
+
+# --- conformal ---
+
+
+def test_a_shift_is_the_score_of_the_rank_that_the_paper_names() -> None:
+    scores = np.random.default_rng(0).permutation(199).astype(float)
+    fitted = Conformal.fit(np.stack([scores] * 3, axis=1), np.zeros(199, np.int32), 1, QUANTILES, 100)
+    # ⌈200 · q⌉-th smallest of 0..198
+    assert fitted.shifts[0].tolist() == [99, 179, 197]
+    assert fitted.calibrated.tolist() == [True, False]
+
+
+@given(st.integers(99, 400), st.sampled_from(QUANTILES), st.integers(0, 1000))
+def test_at_least_the_promised_share_of_calibration_rows_is_covered(rows: int, quantile: float, seed: int) -> None:
+    scores = np.random.default_rng(seed).normal(size=(rows, 1))
+    fitted = Conformal.fit(scores, np.zeros(rows, np.int32), 1, (quantile,), 1)
+    covered = int((scores <= fitted.shifts[0, 0] + 1e-6).sum())
+    assert quantile * (rows + 1) <= covered + 1e-6
+    assert covered <= quantile * (rows + 1) + 1
+
+
+@pytest.mark.parametrize("rows", [0, 5, 60])
+def test_below_the_floor_upper_quantiles_are_wider_than_anything_seen_and_marked(rows: int) -> None:
+    rng = np.random.default_rng(1)
+    scores = rng.normal(size=(500 + rows, 3))
+    kind = np.r_[np.zeros(500, np.int32), np.ones(rows, np.int32)]
+    fitted = Conformal.fit(scores, kind, 2, QUANTILES, 100)
+    assert fitted.calibrated.tolist() == [True, False, False]
+    assert (fitted.shifts[1:, 1:] >= scores.max() - 3).all()
+    assert (fitted.shifts[1:, 1:] >= fitted.shifts[0, 1:]).all()
+    assert (fitted.shifts[1:, 2] >= scores[:, 2].max() - 1e-6).all()
+    few = Conformal.fit(scores[:20], kind[:20], 2, QUANTILES, 100)
+    assert not few.calibrated.any()
+    assert (few.shifts[:, 1:] > scores[:20, 1:].max(axis=0) + 1).all()
+
+
+def test_the_floor_is_no_lower_than_what_a_quantile_can_be_promised_with() -> None:
+    assert [least_rows(q) for q in (0.5, 0.9, 0.99)] == [1, 9, 99]
+    scores = np.zeros((98, 1))
+    assert not Conformal.fit(scores, np.zeros(98, np.int32), 1, (0.99,), 10).calibrated.any()

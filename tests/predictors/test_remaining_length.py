@@ -1,0 +1,158 @@
+"""The remaining-length predictor: fit, forecast of a request, artefact, back-off, bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from length_samples import QUANTILES, fresh_rows, law_rows
+
+from presage.datasets.length_law import generate_lengths
+from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
+from presage.features.lengths import length_rows
+from presage.predictors.artefact import read_artefact, write_artefact
+from presage.predictors.remaining_length import KIND, RemainingLengthConfig, RemainingLengthPredictor
+
+STEP = {"workflow_type": "research", "workflow_id": "w", "agent": "planner", "model": "model-7b", "input_tokens": 1300}
+
+
+def fit(estimator: str = "forest", **more: object) -> RemainingLengthPredictor:
+    encoder, train, calibration = law_rows()
+    config = RemainingLengthConfig(estimator=estimator, **more)  # type: ignore[arg-type]
+    tasks = np.arange(7, dtype=np.uint64)
+    return RemainingLengthPredictor(config, 0).fit(train, calibration, encoder=encoder, trained_on=tasks)
+
+
+@pytest.fixture(scope="module")
+def forest() -> RemainingLengthPredictor:
+    return fit()
+
+
+def test_a_request_is_answered_as_its_row_of_a_trace(forest: RemainingLengthPredictor) -> None:
+    table = generate_lengths(20, 99).table
+    said = forest.predict(length_rows(table, forest.encoder))
+    steps = table.to_pylist()
+    for at in range(0, len(table), 3):
+        request = [dict(s) for s in steps[at - steps[at]["step"] : at + 1]]
+        request[-1]["output_tokens"] = None
+        forecast = forest.forecast(request)
+        assert list(forecast.quantiles) == list(QUANTILES)
+        np.testing.assert_array_equal(list(forecast.quantiles.values()), said[at])
+
+
+def test_auto_keeps_the_one_that_lost_less_on_the_calibration_part() -> None:
+    fitted = fit("auto")
+    total = {name: np.log(losses).sum() for name, losses in fitted.losses.items()}
+    assert set(total) == {"forest", "boosted"}
+    assert fitted.estimator.name == min(total, key=total.__getitem__)
+
+
+@pytest.mark.parametrize("estimator", ["forest", "boosted"])
+def test_an_artefact_answers_the_same_and_has_the_same_bytes_twice(estimator: str, tmp_path: Path) -> None:
+    fitted = fit(estimator)
+    for name in ("a", "b"):
+        fitted.save(tmp_path / name, {"digest": "sha256:0"})
+    again = RemainingLengthPredictor.load(tmp_path / "a")
+    np.testing.assert_array_equal(again.predict(fresh_rows()), fitted.predict(fresh_rows()))
+    assert again.forecast([STEP]) == fitted.forecast([STEP])
+    assert again.quantiles == fitted.quantiles
+    assert again.trained_on.tolist() == list(range(7))
+    assert again.target == "remaining"
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_fresh_process_answers_number_by_number(forest: RemainingLengthPredictor, tmp_path: Path) -> None:
+    forest.save(tmp_path / "model")
+    code = (
+        "import json, sys; from presage.predictors.remaining_length import RemainingLengthPredictor as P; "
+        "f = P.load(sys.argv[1]).forecast([json.loads(sys.argv[2])]); print(json.dumps(f.to_dict())); "
+        "assert not {'torch', 'mlflow', 'sklearn', 'lightgbm', 'quantile_forest'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "model"), json.dumps(STEP)]
+    answered = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(answered.stdout) == forest.forecast([STEP]).to_dict()
+
+
+def test_known_is_champion_and_unknown_backs_off_wide_and_marked(forest: RemainingLengthPredictor) -> None:
+    known = forest.forecast([STEP])
+    assert (known.source, known.calibrated) == ("champion", True)
+    assert known.evidence > 50
+    for change in ({"workflow_type": "new"}, {"agent": "new"}):
+        unknown = forest.forecast([STEP | change])
+        assert (unknown.source, unknown.evidence, unknown.calibrated) == ("back-off", 0, False)
+        assert unknown.quantiles[0.99] / unknown.quantiles[0.5] > known.quantiles[0.99] / known.quantiles[0.5]
+
+
+def test_a_model_never_seen_is_answered_as_usual(forest: RemainingLengthPredictor) -> None:
+    assert forest.forecast([STEP | {"model": "new"}]).source == "champion"
+
+
+def test_a_type_below_the_floor_is_marked_and_wide(forest: RemainingLengthPredictor) -> None:
+    rare = forest.forecast([STEP | {"workflow_type": "translation", "agent": "translator"}])
+    assert rare.evidence >= 5
+    assert rare.calibration < 100
+    assert not rare.calibrated
+
+
+@pytest.mark.parametrize("text", [None, "", "word " * 200_000, "\ud800"])
+def test_any_prompt_is_answered(forest: RemainingLengthPredictor, text: str | None) -> None:
+    said = list(forest.forecast([STEP | {"input_text": text}]).quantiles.values())
+    assert np.isfinite(said).all()
+    assert said == sorted(said)
+
+
+def test_the_length_of_a_step_alone_can_be_the_target() -> None:
+    table = generate_lengths(200, 1).table
+    encoder = law_rows()[0]
+    rows = length_rows(table, encoder, "step")
+    held = rows.task % 4 == 0
+    config = RemainingLengthConfig(estimator="forest")
+    fitted = RemainingLengthPredictor(config).fit(rows.take(~held), rows.take(held), encoder=encoder)
+    assert fitted.target == "step"
+    assert fitted.forecast([STEP]).quantiles[0.5] < 600  # a planner's plan, not the whole workflow
+
+
+def test_other_quantiles_can_be_asked_for() -> None:
+    fitted = fit(quantiles=(0.25, 0.75))
+    assert list(fitted.forecast([STEP]).quantiles) == [0.25, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"quantiles": ()}, "quantiles"),
+        ({"quantiles": (0.9, 0.5)}, "rising"),
+        ({"quantiles": (0.5, 1.0)}, "between 0 and 1"),
+        ({"estimator": "magic"}, "forest, boosted, auto"),
+        ({"floor": 0}, "floor is 0"),
+    ],
+)
+def test_a_configuration_out_of_range_is_refused(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        fit(**settings)  # type: ignore[arg-type]
+
+
+def test_traces_without_output_tokens_are_refused() -> None:
+    encoder, train, calibration = law_rows()
+    blank = train.with_labels(np.full(len(train), np.nan, np.float32))
+    with pytest.raises(TraceError, match="output_tokens is wanted"):
+        RemainingLengthPredictor().fit(blank, calibration, encoder=encoder)
+
+
+def test_a_negative_count_in_a_request_is_refused(forest: RemainingLengthPredictor) -> None:
+    with pytest.raises(InputError, match="0 or more"):
+        forest.forecast([STEP | {"input_tokens": -3}])
+
+
+def test_an_artefact_that_lacks_a_tensor_is_refused(forest: RemainingLengthPredictor, tmp_path: Path) -> None:
+    forest.save(tmp_path / "model")
+    whole = read_artefact(tmp_path / "model", kind=KIND)
+    for lost in ("estimator/forest/starts", "estimator/evidence", "encoder/sketch.terms"):
+        tensors = {name: array for name, array in whole.tensors.items() if name != lost}
+        write_artefact(tmp_path / "cut", kind=KIND, config=whole.config, tensors=tensors, training_data={})
+        with pytest.raises(ArtefactError):
+            RemainingLengthPredictor.load(tmp_path / "cut")
