@@ -49,12 +49,14 @@ class RemainingLengthConfig:
         quantiles: which, rising, between 0 and 1; the first at or above .5 ranks.
         floor: calibration rows a workflow type needs for quantiles of its own.
         min_evidence: training rows of an agent in a workflow type below which a forecast backs off.
+        refit: learn again on training and calibration rows together once calibrated.
     """
 
     estimator: Literal["forest", "boosted", "auto"] = AUTO
     quantiles: tuple[float, ...] = (0.5, 0.9, 0.99)
     floor: int = FLOOR
     min_evidence: int = MIN_EVIDENCE
+    refit: bool = True
 
     def check(self) -> None:
         """Raises ConfigurationError unless every field is in its range."""
@@ -171,6 +173,10 @@ class RemainingLengthPredictor:
         self.losses = {name: self._losses(estimator, train, calibration) for name, estimator in fitted.items()}
         # Tokens at .99 and at .5 differ in size: each quantile counts by how much it is lost by, relative to others.
         self._estimator = min(fitted.items(), key=lambda e: float(np.log(np.add(self.losses[e[0]], 1e-9)).sum()))[1]
+        if self.config.refit:
+            if progress is not None:
+                progress("learning again on all", 0.0)
+            self._estimator.learn_again(calibration)
         return self
 
     def _losses(self, estimator: LogEstimator, train: LengthRows, calibration: LengthRows) -> list[float]:

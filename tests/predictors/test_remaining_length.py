@@ -87,6 +87,16 @@ def test_known_is_champion_and_unknown_backs_off_wide_and_marked(forest: Remaini
         assert unknown.quantiles[0.99] / unknown.quantiles[0.5] > known.quantiles[0.99] / known.quantiles[0.5]
 
 
+def test_learning_again_uses_calibration_rows_and_keeps_their_calibration() -> None:
+    once, again = fit("boosted", refit=False), fit("boosted")
+    train, calibration = law_rows()[1:]
+    assert once.estimator.evidence.sum() == len(train)
+    assert again.estimator.evidence.sum() == len(train) + len(calibration)
+    np.testing.assert_array_equal(once.estimator.conformal.shifts, again.estimator.conformal.shifts)
+    assert once.losses == again.losses  # judged before calibration rows were learnt from
+    assert (once.predict(fresh_rows()) != again.predict(fresh_rows())).any()
+
+
 def test_a_model_never_seen_is_answered_as_usual(forest: RemainingLengthPredictor) -> None:
     assert forest.forecast([STEP | {"model": "new"}]).source == "champion"
 

@@ -107,6 +107,9 @@ class ForestLengths(LogEstimator):
     def _learn(self, inputs: NDArray[np.float32], above: NDArray[np.float64], rows: LengthRows) -> None:
         self._forest = FlatForest.of(grow(inputs, above, self.seed), inputs, above)
 
+    def _learn_again(self, inputs: NDArray[np.float32], above: NDArray[np.float64]) -> None:
+        self._forest = FlatForest.of(grow(inputs, above, self.seed), inputs, above)
+
     def _above_line(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         found = self._forest.quantiles(inputs, (*self.quantiles, *_SPREAD))
         scale = np.maximum(found[:, -1] - found[:, -2], np.float32(_LEAST_SCALE))

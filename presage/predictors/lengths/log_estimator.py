@@ -17,7 +17,7 @@ from presage.features.lengths import LengthRows
 from presage.predictors.lengths.conformal import Conformal
 from presage.predictors.lengths.estimator import labels_of, rising
 from presage.predictors.lengths.inputs import InputEncoding, fit_inputs
-from presage.predictors.lengths.linear import LogLine
+from presage.predictors.lengths.linear import LogLine, line_helps
 
 FLOOR: Final = 100
 """Calibration rows a workflow type needs for quantiles of its own; quantiles beyond .99 need more."""
@@ -50,11 +50,11 @@ class LogEstimator(ABC):
         self.quantiles = tuple(quantiles)
         rows, labels = labels_of(train)
         models = int(max(train.model.max(), 0)) + 1
-        shape = len(train.vocabulary.workflow_types) + 1, len(train.vocabulary.agents) + 1
-        cell = np.ravel_multi_index((rows.workflow_type, rows.agent), shape)
-        self.evidence = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape).astype(np.int32)
+        self.evidence = _evidence(rows)
         self._encoding, inputs = fit_inputs(rows, labels, models, self.seed)
-        self._line = LogLine.fit(inputs, labels)
+        line = LogLine.fit(inputs, labels)
+        self._line = line if line_helps(inputs, labels, rows, self.seed) else LogLine.none(inputs.shape[1])
+        self._inputs, self._labels = inputs, labels
         self._learn(inputs, labels - self._line(inputs), rows)
         held = calibration.take(calibration.labelled)
         location, scale = self._bands(self._encoding.inputs(held))
@@ -62,6 +62,18 @@ class LogEstimator(ABC):
         types = len(train.vocabulary.workflow_types)
         self.conformal = Conformal.fit(scores, held.workflow_type, types, self.quantiles, self.floor)
         return self
+
+    def learn_again(self, calibration: LengthRows) -> None:
+        """Learns the trees once more, on the calibration rows too; the calibration stays that of the first time.
+
+        More rows make trees better, not worse, so quantiles that covered still do, if anything by a little more.
+        """
+        held = calibration.take(calibration.labelled)
+        # These rows had no part in the means of categories: they are out of fold as they are.
+        inputs = np.concatenate([self._inputs, self._encoding.inputs(held)])
+        labels = np.concatenate([self._labels, np.log1p(held.remaining.astype(np.float64))])
+        self._learn_again(inputs, labels - self._line(inputs))
+        self.evidence = self.evidence + _evidence(held)
 
     def predict(self, rows: LengthRows) -> NDArray[np.float32]:
         """Output tokens float32 [n, Q]."""
@@ -125,6 +137,10 @@ class LogEstimator(ABC):
         """Learns what labels have above the line, float64 [n]."""
 
     @abstractmethod
+    def _learn_again(self, inputs: NDArray[np.float32], above: NDArray[np.float64]) -> None:
+        """Learns where quantiles lie on more rows; the doubt stays comparable to that of the calibration."""
+
+    @abstractmethod
     def _above_line(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Quantiles above the line, float32 [n, Q], and the doubt, float32 [n]."""
 
@@ -133,3 +149,10 @@ class LogEstimator(ABC):
 
     @abstractmethod
     def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None: ...
+
+
+def _evidence(rows: LengthRows) -> NDArray[np.int32]:
+    """Rows of each agent in each workflow type, int32 [T + 1, V + 1]."""
+    shape = len(rows.vocabulary.workflow_types) + 1, len(rows.vocabulary.agents) + 1
+    cell = np.ravel_multi_index((rows.workflow_type, rows.agent), shape)
+    return np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape).astype(np.int32)
