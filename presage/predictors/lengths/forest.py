@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from presage.features.lengths import LengthRows
 from presage.predictors.lengths.log_estimator import LogEstimator
-from presage.predictors.lengths.trees import FlatTrees, Tree, flatten, leaf_of
+from presage.predictors.lengths.trees import FlatTrees, Tree, find_leaves, flatten
 
 TREES: Final = 60
 LEAF_ROWS: Final = 8
 INPUT_SHARE: Final = 0.4
 _SPREAD: Final = (0.5, 0.9)
 _LEAST_SCALE: Final = 0.05
+_BUCKETS: Final = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,29 +147,27 @@ def _quantiles(
     out = np.empty((len(inputs), len(quantiles)), np.float32)
     leaves = np.empty(len(roots), np.int32)
     shift = 0  # buckets of ranks by their upper bits: enough to sort nearly all, few enough to clear each time
-    while len(values) >> shift > 256:
+    while len(values) >> shift > _BUCKETS:
         shift += 1
-    ends = np.empty(258, np.int64)
-    gathered = np.empty(0, np.int64)
+    ends = np.empty(_BUCKETS + 2, np.int32)
+    gathered = np.empty(0, np.uint32)
     for row in range(len(inputs)):
         total = 0
         ends[:] = 0
-        for tree in range(len(roots)):
-            leaf = leaf_of(inputs[row], roots[tree], feature, threshold, child)
-            leaves[tree] = leaf
+        find_leaves(inputs[row], feature, threshold, child, roots, leaves)
+        for leaf in leaves:
             total += starts[leaf + 1] - starts[leaf]
             for at in range(starts[leaf], starts[leaf + 1]):
                 ends[(entries[at] >> shift) + 1] += 1
-        for bucket in range(257):
+        for bucket in range(_BUCKETS + 1):
             ends[bucket + 1] += ends[bucket]
         if total > len(gathered):
-            gathered = np.empty(2 * total, np.int64)
-        for tree in range(len(roots)):
-            for at in range(starts[leaves[tree]], starts[leaves[tree] + 1]):
+            gathered = np.empty(2 * total, np.uint32)
+        for leaf in leaves:
+            for at in range(starts[leaf], starts[leaf + 1]):
                 bucket = entries[at] >> shift
                 gathered[ends[bucket]] = entries[at]
                 ends[bucket] += 1  # from the bucket's start to its end
-        # ends[b] is now where bucket b ends; within a bucket few ranks are left to sort, and only where they are asked
         done = -1
         for q in range(len(quantiles)):
             place = quantiles[q] * (total - 1)
@@ -176,10 +175,20 @@ def _quantiles(
             high = min(low + 1, total - 1)
             for rank in (low, high):
                 bucket = gathered[rank] >> shift
-                if bucket != done:
-                    begin = ends[bucket - 1] if bucket > 0 else 0
-                    gathered[begin : ends[bucket]].sort()
+                if bucket != done:  # the few ranks of a bucket are put in order only where one of them is asked for
+                    _sort(gathered, ends[bucket - 1] if bucket > 0 else 0, ends[bucket])
                     done = bucket
             first, second = values[gathered[low]], values[gathered[high]]
             out[row, q] = first + (place - low) * (second - first)
     return out
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _sort(ranks: NDArray[np.uint32], begin: int, end: int) -> None:
+    """Sorts ranks[begin:end] in place, by insertion: there are few."""
+    for i in range(begin + 1, end):
+        rank, j = ranks[i], i
+        while j > begin and ranks[j - 1] > rank:
+            ranks[j] = ranks[j - 1]
+            j -= 1
+        ranks[j] = rank

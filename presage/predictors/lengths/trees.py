@@ -120,17 +120,39 @@ def _breadth_first(tree: Tree) -> NDArray[np.int64]:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def leaf_of(
+def find_leaves(
     x: NDArray[np.float32],
-    node: int,
     feature: NDArray[np.int16],
     threshold: NDArray[np.float32],
     child: NDArray[np.int32],
-) -> int:
-    """The number of the leaf that inputs float32 [F] fall into, from the root `node` of a tree."""
-    while feature[node] >= 0:
-        node = child[node] + (x[feature[node]] > threshold[node])
-    return child[node]
+    roots: NDArray[np.int32],
+    out: NDArray[np.int32],
+) -> None:
+    """The leaf of every tree that inputs float32 [F] fall into, as its number, int32 [trees].
+
+    Four trees are walked side by side: a step of one does not wait for the memory that another one reads.
+    """
+    trees = len(roots)
+    for first in range(0, trees, 4):
+        a = roots[first]
+        b = roots[min(first + 1, trees - 1)]
+        c = roots[min(first + 2, trees - 1)]
+        d = roots[min(first + 3, trees - 1)]
+        while True:
+            at, bt, ct, dt = feature[a], feature[b], feature[c], feature[d]
+            if at < 0 and bt < 0 and ct < 0 and dt < 0:
+                break
+            a = child[a] + (x[at] > threshold[a]) if at >= 0 else a
+            b = child[b] + (x[bt] > threshold[b]) if bt >= 0 else b
+            c = child[c] + (x[ct] > threshold[c]) if ct >= 0 else c
+            d = child[d] + (x[dt] > threshold[d]) if dt >= 0 else d
+        out[first] = child[a]
+        if first + 1 < trees:
+            out[first + 1] = child[b]
+        if first + 2 < trees:
+            out[first + 2] = child[c]
+        if first + 3 < trees:
+            out[first + 3] = child[d]
 
 
 @njit(cache=True, nogil=True)
@@ -144,7 +166,9 @@ def sum_of_leaves(
 ) -> NDArray[np.float64]:
     """What boosted trees say of inputs float32 [n, F], float64 [n]: the values of their leaves, float32 [leaves]."""
     out = np.zeros(len(inputs))
-    for root in roots:  # a tree at a time: its nodes stay in the cache for all rows
-        for row in range(len(inputs)):
-            out[row] += value[leaf_of(inputs[row], root, feature, threshold, child)]
+    leaves = np.empty(len(roots), np.int32)
+    for row in range(len(inputs)):
+        find_leaves(inputs[row], feature, threshold, child, roots, leaves)
+        for leaf in leaves:
+            out[row] += value[leaf]
     return out
