@@ -22,7 +22,7 @@ from presage.predictors.lengths.log_estimator import LogEstimator
 from presage.predictors.lengths.trees import FlatTrees, Tree, flatten, sum_of_leaves
 
 ROUNDS: Final = 250
-SCALE_ROUNDS: Final = 60
+DOUBT_ROUNDS: Final = 60
 _ERROR_FOLDS: Final = 3
 _LEAST_SCALE: Final = 0.05
 _SETTINGS: Final = {
@@ -39,6 +39,9 @@ _SETTINGS: Final = {
     "verbosity": -1,
 }
 
+# One error says little of how large errors are here: the doubt is learnt in few, broad strokes.
+_DOUBT: Final = {"num_leaves": 6, "min_child_samples": 150}
+
 
 @dataclass(frozen=True, eq=False)
 class Ensemble:
@@ -49,12 +52,18 @@ class Ensemble:
 
     @classmethod
     def fit(
-        cls, inputs: NDArray[np.float32], labels: NDArray[np.float64], objective: str, rounds: int, seed: int
+        cls,
+        inputs: NDArray[np.float32],
+        labels: NDArray[np.float64],
+        objective: str,
+        rounds: int,
+        seed: int,
+        **more: int,
     ) -> Self:
         """Grows so many trees on inputs float32 [n, D]."""
         import lightgbm
 
-        settings = {**_SETTINGS, "objective": objective, "seed": seed}
+        settings = {**_SETTINGS, "objective": objective, "seed": seed, **more}
         data = lightgbm.Dataset(inputs, labels, params={"verbosity": -1})
         return cls.of(lightgbm.train(settings, data, num_boost_round=rounds))
 
@@ -133,7 +142,7 @@ class BoostedLengths(LogEstimator):
             error[inside] = np.abs(above[inside] - middle(inputs[inside]))
         self._parts = {
             "middle": self._middle(inputs, above),
-            "doubt": Ensemble.fit(inputs, np.log(error + _LEAST_SCALE), "l2", SCALE_ROUNDS, self.seed),
+            "doubt": Ensemble.fit(inputs, np.log(error + _LEAST_SCALE), "l2", DOUBT_ROUNDS, self.seed, **_DOUBT),
         }
 
     def _learn_again(self, inputs: NDArray[np.float32], above: NDArray[np.float64]) -> None:

@@ -5,6 +5,10 @@ logarithm. The shift of a quantile q over n calibration rows is their ⌈(n + 1)
 the same kind is covered with probability q or a little more (Romano, Patterson & Candès, "Conformalized quantile
 regression", NeurIPS 2019, one-sided). Rows of one workflow resemble each other, so its error is that of fewer rows.
 
+A type's own 99th percentile of 200 rows is the second largest of them: it misses as often as it covers too much. Where
+fewer than ROWS_BEYOND rows can lie beyond a quantile, the larger of a type's own shift and that of all types together
+is taken, so such a type is covered a little more than promised.
+
 A workflow type with fewer rows than the floor, or an unknown one, is given the widest of all shifts and is marked: its
 upper quantiles are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn estimator, but knows
 neither groups with a floor nor one-sided bounds with a scale.
@@ -20,6 +24,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+ROWS_BEYOND: Final = 10
+"""Rows of a workflow type that should lie beyond an upper quantile before it is trusted to differ from all types'."""
 UNKNOWN: Final = 2.0
 """What is added to the widest upper shift below the floor, in units of the doubt."""
 
@@ -54,9 +60,12 @@ class Conformal:
         calibrated[types] = False
         shifts = np.empty((types + 1, len(quantiles)))
         every = _shift(scores, quantiles)
+        levels = np.array(quantiles)
+        upper = levels > 0.5
         for kind in np.flatnonzero(calibrated):
-            shifts[kind] = _shift(scores[workflow_type == kind], quantiles)
-        upper = np.array(quantiles) > 0.5
+            own = _shift(scores[workflow_type == kind], quantiles)
+            scarce = upper & (counts[kind] * (1.0 - levels) < ROWS_BEYOND)
+            shifts[kind] = np.where(scarce, np.maximum(own, every), own)
         widest = np.concatenate([every[None], shifts[calibrated], scores]).max(axis=0)
         # Where all types together are below the floor even the largest score says little.
         widest = widest + (UNKNOWN if len(scores) < floor else 0.0)

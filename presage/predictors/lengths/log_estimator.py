@@ -1,7 +1,8 @@
 """What the forest and the boosted trees share: inputs, a line to start from, and conformal calibration.
 
-A subclass learns on what the line leaves of log(1 + tokens) and says, for a row, where each quantile lies and how much
-doubt there is; the calibration makes the quantiles cover.
+A subclass reads what the line says as one more input. Where a trial shows that it helps, it learns only what the line
+leaves of log(1 + tokens). It says, for a row, where each quantile lies and how much doubt there is; the
+calibration makes the quantiles cover.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from presage.features.lengths import LengthRows
 from presage.predictors.lengths.conformal import Conformal
 from presage.predictors.lengths.estimator import labels_of, rising
 from presage.predictors.lengths.inputs import InputEncoding, fit_inputs
-from presage.predictors.lengths.linear import LogLine, line_helps
+from presage.predictors.lengths.linear import LogLine, line_helps, out_of_fold, with_line
 
 FLOOR: Final = 100
 """Calibration rows a workflow type needs for quantiles of its own; quantiles beyond .99 need more."""
@@ -35,6 +36,7 @@ class LogEstimator(ABC):
     evidence: NDArray[np.int32]
     _encoding: InputEncoding
     _line: LogLine
+    _start: np.float32
 
     def __init__(self, seed: int = 0, floor: int = FLOOR, min_evidence: int = MIN_EVIDENCE) -> None:
         self.seed = seed
@@ -52,10 +54,10 @@ class LogEstimator(ABC):
         models = int(max(train.model.max(), 0)) + 1
         self.evidence = _evidence(rows)
         self._encoding, inputs = fit_inputs(rows, labels, models, self.seed)
-        line = LogLine.fit(inputs, labels)
-        self._line = line if line_helps(inputs, labels, rows, self.seed) else LogLine.none(inputs.shape[1])
-        self._inputs, self._labels = inputs, labels
-        self._learn(inputs, labels - self._line(inputs), rows)
+        self._line = LogLine.fit(inputs, labels)
+        self._start = np.float32(line_helps(inputs, labels, rows, self.seed))
+        self._inputs, self._labels = with_line(inputs, out_of_fold(inputs, labels, rows, self.seed)), labels
+        self._learn(self._inputs, labels - self._start * self._line(inputs), rows)
         held = calibration.take(calibration.labelled)
         location, scale = self._bands(self._encoding.inputs(held))
         scores = (np.log1p(held.remaining.astype(np.float64))[:, None] - location) / scale[:, None]
@@ -70,9 +72,10 @@ class LogEstimator(ABC):
         """
         held = calibration.take(calibration.labelled)
         # These rows had no part in the means of categories: they are out of fold as they are.
-        inputs = np.concatenate([self._inputs, self._encoding.inputs(held)])
+        more = self._encoding.inputs(held)
+        inputs = np.concatenate([self._inputs, with_line(more, self._line(more))])
         labels = np.concatenate([self._labels, np.log1p(held.remaining.astype(np.float64))])
-        self._learn_again(inputs, labels - self._line(inputs))
+        self._learn_again(inputs, labels - self._start * self._line(inputs[:, :-1]))
         self.evidence = self.evidence + _evidence(held)
 
     def predict(self, rows: LengthRows) -> NDArray[np.float32]:
@@ -97,8 +100,9 @@ class LogEstimator(ABC):
 
     def _bands(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Where each quantile lies, float32 [n, Q], and the doubt, float32 [n], above 0; on the logarithm."""
-        above, scale = self._above_line(inputs)
-        return self._line(inputs)[:, None] + above, scale
+        line = self._line(inputs)
+        above, scale = self._above_line(with_line(inputs, line))
+        return self._start * line[:, None] + above, scale
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """As an artefact keeps it."""
@@ -107,6 +111,7 @@ class LogEstimator(ABC):
             **self._line.to_tensors(),
             **self.conformal.to_tensors(),
             "evidence": self.evidence,
+            "line/start": self._start,
             **self._own_tensors(),
         }
 
@@ -129,7 +134,8 @@ class LogEstimator(ABC):
             raise ValueError("the evidence is of other workflow types or agents")
         if estimator.conformal.shifts.shape != (len(estimator._encoding.types), len(estimator.quantiles)):
             raise ValueError("the calibration is of other workflow types or quantiles")
-        estimator._hold(tensors, len(estimator._line.weights))
+        estimator._start = np.float32(tensors["line/start"])
+        estimator._hold(tensors, len(estimator._line.weights) + 1)
         return estimator
 
     @abstractmethod

@@ -1,0 +1,102 @@
+"""What does one answer about what is left cost, and a thousand, and how large is the model that gives it?
+
+One thread, warm, medians; traces of the known law, about 20,000 training rows. "A row" is an answer of all quantiles
+from the features of one step; "a request" begins with the steps as a request brings them, short prompt, the sketch of
+its text included. The reference is quantile-forest's own `predict` on a forest of the same trees.
+
+    python benchmarks/length_latency.py [--rows 20000]
+
+Prints a table of microseconds, training seconds and bytes an estimator, and one JSON line at the end.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from quantile_forest import RandomForestQuantileRegressor
+
+from presage.datasets.length_law import generate_lengths
+from presage.features.lengths import LengthEncoder, length_rows
+from presage.predictors.artefact import artefact_size_bytes
+from presage.predictors.lengths.forest import INPUT_SHARE, LEAF_ROWS, TREES
+from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
+
+BATCH = 1024
+STEPS_A_WORKFLOW = 4.0
+
+
+def median_us(call: Callable[[int], object], rounds: int) -> float:
+    for i in range(min(rounds, 20)):
+        call(i)
+    taken = []
+    for i in range(rounds):
+        begun = time.perf_counter_ns()
+        call(i)
+        taken.append(time.perf_counter_ns() - begun)
+    return float(np.median(taken)) / 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000)
+    chosen = parser.parse_args()
+    table = generate_lengths(round(chosen.rows / STEPS_A_WORKFLOW), 0).table
+    encoder = LengthEncoder.fit(table)
+    every = length_rows(table, encoder)
+    held = every.task % 5 == 0
+    train, calibration = every.take(~held), every.take(held)
+    batch = every.take(np.arange(BATCH))
+    steps = table.slice(0, BATCH).to_pylist()
+    requests = [[*steps[i - steps[i]["step"] : i], steps[i] | {"output_tokens": None}] for i in range(BATCH)]
+    rows: dict[str, dict[str, float]] = {}
+    for name in ESTIMATORS:
+        begun = time.perf_counter()
+        fitted = RemainingLengthPredictor(RemainingLengthConfig(estimator=name), 0).fit(
+            train, calibration, encoder=encoder
+        )
+        seconds = time.perf_counter() - begun
+        with tempfile.TemporaryDirectory() as folder:
+            fitted.save(folder + "/model")
+            size = artefact_size_bytes(Path(folder) / "model")
+            model = RemainingLengthPredictor.load(folder + "/model")
+        at = [(int(t), int(a), int(m)) for t, a, m in zip(batch.workflow_type, batch.agent, batch.model, strict=True)]
+        rows[name] = {
+            "row_us": median_us(
+                lambda i: model.estimator.predict_one(*at[i % BATCH], batch.numbers[i % BATCH]),
+                2000,  # noqa: B023
+            ),
+            "request_us": median_us(lambda i: model.forecast(requests[i % BATCH]), 2000),  # noqa: B023
+            "batch_us": median_us(lambda _: model.predict(batch), 25),  # noqa: B023
+            "train_s": seconds,
+            "bytes": size,
+        }
+    few = every.take(np.arange(2_000))
+    inputs, labels = np.nan_to_num(few.numbers), np.log1p(few.remaining)
+    reference = RandomForestQuantileRegressor(
+        TREES, min_samples_leaf=LEAF_ROWS, max_samples_leaf=None, max_features=INPUT_SHARE, random_state=0
+    ).fit(inputs, labels)
+    theirs = median_us(lambda i: reference.predict(inputs[i % BATCH][None], quantiles=[0.5, 0.9, 0.99]), 100)
+    print(f"{len(train)} training rows, {len(calibration)} for calibration, {len(encoder.names)} numbers a row\n")
+    print("| estimator | a row µs | a request µs | 1,024 rows ms | training s | artefact MB |")
+    print("|---|---|---|---|---|---|")
+    for name, of in rows.items():
+        print(
+            f"| {name} | {of['row_us']:.1f} | {of['request_us']:.1f} | {of['batch_us'] / 1000:.1f} | "
+            f"{of['train_s']:.1f} | {of['bytes'] / 1e6:.2f} |"
+        )
+    print(f"| quantile-forest's own predict (2,000 rows) | {theirs:,.1f} | – | – | – | – |")
+    print(json.dumps({"benchmark": "length_latency", "rows": len(train), "quantile_forest_us": theirs, **rows}))
+
+
+if __name__ == "__main__":
+    main()

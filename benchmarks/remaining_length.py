@@ -1,0 +1,148 @@
+"""How right is the remaining-length predictor, next to the oracle and the baselines?
+
+On the known law: rows of fresh workflows, against the quantiles that nobody could know better. Given a folder of
+public traces also on autocoderover, five folds by task: each task is forecast once, by a model that saw no run of it.
+Tau distance counts pairs of steps that are put in the wrong order (ties half), over all steps and at arrival; pinball
+losses are in tokens.
+
+    python benchmarks/remaining_length.py [FOLDER] [--rows 5000] [--folds 5] [--estimators forest,boosted]
+
+Prints a Markdown table a set, and one JSON line at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from scipy.stats import kendalltau
+
+from presage.datasets.length_law import generate_lengths
+from presage.datasets.read import read_traces
+from presage.datasets.tasks import task_of
+from presage.features.lengths import LengthEncoder, LengthRows, length_rows
+from presage.predictors.lengths.baselines import LENGTH_BASELINES
+from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
+
+QUANTILES = (0.5, 0.9, 0.99)
+FOLDS = 5
+CALIBRATION = 5  # one task in so many
+SKETCH = 64
+STEPS_A_WORKFLOW = 4.0
+
+
+def tau_distance(truth: np.ndarray, said: np.ndarray) -> float:
+    """Share of the pairs of different truth that are put in the wrong order, equal answers half."""
+    if len(np.unique(said)) < 2:
+        return 0.5
+    # tau-b is (C − D) / √((pairs that differ in truth) (pairs that differ in answers)).
+    pairs, of_truth, of_said = (len(truth) * (len(truth) - 1) / 2, _ties(truth), _ties(said))
+    surplus = kendalltau(truth, said).statistic * np.sqrt((pairs - of_truth) * (pairs - of_said))
+    return float((1 - surplus / (pairs - of_truth)) / 2)
+
+
+def _ties(values: np.ndarray) -> float:
+    counts = np.unique(values, return_counts=True)[1].astype(float)
+    return float((counts * (counts - 1) / 2).sum())
+
+
+def figures(rows: LengthRows, said: np.ndarray) -> dict[str, float]:
+    truth, arrival = rows.remaining, rows.step == 0
+    above = truth[:, None].astype(float) - said
+    levels = np.array(QUANTILES)
+    covered = above <= 0
+    found = {
+        "tau": tau_distance(truth, said[:, 0]),
+        "tau_arrival": tau_distance(truth[arrival], said[arrival, 0]),
+        "worst_type_0.99": min(covered[rows.workflow_type == t, 2].mean() for t in np.unique(rows.workflow_type)),
+    }
+    loss = np.maximum(levels * above, (levels - 1) * above).mean(axis=0)
+    for i, level in enumerate(QUANTILES):
+        found |= {f"pinball_{level}": float(loss[i]), f"coverage_{level}": float(covered[:, i].mean())}
+    return found
+
+
+def judge(
+    train: pa.Table, test: pa.Table, estimators: Sequence[str], seed: int
+) -> tuple[LengthRows, dict[str, np.ndarray]]:
+    encoder = LengthEncoder.fit(train, sketch_size=SKETCH, seed=seed)
+    rows, fresh = length_rows(train, encoder), length_rows(test, encoder)
+    held = np.random.default_rng(seed).permutation(rows.task.max() + 1)[rows.task] % CALIBRATION == 0
+    learning, calibration = rows.take(~held), rows.take(held)
+    said = {
+        name: make(seed).fit(rows, calibration, QUANTILES).predict(fresh) for name, make in LENGTH_BASELINES.items()
+    }
+    for name in estimators:
+        begun = time.perf_counter()
+        config = RemainingLengthConfig(estimator=name, quantiles=QUANTILES)  # type: ignore[arg-type]
+        fitted = RemainingLengthPredictor(config, seed).fit(learning, calibration, encoder=encoder)
+        print(f"  {name}: {len(rows)} rows in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
+        said[name] = fitted.predict(fresh)
+    return fresh, said
+
+
+def table_of(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
+    print(f"\n### {title}\n")
+    print(
+        "| model | tau distance | at arrival | pinball .5 / .9 / .99 | P(Y ≤ q) at .5 / .9 / .99 | worst type at .99 |"
+    )
+    print("|---|---|---|---|---|---|")
+    for name, of in found.items():
+        pinball = " / ".join(f"{of[f'pinball_{q}']:.1f}" for q in QUANTILES)
+        coverage = " / ".join(f"{of[f'coverage_{q}']:.3f}" for q in QUANTILES)
+        print(
+            f"| {name} | {of['tau']:.4f} | {of['tau_arrival']:.4f} | {pinball} | {coverage} | "
+            f"{of['worst_type_0.99']:.3f} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--rows", default="5000", help="training rows on the law, one or more numbers; 0: not the law")
+    parser.add_argument("--folds", type=int, default=FOLDS, choices=range(1, FOLDS + 1), help="judge so many of them")
+    parser.add_argument("--estimators", default=",".join(ESTIMATORS))
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    if chosen.folder is not None and not chosen.folder.is_dir():
+        sys.exit(f"remaining_length: {chosen.folder} is no folder: name the one that holds the public traces")
+    estimators = chosen.estimators.split(",")
+    result: dict[str, object] = {"benchmark": "remaining_length", "seed": chosen.seed}
+    for rows in filter(None, map(int, chosen.rows.split(","))):
+        train = generate_lengths(round(rows / STEPS_A_WORKFLOW), chosen.seed)
+        test = generate_lengths(1500, chosen.seed + 1)
+        fresh, said = judge(train.table, test.table, estimators, chosen.seed)
+        found = {name: figures(fresh, q) for name, q in ({"oracle": test.oracle(QUANTILES)} | said).items()}
+        table_of(f"Known law, {train.table.num_rows} rows to learn from, {len(fresh)} to judge on", found)
+        result[f"law_{rows}"] = found
+    if chosen.folder is not None:
+        table = read_traces([chosen.folder / "autocoderover.jsonl.gz"]).table
+        code = pc.dictionary_encode(task_of(table).combine_chunks()).indices.to_numpy()
+        fold = (np.random.default_rng(chosen.seed).permutation(code.max() + 1) % FOLDS)[code]
+        judged: list[dict[str, dict[str, float]]] = []
+        for number in range(chosen.folds):
+            inside = pa.array(fold == number)
+            fresh, said = judge(table.filter(pc.invert(inside)), table.filter(inside), estimators, chosen.seed)
+            judged.append({name: figures(fresh, q) for name, q in said.items()})
+        found = {
+            name: {figure: float(np.mean([f[name][figure] for f in judged])) for figure in judged[0][name]}
+            for name in judged[0]
+        }
+        table_of(f"autocoderover, mean of {len(judged)} of {FOLDS} folds by task", found)
+        result["autocoderover"] = found
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
