@@ -26,7 +26,7 @@ import numpy as np
 from quantile_forest import RandomForestQuantileRegressor
 
 from presage.datasets.length_law import generate_lengths
-from presage.features.lengths import LengthEncoder, length_rows
+from presage.features.lengths import LengthEncoder, LengthRows, length_rows
 from presage.predictors.artefact import artefact_size_bytes
 from presage.predictors.lengths.forest import INPUT_SHARE, LEAF_ROWS, TREES
 from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
@@ -44,6 +44,18 @@ def median_us(call: Callable[[int], object], rounds: int) -> float:
         call(i)
         taken.append(time.perf_counter_ns() - begun)
     return float(np.median(taken)) / 1000
+
+
+def latency(
+    model: RemainingLengthPredictor, batch: LengthRows, requests: list[list[dict[str, object]]]
+) -> dict[str, float]:
+    at = [(int(t), int(a), int(m)) for t, a, m in zip(batch.workflow_type, batch.agent, batch.model, strict=True)]
+    one = model.estimator.predict_one
+    return {
+        "row_us": median_us(lambda i: one(*at[i % BATCH], batch.numbers[i % BATCH]), 2000),
+        "request_us": median_us(lambda i: model.forecast(requests[i % BATCH]), 2000),
+        "batch_us": median_us(lambda _: model.predict(batch), 25),
+    }
 
 
 def main() -> None:
@@ -69,14 +81,8 @@ def main() -> None:
             fitted.save(folder + "/model")
             size = artefact_size_bytes(Path(folder) / "model")
             model = RemainingLengthPredictor.load(folder + "/model")
-        at = [(int(t), int(a), int(m)) for t, a, m in zip(batch.workflow_type, batch.agent, batch.model, strict=True)]
         rows[name] = {
-            "row_us": median_us(
-                lambda i: model.estimator.predict_one(*at[i % BATCH], batch.numbers[i % BATCH]),
-                2000,  # noqa: B023
-            ),
-            "request_us": median_us(lambda i: model.forecast(requests[i % BATCH]), 2000),  # noqa: B023
-            "batch_us": median_us(lambda _: model.predict(batch), 25),  # noqa: B023
+            **latency(model, batch, requests),
             "train_s": seconds,
             "bytes": size,
         }

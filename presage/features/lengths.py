@@ -305,7 +305,8 @@ def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remai
 
 def join_rows(first: LengthRows, second: LengthRows) -> LengthRows:
     """Both, one after the other; they come from one trace, so workflow and task numbers agree."""
-    return replace(first, **{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in _PER_ROW})
+    both = [np.concatenate([getattr(first, name), getattr(second, name)]) for name in _PER_ROW]
+    return LengthRows(first.vocabulary, first.target, *both)
 
 
 def _prompt_tokens(system_chars: Any, user_chars: Any, tokens: Any) -> NDArray[np.float32]:

@@ -128,7 +128,7 @@ def test_a_shift_is_the_score_of_the_rank_that_the_paper_names() -> None:
     assert fitted.calibrated.tolist() == [True, False]
 
 
-@given(st.integers(99, 400), st.sampled_from(QUANTILES), st.integers(0, 1000))
+@given(st.integers(99, 400), st.sampled_from(QUANTILES[1:]), st.integers(0, 1000))
 def test_at_least_the_promised_share_of_calibration_rows_is_covered(rows: int, quantile: float, seed: int) -> None:
     scores = np.random.default_rng(seed).normal(size=(rows, 1))
     fitted = Conformal.fit(scores, np.zeros(rows, np.int32), 1, (quantile,), 1)
@@ -150,6 +150,16 @@ def test_below_the_floor_upper_quantiles_are_wider_than_anything_seen_and_marked
     few = Conformal.fit(scores[:20], kind[:20], 2, QUANTILES, 100)
     assert not few.calibrated.any()
     assert (few.shifts[:, 1:] > scores[:20, 1:].max(axis=0) + 1).all()
+
+
+def test_a_median_moves_only_where_calibration_is_sure() -> None:
+    scores = np.random.default_rng(0).normal(size=(400, 1))
+    kind = np.zeros(400, np.int32)
+    assert Conformal.fit(scores, kind, 1, (0.5,), 100).shifts[0, 0] == 0
+    moved = scores + 0.5
+    assert Conformal.fit(moved, kind, 1, (0.5,), 100).shifts[0, 0] == pytest.approx(np.median(moved), abs=0.02)
+    few_tasks = (np.arange(400) % 4).astype(np.int32)
+    assert Conformal.fit(moved, kind, 1, (0.5,), 100, few_tasks).shifts[0, 0] == 0
 
 
 def test_the_floor_is_no_lower_than_what_a_quantile_can_be_promised_with() -> None:

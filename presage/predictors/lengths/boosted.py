@@ -139,10 +139,12 @@ class BoostedLengths(LogEstimator):
             inside, outside = fold == number, fold != number
             learning = outside if outside.any() else inside  # with a single task its own errors have to do
             middle = self._middle(inputs[learning], above[learning])
-            error[inside] = np.abs(above[inside] - middle(inputs[inside]))
+            error[inside] = above[inside] - middle(inputs[inside])
         self._parts = {
             "middle": self._middle(inputs, above),
-            "doubt": Ensemble.fit(inputs, np.log(error + _LEAST_SCALE), "l2", DOUBT_ROUNDS, self.seed, **_DOUBT),
+            "doubt": Ensemble.fit(
+                inputs, np.log(np.abs(error) + _LEAST_SCALE), "l2", DOUBT_ROUNDS, self.seed, **_DOUBT
+            ),
         }
 
     def _learn_again(self, inputs: NDArray[np.float32], above: NDArray[np.float64]) -> None:

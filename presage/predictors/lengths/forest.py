@@ -44,7 +44,7 @@ class FlatForest:
 
     trees: FlatTrees
     starts: NDArray[np.int32]
-    entries: NDArray[np.uint16] | NDArray[np.uint32]
+    entries: NDArray[np.unsignedinteger[Any]]
     values: NDArray[np.float32]
 
     @classmethod
@@ -66,7 +66,8 @@ class FlatForest:
         )
         entries = np.concatenate([rank[rows] for rows in drawn])[np.argsort(leaf, kind="stable")]
         starts = np.concatenate([[0], np.cumsum(np.bincount(leaf, minlength=leaves))]).astype(np.int32)
-        return cls(flat, starts, entries.astype(np.uint16 if len(values) <= 2**16 else np.uint32), values)
+        narrow: Any = np.uint16 if len(values) <= 2**16 else np.uint32
+        return cls(flat, starts, entries.astype(narrow), values)
 
     def quantiles(self, inputs: NDArray[np.float32], quantiles: Sequence[float]) -> NDArray[np.float32]:
         """Quantiles of the labels in the leaves of each row, float32 [n, Q], from inputs float32 [n, D]."""
@@ -140,7 +141,7 @@ def _quantiles(
     child: NDArray[np.int32],
     roots: NDArray[np.int32],
     starts: NDArray[np.int32],
-    entries: NDArray[np.uint16],
+    entries: NDArray[np.unsignedinteger[Any]],
     values: NDArray[np.float32],
     quantiles: NDArray[np.float64],
 ) -> NDArray[np.float32]:

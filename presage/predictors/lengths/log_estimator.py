@@ -60,9 +60,10 @@ class LogEstimator(ABC):
         self._learn(self._inputs, labels - self._start * self._line(inputs), rows)
         held = calibration.take(calibration.labelled)
         location, scale = self._bands(self._encoding.inputs(held))
-        scores = (np.log1p(held.remaining.astype(np.float64))[:, None] - location) / scale[:, None]
+        above = np.log1p(held.remaining.astype(np.float64))[:, None] - location
+        scores = np.asarray(above / scale[:, None], np.float64)
         types = len(train.vocabulary.workflow_types)
-        self.conformal = Conformal.fit(scores, held.workflow_type, types, self.quantiles, self.floor)
+        self.conformal = Conformal.fit(scores, held.workflow_type, types, self.quantiles, self.floor, held.task)
         return self
 
     def learn_again(self, calibration: LengthRows) -> None:
@@ -87,7 +88,8 @@ class LogEstimator(ABC):
     ) -> NDArray[np.float32]:
         """The same for a single row, float32 [Q]; numbers float32 [F]."""
         inputs = self._encoding.one(workflow_type, agent, model, numbers)
-        return self._answer(inputs[None], np.array([workflow_type]), np.array([agent]))[0]
+        said: NDArray[np.float32] = self._answer(inputs[None], np.array([workflow_type]), np.array([agent]))[0]
+        return said
 
     def _answer(
         self, inputs: NDArray[np.float32], workflow_type: NDArray[Any], agent: NDArray[Any]
@@ -111,7 +113,7 @@ class LogEstimator(ABC):
             **self._line.to_tensors(),
             **self.conformal.to_tensors(),
             "evidence": self.evidence,
-            "line/start": self._start,
+            "line/start": np.array(self._start),
             **self._own_tensors(),
         }
 
