@@ -2,9 +2,8 @@
 
 Lengths often multiply (a model writes so many times more, a prompt of twice the size asks for so much more), so their
 logarithm adds up, and a line reaches prompts between and beyond those that trees can tell apart. On a known law
-a forest came from .201 to .178 of tau distance (oracle .170) by starting from it; on real traces starting cost .006,
-while reading it as one more input gained .003. So trees always read it, out of fold, and a quick trial on tasks held
-out decides on the start.
+a forest gains by starting from it, on real traces it lost by that and gained by reading it as one more input. So trees
+always read it, out of fold, and a quick trial on tasks held out decides on the start.
 """
 
 from __future__ import annotations
