@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -41,20 +41,6 @@ CHARS_PER_TOKEN: Final = 4.0
 MODELS_KEPT: Final = 256
 AGENTS_TRACKED: Final = 16
 """Of so many agents, the most frequent, a row says how often they were called and how long ago."""
-
-
-class Ahead(Protocol):
-    """What a next-agent model expects of a workflow, as numbers: more features of a step."""
-
-    names: tuple[str, ...]
-
-    def of_table(self, table: pa.Table) -> NDArray[np.float32]:
-        """float32 [rows, len(names)], before each step produces its output."""
-        ...
-
-    def of_steps(self, steps: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:
-        """float32 [len(names)], before the last of the steps produces its output."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,17 +117,15 @@ class LengthEncoder:
         models: M names of models, sorted.
         tracked: the agents whose calls are counted one by one, indices in the vocabulary, rising.
         sketch: of user prompts and of answers; None where training had no text.
-        ahead: a next-agent model's expectations, or None.
     """
 
     vocabulary: Vocabulary
     models: tuple[str, ...]
     tracked: tuple[int, ...]
     sketch: Sketch | None
-    ahead: Ahead | None = None
 
     @classmethod
-    def fit(cls, table: pa.Table, *, sketch_size: int = 16, ahead: Ahead | None = None, seed: int = 0) -> LengthEncoder:
+    def fit(cls, table: pa.Table, *, sketch_size: int = 16, seed: int = 0) -> LengthEncoder:
         """Fits vocabularies and sketch on a training trace; `sketch_size` 0 leaves texts unread."""
         types = tuple(sorted(pc.unique(table["workflow_type"]).to_pylist()))
         agents = tuple(sorted(pc.unique(table["agent"]).to_pylist()))
@@ -154,7 +138,7 @@ class LengthEncoder:
                 sketch = Sketch.fit(texts, size=sketch_size, seed=seed)
             except InputError:  # no term stands in two texts: what is left trains without them
                 sketch = None
-        return cls(Vocabulary(types, agents), models, tuple(tracked), sketch, ahead)
+        return cls(Vocabulary(types, agents), models, tuple(tracked), sketch)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -163,7 +147,7 @@ class LengthEncoder:
         tracked = tuple(f"{what}_{agent}" for what in ("calls", "since") for agent in self.tracked)
         dimensions = range(self.sketch.size) if self.sketch is not None else range(0)
         sketch = tuple(f"{of}_{i}" for of in ("prompt", "answer") for i in dimensions)
-        return PROMPT + PROGRESS + before + tracked + (self.ahead.names if self.ahead is not None else ()) + sketch
+        return PROMPT + PROGRESS + before + tracked + sketch
 
     def model(self, name: str | None) -> int:
         """Index of a model: M for one that training never saw, M + 1 for none."""
@@ -189,8 +173,6 @@ class LengthEncoder:
             _prompt_tokens(_length(system), _length(user), _count(last, "input_tokens")),
             self.course(agents, outputs, np.array([0, len(steps)]))[-1],
         ]
-        if self.ahead is not None:
-            numbers.append(self.ahead.of_steps(steps))
         if self.sketch is not None:
             answer = _text(steps[-2], "output_text") if len(steps) > 1 else None
             for text in (user, answer):
@@ -218,13 +200,11 @@ class LengthEncoder:
         return self.sketch.to_tensors() if self.sketch is not None else {}
 
     @classmethod
-    def from_artefact(
-        cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], ahead: Ahead | None = None
-    ) -> LengthEncoder:
+    def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> LengthEncoder:
         """Inverse of `to_config` and `to_tensors`; other tensors are left alone."""
         vocabulary = Vocabulary.from_dict(config["vocabulary"])
         sketch = Sketch.from_tensors(tensors) if config["sketch"] else None
-        return cls(vocabulary, tuple(config["models"]), tuple(config["tracked"]), sketch, ahead)
+        return cls(vocabulary, tuple(config["models"]), tuple(config["tracked"]), sketch)
 
     def course(
         self, agent: NDArray[np.int32], output_tokens: NDArray[np.float32], offsets: NDArray[np.int64]
@@ -278,8 +258,6 @@ def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remai
         )[llm],
         encoder.course(agent, outputs, offsets)[llm],
     ]
-    if encoder.ahead is not None:
-        numbers.append(encoder.ahead.of_table(table)[llm])
     if encoder.sketch is not None:
         prompts, answers = (table[column].to_pylist() for column in ("input_text", "output_text"))
         answers = [None, *answers[:-1]]
