@@ -2,8 +2,7 @@
 
 Chimera §3.4: token counts of the system prompt, the user prompt and the full prompt, workflow type, agent, model, and
 a sketch of the user prompt. Ours: how far the workflow has come (`progress.py`), which agents came before
-(`history.py`), and a sketch of what the previous step answered. On real traces the
-agents before were worth .008 of tau distance, and the previous answer .01 more.
+(`history.py`), and a sketch of what the previous step answered.
 
 The trace counts the tokens of full prompts only. Those of a system prompt and of a user prompt are taken as a quarter
 of their characters; trees compare, so the factor means nothing to them. Where a prompt was not counted, its texts

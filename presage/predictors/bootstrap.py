@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 _CHUNK = 4_000_000
 """Weights drawn at a time: 32 MB, whatever the number of workflows."""
 
+_Z95 = 1.959964
+
 
 def ratio_ci(
     numerator: NDArray[Any],
@@ -69,6 +71,56 @@ def ratio_cis(
         found.append(weights @ sums)
     drawn = np.concatenate(found)
     return [_ends(drawn[:, m], drawn[:, ratios + m], level) for m in range(ratios)]
+
+
+def pair_ratio_cis(
+    numerators: NDArray[Any],
+    denominators: NDArray[Any],
+    rng: np.random.Generator,
+    resamples: int = 1000,
+    level: float = 0.95,
+) -> list[tuple[float, float]]:
+    """Intervals of M shares of pairs, such as Kendall's tau distance, or of differences of such shares.
+
+    A workflow drawn twice counts its pairs with every other workflow twice, and so does the other: to first order
+    (Hoeffding's projection) a resample moves the share by twice what it moves the ratio of the workflows' own sums.
+    So no resample has to be ranked again.
+
+    Args:
+        numerators: `[W, M]`, the pairs of each workflow's steps that count; each pair at both its steps.
+        denominators: `[W, M]`, all pairs of each workflow's steps.
+        rng: the source of the resamples; the same state gives the same intervals.
+        resamples: number of bootstrap samples.
+        level: coverage of the interval, between 0 and 1.
+
+    Returns:
+        Lower and upper end of each, within 0 and 1, or −1 and 1 of a difference; both NaN where there is no pair.
+    """
+    ends = ratio_cis(numerators, denominators, rng, resamples, level)
+    totals = denominators.sum(axis=0)
+    found = np.divide(numerators.sum(axis=0), totals, out=np.full(len(totals), np.nan), where=totals > 0)
+    least = -1.0 if (numerators < 0).any() else 0.0
+    reach = [(2 * low - at, 2 * high - at) for (low, high), at in zip(ends, found.tolist(), strict=True)]
+    return [(float(np.clip(low, least, 1)), float(np.clip(high, least, 1))) for low, high in reach]
+
+
+def share_ci(
+    hits: NDArray[Any], positions: NDArray[Any], rng: np.random.Generator, resamples: int = 1000
+) -> tuple[float, float]:
+    """95 % interval of a share that may be 0 or 1, where no resample differs: there it is Wilson's, over workflows.
+
+    Args:
+        hits: `[W]`, positions of each workflow that count.
+        positions: `[W]`, positions of each workflow.
+        rng: the source of the resamples; the same state gives the same interval.
+        resamples: number of bootstrap samples.
+    """
+    count, total = hits.sum(), positions.sum()
+    if total and count in (0, total):
+        workflows = int((positions > 0).sum())  # the steps of a workflow are not independent: it counts once
+        reach = _Z95**2 / (workflows + _Z95**2)
+        return (0.0, reach) if count == 0 else (1.0 - reach, 1.0)
+    return ratio_ci(hits, positions, rng, resamples)
 
 
 def _ends(above: NDArray[np.float64], below: NDArray[np.float64], level: float) -> tuple[float, float]:

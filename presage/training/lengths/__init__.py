@@ -1,0 +1,1 @@
+"""Predictors of remaining output tokens: trained, judged beside baselines, told."""

@@ -1,0 +1,174 @@
+"""How right and how honest quantiles of a length are: arrays in, figures out.
+
+Everything but the ranking is a ratio of sums over workflows, so that intervals are by bootstrap over workflows; the
+ranking's are told in `ranking.py`. A step whose length is not known (no count recorded, or its workflow was cut) is not
+judged; the caller leaves it out and says how many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.predictors.bootstrap import pair_ratio_cis, ratio_cis, share_ci
+from presage.training.lengths.ranking import discordance
+from presage.training.metrics import RESAMPLES
+
+Ends = tuple[float, float]
+
+SCOPES: Final = ("all", "arrival")
+"""Which steps a ranking is of: all, or only the first of each workflow."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A figure and its 95 % interval; NaN where nothing was judged."""
+
+    value: float
+    ci95: Ends
+
+
+@dataclass(frozen=True)
+class LengthFigures:
+    """What was measured on n steps of W workflows, at Q quantiles.
+
+    Attributes:
+        quantiles: Q, rising.
+        tau_distance: of the median's ranking, by scope: 0 is the true order, .5 none.
+        pinball: tokens a step, Q of them.
+        coverage: share of steps whose length is at most the quantile, Q of them.
+        width: from the median to each quantile, tokens, the mean of n; Q of them, negative below the median.
+        wrong: float64 [W] by scope, discordant pairs of each workflow's steps.
+        pairs: float64 [W] by scope, pairs of each workflow's steps.
+        loss: float64 [W, Q], sum of the pinball loss of each workflow's steps, tokens.
+        covered: int64 [W, Q], steps covered.
+        positions: int64 [W], steps judged.
+    """
+
+    quantiles: tuple[float, ...]
+    tau_distance: Mapping[str, Share]
+    pinball: tuple[Share, ...]
+    coverage: tuple[Share, ...]
+    width: tuple[float, ...]
+    wrong: Mapping[str, NDArray[np.float64]]
+    pairs: Mapping[str, NDArray[np.float64]]
+    loss: NDArray[np.float64]
+    covered: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON values, null where nothing was judged; quantiles are keys such as "0.9"."""
+        names = [f"{q:g}" for q in self.quantiles]
+        of = {
+            "tau_distance": dict(self.tau_distance),
+            "pinball": dict(zip(names, self.pinball, strict=True)),
+            "coverage": dict(zip(names, self.coverage, strict=True)),
+        }
+        told: dict[str, Any] = {}
+        for figure, shares in of.items():
+            told[figure] = {name: number(share.value) for name, share in shares.items()}
+            told[f"{figure}_ci95"] = {name: [number(end) for end in share.ci95] for name, share in shares.items()}
+        return {
+            **told,
+            "width": {name: number(width) for name, width in zip(names, self.width, strict=True)},
+            "workflows": int((self.positions > 0).sum()),
+            "steps": int(self.positions.sum()),
+        }
+
+
+def measure(
+    forecast: NDArray[np.floating],
+    truth: NDArray[np.floating],
+    workflow: NDArray[np.integer],
+    arrival: NDArray[np.bool_],
+    quantiles: Sequence[float],
+    rng: np.random.Generator,
+    resamples: int = RESAMPLES,
+) -> LengthFigures:
+    """Judges quantiles of n steps against what came.
+
+    Args:
+        forecast: [n, Q] tokens.
+        truth: [n] tokens, finite.
+        workflow: [n], the workflow of each step, 0..W-1.
+        arrival: bool [n], the steps at which workflows arrive.
+        quantiles: Q, rising, each between 0 and 1.
+        rng: the source of the bootstrap.
+        resamples: how often the workflows are drawn anew.
+
+    Raises:
+        ValueError: shapes do not fit one another, there is no step, or a number is not finite.
+    """
+    steps, size = forecast.shape
+    if not steps or truth.shape != (steps,) or workflow.shape != (steps,) or size != len(quantiles):
+        raise ValueError(
+            f"got forecasts {forecast.shape}, truth {truth.shape}, workflow {workflow.shape} and {len(quantiles)} "
+            "quantiles; wanted [n, Q], [n], [n] and Q, n > 0"
+        )
+    if not (np.isfinite(forecast).all() and np.isfinite(truth).all()):
+        raise ValueError("a forecast or a length is not finite; leave steps without a known length out")
+    known, lengths = forecast.astype(np.float64), truth.astype(np.float64)
+    workflows = int(workflow.max()) + 1
+    positions = np.bincount(workflow, minlength=workflows)
+    levels = np.asarray(quantiles, np.float64)
+    error = lengths[:, None] - known
+    loss = _by_workflow(np.maximum(levels * error, (levels - 1) * error), workflow, workflows)
+    covered = _by_workflow(lengths[:, None] <= known, workflow, workflows)
+    median = known[:, median_column(quantiles)]
+
+    wrong: dict[str, NDArray[np.float64]] = {}
+    pairs: dict[str, NDArray[np.float64]] = {}
+    for scope, rows in zip(SCOPES, (np.arange(steps), np.flatnonzero(arrival)), strict=True):
+        counted = discordance(lengths[rows], median[rows])
+        wrong[scope], pairs[scope] = (
+            np.bincount(workflow[rows], count, workflows).astype(np.float64) for count in counted
+        )
+    seed = int(rng.integers(2**63))  # one draw of workflows serves everything judged on them
+    all_wrong, all_pairs = (np.stack([of[scope] for scope in SCOPES], axis=1) for of in (wrong, pairs))
+    ranks = pair_ratio_cis(all_wrong, all_pairs, np.random.default_rng(seed), resamples)
+    ends = ratio_cis(loss, np.repeat(positions[:, None], size, axis=1), np.random.default_rng(seed), resamples)
+    return LengthFigures(
+        quantiles=tuple(quantiles),
+        tau_distance={
+            scope: Share(_ratio(wrong[scope].sum(), pairs[scope].sum()), rank)
+            for scope, rank in zip(SCOPES, ranks, strict=True)
+        },
+        pinball=tuple(Share(float(loss[:, q].sum() / steps), ends[q]) for q in range(size)),
+        coverage=tuple(
+            Share(
+                float(covered[:, q].sum() / steps),
+                share_ci(covered[:, q], positions, np.random.default_rng(seed), resamples),
+            )
+            for q in range(size)
+        ),
+        width=tuple(float((known[:, q] - median).mean()) for q in range(size)),
+        wrong=wrong,
+        pairs=pairs,
+        loss=loss,
+        covered=covered.astype(np.int64),
+        positions=positions.astype(np.int64),
+    )
+
+
+def median_column(quantiles: Sequence[float]) -> int:
+    """Which of the quantiles ranks: the first at or above the median, else the last."""
+    return min(int(np.searchsorted(quantiles, 0.5)), len(quantiles) - 1)
+
+
+def number(value: float) -> float | None:
+    """A figure as JSON has it."""
+    return value if math.isfinite(value) else None
+
+
+def _ratio(part: float, whole: float) -> float:
+    return float(part / whole) if whole else math.nan
+
+
+def _by_workflow(values: NDArray[Any], workflow: NDArray[np.integer], workflows: int) -> NDArray[np.float64]:
+    """Sums values [n, Q] over the steps of each workflow, float64 [W, Q]."""
+    return np.stack([np.bincount(workflow, weights=column, minlength=workflows) for column in values.T], axis=1)

@@ -1,0 +1,133 @@
+"""What a ranking is worth: mean completion of whole workflows in a queue with a single server.
+
+The server carries out one step at a time, without interrupting it, in a time that is the step's output tokens. A
+workflow asks for its next step as soon as the one before is done, so at any moment each workflow waits with one step at
+most. Whenever the server is free it takes the waiting step of the lowest key; among equals, the one that waits longest.
+
+That is a toy: no batching, no prefill, no cache, and steps that ran side by side are carried out one by one. It says
+which order is better and roughly by how much, not how many seconds a deployment saves (`presage replay` is for that).
+Unlike in vLLM or Dynamo there is no other polarity here: lower keys first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIRST_COME: Final = "first come"
+SHORTEST_STEP: Final = "shortest step, known exactly"
+ORACLE: Final = "shortest total, known exactly"
+
+LOAD: Final = 0.9
+"""Share of the time the server is busy, on the mean."""
+
+DRAWS: Final = 5
+"""How often arrival times are drawn; every policy meets the same ones."""
+
+
+@dataclass(frozen=True)
+class QueueFigures:
+    """Mean completion by policy.
+
+    Attributes:
+        completion: by policy, service in tokens from a workflow's arrival to its end, mean over workflows and draws.
+        workflows: how many took part.
+        load: share of the time the server is busy.
+    """
+
+    completion: Mapping[str, float]
+    workflows: int
+    load: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; "saved" is the share of the completion under first come that a policy takes away."""
+        first = self.completion[FIRST_COME]
+        return {
+            "workflows": self.workflows,
+            "load": self.load,
+            "completion_tokens": dict(self.completion),
+            "saved": {name: 1 - value / first if first else 0.0 for name, value in self.completion.items()},
+        }
+
+
+def completions(
+    work: NDArray[np.floating],
+    keys: NDArray[np.floating],
+    offsets: NDArray[np.int64],
+    arrivals: NDArray[np.floating],
+) -> NDArray[np.float64]:
+    """When each workflow is done.
+
+    Args:
+        work: [n], service of each step.
+        keys: [n], priority of each step, lower first.
+        offsets: int64 [W+1], workflow w has the steps offsets[w]:offsets[w+1], at least one.
+        arrivals: [W], when each workflow comes, in units of service.
+
+    Returns:
+        float64 [W], moment of the end of each workflow.
+    """
+    service, key = work.tolist(), keys.tolist()
+    step, last = offsets[:-1].tolist(), (offsets[1:] - 1).tolist()
+    coming = sorted(zip(arrivals.tolist(), range(len(arrivals)), strict=True), reverse=True)
+    waiting: list[tuple[float, float, int]] = []
+    done = np.zeros(len(arrivals), np.float64)
+    now = 0.0
+    while coming or waiting:
+        if not waiting:
+            now = max(now, coming[-1][0])
+        while coming and coming[-1][0] <= now:
+            came, w = coming.pop()
+            heapq.heappush(waiting, (key[step[w]], came, w))
+        _, _, w = heapq.heappop(waiting)
+        now += service[step[w]]
+        if step[w] == last[w]:
+            done[w] = now
+            continue
+        # Who came while the step was carried out waits longer than the step that begins to wait now.
+        while coming and coming[-1][0] <= now:
+            came, other = coming.pop()
+            heapq.heappush(waiting, (key[step[other]], came, other))
+        step[w] += 1
+        heapq.heappush(waiting, (key[step[w]], now, w))
+    return done
+
+
+def compare(
+    work: NDArray[np.floating],
+    predicted: Mapping[str, NDArray[np.floating]],
+    offsets: NDArray[np.int64],
+    seed: int,
+    *,
+    load: float = LOAD,
+    draws: int = DRAWS,
+) -> QueueFigures:
+    """Mean completion of the same workflows under each policy.
+
+    Args:
+        work: [n], output tokens of each step.
+        predicted: by name of the policy, the key a scheduler would sort by: the median forecast at each step, [n].
+        offsets: int64 [W+1], the steps of each workflow, W > 0.
+        seed: of the arrival times.
+        load: share of the time the server is busy; workflows come at random (Poisson) at the rate that makes it so.
+        draws: how often arrival times are drawn.
+    """
+    workflows = len(offsets) - 1
+    total = np.add.reduceat(work.astype(np.float64), offsets[:-1])
+    before = np.cumsum(work, dtype=np.float64) - work
+    left = np.repeat(total + before[offsets[:-1]], np.diff(offsets)) - before
+    policies = {FIRST_COME: np.zeros(len(work)), SHORTEST_STEP: work, **predicted, ORACLE: left}
+    rng = np.random.default_rng(seed)
+    sums = dict.fromkeys(policies, 0.0)
+    for _ in range(draws):
+        arrivals = np.cumsum(rng.exponential(max(total.mean(), 1e-9) / load, workflows))
+        order = rng.permutation(workflows)  # traces lie in the order of their names
+        arrivals = arrivals[order]
+        for name, keys in policies.items():
+            sums[name] += float((completions(work, keys, offsets, arrivals) - arrivals).mean())
+    return QueueFigures({name: value / draws for name, value in sums.items()}, workflows, load)
