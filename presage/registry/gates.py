@@ -1,4 +1,4 @@
-"""Whether a version may take an alias: figures in, a verdict out.
+"""Whether a next-agent version may take an alias: figures in, a verdict out.
 
 Knows nothing of MLflow, of traces or of how the figures came about; the caller measures candidate and champion on the
 same held-out traces. Every gate is always judged, so that a refusal names everything that is wrong at once.
@@ -20,6 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.predictors.bootstrap import paired_difference_ci
+from presage.registry.verdict import (
+    Gate,
+    Verdict,
+    budget_gate,
+    evidence_gate,
+    forgotten_types,
+    pickle_gate,
+    schema_gate,
+)
 
 
 @dataclass(frozen=True)
@@ -99,63 +108,6 @@ class Evidence:
     floor: Mapping[str, MomentEvidence] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Gate:
-    """One question and its answer.
-
-    Attributes:
-        name: for example `"accuracy-prefill-1"`.
-        passed: whether this gate lets the version pass.
-        value: the figure judged; None where it is no number, or nothing could be measured.
-        limit: what the figure was held against; None where there is no number.
-        reason: one sentence for people.
-    """
-
-    name: str
-    passed: bool
-    value: float | None
-    limit: float | None
-    reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """The gate as JSON values."""
-        return {
-            "name": self.name,
-            "passed": self.passed,
-            "value": _json_number(self.value),
-            "limit": _json_number(self.limit),
-            "reason": self.reason,
-        }
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """All gates of one version; it may be promoted when every one let it pass."""
-
-    name: str
-    version: int
-    gates: tuple[Gate, ...]
-
-    @property
-    def promoted(self) -> bool:
-        """True when all gates passed."""
-        return all(gate.passed for gate in self.gates)
-
-    @property
-    def refusals(self) -> tuple[Gate, ...]:
-        """The gates that did not let the version pass."""
-        return tuple(gate for gate in self.gates if not gate.passed)
-
-    def to_dict(self) -> dict[str, Any]:
-        """`{"name", "version", "promoted", "gates": [{"name", "passed", "value", "limit", "reason"}, …]}`."""
-        return {
-            "name": self.name,
-            "version": self.version,
-            "promoted": self.promoted,
-            "gates": [gate.to_dict() for gate in self.gates],
-        }
-
-
 def judge(
     candidate: Evidence,
     champion: Evidence | None,
@@ -189,9 +141,9 @@ def judge(
         gates.append(Gate("floor", passed=False, value=None, limit=None, reason=reason))
     gates += _calibration(candidate, champion, budget)
     gates += _nll(candidate, champion, budget)
-    gates.append(_budget("latency", candidate.latency_us, budget.latency_us, "µs for one warm forecast"))
-    gates.append(_budget("size", candidate.size_bytes, budget.size_bytes, "bytes of artefact"))
-    gates.append(_pickle(candidate))
+    gates.append(budget_gate("latency", candidate.latency_us, budget.latency_us, "µs for one warm forecast"))
+    gates.append(budget_gate("size", candidate.size_bytes, budget.size_bytes, "bytes of artefact"))
+    gates.append(pickle_gate(candidate.pickles))
     return Verdict(name, version, tuple(gates))
 
 
@@ -211,25 +163,22 @@ def sampling_ece(positions: int, bins: int = 15) -> float:
 def _evidence(candidate: Evidence, budget: Budget) -> Gate:
     judged = [moment.positions.any(axis=1) for moment in candidate.moments.values()]
     workflows = int(np.logical_or.reduce(judged).sum()) if judged else 0
-    enough = workflows >= budget.workflows
-    reason = f"{workflows} workflows stand behind the figures, at least {budget.workflows} wanted"
-    return Gate("evidence", enough, float(workflows), float(budget.workflows), reason)
+    return evidence_gate(workflows, budget.workflows)
 
 
 def _schema(candidate: Evidence, champion: Evidence | None) -> Gate:
     if champion is None:
-        return Gate("schema", passed=True, value=None, limit=None, reason="no champion whose promises must be kept")
+        return schema_gate(None)
     mine, its = candidate.schema, champion.schema
     broken = []
     if mine.horizon != its.horizon:
         broken.append(f"horizon {mine.horizon}, the champion's is {its.horizon}")
     if mine.version != its.version:
         broken.append(f"feature schema {mine.version}, the champion's is {its.version}")
-    if forgotten := sorted(its.workflow_types - mine.workflow_types):
-        broken.append(f"does not know {len(forgotten)} of the champion's workflow types: {', '.join(forgotten[:5])}")
+    broken += forgotten_types(mine.workflow_types, its.workflow_types)
     if missing := sorted(champion.moments.keys() - candidate.moments.keys()):
         broken.append(f"not judged at {', '.join(missing)}")
-    return Gate("schema", not broken, None, None, "; ".join(broken) or "keeps the champion's promises")
+    return schema_gate(broken)
 
 
 def _accuracy(
@@ -299,16 +248,6 @@ def _nll(candidate: Evidence, champion: Evidence | None, budget: Budget) -> Iter
                 yield Gate(name, value <= limit and math.isfinite(value), value, limit, reason)
 
 
-def _budget(name: str, value: float, limit: float, unit: str) -> Gate:
-    return Gate(name, value <= limit, float(value), float(limit), f"{value:,.6g} {unit}, at most {limit:,.6g} wanted")
-
-
-def _pickle(candidate: Evidence) -> Gate:
-    names = ", ".join(candidate.pickles[:3])
-    reason = f"may hide code: {names}" if names else "data only: JSON and safetensors"
-    return Gate("pickle", not candidate.pickles, float(len(candidate.pickles)), 0.0, reason)
-
-
 def _both(
     mine: Mapping[str, MomentEvidence], other: Mapping[str, MomentEvidence]
 ) -> Iterator[tuple[str, int, MomentEvidence, MomentEvidence]]:
@@ -324,8 +263,3 @@ def _at(champion: Evidence | None, moment: str, figure: str, horizon: int) -> fl
         return None
     figures: tuple[float, ...] = getattr(champion.moments[moment], figure)
     return figures[horizon] if horizon < len(figures) and math.isfinite(figures[horizon]) else None
-
-
-def _json_number(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity."""
-    return value if value is not None and math.isfinite(value) else None

@@ -36,6 +36,9 @@ EXPERIMENT: Final = "presage"
 ARTEFACT: Final = "artefact"
 """Name of the artefact folder inside a registered version: `artifacts/artefact`."""
 
+_TABLES: Final = ("tau_distance", "pinball", "coverage")
+"""Tables of plain numbers in a `metrics.json` that are headline figures: `tau_distance.all`, `coverage.0.99`, …"""
+
 _BATCH: Final = 100
 """MLflow takes at most this many parameters or tags in one call."""
 _LIBRARIES: Final = ("mlflow", "numpy", "pandas", "safetensors", "torch", "scikit-learn", "pyarrow", "lightgbm")
@@ -132,14 +135,17 @@ def check_name(name: str) -> None:
 def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The plain numbers of a `metrics.json` under flat names that MLflow takes.
 
-    `moments.prefill.accuracy = [a, b]` gives `prefill_accuracy_1` and `prefill_accuracy_2`; top-level numbers keep
-    their names. Intervals, tables by workflow type and baselines stay in the file.
+    `moments.prefill.accuracy = [a, b]` gives `prefill_accuracy_1` and `prefill_accuracy_2`, `tau_distance = {"all": a}`
+    gives `tau_distance_all`; top-level numbers keep their names. Intervals, tables by workflow type and baselines stay
+    in the file.
     """
     flat = {key: float(value) for key, value in metrics.items() if _is_number(value) and key != "version"}
     for moment, figures in metrics.get("moments", {}).items():
         for figure, values in figures.items():
             if isinstance(values, list) and values and all(map(_is_number, values)):
                 flat |= {f"{moment}_{figure}_{step}": float(value) for step, value in enumerate(values, start=1)}
+    for table in _TABLES:
+        flat |= {f"{table}_{key}": float(value) for key, value in metrics.get(table, {}).items() if _is_number(value)}
     return flat
 
 

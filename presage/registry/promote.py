@@ -16,7 +16,7 @@ from typing import Final
 
 from presage.errors import RegistryError
 from presage.registry.connect import Registry, speaking
-from presage.registry.gates import Verdict
+from presage.registry.verdict import Verdict
 
 CHAMPION: Final = "champion"
 

@@ -6,6 +6,7 @@ order. Out: one row a workflow, in order of first appearance.
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -27,11 +28,18 @@ OPTIONAL: Final = {
     "model": "string",
     "input_tokens": "double",
     "output_tokens": "double",
+    "system_prompt": "string",
     "input_text": "string",
     "output_text": "string",
     "prefill_state": "array",
     "completion_state": "array",
 }
+
+_CLASSES: Final = {
+    "next-agent": ("presage.predictors.next_agent", "NextAgentPredictor"),
+    "remaining-length": ("presage.predictors.remaining_length", "RemainingLengthPredictor"),
+}
+"""Where the predictor of each kind is; loaded only when one is asked for."""
 
 _INTEGERS: Final = ("step", "input_tokens", "output_tokens")
 
@@ -59,12 +67,11 @@ def load_predictor(folder: str | Path) -> Predictor:
         ArtefactError: the folder is no artefact, or of a kind that answers no steps.
     """
     kind = read_artefact(Path(folder)).kind
-    if kind == "next-agent":
-        from presage.predictors.next_agent import NextAgentPredictor
-
-        predictor: Predictor = NextAgentPredictor.load(Path(folder))
-        return predictor
-    raise ArtefactError(f"{folder}: a predictor of kind {kind!r} cannot be served from a table of steps.")
+    if kind not in _CLASSES:
+        raise ArtefactError(f"{folder}: a predictor of kind {kind!r} cannot be served from a table of steps.")
+    module, name = _CLASSES[kind]
+    predictor: Predictor = getattr(import_module(module), name).load(Path(folder))
+    return predictor
 
 
 def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.registry.gates import Budget, Evidence, MomentEvidence, Schema, Verdict, judge, sampling_ece
+from presage.registry.gates import Budget, Evidence, MomentEvidence, Schema, judge, sampling_ece
+from presage.registry.verdict import Verdict
 
 W, K, POSITIONS = 40, 3, 10
 

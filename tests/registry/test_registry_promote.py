@@ -7,10 +7,10 @@ import pytest
 
 from presage.errors import RegistryError
 from presage.registry.connect import Registry
-from presage.registry.gates import Gate, Verdict
 from presage.registry.listing import list_models
 from presage.registry.package import RegisteredVersion
 from presage.registry.promote import promote, rollback
+from presage.registry.verdict import Gate, Verdict
 
 Register = Callable[[str], RegisteredVersion]
 

@@ -1,0 +1,142 @@
+"""Verdicts on predictors of lengths: figures by hand, one thing wrong at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from presage.registry.length_gates import LengthBudget, LengthEvidence, LengthSchema, judge_lengths
+from presage.registry.verdict import Verdict
+
+W, STEPS = 40, 100
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """`Counts` with the same figures in each workflow."""
+
+    wrong: dict[str, np.ndarray]
+    pairs: dict[str, np.ndarray]
+    loss: np.ndarray
+    covered: np.ndarray
+    positions: np.ndarray
+
+
+def counts(
+    tau: float = 0.2, loss: float = 100.0, covered: tuple[int, ...] = (52, 92, 100), steps: int = STEPS
+) -> Counted:
+    pairs = np.full(W, 1000.0)
+    return Counted(
+        wrong={"all": tau * pairs, "arrival": tau * pairs},
+        pairs={"all": pairs, "arrival": pairs},
+        loss=np.full((W, 3), loss * steps),
+        covered=np.tile(covered, (W, 1)),
+        positions=np.full(W, steps),
+    )
+
+
+def evidence(**changes: Any) -> LengthEvidence:
+    schema = LengthSchema("remaining", QUANTILES, 2, frozenset({"a", "b"}))
+    usual = LengthEvidence(
+        workflows=tuple(f"w-{row}" for row in range(W)),
+        type_of=("a",) * 20 + ("b",) * 20,
+        counts=counts(),
+        floor=counts(0.5, 200.0),
+        latency_us=40.0,
+        size_bytes=3_000_000,
+        schema=schema,
+    )
+    return dataclasses.replace(usual, **changes)
+
+
+def verdict(candidate: LengthEvidence, champion: LengthEvidence | None, **budget: Any) -> Verdict:
+    return judge_lengths(candidate, champion, LengthBudget(**budget), name="m", version=2, seed=0)
+
+
+def refused_by(candidate: LengthEvidence, champion: LengthEvidence | None, **budget: Any) -> set[str]:
+    return {gate.name for gate in verdict(candidate, champion, **budget).refusals}
+
+
+def test_an_equal_candidate_passes_and_the_verdict_is_json() -> None:
+    found = verdict(evidence(), evidence())
+    assert found.promoted
+    assert {"tau-distance-all", "pinball-0.9", "floor-pinball-0.99", "coverage-0.99-worst-type"} <= {
+        gate.name for gate in found.gates
+    }
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_worse_order_is_refused_and_a_better_one_is_not() -> None:
+    worse = {"tau-distance-all", "tau-distance-arrival"}
+    assert refused_by(evidence(counts=counts(0.25)), evidence()) == worse
+    assert verdict(evidence(), evidence(counts=counts(0.25))).promoted
+
+
+def test_greater_loss_is_refused_at_every_quantile() -> None:
+    assert refused_by(evidence(counts=counts(loss=101)), evidence()) == {f"pinball-{q:g}" for q in QUANTILES}
+
+
+def test_the_first_champion_must_beat_the_best_constant() -> None:
+    assert verdict(evidence(), None).promoted
+    assert refused_by(evidence(counts=counts(0.51)), None) == {"floor-tau-distance-all", "floor-tau-distance-arrival"}
+    assert refused_by(evidence(counts=counts(loss=201)), None) == {f"floor-pinball-{q:g}" for q in QUANTILES}
+
+
+def test_bounds_that_do_not_hold_are_refused_and_wide_ones_are_not() -> None:
+    # .86 lies below .88; a single type may fall short as far as .84.
+    assert refused_by(evidence(counts=counts(covered=(52, 86, 100))), None) == {"coverage-0.9"}
+    assert refused_by(evidence(counts=counts(covered=(52, 92, 96))), None) == {
+        "coverage-0.99",
+        "coverage-0.99-worst-type",
+    }
+    assert verdict(evidence(counts=counts(covered=(8, 100, 100))), None).promoted, "a low median is no broken bound"
+
+
+def test_the_worst_type_is_found_behind_a_good_mean() -> None:
+    good = counts()
+    covered = good.covered.copy()
+    covered[:12, 1] = 72
+    covered[12:, 1] = 100
+    found = evidence(counts=dataclasses.replace(good, covered=covered), type_of=("a",) * 12 + ("b",) * 28)
+    assert refused_by(found, None) == {"coverage-0.9-worst-type"}
+    few = dataclasses.replace(found, type_of=("a",) * 9 + ("b",) * 31)
+    assert verdict(few, None).promoted, "nine workflows are no evidence against a type"
+
+
+@pytest.mark.parametrize(
+    ("changes", "gate"),
+    [
+        ({"latency_us": 200.1}, "latency"),
+        ({"size_bytes": 15_000_001}, "size"),
+        ({"pickles": ("a.pkl",)}, "pickle"),
+        ({"schema": LengthSchema("step", QUANTILES, 2, frozenset("ab"))}, "schema"),
+        ({"schema": LengthSchema("remaining", QUANTILES, 3, frozenset("ab"))}, "schema"),
+        ({"schema": LengthSchema("remaining", QUANTILES, 2, frozenset("a"))}, "schema"),
+    ],
+)
+def test_each_plain_gate_refuses_alone(changes: dict[str, Any], gate: str) -> None:
+    assert refused_by(evidence(**changes), evidence()) == {gate}
+
+
+def test_a_quantile_the_champion_promised_must_stay() -> None:
+    two = dataclasses.replace(counts(), loss=counts().loss[:, :2], covered=counts().covered[:, :2])
+    floor = dataclasses.replace(counts(0.5, 200.0), loss=counts(loss=200).loss[:, :2])
+    schema = LengthSchema("remaining", QUANTILES[:2], 2, frozenset("ab"))
+    assert refused_by(evidence(counts=two, floor=floor, schema=schema), evidence()) == {"schema"}
+    assert verdict(evidence(), evidence(counts=two, floor=floor, schema=schema)).promoted
+
+
+def test_too_few_workflows_are_no_evidence() -> None:
+    assert refused_by(evidence(), None, workflows=W + 1) == {"evidence"}
+
+
+def test_figures_of_other_traces_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="different workflows"):
+        verdict(evidence(), evidence(workflows=tuple("x" * W)))
+    with pytest.raises(ValueError, match="different steps"):
+        verdict(evidence(), evidence(counts=counts(steps=99)))
