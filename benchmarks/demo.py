@@ -85,6 +85,14 @@ def main() -> None:
     shell("presage forecast models:/next-agent@champion steps.jsonl")
     forecast = json.loads(shell_quietly("presage forecast models:/next-agent@champion steps.jsonl --json"))
 
+    say(
+        "And how much work is left? The predictor of output tokens: the same traces, the same gates, the same commands."
+    )
+    shell("train-predictor remaining-length traces --out lengths")
+    lengths = json.loads((OUT / "lengths" / "metrics.json").read_text())
+    shell("presage promote remaining-length --version 1 --traces held-out")
+    shell("presage forecast models:/remaining-length@champion steps.jsonl")
+
     verdicts = {entry["version"]: entry["verdict"] for entry in listed}
     champion = [entry["version"] for entry in listed if "champion" in entry["aliases"]]
     if verdicts != {1: "promoted", 2: "refused"} or champion != [1]:
@@ -99,6 +107,8 @@ def main() -> None:
         "size_bytes": trained["size_bytes"],
         "promoted": champion,
         "refused": [version for version, verdict in verdicts.items() if verdict == "refused"],
+        "tau_distance": lengths["tau_distance"],
+        "median-per-step": lengths["baselines"]["median-per-step"]["tau_distance"],
         "next": max(forecast["horizons"][0]["agents"].items(), key=lambda item: item[1])[0],
     }
     print(json.dumps(summary))

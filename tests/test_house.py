@@ -27,6 +27,7 @@ def test_imports_keep_the_rule() -> None:
         "from presage.cli.presage import app; app(['study', 'learning-curve', '--help'])",
         "from presage.cli.train_predictor import app; app(['--help'])",
         "from presage.cli.train_predictor import app; app(['next-agent', '--help'])",
+        "from presage.cli.train_predictor import app; app(['remaining-length', '--help'])",
     ],
 )
 def test_nothing_heavy_is_loaded_for(doing: str) -> None:
@@ -38,7 +39,9 @@ def test_nothing_heavy_is_loaded_for(doing: str) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
-@pytest.mark.parametrize("module", ["presage.serving_hooks.forecaster", "presage.registry.gates"])
+@pytest.mark.parametrize(
+    "module", ["presage.serving_hooks.forecaster", "presage.registry.gates", "presage.registry.length_gates"]
+)
 def test_serving_and_gates_load_neither_torch_nor_mlflow(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'mlflow', 'vllm', 'pandas')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,19 +11,8 @@ from presage.cli import options
 from presage.cli.boundary import REFUSED
 from presage.cli.output import Output
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from presage.predictors.next_agent import NextAgentPredictor
-    from presage.registry.connect import Registry
-    from presage.registry.gates import Budget, Evidence
-    from presage.training.evaluate import ByMoment
-
 _SEED = 0
 """Of the bootstrap behind a verdict: the same traces give the same verdict."""
-
-_AGENTS_OF_BUDGET = 30
-_BYTES_AN_AGENT = 25_000
 
 _Name = Annotated[str, typer.Argument(help="Registered model, such as next-agent.", show_default=False)]
 
@@ -57,12 +45,11 @@ def promote(
 
     Exit code 3 when a gate refuses. Verdict and figures become tags of the version either way.
     """
-    import numpy as np
-
+    from presage.cli.kinds import load
     from presage.datasets.digest import digest
-    from presage.registry.gates import judge
+    from presage.errors import RegistryError
     from presage.registry.promote import promote as carry_out
-    from presage.training.next_agent import held_out
+    from presage.training.sets import held_out
 
     out = Output(as_json)
     with out.working() as report:
@@ -71,27 +58,23 @@ def promote(
         registry.version(name, version)
         table = options.read(traces, skip_bad, out, report)
         holder = registry.aliases(name).get(alias)
-        judged = {version: _loaded(registry, name, version)}
+        candidate = load(f"models:/{name}/{version}", lambda: registry)
+        champion = None
         if holder is not None and holder != version:  # against itself a version would pass
-            judged[holder] = _loaded(registry, name, holder)
-        table, left_out = held_out(table, *(predictor for _, predictor in judged.values()))
+            champion = load(f"models:/{name}/{holder}", lambda: registry)
+            if champion.kind.name != candidate.kind.name:
+                raise RegistryError(
+                    f"{name!r} version {version} is a {candidate.kind.name} predictor and the {alias}, version "
+                    f"{holder}, a {champion.kind.name} one; no comparison: register each kind under its own name"
+                )
+        judged = [one.predictor for one in (candidate, champion) if one is not None]
+        table, left_out = held_out(table, *judged)
         if left_out:
             out.note(f"{left_out} workflows left out: their tasks are among those a judged version was trained on")
         traces_digest = f"sha256:{digest(table)}"
-        report(f"judging version {version}", None)
-        candidate = _evidence(*judged[version], table, name, version)
-        champion = None
-        if holder is not None and holder != version:
-            report(f"judging the {alias}, version {holder}", None)
-            champion = _evidence(*judged[holder], table, name, holder)
-        verdict = judge(
-            candidate,
-            champion,
-            _budget(judged[version][1]),
-            name=name,
-            version=version,
-            rng=np.random.default_rng(_SEED),
-        )
+        against = f", against the {alias}, version {holder}" if champion else ""
+        report(f"judging version {version}{against}", None)
+        verdict = candidate.kind.verdict(candidate, champion, table, _SEED, name=name, version=version)
         done = carry_out(registry, name, version, verdict, alias=alias, dry_run=dry_run, data_digest=traces_digest)
     data = {**verdict.to_dict(), "alias": alias, "previous": done.previous, "moved": done.moved, "dry_run": dry_run}
     data["left_out"] = left_out
@@ -117,69 +100,27 @@ def rollback(
     out.result(data, f"{name}: {alias} was version {before}, is version {now}")
 
 
-def _loaded(registry: Registry, name: str, version: int) -> tuple[Path, NextAgentPredictor]:
-    from presage.predictors.next_agent import NextAgentPredictor
-    from presage.registry.resolve import resolve
-
-    folder = resolve(f"models:/{name}/{version}", lambda: registry).folder
-    return folder, NextAgentPredictor.load(folder)
-
-
-def _budget(predictor: NextAgentPredictor) -> Budget:
-    """The budget for thirty agents, and room for each one more: its column in every leaf, table and count."""
-    from presage.registry.gates import Budget
-
-    usual = Budget()
-    more = max(0, len(predictor.vocabulary.agents) - _AGENTS_OF_BUDGET)
-    return replace(usual, size_bytes=usual.size_bytes + more * _BYTES_AN_AGENT)
-
-
-def _evidence(folder: Path, predictor: NextAgentPredictor, table: pa.Table, name: str, version: int) -> Evidence:
-    """What the gates want to know of a version, measured on these traces."""
-    from presage.predictors.artefact import FORMAT_VERSION, artefact_size_bytes, find_pickles
-    from presage.registry.gates import Evidence, Schema
-    from presage.training.next_agent import NGRAM, evaluate_model
-
-    judged = evaluate_model(predictor, table, _SEED, model=name, version=version)
-    return Evidence(
-        workflows=judged.workflows,
-        moments=_moments(judged.evaluation.moments),
-        latency_us=judged.latency_us,
-        size_bytes=artefact_size_bytes(folder),
-        schema=Schema(predictor.horizon, FORMAT_VERSION, frozenset(predictor.vocabulary.workflow_types)),
-        pickles=tuple(str(path.relative_to(folder)) for path in find_pickles(folder)),
-        floor=_moments(judged.evaluation.baselines[NGRAM]),
-    )
-
-
-def _moments(figures: ByMoment) -> dict[str, Any]:
-    from presage.registry.gates import MomentEvidence
-
-    return {moment: MomentEvidence(of.correct, of.positions, of.nll, of.ece) for moment, of in figures.items()}
-
-
 def _listing(listed: list[dict[str, Any]], uri: str) -> list[Any]:
-    from presage.cli.tables import number, table
+    from presage.cli.kinds import kind_of
+    from presage.cli.tables import table
 
     if not listed:
-        return [f"no models in {uri}; register one with `train-predictor next-agent TRACES...`"]
+        return [f"no models in {uri}; register one with `train-predictor`"]
     rows = [
         [
             entry["name"],
             str(entry["version"]),
             ", ".join(entry["aliases"]) or "–",
             _standing(entry),
-            *(
-                " ".join(number(entry["figures"].get(f"{moment}_accuracy_{k}")) for k in (1, 2, 3))
-                for moment in ("prefill", "completion")
-            ),
+            kind_of(entry["kind"]).headline(entry["figures"]),
             f"{entry['size_bytes'] / 1e6:.2f} MB",
             entry["registered_at"][:10],
         ]
         for entry in listed
     ]
-    head = ["name", "version", "aliases", "verdict", "prefill", "completion", "size", "registered"]
-    figures = "Accuracy 1, 2 and 3 steps ahead, on the test set of each training; `--json` tells all."
+    head = ["name", "version", "aliases", "verdict", "figures", "size", "registered"]
+    figures = "Figures are those on the test set of each training; next-agent: accuracy 1, 2 and 3 steps ahead. "
+    figures += "`--json` tells all."
     return [f"Models in {uri}", table("", head, rows), f"\n{figures}"]
 
 

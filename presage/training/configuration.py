@@ -124,8 +124,8 @@ def _build(
 def _scalar(hint: Any, value: Any, key: str, source: str, limits: tuple[float, float]) -> Any:
     wanted = getattr(hint, "__name__", str(hint))
     try:
-        # Strict, or "yes" would pass for true and 3.0 for 3.
-        found = TypeAdapter(hint).validate_python(value, strict=True)
+        # Strict, or "yes" would pass for true and 3.0 for 3. TOML has lists where a configuration has tuples.
+        found = TypeAdapter(hint).validate_python(tuple(value) if isinstance(value, list) else value, strict=True)
     except ValidationError as error:
         given = f"{value!r} ({type(value).__name__})"
         raise ConfigurationError(f"{source}: {key} is {given}; a value of type {wanted} is wanted") from error

@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from presage.training import learning_curve
 from presage.training.differences import differences
-from presage.training.next_agent import Training, set_apart
+from presage.training.next_agent import Training
 from presage.training.recipe import Recipe, Share
+from presage.training.sets import set_apart
 
 
 def further_evidence(

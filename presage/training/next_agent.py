@@ -8,24 +8,19 @@ that decide nothing on the validation part learn from the whole training part, a
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from presage import __version__
 from presage.datasets.describe import describe
 from presage.datasets.digest import digest
-from presage.datasets.split import Split, split
 from presage.datasets.tasks import task_keys
-from presage.errors import ConfigurationError, TraceError
+from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.states import SKETCH, States, StateSource, fit_states
 from presage.features.vocabulary import Vocabulary
@@ -36,10 +31,11 @@ from presage.training.baselines import BASELINES, SETS, check
 from presage.training.configuration import Limits
 from presage.training.evaluate import Evaluation, Predict, evaluate
 from presage.training.latency import forecast_latency_us
+from presage.training.record import Progress, versions
 from presage.training.report.files import write_metrics, write_report
+from presage.training.sets import SHARED_TASKS, set_apart, shared_tasks, workflow_names
 from presage.training.validation_split import split_validation
 
-TEST_FRACTION: Final = 0.2
 VALIDATION_FRACTION: Final = 0.15
 
 LIMITS: Final[Limits] = {
@@ -57,14 +53,6 @@ LIMITS: Final[Limits] = {
 
 NGRAM: Final = "n-gram"
 """The baseline that a fitted predictor carries inside: order 3, counted on its own training traces."""
-
-SHARED_TASKS: Final = "test workflows whose task is in the training set"
-"""The line of the report that is 0 unless separate test traces were not so separate."""
-
-_LIBRARIES: Final = ("torch", "numpy", "scikit-learn", "lightgbm", "numba", "pyarrow")
-
-Progress = Callable[[str, float | None], None]
-"""Told what is being done and the share of it that is done, 0 to 1, or None where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +168,7 @@ def train(
             "training": f"{inner.workflows} workflows, {inner.steps} steps",
             "validation": f"{validation.workflows} workflows, {validation.steps} steps",
             "split": parts.rule,
-            SHARED_TASKS: _shared_tasks(parts),
+            SHARED_TASKS: shared_tasks(parts),
             "states": _of_states(source),
             "seed": seed,
             "digest of the training traces": training_data["digest"],
@@ -188,17 +176,12 @@ def train(
         },
         "traces": describe(parts.train),
         "config": asdict(config),
-        "versions": _versions(),
+        "versions": versions(),
         "fit_seconds": round(fit_seconds, 2),
         "latency_us": forecast_latency_us(predictor, held),
         "size_bytes": None,
     }
     return Training(predictor, metrics, training_data, evaluation)
-
-
-def set_apart(table: pa.Table, test: pa.Table | None, seed: int) -> Split:
-    """What `train` learns from and what it judges on: `test`, or where that is None a part of `table`."""
-    return Split(table, test, "separate test traces") if test is not None else split(table, TEST_FRACTION, seed)
 
 
 def evaluate_model(
@@ -219,26 +202,7 @@ def evaluate_model(
         model=model,
         version=version,
     )
-    first = pa.array(prefixes.offsets[:-1])
-    names = (table[column].take(first).to_pylist() for column in ("workflow_type", "workflow_id"))
-    workflows = tuple(f"{kind}/{workflow_id}" for kind, workflow_id in zip(*names, strict=True))
-    return Judged(evaluation, workflows, forecast_latency_us(predictor, prefixes))
-
-
-def held_out(table: pa.Table, *predictors: NextAgentPredictor) -> tuple[pa.Table, int]:
-    """The workflows of tasks that none of the predictors learnt from, and how many others were left out.
-
-    Raises:
-        TraceError: all were trained on, so that nothing can be judged.
-    """
-    seen = np.isin(task_keys(table), np.concatenate([predictor.trained_on for predictor in predictors]))
-    left_out = int((seen & (table["step"].to_numpy() == 0)).sum())
-    if seen.all():
-        raise TraceError(
-            f"all {left_out} workflows are of tasks that the model was trained on, so its figures on them prove "
-            "nothing: give traces that were kept apart, such as later ones or those of --test"
-        )
-    return (table.filter(pa.array(~seen)) if left_out else table), left_out
+    return Judged(evaluation, workflow_names(table), forecast_latency_us(predictor, prefixes))
 
 
 class _Count:
@@ -258,21 +222,7 @@ def _predict(predictor: NextAgentPredictor, prefixes: Prefixes) -> Predict:
     return lambda _, moment: forecasts[moment]
 
 
-def _shared_tasks(parts: Split) -> int:
-    """Test workflows whose task, or who themselves, stand in the training part too: 0 after a split of ours."""
-    heads = parts.test.filter(pc.equal(parts.test["step"], 0))
-    return int(np.isin(task_keys(heads), task_keys(parts.train)).sum())
-
-
 def _of_states(source: StateSource) -> str:
     if source.kind == "none":
         return "none"
     return f"{source.kind}, " + ", ".join(f"{size} numbers at {moment}" for moment, size in source.sizes.items())
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "presage": __version__,
-        **{library: metadata.version(library) for library in _LIBRARIES},
-    }

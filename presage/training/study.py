@@ -22,8 +22,8 @@ from presage.training import learning_curve
 from presage.training.differences import differences
 from presage.training.evaluate import Evaluation
 from presage.training.learning_curve import OURS
-from presage.training.next_agent import set_apart
 from presage.training.recipe import Recipe, Share
+from presage.training.sets import set_apart
 
 
 def study_learning_curve(

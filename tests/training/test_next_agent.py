@@ -19,7 +19,8 @@ from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
 from presage.training.baselines import BASELINES, SETS
-from presage.training.next_agent import SHARED_TASKS, evaluate_model, train
+from presage.training.next_agent import evaluate_model, train
+from presage.training.sets import SHARED_TASKS
 
 FAST = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=3))
 

@@ -26,7 +26,7 @@ def document(metrics: Metrics) -> Document:
         curves.reliability(metrics),
         call_graphs(metrics["traces"]) if "traces" in metrics else None,
         errors.errors(metrics),
-        _made(metrics),
+        made(metrics),
     ]
     return Document(
         f"Next agent: {metrics['model'] or 'next-agent predictor'}{version}",
@@ -46,7 +46,7 @@ def data(metrics: Metrics) -> Section | None:
     return Section("What it learnt from", blocks) if blocks else None
 
 
-def _made(metrics: Metrics) -> Section | None:
+def made(metrics: Metrics) -> Section | None:
     """How, for who wants to do it again."""
     if "config" not in metrics:
         return None

@@ -1,0 +1,202 @@
+"""What every training command does around its training: read, write, register, tell."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from presage.cli import options
+from presage.cli.output import Output, Report
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Trained(Protocol):
+    """What a training gives."""
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The object of the command contract."""
+        ...
+
+    @property
+    def training_data(self) -> dict[str, Any]:
+        """What the artefact says of its training traces."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes artefact, `metrics.json` and report."""
+        ...
+
+
+Fit = Callable[["pa.Table", "pa.Table | None", Report], Trained]
+"""Trains on traces and test traces, and tells its progress."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where a training's traces come from and where what it makes goes.
+
+    Attributes:
+        traces: what to train on.
+        test: what to judge on; empty: a part of the traces.
+        skip_bad: leave workflows with a bad row out.
+        out: folder for artefact, metrics and report, or None.
+        report: folder for the full report, or None.
+        name: registered model.
+        register: whether to register a version.
+        tracking_uri: the registry.
+    """
+
+    traces: list[Path]
+    test: list[Path]
+    skip_bad: bool
+    out: Path | None
+    report: Path | None
+    name: str
+    register: bool
+    tracking_uri: str | None
+
+
+def carry_out(
+    job: Job,
+    fit: Fit,
+    output: Output,
+    *,
+    params: Mapping[str, Any],
+    tags: Callable[[Mapping[str, Any]], dict[str, str]],
+    tables: Callable[[dict[str, Any]], list[Any]],
+) -> None:
+    """Trains, writes, registers and prints.
+
+    Args:
+        job: from where to where.
+        fit: the training.
+        output: of the command.
+        params: for the registry, beside the configuration.
+        tags: of the version, from the metrics.
+        tables: the metrics for people.
+    """
+    from presage.registry.package import check_name
+    from presage.training.report.files import check_folder, write_metrics, write_report
+    from presage.training.sets import SHARED_TASKS
+
+    with output.working() as report, tempfile.TemporaryDirectory() as scratch:
+        # Everything that can be refused is refused before minutes are spent on training.
+        folder = job.out if job.out is not None else Path(scratch) / "model"
+        _check_out(folder)
+        if job.report is not None:
+            check_folder(job.report, "--report")
+        registry = None
+        if job.register:
+            check_name(job.name)
+            report("asking the registry", None)
+            registry = options.open_registry(job.tracking_uri)
+        table = options.read(job.traces, job.skip_bad, output, report)
+        test_table = options.read(job.test, job.skip_bad, output, report) if job.test else None
+        training = fit(table, test_table, report)
+        report("writing the artefact", None)
+        training.save(folder)
+        made = None
+        if registry is not None:
+            report("registering", None)
+            made = _register(registry, folder, training, job.name, table, params, tags(training.metrics))
+            training.metrics["version"] = made.version
+            if job.out is not None:
+                training.save(folder)
+        if job.report is not None:
+            write_metrics(job.report, training.metrics)
+            write_report(job.report, training.metrics)
+    metrics = training.metrics
+    if shared := metrics["data"][SHARED_TASKS]:
+        output.note(f"{shared} test workflows run a task that is in the training traces: the figures may be too good")
+    places = {
+        "folder": str(job.out) if job.out is not None else None,
+        "registered": made.uri if made is not None else None,
+        "report": str(job.report) if job.report is not None else None,
+    }
+    told = [*tables(metrics), "", *_summary(metrics, places)] if not output.as_json else ()
+    output.result({**metrics, **places}, *told)
+
+
+def _check_out(folder: Path) -> None:
+    """Whether the artefact will find room there, asked before the training."""
+    from presage.errors import OutputError
+    from presage.predictors.artefact import CONFIG_FILE
+    from presage.training.report.files import check_folder
+
+    check_folder(folder, "--out")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG_FILE).is_file():
+        raise OutputError(f"--out {folder}: holds other files and no artefact: choose a new or an empty folder")
+
+
+def _register(
+    registry: Any,
+    folder: Path,
+    training: Trained,
+    name: str,
+    table: pa.Table,
+    params: Mapping[str, Any],
+    tags: dict[str, str],
+) -> Any:
+    from presage.registry.package import register
+    from presage.training.report.files import report_files
+
+    return register(
+        registry,
+        folder,
+        name=name,
+        metrics=training.metrics,
+        params={
+            **params,
+            **{f"data.{key}": value for key, value in training.training_data.items()},
+            **dict(_flat(training.metrics["config"])),
+        },
+        tags=tags,
+        input_example=_input_example(table),
+        report=report_files(folder),
+    )
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat = []
+    for key, value in config.items():
+        flat += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+    return flat
+
+
+def _input_example(table: pa.Table) -> list[dict[str, Any]]:
+    """The first steps of one workflow as an example of the input: names and numbers, no text, and states of zeros."""
+    import pyarrow.compute as pc
+
+    first = table.filter(pc.equal(table["workflow_id"], table["workflow_id"][0])).slice(0, 3)
+    kept = ("workflow_type", "step", "agent", "kind", "input_tokens", "output_tokens")
+    example = []
+    for row in first.select(kept).to_pylist():
+        row["workflow_id"] = "example"
+        for state in ("prefill_state", "completion_state"):
+            if state in table.column_names:
+                row[state] = [0.0] * table.schema.field(state).type.list_size
+        example.append(row)
+    return example
+
+
+def _summary(metrics: Mapping[str, Any], places: Mapping[str, str | None]) -> list[str]:
+    lines = [f"{key}: {value}" for key, value in metrics["data"].items()]
+    lines.append(
+        f"fitted in {metrics['fit_seconds']:.1f} s; one forecast takes {metrics['latency_us']:.1f} µs; "
+        f"artefact of {metrics['size_bytes'] / 1e6:.2f} MB"
+    )
+    if places["folder"]:
+        lines.append(f"artefact, metrics.json and report.html: {places['folder']}")
+    if places["report"]:
+        lines.append(f"the full report: {places['report']}/report.html")
+    if places["registered"]:
+        lines.append(f"registered as {places['registered']}")
+    elif not places["folder"] and not places["report"]:
+        lines.append("nothing was kept: --no-register, no --out and no --report")
+    return lines

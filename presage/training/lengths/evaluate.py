@@ -1,0 +1,240 @@
+"""How good forecasts of lengths are on held-out traces: a predictor and its baselines, side by side.
+
+What is judged is a function from rows to quantiles, so one code path serves our predictor, every baseline and the
+oracle of a known law. All are judged on the same steps: those whose length is known. A step of a cut workflow has a
+lower bound and no length; it is left out and counted. Where long workflows are the ones that get cut, what remains is
+shorter than what is to come, for every model alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import TraceError
+from presage.features.lengths import LengthRows
+from presage.predictors.bootstrap import pair_ratio_cis, ratio_cis
+from presage.training.lengths.metrics import SCOPES, LengthFigures, Share, measure, median_column, number
+from presage.training.lengths.queue import QueueFigures, compare
+from presage.training.metrics import RESAMPLES
+
+KIND: Final = "remaining-length"
+
+BINS: Final = 10
+"""Groups of equally many steps, by forecast, in which forecast and truth are compared."""
+
+Predict = Callable[[LengthRows], NDArray[np.float32]]
+"""Rows to quantiles [n, Q], tokens."""
+
+
+@dataclass(frozen=True)
+class LengthDifference:
+    """Figures of one minus those of another, on the same steps; below 0 the first is better.
+
+    Attributes:
+        tau_distance: by scope.
+        pinball: tokens a step, Q of them.
+    """
+
+    tau_distance: Mapping[str, Share]
+    pinball: tuple[Share, ...]
+
+
+@dataclass(frozen=True)
+class LengthEvaluation:
+    """Figures of one predictor of lengths on W workflows.
+
+    Attributes:
+        figures: on all steps judged; their counts by workflow are what the registry's gates compare.
+        by_workflow_type: the same within each type, `"unknown"` for those not in the vocabulary.
+        type_of: workflow type of each of the W workflows.
+        baselines: figures of each baseline, by name.
+        differences: what was judged minus each baseline.
+        queue: what the ranking is worth; None where no workflow's steps are all known.
+        bins: steps grouped by the forecast median: what was forecast and what came.
+        target: what was forecast, the tokens "remaining" or of this "step".
+        cut: steps left out because their workflow was cut.
+        unknown: steps left out because a count is missing.
+        model: name of what was judged, if it has one.
+        version: its version in the registry, if it has one.
+    """
+
+    figures: LengthFigures
+    by_workflow_type: Mapping[str, LengthFigures]
+    type_of: tuple[str, ...]
+    baselines: Mapping[str, LengthFigures]
+    differences: Mapping[str, LengthDifference]
+    queue: QueueFigures | None
+    bins: tuple[Mapping[str, float], ...]
+    target: str
+    cut: int
+    unknown: int
+    model: str | None = None
+    version: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values."""
+        quantiles = [f"{q:g}" for q in self.figures.quantiles]
+        return {
+            "kind": KIND,
+            "model": self.model,
+            "version": self.version,
+            "target": self.target,
+            **self.figures.to_dict(),
+            "left_out_steps": {"cut": self.cut, "count missing": self.unknown},
+            "by_workflow_type": {name: of.to_dict() for name, of in self.by_workflow_type.items()},
+            "baselines": {name: of.to_dict() for name, of in self.baselines.items()},
+            "differences": {
+                name: {
+                    "tau_distance": _told(of.tau_distance),
+                    "pinball": _told(dict(zip(quantiles, of.pinball, strict=True))),
+                }
+                for name, of in self.differences.items()
+            },
+            "queue": self.queue.to_dict() if self.queue is not None else None,
+            "bins": [dict(row) for row in self.bins],
+        }
+
+
+def evaluate(
+    predict: Predict,
+    rows: LengthRows,
+    quantiles: tuple[float, ...],
+    seed: int,
+    *,
+    baselines: Mapping[str, Predict] | None = None,
+    model: str | None = None,
+    version: int | None = None,
+    resamples: int = RESAMPLES,
+) -> LengthEvaluation:
+    """Judges `predict` on rows that it was not trained on, and every baseline beside it.
+
+    Args:
+        predict: what is judged.
+        rows: n steps, those of a workflow one after the other.
+        quantiles: Q, rising: what `predict` and the baselines forecast.
+        seed: of the bootstrap and of the queue's arrivals; one draw of workflows serves all.
+        baselines: judged on the same steps, by name.
+        model: name of what is judged, for the record.
+        version: its version, for the record.
+        resamples: of the bootstrap.
+
+    Raises:
+        TraceError: there is no step whose length is known.
+    """
+    known = rows.labelled
+    cut = int((rows.lower_bound & ~known).sum())
+    if not known.any():
+        raise TraceError(
+            f"of {len(rows)} steps none has a known length ({cut} are of workflows that were cut): nothing can be "
+            "judged; give traces with output_tokens and at least one complete workflow"
+        )
+    first = np.diff(rows.workflow, prepend=-1) != 0
+
+    def judge(forecast: NDArray[np.float32], within: NDArray[np.bool_], workflow: NDArray[np.integer]) -> LengthFigures:
+        return measure(
+            forecast[within],
+            rows.remaining[within],
+            workflow,
+            first[within],
+            quantiles,
+            np.random.default_rng(seed),
+            resamples,
+        )
+
+    forecast = predict(rows)
+    figures = judge(forecast, known, rows.workflow[known])
+    names = (*rows.vocabulary.workflow_types, "unknown")
+    by_type = {}
+    for index in np.unique(rows.workflow_type[known]):
+        within = known & (rows.workflow_type == index)
+        workflow = np.unique(rows.workflow[within], return_inverse=True)[1]
+        by_type[names[index]] = judge(forecast, within, workflow)
+    others = {name: judge(baseline(rows), known, rows.workflow[known]) for name, baseline in (baselines or {}).items()}
+    workflows = len(figures.positions)
+    type_of = np.full(workflows, len(names) - 1)
+    type_of[rows.workflow[known]] = rows.workflow_type[known]
+    median = forecast[:, median_column(quantiles)]
+    return LengthEvaluation(
+        figures=figures,
+        by_workflow_type=by_type,
+        type_of=tuple(names[index] for index in type_of),
+        baselines=others,
+        differences={name: difference(figures, of, seed, resamples) for name, of in others.items()},
+        queue=_queue(rows, known, median, seed),
+        bins=_bins(median[known], rows.remaining[known]),
+        target=rows.target,
+        cut=cut,
+        unknown=int((~known).sum()) - cut,
+        model=model,
+        version=version,
+    )
+
+
+def difference(ours: LengthFigures, theirs: LengthFigures, seed: int, resamples: int = RESAMPLES) -> LengthDifference:
+    """Ours minus theirs with paired intervals: a resample draws the same workflows for both."""
+    wrong, pairs = (np.stack([of[scope] for scope in SCOPES], axis=1) for of in (_minus(ours, theirs), ours.pairs))
+    ranks = pair_ratio_cis(wrong, pairs, np.random.default_rng(seed), resamples)
+    loss = ours.loss - theirs.loss
+    positions = np.repeat(ours.positions[:, None], loss.shape[1], axis=1)
+    ends = ratio_cis(loss, positions, np.random.default_rng(seed), resamples)
+    return LengthDifference(
+        tau_distance={
+            scope: Share(ours.tau_distance[scope].value - theirs.tau_distance[scope].value, rank)
+            for scope, rank in zip(SCOPES, ranks, strict=True)
+        },
+        pinball=tuple(
+            Share(mine.value - its.value, end)
+            for mine, its, end in zip(ours.pinball, theirs.pinball, ends, strict=True)
+        ),
+    )
+
+
+def _minus(ours: LengthFigures, theirs: LengthFigures) -> dict[str, NDArray[np.float64]]:
+    return {scope: ours.wrong[scope] - theirs.wrong[scope] for scope in SCOPES}
+
+
+def _queue(rows: LengthRows, known: NDArray[np.bool_], median: NDArray[np.float32], seed: int) -> QueueFigures | None:
+    """The queue over the workflows whose every step is known."""
+    whole = np.ones(int(rows.workflow.max()) + 1, bool)
+    whole[rows.workflow[~known]] = False
+    taken = whole[rows.workflow]
+    if not taken.any():
+        return None
+    workflow, label = rows.workflow[taken], rows.remaining[taken].astype(np.float64)
+    offsets = np.append(np.flatnonzero(np.diff(workflow, prepend=-1)), len(workflow)).astype(np.int64)
+    work = label
+    if rows.target == "remaining":
+        last = np.diff(workflow, append=-1) != 0
+        # Labels are float32 sums: their differences may miss 0 by a little.
+        work = np.maximum(np.where(last, label, label - np.append(label[1:], 0.0)), 0.0)
+    policy = "shortest total, predicted" if rows.target == "remaining" else "shortest step, predicted"
+    return compare(work, {policy: median[taken].astype(np.float64)}, offsets, seed)
+
+
+def _bins(median: NDArray[np.float32], truth: NDArray[np.float32]) -> tuple[dict[str, float], ...]:
+    groups = np.array_split(np.argsort(median, kind="stable"), min(BINS, len(median)))
+    told = []
+    for rows in groups:
+        low, middle, high = np.quantile(truth[rows], [0.1, 0.5, 0.9]).tolist()
+        told.append(
+            {
+                "steps": len(rows),
+                "forecast": float(np.median(median[rows])),
+                "truth_p10": low,
+                "truth_p50": middle,
+                "truth_p90": high,
+            }
+        )
+    return tuple(told)
+
+
+def _told(shares: Mapping[str, Share]) -> dict[str, Any]:
+    return {
+        name: {"difference": number(share.value), "ci95": [number(end) for end in share.ci95]}
+        for name, share in shares.items()
+    }

@@ -1,0 +1,217 @@
+"""From a trace to a predictor of lengths and the figures that speak for it, next to every baseline.
+
+As `presage.training.next_agent`, in the same order: test tasks are set apart first, vocabularies and the sketch are
+made from the training part alone, and a calibration part of it, never the test set, chooses the estimator and makes its
+quantiles cover. Baselines need no calibration, so they learn from the whole training part.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from presage.datasets.describe import describe
+from presage.datasets.digest import digest
+from presage.datasets.tasks import task_keys
+from presage.errors import ConfigurationError
+from presage.features.lengths import LengthEncoder, LengthRows, Target, length_rows
+from presage.predictors.artefact import artefact_size_bytes
+from presage.predictors.lengths.baselines import LENGTH_BASELINES, Constant
+from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
+from presage.training.configuration import Limits
+from presage.training.lengths.evaluate import LengthEvaluation, Predict, evaluate
+from presage.training.record import Progress, versions
+from presage.training.report.files import write_metrics, write_report
+from presage.training.sets import SHARED_TASKS, set_apart, shared_tasks, workflow_names
+from presage.training.validation_split import tasks_apart
+
+CALIBRATION_FRACTION: Final = 0.25
+"""Of the training tasks. Upper quantiles are made to cover on these: .99 wants hundreds of steps of each type."""
+
+LIMITS: Final[Limits] = dict.fromkeys(("floor", "min_evidence"), (1, math.inf))
+"""What the numbers of a `RemainingLengthConfig` have to keep to."""
+
+FLOOR: Final = "constant"
+"""The baseline of an evaluation: fitted on the very steps it is judged on, no constant does better there."""
+
+_TIMED: Final = 1000
+_WARM_UP: Final = 50
+
+
+@dataclass(frozen=True)
+class LengthTraining:
+    """A fitted predictor and what is known of it.
+
+    Attributes:
+        predictor: fitted.
+        metrics: the object of the command contract, with "data", "traces", "config", "versions", "fit_seconds",
+            "latency_us" and "size_bytes" beside the figures, as those of a next-agent training.
+        training_data: what the artefact says of its training traces.
+        evaluation: the figures behind the metrics.
+    """
+
+    predictor: RemainingLengthPredictor
+    metrics: dict[str, Any]
+    training_data: dict[str, Any]
+    evaluation: LengthEvaluation
+
+    def save(self, folder: Path) -> None:
+        """Writes artefact, `metrics.json` and report; "size_bytes" is known from then on.
+
+        Raises:
+            OutputError: the folder cannot be written, or holds something else than an artefact.
+        """
+        self.predictor.save(folder, self.training_data)
+        self.metrics["size_bytes"] = artefact_size_bytes(folder)
+        write_metrics(folder, self.metrics)
+        write_report(folder, self.metrics)
+
+
+@dataclass(frozen=True)
+class JudgedLengths:
+    """A predictor judged on a trace.
+
+    Attributes:
+        evaluation: its figures; the only baseline is `FLOOR`.
+        workflows: "type/id" of each workflow, in the order of the figures' rows.
+        latency_us: median of all quantiles from one feature row.
+    """
+
+    evaluation: LengthEvaluation
+    workflows: tuple[str, ...]
+    latency_us: float
+
+
+def train_lengths(
+    table: pa.Table,
+    test: pa.Table | None = None,
+    config: RemainingLengthConfig | None = None,
+    *,
+    target: Target = "remaining",
+    seed: int = 0,
+    baselines: Sequence[str] = tuple(LENGTH_BASELINES),
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> LengthTraining:
+    """Fits a predictor and its baselines and judges them on the same held-out workflows.
+
+    Args:
+        table: a valid trace.
+        test: a valid trace to judge on; None sets a fifth of `table` apart, whole tasks, later ones where times permit.
+        config: of the predictor.
+        target: "remaining" tokens of this and all later steps, or those of this "step" alone.
+        seed: of the splits, of every fit and of the bootstrap.
+        baselines: names out of `LENGTH_BASELINES`.
+        name: of the model, for the record.
+        progress: told what is being done.
+
+    Raises:
+        ConfigurationError: an unknown baseline.
+        TraceError: the traces are too few to split, or no output tokens are known.
+    """
+    config, tell = config or RemainingLengthConfig(), progress or (lambda _, __: None)
+    check_baselines(baselines)
+    parts = set_apart(table, test, seed)
+    tell("reading prompts", None)
+    encoder = LengthEncoder.fit(parts.train, seed=seed)
+    learning, held = (length_rows(part, encoder, target) for part in (parts.train, parts.test))
+    apart = tasks_apart(learning.task, learning.workflow_type, CALIBRATION_FRACTION, seed)
+    inner, calibration = learning.take(~apart), learning.take(apart)
+
+    begun = time.perf_counter()
+    predictor = RemainingLengthPredictor(config, seed).fit(
+        inner, calibration, encoder=encoder, trained_on=task_keys(parts.train), progress=tell
+    )
+    fit_seconds = time.perf_counter() - begun
+    quantiles = tuple(predictor.quantiles)
+    fitted: dict[str, Predict] = {}
+    for index, baseline in enumerate(baselines):
+        tell(f"baseline {baseline}", index / len(baselines))
+        fitted[baseline] = LENGTH_BASELINES[baseline](seed).fit(learning, calibration, quantiles).predict
+
+    tell("judging on the test set", None)
+    evaluation = evaluate(predictor.predict, held, quantiles, seed, baselines=fitted, model=name)
+    training_data = {
+        "digest": f"sha256:{digest(parts.train)}",
+        "workflows": learning.workflows,
+        "steps": len(learning),
+        "split": parts.rule,
+    }
+    metrics = {
+        **evaluation.to_dict(),
+        "data": {
+            "training": f"{inner.workflows} workflows, {len(inner)} LLM steps",
+            "calibration": f"{calibration.workflows} workflows, {len(calibration)} LLM steps",
+            "split": parts.rule,
+            SHARED_TASKS: shared_tasks(parts),
+            "training steps of workflows that were cut": int(learning.lower_bound.sum()),
+            "prompts": "sketched" if encoder.sketch is not None else "not recorded, or not read",
+            "seed": seed,
+            "digest of the training traces": training_data["digest"],
+            "digest of the test traces": f"sha256:{digest(parts.test)}",
+        },
+        "traces": describe(parts.train),
+        "config": {**asdict(config), "target": target, "chosen": predictor.estimator.name},
+        "versions": versions(),
+        "fit_seconds": round(fit_seconds, 2),
+        "latency_us": quantiles_latency_us(predictor, held),
+        "size_bytes": None,
+    }
+    return LengthTraining(predictor, metrics, training_data, evaluation)
+
+
+def evaluate_lengths(
+    predictor: RemainingLengthPredictor,
+    table: pa.Table,
+    seed: int,
+    *,
+    model: str | None = None,
+    version: int | None = None,
+) -> JudgedLengths:
+    """Judges a fitted predictor on a valid trace that it was not trained on."""
+    rows = length_rows(table, predictor.encoder, predictor.target)
+    quantiles = tuple(predictor.quantiles)
+    floor = Constant().fit(rows, rows, quantiles)
+    evaluation = evaluate(
+        predictor.predict, rows, quantiles, seed, baselines={FLOOR: floor.predict}, model=model, version=version
+    )
+    return JudgedLengths(evaluation, workflow_names(table), quantiles_latency_us(predictor, rows))
+
+
+def quantiles_latency_us(predictor: RemainingLengthPredictor, rows: LengthRows) -> float:
+    """Median of all quantiles from one feature row, microseconds, over a thousand rows; one thread, as measured."""
+    taken = []
+    for place in range(_TIMED + _WARM_UP):
+        row = place % len(rows)
+        of = int(rows.workflow_type[row]), int(rows.agent[row]), int(rows.model[row])
+        begun = time.perf_counter_ns()
+        predictor.estimator.predict_one(*of, rows.numbers[row])
+        taken.append(time.perf_counter_ns() - begun)
+    return float(np.median(taken[_WARM_UP:])) / 1000
+
+
+def choose_baselines(names: str) -> tuple[str, ...]:
+    """The baselines that a comma-separated list stands for; "default" and "all" are every one, "none" is none.
+
+    Raises:
+        ConfigurationError: there is no such baseline.
+    """
+    sets = {"default": tuple(LENGTH_BASELINES), "all": tuple(LENGTH_BASELINES), "none": ()}
+    chosen = [name for item in names.split(",") for name in sets.get(item, (item,))]
+    check_baselines(chosen)
+    return tuple(dict.fromkeys(chosen))
+
+
+def check_baselines(names: Sequence[str]) -> None:
+    """Raises ConfigurationError unless each is the name of a baseline."""
+    if unknown := [name for name in names if name not in LENGTH_BASELINES]:
+        raise ConfigurationError(
+            f"no baseline {unknown[0]!r} of lengths; there are: {', '.join(LENGTH_BASELINES)}; default, all and none"
+        )

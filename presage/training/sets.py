@@ -1,0 +1,63 @@
+"""Which workflows are learnt from and which are judged on: the same rules for every kind of predictor."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from presage.datasets.split import Split, split
+from presage.datasets.tasks import task_keys
+from presage.datasets.validate import workflow_codes
+from presage.errors import TraceError
+
+TEST_FRACTION: Final = 0.2
+
+SHARED_TASKS: Final = "test workflows whose task is in the training set"
+"""The line of the report that is 0 unless separate test traces were not so separate."""
+
+
+class LearntFrom(Protocol):
+    """A predictor that knows which tasks it learnt from."""
+
+    @property
+    def trained_on(self) -> NDArray[np.uint64]:
+        """Keys of the tasks (`presage.datasets.tasks.task_keys`)."""
+        ...
+
+
+def set_apart(table: pa.Table, test: pa.Table | None, seed: int) -> Split:
+    """What `train` learns from and what it judges on: `test`, or where that is None a part of `table`."""
+    return Split(table, test, "separate test traces") if test is not None else split(table, TEST_FRACTION, seed)
+
+
+def held_out(table: pa.Table, *predictors: LearntFrom) -> tuple[pa.Table, int]:
+    """The workflows of tasks that none of the predictors learnt from, and how many others were left out.
+
+    Raises:
+        TraceError: all were trained on, so that nothing can be judged.
+    """
+    seen = np.isin(task_keys(table), np.concatenate([predictor.trained_on for predictor in predictors]))
+    left_out = int((seen & (table["step"].to_numpy() == 0)).sum())
+    if seen.all():
+        raise TraceError(
+            f"all {left_out} workflows are of tasks that the model was trained on, so its figures on them prove "
+            "nothing: give traces that were kept apart, such as later ones or those of --test"
+        )
+    return (table.filter(pa.array(~seen)) if left_out else table), left_out
+
+
+def shared_tasks(parts: Split) -> int:
+    """Test workflows whose task, or who themselves, stand in the training part too: 0 after a split of ours."""
+    heads = parts.test.filter(pc.equal(parts.test["step"], 0))
+    return int(np.isin(task_keys(heads), task_keys(parts.train)).sum())
+
+
+def workflow_names(table: pa.Table) -> tuple[str, ...]:
+    """ "type/id" of each workflow of a trace in canonical order."""
+    first = pa.array(np.flatnonzero(np.diff(workflow_codes(table), prepend=-1)))
+    names = (table[column].take(first).to_pylist() for column in ("workflow_type", "workflow_id"))
+    return tuple(f"{kind}/{workflow_id}" for kind, workflow_id in zip(*names, strict=True))
