@@ -123,6 +123,22 @@ def target_of(name: str) -> Target:
     raise ConfigurationError(f"--target {name}: wanted remaining (this step and all later ones) or step (this one)")
 
 
+def quantiles_of(text: str) -> tuple[float, ...]:
+    """The numbers of a comma-separated list; whether they are quantiles is the configuration's to say.
+
+    Raises:
+        ConfigurationError: one of them is no number.
+    """
+    from presage.errors import ConfigurationError
+
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--quantiles {text}: wanted rising numbers between 0 and 1, such as 0.5,0.9,0.99"
+        ) from error
+
+
 def _interval(of: dict[str, Any], figure: str, key: str, digits: int) -> str:
     low, high = of[f"{figure}_ci95"][key]
     return f"{number(of[figure][key], digits)} [{number(low, digits)}, {number(high, digits)}]"

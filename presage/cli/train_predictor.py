@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -170,14 +170,16 @@ def remaining_length(
     as_json: options.Json = False,
 ) -> None:
     """Train the predictor of remaining output tokens, judge it beside every baseline, and register it."""
-    from presage.cli.remaining_length import RemainingLength, target_of
+    from dataclasses import replace
+
+    from presage.cli.remaining_length import RemainingLength, quantiles_of, target_of
     from presage.predictors.remaining_length import RemainingLengthConfig
     from presage.training.configuration import read_configuration
     from presage.training.lengths.train import LIMITS, choose_baselines, train_lengths
 
-    own = [f"estimator={estimator}"] if estimator is not None else []
-    own += [f"quantiles=[{quantiles}]"] if quantiles is not None else []
-    configuration = read_configuration(RemainingLengthConfig, config, [*(settings or ()), *own], LIMITS)
+    own: dict[str, Any] = {"estimator": estimator} if estimator is not None else {}
+    own |= {"quantiles": quantiles_of(quantiles)} if quantiles is not None else {}
+    configuration = replace(read_configuration(RemainingLengthConfig, config, settings or (), LIMITS), **own)
     configuration.check()
     wanted, what = choose_baselines(baselines), target_of(target)
     carry_out(

@@ -311,7 +311,7 @@ def _most_frequent(column: pa.ChunkedArray, most: int) -> list[str]:
 
 
 def _floats(column: pa.ChunkedArray) -> NDArray[np.float32]:
-    return np.asarray(pc.cast(column, pa.float32()).to_numpy(), np.float32)
+    return np.asarray(pc.cast(column, pa.float32(), safe=False).to_numpy(), np.float32)  # above 2^24 it is rounded
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[np.int32]:

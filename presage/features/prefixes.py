@@ -159,7 +159,7 @@ def _sizes(table: pa.Table) -> NDArray[np.float32]:
         pc.utf8_length(table["input_text"]),
         pc.utf8_length(table["output_text"]),
     ]
-    counts = [pc.cast(column, pa.float32()).to_numpy() for column in columns]
+    counts = [pc.cast(column, pa.float32(), safe=False).to_numpy() for column in columns]  # above 2^24 it is rounded
     return np.log1p(np.stack(counts, axis=1).astype(np.float32))
 
 

@@ -16,7 +16,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -66,7 +66,16 @@ def keys(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             yield from keys(hint, f"{prefix}{field.name}.")
         else:
-            yield f"{prefix}{field.name}", getattr(hint, "__name__", str(hint))
+            yield f"{prefix}{field.name}", _name(hint)
+
+
+def _name(hint: Any) -> str:
+    """What a key takes, in the words of TOML."""
+    if get_origin(hint) is Literal:
+        return ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return f"list of {_name(get_args(hint)[0])}"
+    return getattr(hint, "__name__", str(hint))
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -122,13 +131,13 @@ def _build(
 
 
 def _scalar(hint: Any, value: Any, key: str, source: str, limits: tuple[float, float]) -> Any:
-    wanted = getattr(hint, "__name__", str(hint))
     try:
         # Strict, or "yes" would pass for true and 3.0 for 3. TOML has lists where a configuration has tuples.
         found = TypeAdapter(hint).validate_python(tuple(value) if isinstance(value, list) else value, strict=True)
     except ValidationError as error:
         given = f"{value!r} ({type(value).__name__})"
-        raise ConfigurationError(f"{source}: {key} is {given}; a value of type {wanted} is wanted") from error
+        wanted = "one of" if get_origin(hint) is Literal else "a value of type"
+        raise ConfigurationError(f"{source}: {key} is {given}; {wanted} {_name(hint)} is wanted") from error
     least, most = limits
     if isinstance(found, int | float) and not (least <= found <= most and math.isfinite(found)):
         ends = f"a finite number of at least {least}" if most == math.inf else f"a number from {least} to {most}"

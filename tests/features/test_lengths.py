@@ -132,6 +132,14 @@ def test_texts_nobody_shares_a_word_of_leave_no_sketch() -> None:
     assert LengthEncoder.fit(table).sketch is None
 
 
+def test_counts_that_no_float_holds_are_rounded_as_those_of_a_request() -> None:
+    table = table_of(step("a", 0, "x", 2**24 + 1, input_tokens=2**31 - 1), step("a", 1, "x", 2**31 - 1))
+    encoder = LengthEncoder.fit(table)
+    rows = length_rows(table, encoder)
+    np.testing.assert_array_equal(rows.numbers[1], encoder.vector(table.to_pylist())[3])
+    assert rows.remaining.tolist() == pytest.approx([2**31 + 2**24, 2**31 - 1])
+
+
 @pytest.mark.parametrize("text", ["", "word " * 250_000])
 def test_empty_and_huge_prompts_make_finite_rows(text: str) -> None:
     table = generate_lengths(20, 0).table

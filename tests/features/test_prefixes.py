@@ -68,6 +68,12 @@ def test_workflows_of_one_task_share_a_number_and_those_without_stand_alone() ->
     assert len({q, r, alone}) == 3
 
 
+def test_a_count_that_no_float_holds_is_rounded() -> None:
+    row = {"workflow_type": "t", "workflow_id": "w", "step": 0, "agent": "a", "input_tokens": 2**31 - 1}
+    table = conform(pa.Table.from_pylist([row]), "test")
+    assert prefixes_of(table, Vocabulary(("t",), ("a",)), 1).sizes[0, 0] == pytest.approx(np.log(2.0**31))
+
+
 def test_sizes_are_logarithms_and_nan_where_not_recorded() -> None:
     rows = [
         {"input_tokens": 0, "output_tokens": None, "input_text": "four", "output_text": ""},
