@@ -18,12 +18,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import argparse
 import json
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from timing import median_us
 
 from presage.datasets.law import generate
 from presage.features.call_graph import transition_matrix
@@ -37,17 +37,6 @@ from presage.predictors.next_agent import NextAgentPredictor
 from presage.training.validation_split import split_validation
 
 BATCH = 1024
-
-
-def median_us(call: Callable[[int], object], rounds: int) -> float:
-    for i in range(min(rounds, 50)):
-        call(i)
-    taken = []
-    for i in range(rounds):
-        begun = time.perf_counter_ns()
-        call(i)
-        taken.append(time.perf_counter_ns() - begun)
-    return float(np.median(taken)) / 1000
 
 
 def main() -> None:

@@ -19,11 +19,11 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from quantile_forest import RandomForestQuantileRegressor
+from timing import median_us
 
 from presage.datasets.length_law import generate_lengths
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
@@ -33,17 +33,6 @@ from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfi
 
 BATCH = 1024
 STEPS_A_WORKFLOW = 4.0
-
-
-def median_us(call: Callable[[int], object], rounds: int) -> float:
-    for i in range(min(rounds, 20)):
-        call(i)
-    taken = []
-    for i in range(rounds):
-        begun = time.perf_counter_ns()
-        call(i)
-        taken.append(time.perf_counter_ns() - begun)
-    return float(np.median(taken)) / 1000
 
 
 def latency(

@@ -19,7 +19,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -153,6 +154,26 @@ def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
         training_data=manifest["training_data"],
         digest=manifest["digest"],
     )
+
+
+@contextmanager
+def rebuilding(folder: str | Path, kind: str) -> Iterator[None]:
+    """Around the making of a predictor from what `read_artefact` gave: what is missing or misshapen becomes one error.
+
+    Raises:
+        ArtefactError: the configuration or the tensors are not those of a whole predictor.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise ArtefactError(
+            f"{folder}: not a complete {kind} artefact ({type(error).__name__}: {error}); train or download it again"
+        ) from error
+
+
+def under(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """The tensors whose names begin with the prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
 
 
 def artefact_digest(folder: Path) -> str:

@@ -19,14 +19,13 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ArtefactError
 from presage.features.inputs import inputs_size, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
 from presage.features.project_rows import columns_of, project_rows
 from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.artefact import read_artefact, write_artefact
+from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.batch import prefilled_many
 from presage.predictors.engine import Engine, build_engine, with_shares
 from presage.predictors.forecast import Forecast
@@ -286,28 +285,18 @@ class NextAgentPredictor:
             ArtefactError: the folder is not a sound artefact of this kind.
         """
         artefact = read_artefact(Path(folder), kind=KIND)
-        try:
+        with rebuilding(folder, KIND):
             config = artefact.config
             predictor = cls(NextAgentConfig.from_dict(config["predictor"]), config["seed"])
             predictor.vocabulary = Vocabulary.from_dict(config["vocabulary"])
             predictor.horizon = config["horizon"]
-            of_states = {
-                name.removeprefix("states/"): array
-                for name, array in artefact.tensors.items()
-                if name.startswith("states/")
-            }
-            predictor.source = StateSource.from_artefact(config["states"], of_states)
+            predictor.source = StateSource.from_artefact(config["states"], under(artefact.tensors, "states/"))
             parts = Parts.from_tensors(artefact.tensors, predictor.vocabulary, predictor.horizon)
             for moment, projection in parts.projections.items():
                 if predictor.source.sizes.get(moment, projection.state_size) != projection.state_size:
                     raise ValueError(f"a projection of {projection.state_size} numbers at {moment}; states have others")
             predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
             predictor._hold(parts)
-        except (LookupError, TypeError, ValueError) as error:
-            raise ArtefactError(
-                f"{folder}: not a complete {KIND} artefact ({type(error).__name__}: {error}); "
-                "train or download it again"
-            ) from error
         return predictor
 
 

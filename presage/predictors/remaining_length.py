@@ -20,9 +20,9 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ArtefactError, ConfigurationError, TraceError
+from presage.errors import ConfigurationError, TraceError
 from presage.features.lengths import LengthEncoder, LengthRows, Target
-from presage.predictors.artefact import read_artefact, write_artefact
+from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.forecast import Source
 from presage.predictors.lengths.boosted import BoostedLengths
 from presage.predictors.lengths.estimator import labels_of
@@ -243,25 +243,16 @@ class RemainingLengthPredictor:
             ArtefactError: the folder is not a sound artefact of this kind.
         """
         artefact = read_artefact(Path(folder), kind=KIND)
-        try:
+        with rebuilding(folder, KIND):
             config = artefact.config
             predictor = cls(RemainingLengthConfig.from_dict(config["predictor"]), config["seed"])
             predictor.target, predictor.losses = config["target"], {}
-            predictor.encoder = LengthEncoder.from_artefact(config["encoder"], _under(artefact.tensors, "encoder/"))
+            predictor.encoder = LengthEncoder.from_artefact(config["encoder"], under(artefact.tensors, "encoder/"))
             predictor._estimator = ESTIMATORS[config["estimator"]].from_tensors(
-                _under(artefact.tensors, "estimator/"), predictor.quantiles, predictor.config.min_evidence
+                under(artefact.tensors, "estimator/"), predictor.quantiles, predictor.config.min_evidence
             )
             vocabulary = predictor.encoder.vocabulary
             if predictor._estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
                 raise ValueError("the evidence is of other workflow types or agents than the vocabulary")
             predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
-        except (LookupError, TypeError, ValueError) as error:
-            raise ArtefactError(
-                f"{folder}: not a complete {KIND} artefact ({type(error).__name__}: {error}); "
-                "train or download it again"
-            ) from error
         return predictor
-
-
-def _under(tensors: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
