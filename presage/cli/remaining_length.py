@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.features.lengths import Target
+    from presage.predictors.ahead import GivenModel
     from presage.registry.length_gates import LengthEvidence
     from presage.registry.verdict import Verdict
 
@@ -121,6 +122,21 @@ def target_of(name: str) -> Target:
     if name == "step":
         return "step"
     raise ConfigurationError(f"--target {name}: wanted remaining (this step and all later ones) or step (this one)")
+
+
+def given_model(reference: str, tracking_uri: str | None) -> GivenModel:
+    """The next-agent model that a reference means; a plain folder is known by its name, wherever it lies.
+
+    Raises:
+        ArtefactError, RegistryError: there is none, or it is of another kind.
+    """
+    from presage.cli.options import open_registry
+    from presage.predictors.ahead import GivenModel
+    from presage.registry.resolve import resolve
+
+    found = resolve(reference, lambda: open_registry(tracking_uri))
+    called = f"{found.name} version {found.version}" if found.name else found.folder.resolve().name
+    return GivenModel.load(found.folder, called)
 
 
 def quantiles_of(text: str) -> tuple[float, ...]:

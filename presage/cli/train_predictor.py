@@ -134,6 +134,7 @@ def next_agent(
     "remaining-length",
     epilog="Examples:\n\n"
     "train-predictor remaining-length traces/\n\n"
+    "train-predictor remaining-length traces/ --next-agent models:/next-agent@champion\n\n"
     "train-predictor remaining-length traces/ --target step --quantiles 0.5,0.99 --name step-length",
 )
 def remaining_length(
@@ -150,6 +151,15 @@ def remaining_length(
     quantiles: Annotated[
         str | None,
         typer.Option(help="Which quantiles to predict, rising; 0.5,0.9,0.99 unless set.", show_default=False),
+    ] = None,
+    next_agent: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A next-agent model that says what it expects to follow each step: an artefact folder, "
+            "models:/NAME@ALIAS or models:/NAME/VERSION. It becomes part of the predictor.",
+            show_default=False,
+        ),
     ] = None,
     test: Test = None,
     config: ConfigFile = None,
@@ -172,7 +182,7 @@ def remaining_length(
     """Train the predictor of remaining output tokens, judge it beside every baseline, and register it."""
     from dataclasses import replace
 
-    from presage.cli.remaining_length import RemainingLength, quantiles_of, target_of
+    from presage.cli.remaining_length import RemainingLength, given_model, quantiles_of, target_of
     from presage.predictors.remaining_length import RemainingLengthConfig
     from presage.training.configuration import read_configuration
     from presage.training.lengths.train import LIMITS, choose_baselines, train_lengths
@@ -182,6 +192,7 @@ def remaining_length(
     configuration = replace(read_configuration(RemainingLengthConfig, config, settings or (), LIMITS), **own)
     configuration.check()
     wanted, what = choose_baselines(baselines), target_of(target)
+    given = given_model(next_agent, tracking_uri) if next_agent is not None else None
     carry_out(
         Job(traces, test or [], skip_bad, out_folder, None, name, register, tracking_uri),
         lambda table, test_table, report: train_lengths(
@@ -190,6 +201,7 @@ def remaining_length(
             configuration,
             target=what,
             seed=seed,
+            next_agent=given,
             baselines=wanted,
             name=name,
             progress=report,

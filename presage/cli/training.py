@@ -82,6 +82,7 @@ def carry_out(
         tables: the metrics for people.
     """
     from presage.registry.package import check_name
+    from presage.training.lengths.ahead import NEXT_AGENT_TASKS
     from presage.training.report.files import check_folder, write_metrics, write_report
     from presage.training.sets import SHARED_TASKS
 
@@ -114,6 +115,8 @@ def carry_out(
     metrics = training.metrics
     if shared := metrics["data"][SHARED_TASKS]:
         output.note(f"{shared} test workflows run a task that is in the training traces: the figures may be too good")
+    if shared := metrics["data"].get(NEXT_AGENT_TASKS):
+        output.note(f"{shared} test workflows run a task the next-agent model learnt from: the figures may be too good")
     places = {
         "folder": str(job.out) if job.out is not None else None,
         "registered": made.uri if made is not None else None,

@@ -2,7 +2,8 @@
 
 Chimera §3.4: token counts of the system prompt, the user prompt and the full prompt, workflow type, agent, model, and
 a sketch of the user prompt. Ours: how far the workflow has come (`progress.py`), which agents came before
-(`history.py`), and a sketch of what the previous step answered.
+(`history.py`), a sketch of what the previous step answered, and, where a predictor of it is at hand, which steps are
+expected to come (`Ahead`).
 
 The trace counts the tokens of full prompts only. Those of a system prompt and of a user prompt are taken as a quarter
 of their characters; trees compare, so the factor means nothing to them. Where a prompt was not counted, its texts
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -107,6 +108,27 @@ _PER_ROW: Final = (
 )
 
 
+class Ahead(Protocol):
+    """What is expected to follow a step, as A more numbers, known before the step produces its output."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the A numbers are."""
+        ...
+
+    def of_table(self, table: pa.Table) -> NDArray[np.float32]:
+        """Of every step of a trace in canonical order, float32 [rows, A]."""
+        ...
+
+    def of_steps(self, steps: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:
+        """Of the last of the given steps of one workflow, float32 [A]."""
+        ...
+
+    def to_artefact(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Configuration (JSON values) and tensors, as an artefact keeps them."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class LengthEncoder:
     """Makes rows from a trace, or one from the steps of a request. Fitted on training traces.
@@ -116,12 +138,14 @@ class LengthEncoder:
         models: M names of models, sorted.
         tracked: the agents whose calls are counted one by one, indices in the vocabulary, rising.
         sketch: of user prompts and of answers; None where training had no text.
+        ahead: what is expected to follow; None where nothing expects it. An artefact keeps it beside the encoder.
     """
 
     vocabulary: Vocabulary
     models: tuple[str, ...]
     tracked: tuple[int, ...]
     sketch: Sketch | None
+    ahead: Ahead | None = None
 
     @classmethod
     def fit(cls, table: pa.Table, *, sketch_size: int = 16, seed: int = 0) -> LengthEncoder:
@@ -146,7 +170,8 @@ class LengthEncoder:
         tracked = tuple(f"{what}_{agent}" for what in ("calls", "since") for agent in self.tracked)
         dimensions = range(self.sketch.size) if self.sketch is not None else range(0)
         sketch = tuple(f"{of}_{i}" for of in ("prompt", "answer") for i in dimensions)
-        return PROMPT + PROGRESS + before + tracked + sketch
+        ahead = self.ahead.names if self.ahead is not None else ()
+        return PROMPT + PROGRESS + before + tracked + sketch + ahead
 
     def model(self, name: str | None) -> int:
         """Index of a model: M for one that training never saw, M + 1 for none."""
@@ -177,6 +202,8 @@ class LengthEncoder:
             for text in (user, answer):
                 unread = np.full(self.sketch.size, np.nan, np.float32)
                 numbers.append(unread if text is None else self.sketch.transform_one(text))
+        if self.ahead is not None:
+            numbers.append(self.ahead.of_steps(steps))
         model = last.get("model")
         return (
             self.vocabulary.workflow_type(last["workflow_type"]),
@@ -234,8 +261,20 @@ class LengthEncoder:
         )
 
 
-def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remaining") -> LengthRows:
+def length_rows(
+    table: pa.Table,
+    encoder: LengthEncoder,
+    target: Target = "remaining",
+    *,
+    ahead: NDArray[np.float32] | None = None,
+) -> LengthRows:
     """Rows of a trace in canonical order (as `read_traces` returns it).
+
+    Args:
+        table: the trace.
+        encoder: makes the numbers.
+        target: what the labels count.
+        ahead: float32 [rows, A], in the place of what `encoder.ahead` says: it would be too sure of its own training.
 
     Raises:
         TraceError: the trace has no LLM step.
@@ -264,6 +303,8 @@ def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remai
             answers[first] = None  # the answer before a workflow's first step is another workflow's
         sketched = encoder.sketch.transform(prompts + answers)
         numbers += [sketched[: len(table)][llm], sketched[len(table) :][llm]]
+    if encoder.ahead is not None:
+        numbers.append((encoder.ahead.of_table(table) if ahead is None else ahead)[llm])
     cut = ~np.asarray(table["complete"].to_numpy(), bool)
     return LengthRows(
         vocabulary=vocabulary,

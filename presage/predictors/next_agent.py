@@ -33,7 +33,7 @@ from presage.predictors.mixture import fit_weights
 from presage.predictors.ngram import BackoffNgram
 from presage.predictors.parts import NextAgentConfig, Parts
 from presage.predictors.projected import project_all, with_presence
-from presage.predictors.running import completed, forecast_trace, opened, prefilled
+from presage.predictors.running import completed, forecast_trace, opened, prefill_trace, prefilled
 from presage.predictors.steps import check_steps, has_output, log_sizes
 
 KIND: Final = "next-agent"
@@ -152,6 +152,24 @@ class NextAgentPredictor:
         )
         return out
 
+    def without_states(
+        self,
+        offsets: NDArray[np.int64],
+        workflow_type: NDArray[np.int32],
+        agent: NDArray[np.int32],
+        sizes: NDArray[np.float32],
+        *,
+        last: bool = False,
+    ) -> NDArray[np.float32]:
+        """Probabilities float32 [n, K, V+1] at prefill by ids and sizes alone; arguments as those of `Prefixes`.
+
+        With `last` of each workflow's last step alone, [W, K, V+1].
+        """
+        rows = len(offsets) - 1 if last else len(agent)
+        out = np.empty((rows, self.horizon, self.vocabulary.outcomes), np.float32)
+        prefill_trace(offsets, workflow_type, agent, sizes, last, self._engine, out)
+        return out
+
     def open(self, workflow_type: str) -> Workflow:
         """A workflow of this type before its first step."""
         workflow: Workflow = self.open_many([workflow_type])[0]
@@ -259,23 +277,24 @@ class NextAgentPredictor:
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Writes the artefact: config.json and model.safetensors, nothing executable."""
-        write_artefact(
-            Path(folder),
-            kind=KIND,
-            config={
-                "predictor": asdict(self.config),
-                "vocabulary": self.vocabulary.to_dict(),
-                "horizon": self.horizon,
-                "seed": self.seed,
-                "states": self.source.to_config(),
-            },
-            tensors={
-                **self._parts.to_tensors(),
-                "training/tasks": self.trained_on,
-                **{f"states/{name}": array for name, array in self.source.to_tensors().items()},
-            },
-            training_data=training_data or {},
-        )
+        config, tensors = self.to_artefact()
+        write_artefact(Path(folder), kind=KIND, config=config, tensors=tensors, training_data=training_data or {})
+
+    def to_artefact(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Configuration (JSON values) and tensors, as an artefact keeps them."""
+        config = {
+            "predictor": asdict(self.config),
+            "vocabulary": self.vocabulary.to_dict(),
+            "horizon": self.horizon,
+            "seed": self.seed,
+            "states": self.source.to_config(),
+        }
+        tensors = {
+            **self._parts.to_tensors(),
+            "training/tasks": self.trained_on,
+            **{f"states/{name}": array for name, array in self.source.to_tensors().items()},
+        }
+        return config, tensors
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -286,17 +305,25 @@ class NextAgentPredictor:
         """
         artefact = read_artefact(Path(folder), kind=KIND)
         with rebuilding(folder, KIND):
-            config = artefact.config
-            predictor = cls(NextAgentConfig.from_dict(config["predictor"]), config["seed"])
-            predictor.vocabulary = Vocabulary.from_dict(config["vocabulary"])
-            predictor.horizon = config["horizon"]
-            predictor.source = StateSource.from_artefact(config["states"], under(artefact.tensors, "states/"))
-            parts = Parts.from_tensors(artefact.tensors, predictor.vocabulary, predictor.horizon)
-            for moment, projection in parts.projections.items():
-                if predictor.source.sizes.get(moment, projection.state_size) != projection.state_size:
-                    raise ValueError(f"a projection of {projection.state_size} numbers at {moment}; states have others")
-            predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
-            predictor._hold(parts)
+            return cls.from_artefact(artefact.config, artefact.tensors)
+
+    @classmethod
+    def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> Self:
+        """Inverse of `to_artefact`.
+
+        Raises:
+            LookupError, TypeError, ValueError: they are not those of a whole predictor.
+        """
+        predictor = cls(NextAgentConfig.from_dict(config["predictor"]), config["seed"])
+        predictor.vocabulary = Vocabulary.from_dict(config["vocabulary"])
+        predictor.horizon = config["horizon"]
+        predictor.source = StateSource.from_artefact(config["states"], under(tensors, "states/"))
+        parts = Parts.from_tensors(tensors, predictor.vocabulary, predictor.horizon)
+        for moment, projection in parts.projections.items():
+            if predictor.source.sizes.get(moment, projection.state_size) != projection.state_size:
+                raise ValueError(f"a projection of {projection.state_size} numbers at {moment}; states have others")
+        predictor.trained_on = tensors["training/tasks"].astype(np.uint64)
+        predictor._hold(parts)
         return predictor
 
 

@@ -11,7 +11,7 @@ widest there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError, TraceError
 from presage.features.lengths import LengthEncoder, LengthRows, Target
+from presage.predictors.ahead import AgentsAhead
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.forecast import Source
 from presage.predictors.lengths.boosted import BoostedLengths
@@ -217,12 +218,15 @@ class RemainingLengthPredictor:
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Writes the artefact: config.json and model.safetensors, nothing executable."""
+        ahead = self.encoder.ahead
+        of_ahead, ahead_tensors = ahead.to_artefact() if ahead is not None else (None, {})
         write_artefact(
             Path(folder),
             kind=KIND,
             config={
                 "predictor": asdict(self.config),
                 "encoder": self.encoder.to_config(),
+                "next_agent": of_ahead,
                 "estimator": self._estimator.name,
                 "target": self.target,
                 "seed": self.seed,
@@ -230,6 +234,7 @@ class RemainingLengthPredictor:
             tensors={
                 **{f"encoder/{name}": array for name, array in self.encoder.to_tensors().items()},
                 **{f"estimator/{name}": array for name, array in self._estimator.to_tensors().items()},
+                **{f"next_agent/{name}": array for name, array in ahead_tensors.items()},
                 "training/tasks": self.trained_on,
             },
             training_data=training_data or {},
@@ -248,11 +253,16 @@ class RemainingLengthPredictor:
             predictor = cls(RemainingLengthConfig.from_dict(config["predictor"]), config["seed"])
             predictor.target, predictor.losses = config["target"], {}
             predictor.encoder = LengthEncoder.from_artefact(config["encoder"], under(artefact.tensors, "encoder/"))
+            if (of_ahead := config.get("next_agent")) is not None:
+                ahead = AgentsAhead.from_artefact(of_ahead, under(artefact.tensors, "next_agent/"))
+                predictor.encoder = replace(predictor.encoder, ahead=ahead)
             predictor._estimator = ESTIMATORS[config["estimator"]].from_tensors(
                 under(artefact.tensors, "estimator/"), predictor.quantiles, predictor.config.min_evidence
             )
             vocabulary = predictor.encoder.vocabulary
             if predictor._estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
                 raise ValueError("the evidence is of other workflow types or agents than the vocabulary")
+            # One answer, to see that the estimator learnt from as many numbers as the encoder makes.
+            predictor._estimator.predict_one(0, 0, 0, np.zeros(len(predictor.encoder.names), np.float32))
             predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
         return predictor

@@ -2,7 +2,8 @@
 
 As `presage.training.next_agent`, in the same order: test tasks are set apart first, vocabularies and the sketch are
 made from the training part alone, and a calibration part of it, never the test set, chooses the estimator and makes its
-quantiles cover. Baselines need no calibration, so they learn from the whole training part.
+quantiles cover. Baselines need no calibration, so they learn from the whole training part. Where a next-agent model
+says what it expects to follow, each training row is told by one that did not learn from its task (`ahead.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +23,12 @@ from presage.datasets.digest import digest
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
 from presage.features.lengths import LengthEncoder, LengthRows, Target, length_rows
+from presage.predictors.ahead import AgentsAhead, GivenModel
 from presage.predictors.artefact import artefact_size_bytes
 from presage.predictors.lengths.baselines import LENGTH_BASELINES, Constant
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.configuration import Limits
+from presage.training.lengths.ahead import expected_out_of_fold
 from presage.training.lengths.evaluate import LengthEvaluation, Predict, evaluate
 from presage.training.record import Progress, versions
 from presage.training.report.files import write_metrics, write_report
@@ -96,6 +99,7 @@ def train_lengths(
     *,
     target: Target = "remaining",
     seed: int = 0,
+    next_agent: GivenModel | None = None,
     baselines: Sequence[str] = tuple(LENGTH_BASELINES),
     name: str | None = None,
     progress: Progress | None = None,
@@ -108,6 +112,7 @@ def train_lengths(
         config: of the predictor.
         target: "remaining" tokens of this and all later steps, or those of this "step" alone.
         seed: of the splits, of every fit and of the bootstrap.
+        next_agent: says at each step what it expects to follow; becomes part of the predictor.
         baselines: names out of `LENGTH_BASELINES`.
         name: of the model, for the record.
         progress: told what is being done.
@@ -121,13 +126,20 @@ def train_lengths(
     parts = set_apart(table, test, seed)
     tell("reading prompts", None)
     encoder = LengthEncoder.fit(parts.train, seed=seed)
-    learning, held = (length_rows(part, encoder, target) for part in (parts.train, parts.test))
+    expected = None
+    if next_agent is not None:
+        ahead = AgentsAhead.fit(next_agent, parts.train, encoder)
+        encoder = replace(encoder, ahead=ahead)
+        expected = expected_out_of_fold(parts.train, ahead, seed, tell)
+    learning = length_rows(parts.train, encoder, target, ahead=expected.numbers if expected is not None else None)
+    held = length_rows(parts.test, encoder, target)
     apart = tasks_apart(learning.task, learning.workflow_type, CALIBRATION_FRACTION, seed)
     inner, calibration = learning.take(~apart), learning.take(apart)
 
     begun = time.perf_counter()
+    learnt = [task_keys(parts.train), *([next_agent.predictor.trained_on] if next_agent is not None else [])]
     predictor = RemainingLengthPredictor(config, seed).fit(
-        inner, calibration, encoder=encoder, trained_on=task_keys(parts.train), progress=tell
+        inner, calibration, encoder=encoder, trained_on=np.concatenate(learnt), progress=tell
     )
     fit_seconds = time.perf_counter() - begun
     quantiles = tuple(predictor.quantiles)
@@ -153,12 +165,18 @@ def train_lengths(
             SHARED_TASKS: shared_tasks(parts),
             "training steps of workflows that were cut": int(learning.lower_bound.sum()),
             "prompts": "sketched" if encoder.sketch is not None else "not recorded, or not read",
+            **(expected.facts(parts.test) if expected is not None else {}),
             "seed": seed,
             "digest of the training traces": training_data["digest"],
             "digest of the test traces": f"sha256:{digest(parts.test)}",
         },
         "traces": describe(parts.train),
-        "config": {**asdict(config), "target": target, "chosen": predictor.estimator.name},
+        "config": {
+            **asdict(config),
+            "target": target,
+            "chosen": predictor.estimator.name,
+            "next_agent": next_agent.called if next_agent is not None else None,
+        },
         "versions": versions(),
         "fit_seconds": round(fit_seconds, 2),
         "latency_us": quantiles_latency_us(predictor, held),
