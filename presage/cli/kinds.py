@@ -5,7 +5,7 @@ A command loads an artefact, whatever its kind, and asks the `Kind` that goes wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,9 +44,15 @@ class Loaded:
 
 
 class Kind(Protocol):
-    """One kind of predictor, to the commands."""
+    """One kind of predictor, to the commands.
+
+    Attributes:
+        name: as artefacts have it.
+        legend: what the figures of `headline` are.
+    """
 
     name: str
+    legend: str
 
     def metrics(self, loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
         """The object of the command contract: the predictor judged on a valid trace it was not trained on."""
@@ -66,8 +72,8 @@ class Kind(Protocol):
         """A forecast after the steps `rows`, for people."""
         ...
 
-    def headline(self, figures: dict[str, float]) -> str:
-        """The figures of a registered version in a few words."""
+    def headline(self, figures: Mapping[str, float]) -> dict[str, str]:
+        """The figures of a registered version that matter most, by what they are called."""
         ...
 
 

@@ -101,27 +101,38 @@ def rollback(
 
 
 def _listing(listed: list[dict[str, Any]], uri: str) -> list[Any]:
-    from presage.cli.kinds import kind_of
-    from presage.cli.tables import table
-
     if not listed:
         return [f"no models in {uri}; register one with `train-predictor`"]
+    kinds = {entry["kind"]: [one for one in listed if one["kind"] == entry["kind"]] for entry in listed}
+    told: list[Any] = [f"Models in {uri}, with their figures on the test set of each training; `--json` tells all."]
+    return told + [_of_kind(kind, entries) for kind, entries in kinds.items()]
+
+
+def _of_kind(name: str, entries: list[dict[str, Any]]) -> Any:
+    """The versions of one kind: every kind has figures of its own."""
+    from presage.cli.kinds import kind_of
+    from presage.cli.tables import table
+    from presage.errors import ArtefactError
+
+    try:
+        kind = kind_of(name)
+        figures, title = [kind.headline(entry["figures"]) for entry in entries], f"\n{name}: {kind.legend}"
+    except ArtefactError:  # registered by a later version of Presage
+        figures, title = [{} for _ in entries], f"\n{name}: a kind this version of Presage does not know"
+    head = ["name", "version", "aliases", "verdict", *figures[0], "size", "registered"]
     rows = [
         [
             entry["name"],
             str(entry["version"]),
             ", ".join(entry["aliases"]) or "–",
             _standing(entry),
-            kind_of(entry["kind"]).headline(entry["figures"]),
+            *of.values(),
             f"{entry['size_bytes'] / 1e6:.2f} MB",
             entry["registered_at"][:10],
         ]
-        for entry in listed
+        for entry, of in zip(entries, figures, strict=True)
     ]
-    head = ["name", "version", "aliases", "verdict", "figures", "size", "registered"]
-    figures = "Figures are those on the test set of each training; next-agent: accuracy 1, 2 and 3 steps ahead. "
-    figures += "`--json` tells all."
-    return [f"Models in {uri}", table("", head, rows), f"\n{figures}"]
+    return table(title, head, rows)
 
 
 def _standing(entry: dict[str, Any]) -> str:

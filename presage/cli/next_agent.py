@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from presage.cli.kinds import Loaded
@@ -25,6 +27,7 @@ class NextAgent:
     """See `presage.cli.kinds.Kind`."""
 
     name = "next-agent"
+    legend = "accuracy 1, 2, … steps ahead"
 
     def metrics(self, loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
         """Judged beside the n-gram it carries."""
@@ -69,12 +72,13 @@ class NextAgent:
         source = f"source {data['source']}, {data['evidence']} training steps of this agent in this workflow type"
         return [table(after, head, lines), f"\n{called}; {source}"]
 
-    def headline(self, figures: dict[str, float]) -> str:
-        """Accuracy 1, 2 and 3 steps ahead at both moments."""
-        return ", ".join(
-            f"{moment} " + " ".join(number(figures.get(f"{moment}_accuracy_{k}")) for k in (1, 2, 3))
-            for moment in ("prefill", "completion")
-        )
+    def headline(self, figures: Mapping[str, float]) -> dict[str, str]:
+        """Accuracy 1 to K steps ahead at both moments."""
+        told = {}
+        for moment in ("prefill", "completion"):
+            ahead = takewhile(figures.__contains__, (f"{moment}_accuracy_{k}" for k in count(1)))
+            told[moment] = " ".join(number(figures[name]) for name in ahead) or "–"
+        return told
 
 
 def _budget(predictor: NextAgentPredictor) -> Budget:

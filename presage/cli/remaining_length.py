@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from presage.cli.kinds import Loaded
@@ -20,6 +21,7 @@ class RemainingLength:
     """See `presage.cli.kinds.Kind`."""
 
     name = "remaining-length"
+    legend = "tau distance over all steps and at arrival (0 best, .5 none), pinball loss in tokens by quantile"
 
     def metrics(self, loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
         """Judged beside the best constant for these traces."""
@@ -103,10 +105,13 @@ class RemainingLength:
             source += "; NOT CALIBRATED: the upper quantiles promise nothing here"
         return [table(title, ["", "tokens"], lines), f"\n{called}; {source}"]
 
-    def headline(self, figures: dict[str, float]) -> str:
-        """Tau distance, and the pinball loss of the median."""
-        tau = " ".join(number(figures.get(f"tau_distance_{scope}")) for scope in ("all", "arrival"))
-        return f"tau distance {tau}, pinball {number(figures.get('pinball_0.5'), 1)}"
+    def headline(self, figures: Mapping[str, float]) -> dict[str, str]:
+        """Tau distance, and the pinball loss of each quantile."""
+        losses = sorted((float(name.removeprefix("pinball_")), name) for name in figures if name.startswith("pinball_"))
+        return {
+            "tau distance": " ".join(number(figures.get(f"tau_distance_{scope}")) for scope in ("all", "arrival")),
+            "pinball": ", ".join(f"{q:g}: {number(figures[name], 1)}" for q, name in losses) or "–",
+        }
 
 
 def target_of(name: str) -> Target:

@@ -173,6 +173,15 @@ def remaining_length(
         ),
     ] = "default",
     out_folder: OutFolder = None,
+    report_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            help="Folder for the full report: with --next-agent adds the figures without it, which take a further "
+            "training.",
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(help="Model to register a version of.")] = "remaining-length",
     register: Register = True,
     skip_bad: options.SkipBad = False,
@@ -193,9 +202,9 @@ def remaining_length(
     configuration.check()
     wanted, what = choose_baselines(baselines), target_of(target)
     given = given_model(next_agent, tracking_uri) if next_agent is not None else None
-    carry_out(
-        Job(traces, test or [], skip_bad, out_folder, None, name, register, tracking_uri),
-        lambda table, test_table, report: train_lengths(
+
+    def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Trained:
+        training = train_lengths(
             table,
             test_table,
             configuration,
@@ -205,7 +214,16 @@ def remaining_length(
             baselines=wanted,
             name=name,
             progress=report,
-        ),
+        )
+        if report_folder is not None:
+            from presage.training.lengths.evidence import further_evidence
+
+            training.metrics.update(further_evidence(training, table, test_table, configuration, seed, report))
+        return training
+
+    carry_out(
+        Job(traces, test or [], skip_bad, out_folder, report_folder, name, register, tracking_uri),
+        fit,
         Output(as_json),
         params={"seed": seed},
         tags=lambda metrics: {"presage.target": str(metrics["target"])},

@@ -116,3 +116,29 @@ def test_traces_too_few_to_learn_apart_are_named(root: Path, tmp_path: Path) -> 
     ran = train(few, "--next-agent", root / "next", "--out", tmp_path / "out", "--no-register")
     assert "a single task is left for training" in ran.complaint
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_full_report_says_what_the_model_adds(root: Path, tmp_path: Path) -> None:
+    learnt = (root / "learnt", "--test", root / "held", "--no-register", "--json")
+    plain = train(*learnt, "--report", tmp_path / "plain")
+    ran = train(*learnt, "--report", tmp_path / "full", "--next-agent", root / "next")
+    assert ran.code == plain.code == 0, ran.err
+    assert ran.json["report"] == str(tmp_path / "full")
+    kept = json.loads((tmp_path / "full" / "metrics.json").read_text())
+    without, gain = kept["without_next_agent"]["figures"], kept["without_next_agent"]["difference"]
+    assert without["tau_distance"] == plain.json["tau_distance"], "the same training without it"
+    moved = kept["tau_distance"]["all"] - without["tau_distance"]["all"]
+    assert gain["tau_distance"]["all"]["difference"] == pytest.approx(moved)
+    assert "What the next-agent model adds" in (tmp_path / "full" / "report.html").read_text()
+    assert plain.json["without_next_agent"] is None
+    assert {"report.html", "report.md", "metrics.json", "coverage.svg"} <= {
+        path.name for path in (tmp_path / "plain").iterdir()
+    }
+
+
+def test_a_folder_no_report_fits_into_is_refused_before_anything_is_read(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    complaint = train(root / "learnt", "--report", tmp_path / "file", "--no-register").complaint
+    assert "--report" in complaint
+    assert "is a file" in complaint

@@ -74,7 +74,7 @@ def test_from_traces_to_a_champion_and_what_evaluate_says_of_it(
     listed = run("models", *uri).json["models"][0]
     assert (listed["kind"], listed["version"]) == ("remaining-length", 1)
     assert listed["figures"]["tau_distance_all"] == kept["tau_distance"]["all"]
-    assert "tau distance 0." in run("models", *uri[:2]).out
+    assert f"{kept['tau_distance']['all']:.3f}" in run("models", *uri[:2]).out
 
     found = run("evaluate", "models:/remaining-length/1", held, *uri).json
     assert (found["model"], found["version"], found["workflows"]) == ("remaining-length", 1, 30)

@@ -8,7 +8,7 @@ shorter than what is to come, for every model alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,6 +42,14 @@ class LengthDifference:
 
     tau_distance: Mapping[str, Share]
     pinball: tuple[Share, ...]
+
+    def to_dict(self, quantiles: Sequence[float]) -> dict[str, Any]:
+        """As JSON values, null where nothing was judged; quantiles are keys such as "0.9"."""
+        names = [f"{q:g}" for q in quantiles]
+        return {
+            "tau_distance": _told(self.tau_distance),
+            "pinball": _told(dict(zip(names, self.pinball, strict=True))),
+        }
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,6 @@ class LengthEvaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values."""
-        quantiles = [f"{q:g}" for q in self.figures.quantiles]
         return {
             "kind": KIND,
             "model": self.model,
@@ -88,13 +95,7 @@ class LengthEvaluation:
             "left_out_steps": {"cut": self.cut, "count missing": self.unknown},
             "by_workflow_type": {name: of.to_dict() for name, of in self.by_workflow_type.items()},
             "baselines": {name: of.to_dict() for name, of in self.baselines.items()},
-            "differences": {
-                name: {
-                    "tau_distance": _told(of.tau_distance),
-                    "pinball": _told(dict(zip(quantiles, of.pinball, strict=True))),
-                }
-                for name, of in self.differences.items()
-            },
+            "differences": {name: of.to_dict(self.figures.quantiles) for name, of in self.differences.items()},
             "queue": self.queue.to_dict() if self.queue is not None else None,
             "bins": [dict(row) for row in self.bins],
         }

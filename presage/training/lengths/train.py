@@ -54,8 +54,8 @@ class LengthTraining:
 
     Attributes:
         predictor: fitted.
-        metrics: the object of the command contract, with "data", "traces", "config", "versions", "fit_seconds",
-            "latency_us" and "size_bytes" beside the figures, as those of a next-agent training.
+        metrics: the object of the command contract, with "data", "estimators" (what each lost on the calibration
+            part), "traces", "config", "versions", "fit_seconds", "latency_us" and "size_bytes" beside the figures.
         training_data: what the artefact says of its training traces.
         evaluation: the figures behind the metrics.
     """
@@ -169,6 +169,10 @@ def train_lengths(
             "seed": seed,
             "digest of the training traces": training_data["digest"],
             "digest of the test traces": f"sha256:{digest(parts.test)}",
+        },
+        "estimators": {
+            name: {f"{q:g}": loss for q, loss in zip(quantiles, losses, strict=True)}
+            for name, losses in predictor.losses.items()
         },
         "traces": describe(parts.train),
         "config": {

@@ -16,9 +16,9 @@ def number(value: float | None, digits: int = DIGITS) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def signed(value: float | None) -> str:
+def signed(value: float | None, digits: int = DIGITS) -> str:
     """A difference, its sign always told; a true minus."""
-    return "–" if value is None else f"{value:+.{DIGITS}f}".replace("-", "−")
+    return "–" if value is None else f"{value:+.{digits}f}".replace("-", "−")
 
 
 def interval(value: float | None, ends: Sequence[float | None]) -> str:
@@ -29,6 +29,11 @@ def interval(value: float | None, ends: Sequence[float | None]) -> str:
 def signed_interval(value: float | None, ends: Sequence[float | None]) -> str:
     """A difference with its interval."""
     return signed(value) if value is None else f"{signed(value)} [{signed(ends[0])}, {signed(ends[1])}]"
+
+
+def signed_tokens(value: float | None, ends: Sequence[float | None]) -> str:
+    """A difference in tokens with its interval, to a tenth."""
+    return signed(value, 1) if value is None else f"{signed(value, 1)} [{signed(ends[0], 1)}, {signed(ends[1], 1)}]"
 
 
 def count(value: float) -> str:

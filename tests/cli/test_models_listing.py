@@ -1,0 +1,86 @@
+"""`presage models` where several kinds of predictors stand in one registry: each is told by its own figures."""
+
+from __future__ import annotations
+
+import pytest
+from cli_samples import run
+from tiny_model import Tiny
+
+from presage.datasets.length_law import generate_lengths
+from presage.predictors.remaining_length import RemainingLengthConfig
+from presage.registry.connect import open_registry
+from presage.registry.package import register
+from presage.training.lengths.train import train_lengths
+
+
+@pytest.fixture(scope="module")
+def registered(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, object]]]:
+    """A registry of three models: two kinds that are known, one of a later version; and the metrics of the two."""
+    folder = tmp_path_factory.mktemp("registry")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    registry = open_registry(uri)
+    config = RemainingLengthConfig(estimator="boosted", quantiles=(0.5, 0.9))
+    lengths = train_lengths(generate_lengths(60, 0).table, None, config, baselines=(), name="lengths")
+    lengths.save(folder / "lengths")
+    example = [{"workflow_type": "x", "workflow_id": "w", "step": 0, "agent": "a"}]
+    metrics = {"agents": tiny.training.metrics, "lengths": lengths.metrics, "later": lengths.metrics}
+    for name, artefact in (("agents", tiny.folder), ("lengths", folder / "lengths"), ("later", folder / "lengths")):
+        register(
+            registry, artefact, name=name, metrics=metrics[name], params={}, tags={}, input_example=example
+        )  # fmt: skip
+    registry.client.set_model_version_tag("later", "1", "presage.kind", "oracle")
+    return uri, metrics
+
+
+def shown(text: str, name: str) -> tuple[str, str]:
+    """The head of the table a model stands in, and its row."""
+    lines = text.splitlines()
+    row = next(place for place, line in enumerate(lines) if line.startswith(f"{name} "))
+    return " ".join(lines[row - 1].split()), " ".join(lines[row].split())
+
+
+@pytest.mark.slow
+def test_each_kind_is_told_by_its_own_figures(
+    registered: tuple[str, dict[str, dict[str, object]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    uri, metrics = registered
+    ran = run("models", "--tracking-uri", uri)
+    assert ran.code == 0, ran.err
+    agents, lengths = metrics["agents"], metrics["lengths"]
+    head, row = shown(ran.out, "agents")
+    assert head.startswith("name version aliases verdict prefill completion size")
+    for moment in ("prefill", "completion"):
+        assert " ".join(f"{one:.3f}" for one in agents["moments"][moment]["accuracy"]) in row
+    head, row = shown(ran.out, "lengths")
+    assert head.startswith("name version aliases verdict tau distance pinball size")
+    assert " ".join(f"{lengths['tau_distance'][scope]:.3f}" for scope in ("all", "arrival")) in row
+    assert f"0.5: {lengths['pinball']['0.5']:.1f}, 0.9: {lengths['pinball']['0.9']:.1f}" in row
+    assert "next-agent: accuracy 1, 2, … steps ahead" in ran.out
+    assert "remaining-length: tau distance over all steps and at arrival (0 best, .5 none)" in ran.out
+    head, row = shown(ran.out, "later")
+    assert head == "name version aliases verdict size registered"
+    assert row.startswith("later 1 – not judged")
+    assert "oracle: a kind this version of Presage does not know" in ran.out
+
+
+@pytest.mark.slow
+def test_the_figures_of_every_kind_are_in_json(registered: tuple[str, dict[str, dict[str, object]]]) -> None:
+    uri, metrics = registered
+    listed = {entry["name"]: entry for entry in run("models", "--tracking-uri", uri, "--json").json["models"]}
+    assert [listed[name]["kind"] for name in ("agents", "lengths", "later")] == [
+        "next-agent", "remaining-length", "oracle",
+    ]  # fmt: skip
+    assert listed["lengths"]["figures"]["pinball_0.9"] == metrics["lengths"]["pinball"]["0.9"]
+
+
+def test_figures_that_a_version_lacks_are_dashes() -> None:
+    from presage.cli.kinds import kind_of
+
+    assert kind_of("next-agent").headline({"prefill_accuracy_1": 0.5}) == {"prefill": "0.500", "completion": "–"}
+    assert kind_of("next-agent").headline({f"prefill_accuracy_{k}": 0.1 * k for k in range(1, 5)})["prefill"] == (
+        "0.100 0.200 0.300 0.400"
+    )
+    assert kind_of("remaining-length").headline({}) == {"tau distance": "– –", "pinball": "–"}
+    only_upper = kind_of("remaining-length").headline({"pinball_0.99": 7.04, "tau_distance_all": 0.25})
+    assert only_upper == {"tau distance": "0.250 –", "pinball": "0.99: 7.0"}
