@@ -94,6 +94,7 @@ def test_no_row_is_told_by_a_model_that_learnt_from_its_task(
         ) -> Any:
             said = np.zeros((len(agent), self.horizon, self.vocabulary.outcomes), np.float32)
             said[:, 0, -1] = 10 * self.number  # no probability that a model would give
+            said[:, 0, 0] = 100 + agent
             return said
 
     monkeypatch.setattr(module, "_copy", lambda _, learnt: Copy(learnt))
@@ -107,6 +108,10 @@ def test_no_row_is_told_by_a_model_that_learnt_from_its_task(
     assert (by[learnt] > 0).all()
     assert not any(np.isin(keys[row], saw[copy - 1]) for row, copy in enumerate(by) if copy)
     np.testing.assert_array_equal(found.numbers[~learnt], ahead.of_table(table)[~learnt])
+    # ... of its own step, and of no other row.
+    first = ahead.names.index("calls_ahead_0")
+    agent = given.predictor.vocabulary.encode_agents(table["agent"])
+    np.testing.assert_array_equal(found.numbers[learnt, first], 100 + agent[learnt])
 
 
 def test_a_model_that_learnt_from_other_tasks_answers_itself(given: GivenModel) -> None:
