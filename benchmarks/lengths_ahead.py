@@ -2,11 +2,11 @@
 
 A next-agent model is trained on the training part by ids alone, then the predictor of lengths with and without it, and
 both are judged on the same steps: on the known law of lengths and, given a folder of public traces, on autocoderover,
-one fold in five by task. "In fold" is what becomes of it when the training rows are told by the model that learnt from
-them. Differences are to "without"; below 0 the next-agent model helps. A request is all quantiles from the steps of a
-running workflow, one thread, median.
+five folds by task or fewer, and their mean. "In fold" is what becomes of it when the training rows are told by the
+model that learnt from them. Differences are to "without"; below 0 the next-agent model helps. A request is all
+quantiles from the steps of a running workflow, one thread, median.
 
-    python benchmarks/lengths_ahead.py [FOLDER] [--workflows 600] [--estimator auto]
+    python benchmarks/lengths_ahead.py [FOLDER] [--workflows 600] [--folds 5] [--estimator auto]
 
 Prints a table a set, and one JSON line at the end.
 """
@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +56,7 @@ def told(share: Share, digits: int) -> str:
     return f"{share.value:+.{digits}f} [{share.ci95[0]:+.{digits}f}, {share.ci95[1]:+.{digits}f}]"
 
 
-def compare(title: str, learnt: pa.Table, test: pa.Table, estimator: str, seed: int) -> dict[str, object]:
+def compare(title: str, learnt: pa.Table, test: pa.Table, estimator: str, seed: int) -> dict[str, Any]:
     begun = time.perf_counter()
     next_agent = train(learnt, test, states="none", baselines=(), seed=seed)
     seconds = {"next-agent model": time.perf_counter() - begun}
@@ -111,10 +112,33 @@ def compare(title: str, learnt: pa.Table, test: pa.Table, estimator: str, seed: 
     }
 
 
+def mean_differences(folds: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Of each way, the mean over folds of its differences to "without", and how far single folds lie apart."""
+    print(f"\n### autocoderover, mean of {len(folds)} of {FOLDS} folds [least, greatest]\n")
+    print("| less without | tau distance, all | at arrival | pinball .5 | .9 | .99 |")
+    print("|---|---|---|---|---|---|")
+    found = {}
+    for name in folds[0]["differences"]:
+        of = [fold["differences"][name] for fold in folds]
+        columns = {
+            **{scope: [one["tau_distance"][scope][0] for one in of] for scope in ("all", "arrival")},
+            **{f"pinball_{place}": [one["pinball"][place][0] for one in of] for place in range(3)},
+        }
+        found[name] = {figure: [float(np.mean(one)), min(one), max(one)] for figure, one in columns.items()}
+        digits = (4, 4, 1, 1, 1)
+        cells = (
+            f"{mean:+.{d}f} [{least:+.{d}f}, {most:+.{d}f}]"
+            for (mean, least, most), d in zip(found[name].values(), digits, strict=True)
+        )
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--workflows", type=int, default=600, help="of the law to learn from, half as many to judge on")
+    parser.add_argument("--folds", type=int, default=FOLDS, choices=range(1, FOLDS + 1), help="judge so many of them")
     parser.add_argument("--estimator", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
@@ -130,9 +154,13 @@ def main() -> None:
     if chosen.folder is not None:
         table = read_traces([chosen.folder / "autocoderover.jsonl.gz"]).table
         code = pc.dictionary_encode(task_of(table).combine_chunks()).indices.to_numpy()
-        inside = pa.array((np.random.default_rng(chosen.seed).permutation(code.max() + 1) % FOLDS)[code] == 0)
-        parts = table.filter(pc.invert(inside)), table.filter(inside)
-        result["autocoderover"] = compare("autocoderover, one fold of five", *parts, chosen.estimator, chosen.seed)
+        fold = (np.random.default_rng(chosen.seed).permutation(code.max() + 1) % FOLDS)[code]
+        folds = []
+        for number in range(chosen.folds):
+            inside = pa.array(fold == number)
+            parts = table.filter(pc.invert(inside)), table.filter(inside)
+            folds.append(compare(f"autocoderover, fold {number + 1}", *parts, chosen.estimator, chosen.seed))
+        result["autocoderover"] = {"folds": folds, "mean_differences": mean_differences(folds)}
     print(json.dumps(result))
 
 

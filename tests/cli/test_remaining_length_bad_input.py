@@ -224,3 +224,11 @@ def test_a_request_that_is_wrong_is_named(texts: Path, changes: dict[str, Any], 
     complaint = run("forecast", texts / "out", steps).complaint
     assert message in complaint
     assert "secret" not in complaint
+
+
+@pytest.mark.slow
+def test_a_training_that_is_refused_registers_nothing(tmp_path: Path) -> None:
+    lines, message = REFUSED["no output tokens in any row"]
+    path, uri = write(tmp_path / "traces.jsonl", lines), ("--tracking-uri", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert message in Ran(train_predictor, "remaining-length", path, *uri).complaint
+    assert run("models", *uri, "--json").json["models"] == []
