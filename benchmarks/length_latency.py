@@ -28,7 +28,8 @@ from timing import median_us
 from presage.datasets.length_law import generate_lengths
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
 from presage.predictors.artefact import artefact_size_bytes
-from presage.predictors.lengths.forest import INPUT_SHARE, LEAF_ROWS, TREES
+from presage.predictors.lengths.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS
+from presage.predictors.lengths.log_estimator import ERROR_FOLDS
 from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
 
 BATCH = 1024
@@ -78,7 +79,11 @@ def main() -> None:
     few = every.take(np.arange(2_000))
     inputs, labels = np.nan_to_num(few.numbers), np.log1p(few.remaining)
     reference = RandomForestQuantileRegressor(
-        TREES, min_samples_leaf=LEAF_ROWS, max_samples_leaf=None, max_features=INPUT_SHARE, random_state=0
+        FOLD_TREES * ERROR_FOLDS,
+        min_samples_leaf=LEAF_ROWS,
+        max_samples_leaf=None,
+        max_features=INPUT_SHARE,
+        random_state=0,
     ).fit(inputs, labels)
     theirs = median_us(lambda i: reference.predict(inputs[i % BATCH][None], quantiles=[0.5, 0.9, 0.99]), 100)
     print(f"{len(train)} training rows, {len(calibration)} for calibration, {len(encoder.names)} numbers a row\n")

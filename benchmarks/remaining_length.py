@@ -3,9 +3,10 @@
 On the known law: rows of fresh workflows, against the quantiles that nobody could know better. Given a folder of
 public traces also on autocoderover, five folds by task: each task is forecast once, by a model that saw no run of it.
 Tau distance counts pairs of steps that are put in the wrong order (ties half), over all steps and at arrival; pinball
-losses are in tokens.
+losses are in tokens; intervals are by bootstrap over workflows. Besides an estimator, "auto" may be asked for; which
+one it kept is told on standard error.
 
-    python benchmarks/remaining_length.py [FOLDER] [--rows 5000] [--folds 5] [--estimators forest,boosted]
+    python benchmarks/remaining_length.py [FOLDER] [--rows 5000] [--folds 5] [--estimators forest,boosted,auto]
 
 Prints a Markdown table a set, and one JSON line at the end.
 """
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
@@ -31,6 +33,7 @@ from presage.datasets.length_law import generate_lengths
 from presage.datasets.read import read_traces
 from presage.datasets.tasks import task_of
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
+from presage.predictors.bootstrap import share_ci
 from presage.predictors.lengths.baselines import LENGTH_BASELINES
 from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
 
@@ -72,6 +75,17 @@ def figures(rows: LengthRows, said: np.ndarray) -> dict[str, float]:
     return found
 
 
+def coverage_cis(judged: Sequence[tuple[LengthRows, np.ndarray]], seed: int) -> dict[str, tuple[float, float]]:
+    """95 % intervals of the shares covered, by bootstrap over all workflows judged."""
+    positions = np.concatenate([np.bincount(rows.workflow) for rows, _ in judged])
+    seen = positions > 0
+    found = {}
+    for i, level in enumerate(QUANTILES):
+        hits = np.concatenate([np.bincount(rows.workflow, rows.remaining <= said[:, i]) for rows, said in judged])
+        found[f"ci95_{level}"] = share_ci(hits[seen], positions[seen], np.random.default_rng(seed))
+    return found
+
+
 def judge(
     train: pa.Table, test: pa.Table, estimators: Sequence[str], seed: int
 ) -> tuple[LengthRows, dict[str, np.ndarray]]:
@@ -86,12 +100,13 @@ def judge(
         begun = time.perf_counter()
         config = RemainingLengthConfig(estimator=name, quantiles=QUANTILES)  # type: ignore[arg-type]
         fitted = RemainingLengthPredictor(config, seed).fit(learning, calibration, encoder=encoder)
-        print(f"  {name}: {len(rows)} rows in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
+        seconds = time.perf_counter() - begun
+        print(f"  {name} ({fitted.estimator.name}): {len(rows)} rows in {seconds:.1f} s", file=sys.stderr)
         said[name] = fitted.predict(fresh)
     return fresh, said
 
 
-def table_of(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
+def table_of(title: str, found: Mapping[str, Mapping[str, Any]]) -> None:
     print(f"\n### {title}\n")
     print(
         "| model | tau distance | at arrival | pinball .5 / .9 / .99 | P(Y ≤ q) at .5 / .9 / .99 | worst type at .99 |"
@@ -99,7 +114,9 @@ def table_of(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
     print("|---|---|---|---|---|---|")
     for name, of in found.items():
         pinball = " / ".join(f"{of[f'pinball_{q}']:.1f}" for q in QUANTILES)
-        coverage = " / ".join(f"{of[f'coverage_{q}']:.3f}" for q in QUANTILES)
+        coverage = " / ".join(
+            f"{of[f'coverage_{q}']:.3f} [{of[f'ci95_{q}'][0]:.3f}, {of[f'ci95_{q}'][1]:.3f}]" for q in QUANTILES
+        )
         print(
             f"| {name} | {of['tau']:.4f} | {of['tau_arrival']:.4f} | {pinball} | {coverage} | "
             f"{of['worst_type_0.99']:.3f} |",
@@ -123,22 +140,26 @@ def main() -> None:
         train = generate_lengths(round(rows / STEPS_A_WORKFLOW), chosen.seed)
         test = generate_lengths(1500, chosen.seed + 1)
         fresh, said = judge(train.table, test.table, estimators, chosen.seed)
-        found = {name: figures(fresh, q) for name, q in ({"oracle": test.oracle(QUANTILES)} | said).items()}
+        found = {
+            name: figures(fresh, q) | coverage_cis([(fresh, q)], chosen.seed)
+            for name, q in ({"oracle": test.oracle(QUANTILES)} | said).items()
+        }
         table_of(f"Known law, {train.table.num_rows} rows to learn from, {len(fresh)} to judge on", found)
         result[f"law_{rows}"] = found
     if chosen.folder is not None:
         table = read_traces([chosen.folder / "autocoderover.jsonl.gz"]).table
         code = pc.dictionary_encode(task_of(table).combine_chunks()).indices.to_numpy()
         fold = (np.random.default_rng(chosen.seed).permutation(code.max() + 1) % FOLDS)[code]
-        judged: list[dict[str, dict[str, float]]] = []
+        judged: list[tuple[LengthRows, dict[str, np.ndarray]]] = []
         for number in range(chosen.folds):
             inside = pa.array(fold == number)
-            fresh, said = judge(table.filter(pc.invert(inside)), table.filter(inside), estimators, chosen.seed)
-            judged.append({name: figures(fresh, q) for name, q in said.items()})
-        found = {
-            name: {figure: float(np.mean([f[name][figure] for f in judged])) for figure in judged[0][name]}
-            for name in judged[0]
-        }
+            judged.append(judge(table.filter(pc.invert(inside)), table.filter(inside), estimators, chosen.seed))
+        found = {}
+        for name in judged[0][1]:
+            answers = [(fresh, said[name]) for fresh, said in judged]
+            each = [figures(*answer) for answer in answers]
+            mean = {figure: float(np.mean([f[figure] for f in each])) for figure in each[0]}
+            found[name] = mean | coverage_cis(answers, chosen.seed)
         table_of(f"autocoderover, mean of {len(judged)} of {FOLDS} folds by task", found)
         result["autocoderover"] = found
     print(json.dumps(result))

@@ -50,7 +50,7 @@ class RemainingLengthConfig:
         quantiles: which, rising, between 0 and 1; the first at or above .5 ranks.
         floor: calibration rows a workflow type needs for quantiles of its own.
         min_evidence: training rows of an agent in a workflow type below which a forecast backs off.
-        refit: learn again on training and calibration rows together once calibrated.
+        refit: learn and calibrate again on training and calibration rows together once an estimator is chosen.
     """
 
     estimator: Literal["forest", "boosted", "auto"] = AUTO

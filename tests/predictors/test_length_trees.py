@@ -8,7 +8,7 @@ from quantile_forest import RandomForestQuantileRegressor
 from sklearn.ensemble import RandomForestRegressor
 
 from presage.predictors.lengths.boosted import Ensemble
-from presage.predictors.lengths.forest import FlatForest
+from presage.predictors.lengths.forest import FlatForest, Grown
 from presage.predictors.lengths.trees import not_above
 
 LEVELS = [0.01, 0.25, 0.5, 0.9, 0.99]
@@ -22,6 +22,10 @@ def samples(rows: int, distinct: int | None = None, seed: int = 0) -> tuple[NDAr
     return inputs, labels if distinct is None else np.floor(labels * distinct / 8)
 
 
+def grown(forest: RandomForestRegressor) -> list[Grown]:
+    return [(tree.tree_, rows) for tree, rows in zip(forest.estimators_, forest.estimators_samples_, strict=True)]
+
+
 @pytest.mark.parametrize(("rows", "distinct"), [(300, None), (2000, None), (600, 20), (40, None)])
 def test_quantiles_are_those_of_quantile_forest_on_the_same_leaves(rows: int, distinct: int | None) -> None:
     inputs, labels = samples(rows, distinct)
@@ -29,11 +33,11 @@ def test_quantiles_are_those_of_quantile_forest_on_the_same_leaves(rows: int, di
     library = RandomForestQuantileRegressor(max_samples_leaf=None, **settings).fit(inputs, labels)
     fresh = samples(200, seed=1)[0]
     wanted = library.predict(fresh, quantiles=LEVELS)
-    found = FlatForest.of(library, inputs, labels).quantiles(fresh, LEVELS)
+    found = FlatForest.of(grown(library), inputs, labels).quantiles(fresh, LEVELS)
     # The library keeps labels as float64, we as float32 (24 bits): a relative 6e-8 of the largest label, twice.
     np.testing.assert_allclose(found, wanted, atol=2e-7 * np.abs(labels).max())
     # What we train with grows the very same trees.
-    ours = FlatForest.of(RandomForestRegressor(**settings).fit(inputs, labels), inputs, labels)
+    ours = FlatForest.of(grown(RandomForestRegressor(**settings).fit(inputs, labels)), inputs, labels)
     np.testing.assert_array_equal(ours.quantiles(fresh, LEVELS), found)
 
 
@@ -42,7 +46,7 @@ def test_quantiles_are_numpys_over_all_labels_in_the_leaves() -> None:
     forest = RandomForestRegressor(7, min_samples_leaf=4, random_state=0).fit(inputs, labels)
     fresh = samples(20, seed=2)[0]
     at, inside = forest.apply(inputs), forest.apply(fresh)
-    found = FlatForest.of(forest, inputs, labels).quantiles(fresh, LEVELS)
+    found = FlatForest.of(grown(forest), inputs, labels).quantiles(fresh, LEVELS)
     for row in range(len(fresh)):
         drawn = [rows[at[rows, tree] == inside[row, tree]] for tree, rows in enumerate(forest.estimators_samples_)]
         np.testing.assert_allclose(found[row], np.quantile(labels[np.concatenate(drawn)], LEVELS), rtol=1e-6, atol=1e-6)
@@ -50,7 +54,7 @@ def test_quantiles_are_numpys_over_all_labels_in_the_leaves() -> None:
 
 def test_a_row_alone_gets_what_it_gets_among_others() -> None:
     inputs, labels = samples(400)
-    forest = FlatForest.of(RandomForestRegressor(9, random_state=0).fit(inputs, labels), inputs, labels)
+    forest = FlatForest.of(grown(RandomForestRegressor(9, random_state=0).fit(inputs, labels)), inputs, labels)
     together = forest.quantiles(inputs, LEVELS)
     alone = np.concatenate([forest.quantiles(row[None], LEVELS) for row in inputs])
     np.testing.assert_array_equal(alone, together)
@@ -81,7 +85,8 @@ def test_thresholds_decide_every_float32_as_before() -> None:
 
 def test_trees_that_lead_astray_are_refused() -> None:
     inputs, labels = samples(100)
-    tensors = FlatForest.of(RandomForestRegressor(3, random_state=0).fit(inputs, labels), inputs, labels).to_tensors()
+    forest = RandomForestRegressor(3, random_state=0).fit(inputs, labels)
+    tensors = FlatForest.of(grown(forest), inputs, labels).to_tensors()
     FlatForest.from_tensors(tensors, 6)
     circle = tensors["child"].copy()
     circle[0] = 0

@@ -16,14 +16,12 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.lengths import LengthRows
-from presage.predictors.lengths.inputs import folds_by_task
+from presage.predictors.lengths.folds import out_of_fold
 from presage.predictors.lengths.log_estimator import LogEstimator
 from presage.predictors.lengths.trees import FlatTrees, Tree, flatten, sum_of_leaves
 
 ROUNDS: Final = 250
 DOUBT_ROUNDS: Final = 60
-_ERROR_FOLDS: Final = 3
 _LEAST_SCALE: Final = 0.05
 _SETTINGS: Final = {
     "learning_rate": 0.04,
@@ -132,31 +130,29 @@ class BoostedLengths(LogEstimator):
 
     name = "boosted"
 
-    def _learn(self, inputs: NDArray[np.float32], above: NDArray[np.float64], rows: LengthRows) -> None:
-        fold = folds_by_task(rows, _ERROR_FOLDS, self.seed)
-        error = np.zeros(len(rows))
-        for number in np.unique(fold):
-            inside, outside = fold == number, fold != number
-            learning = outside if outside.any() else inside  # with a single task its own errors have to do
-            middle = self._middle(inputs[learning], above[learning])
-            error[inside] = above[inside] - middle(inputs[inside])
-        self._parts = {
-            "middle": self._middle(inputs, above),
-            "doubt": Ensemble.fit(
-                inputs, np.log(np.abs(error) + _LEAST_SCALE), "l2", DOUBT_ROUNDS, self.seed, **_DOUBT
-            ),
-        }
-
-    def _learn_again(self, inputs: NDArray[np.float32], above: NDArray[np.float64]) -> None:
-        self._parts["middle"] = self._middle(inputs, above)
+    def _learn(
+        self, inputs: NDArray[np.float32], above: NDArray[np.float64], fold: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        middle = out_of_fold(self._middle, inputs, above, fold)
+        error = np.log(np.abs(above - middle) + _LEAST_SCALE)
+        doubt = out_of_fold(self._doubt, inputs, error, fold)
+        self._parts = {"middle": self._middle(inputs, above), "doubt": self._doubt(inputs, error)}
+        return self._quantiles_of(middle, doubt)
 
     def _middle(self, inputs: NDArray[np.float32], above: NDArray[np.float64]) -> Ensemble:
         return Ensemble.fit(inputs, above, "l1", ROUNDS, self.seed)
 
+    def _doubt(self, inputs: NDArray[np.float32], error: NDArray[np.float64]) -> Ensemble:
+        return Ensemble.fit(inputs, error, "l2", DOUBT_ROUNDS, self.seed, **_DOUBT)
+
     def _above_line(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        middle = self._parts["middle"](inputs).astype(np.float32)
-        location = np.repeat(middle[:, None], len(self.quantiles), axis=1)
-        return location, np.exp(self._parts["doubt"](inputs)).astype(np.float32)
+        return self._quantiles_of(self._parts["middle"](inputs), self._parts["doubt"](inputs))
+
+    def _quantiles_of(
+        self, middle: NDArray[np.float64], doubt: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        location = np.repeat(middle.astype(np.float32)[:, None], len(self.quantiles), axis=1)
+        return location, np.exp(doubt).astype(np.float32)
 
     def _own_tensors(self) -> dict[str, NDArray[Any]]:
         return {k: a for part, ensemble in self._parts.items() for k, a in ensemble.to_tensors(part).items()}

@@ -1,9 +1,16 @@
-"""Split conformal calibration of quantiles, one for each workflow type.
+"""Conformal calibration of quantiles, one for each workflow type.
 
 A score says how far a label lies above what was said, in units of its own doubt: (y − location) / scale, all on the
 logarithm. The shift of a quantile q over n calibration rows is their ⌈(n + 1) q⌉-th smallest score: then a fresh row of
-the same kind is covered with probability q or a little more (Romano, Patterson & Candès, "Conformalized quantile
-regression", NeurIPS 2019, one-sided). Rows of one workflow resemble each other, so its error is that of fewer rows.
+the same kind is covered with probability q or a little more, if rows are exchangeable and the model saw none of them
+(Romano, Patterson & Candès, "Conformalized quantile regression", NeurIPS 2019, one-sided).
+
+Two departures. Most scores are of models that learnt from other folds, while answers are those of a model of all folds:
+that is in between split conformal and CV+ (Barber, Candès, Ramdas & Tibshirani, "Predictive inference with the
+jackknife+", Annals of Statistics 2021), which keeps every fold's model and is promised a little less than q. Nothing is
+promised here; a model of more rows errs less than those of the folds, so quantiles rather cover a little more. And rows
+of one workflow resemble each other, so the error of a shift is that of fewer rows. (A rank that counts K tasks,
+⌈n q (K + 1) / K⌉, made the upper quantiles too wide on real traces: left out.)
 
 A type's own 99th percentile of 200 rows is the second largest of them: it misses as often as it covers too much. Where
 fewer than ROWS_BEYOND rows can lie beyond a quantile, the larger of a type's own shift and that of all types together

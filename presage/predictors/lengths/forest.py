@@ -6,6 +6,11 @@ scikit-learn grows the trees, the very ones quantile-forest grows from a seed; t
 leaf as wide as the widest, which took most of training. Its predict spends nearly all of a request in wrappers; here a
 walk finds the leaves, and a counting sort their labels.
 
+Where we depart: each third of the trees draws its rows from two thirds of the tasks. So every row meets trees that saw
+nothing of its task, and what they say of it calibrates the whole forest at no further cost (Gupta, Kuchibhotla &
+Ramdas, "Nested conformal prediction and quantile out-of-bag ensemble methods", Pattern Recognition 2022, where bags
+draw rows).
+
 A label is kept as its rank among all distinct ones, so a leaf costs two bytes an entry (four beyond 65,536 labels).
 """
 
@@ -19,16 +24,21 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from presage.features.lengths import LengthRows
+from presage.predictors.lengths.folds import parts
 from presage.predictors.lengths.log_estimator import LogEstimator
 from presage.predictors.lengths.trees import FlatTrees, Tree, find_leaves, flatten
 
-TREES: Final = 60
+FOLD_TREES: Final = 16
+"""Trees of each fold."""
 LEAF_ROWS: Final = 8
 INPUT_SHARE: Final = 0.4
 _SPREAD: Final = (0.5, 0.9)
 _LEAST_SCALE: Final = 0.05
 _BUCKETS: Final = 1024
+
+
+Grown = tuple[Any, NDArray[np.int64]]
+"""A tree of scikit-learn (`tree_`), and the number of every row it drew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,23 +58,21 @@ class FlatForest:
     values: NDArray[np.float32]
 
     @classmethod
-    def of(cls, forest: Any, inputs: NDArray[np.float32], labels: NDArray[np.float64]) -> Self:
-        """Of a fitted forest of scikit-learn or quantile-forest and the rows [n, D] and labels [n] it was fitted on."""
-        grown = [tree.tree_ for tree in forest.estimators_]
+    def of(cls, grown: Sequence[Grown], inputs: NDArray[np.float32], labels: NDArray[np.float64]) -> Self:
+        """Of trees and the inputs [n, D] and labels [n] whose rows they drew."""
         flat, numbers = flatten(
             [
                 Tree(np.where(t.children_left < 0, -1, t.feature), t.threshold, t.children_left, t.children_right)
-                for t in grown
+                for t, _ in grown
             ]
         )
         leaves = int((flat.feature < 0).sum())
         values, rank = np.unique(labels.astype(np.float32), return_inverse=True)
-        node_of = forest.apply(inputs)
-        drawn = forest.estimators_samples_  # a row that a tree drew twice stands in its leaf twice
+        # A row that a tree drew twice stands in its leaf twice.
         leaf = np.concatenate(
-            [number[node_of[rows, t]] for t, (number, rows) in enumerate(zip(numbers, drawn, strict=True))]
+            [number[tree.apply(inputs[rows])] for number, (tree, rows) in zip(numbers, grown, strict=True)]
         )
-        entries = np.concatenate([rank[rows] for rows in drawn])[np.argsort(leaf, kind="stable")]
+        entries = np.concatenate([rank[rows] for _, rows in grown])[np.argsort(leaf, kind="stable")]
         starts = np.concatenate([[0], np.cumsum(np.bincount(leaf, minlength=leaves))]).astype(np.int32)
         narrow: Any = np.uint16 if len(values) <= 2**16 else np.uint32
         return cls(flat, starts, entries.astype(narrow), values)
@@ -106,16 +114,21 @@ class ForestLengths(LogEstimator):
 
     name = "forest"
 
-    def _learn(self, inputs: NDArray[np.float32], above: NDArray[np.float64], rows: LengthRows) -> None:
-        self._forest = FlatForest.of(grow(inputs, above, self.seed), inputs, above)
-
-    def _learn_again(self, inputs: NDArray[np.float32], above: NDArray[np.float64]) -> None:
-        self._forest = FlatForest.of(grow(inputs, above, self.seed), inputs, above)
+    def _learn(
+        self, inputs: NDArray[np.float32], above: NDArray[np.float64], fold: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        levels = (*self.quantiles, *_SPREAD)
+        found = np.empty((len(inputs), len(levels)), np.float32)
+        every: list[Grown] = []
+        for number, (inside, learning) in enumerate(parts(fold)):
+            trees = grow(inputs, above, learning, self.seed + number)
+            found[inside] = FlatForest.of(trees, inputs, above).quantiles(inputs[inside], levels)
+            every += trees
+        self._forest = FlatForest.of(every, inputs, above)
+        return _bands(found)
 
     def _above_line(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        found = self._forest.quantiles(inputs, (*self.quantiles, *_SPREAD))
-        scale = np.maximum(found[:, -1] - found[:, -2], np.float32(_LEAST_SCALE))
-        return found[:, :-2], scale
+        return _bands(self._forest.quantiles(inputs, (*self.quantiles, *_SPREAD)))
 
     def _own_tensors(self) -> dict[str, NDArray[Any]]:
         return {f"forest/{name}": array for name, array in self._forest.to_tensors().items()}
@@ -125,12 +138,20 @@ class ForestLengths(LogEstimator):
         self._forest = FlatForest.from_tensors(own, inputs)
 
 
-def grow(inputs: NDArray[np.float32], labels: NDArray[np.float64], seed: int) -> Any:
-    """A random forest of scikit-learn on inputs [n, D] and labels [n]."""
+def _bands(found: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Quantiles with those of _SPREAD behind them, float32 [n, Q + 2], as locations and a scale."""
+    return found[:, :-2], np.maximum(found[:, -1] - found[:, -2], np.float32(_LEAST_SCALE))
+
+
+def grow(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: NDArray[np.int64], seed: int) -> list[Grown]:
+    """FOLD_TREES trees of a random forest of scikit-learn, on some rows of inputs [n, D] and labels [n]."""
     from sklearn.ensemble import RandomForestRegressor
 
-    forest = RandomForestRegressor(TREES, min_samples_leaf=LEAF_ROWS, max_features=INPUT_SHARE, random_state=seed)
-    return forest.fit(inputs, labels)
+    forest = RandomForestRegressor(FOLD_TREES, min_samples_leaf=LEAF_ROWS, max_features=INPUT_SHARE, random_state=seed)
+    forest.fit(inputs[rows], labels[rows])
+    return [
+        (tree.tree_, rows[drawn]) for tree, drawn in zip(forest.estimators_, forest.estimators_samples_, strict=True)
+    ]
 
 
 @njit(cache=True, nogil=True)

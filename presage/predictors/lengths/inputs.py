@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.lengths import LengthRows
+from presage.predictors.lengths.folds import folds_by_task
 
 MISSING: Final = np.float32(-2.0)
 """Stands for a number that is not known: below all counts and all numbers of a sketch."""
@@ -110,12 +111,6 @@ def fit_inputs(
             part = rows.take(inside)
             categories[inside] = of_others.categories(part.workflow_type, part.agent, part.model)
     return encoding, _joined(categories, rows.numbers)
-
-
-def folds_by_task(rows: LengthRows, folds: int, seed: int) -> NDArray[np.int64]:
-    """A fold for each row, int64 [n], the same for all rows of a task."""
-    tasks, index = np.unique(rows.task, return_inverse=True)
-    return (np.random.default_rng(seed).permutation(len(tasks)) % folds)[index]
 
 
 def _means(index: NDArray[np.int32], labels: NDArray[np.float64], prior: NDArray[np.float64]) -> NDArray[np.float64]:

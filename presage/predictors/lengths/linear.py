@@ -13,14 +13,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from presage.features.lengths import PROMPT, LengthRows
 from presage.features.progress import PROGRESS
-from presage.predictors.lengths.inputs import CATEGORIES, FOLDS, MISSING, folds_by_task
+from presage.predictors.lengths.folds import folds_by_task
+from presage.predictors.lengths.inputs import CATEGORIES, MISSING
 
-_INDICES: Final = slice(3, CATEGORIES)  # the bare numbers of categories mean nothing to a line
-_COUNTS: Final = slice(CATEGORIES, CATEGORIES + len(PROMPT) + len(PROGRESS))
+_INDICES: Final = 3
+"""From here to CATEGORIES stand the bare numbers of categories: they mean nothing to a line."""
+_COUNTS: Final = CATEGORIES + len(PROMPT) + len(PROGRESS)
+"""From CATEGORIES to here stand counts."""
 _ALPHA: Final = 3.0
 _TRIAL_FOLDS: Final = 4
 _TRIAL_ROUNDS: Final = 60
@@ -62,10 +66,7 @@ class LogLine:
 
     def __call__(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         """log(1 + tokens) float32 [n]; one input is summed as it is among many."""
-        base, least, most = self.bounds
-        # einsum and not BLAS, whose sums depend on how many rows it is given
-        said = np.einsum("nd,d->n", _smooth(inputs), self.weights) + base
-        return np.asarray(np.clip(said, least, most), np.float32)
+        return _said(inputs, self.weights, self.bounds)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """As an artefact keeps it."""
@@ -93,27 +94,36 @@ def line_helps(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: L
     return bool(errors[1] < errors[0])
 
 
-def out_of_fold(
-    inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: LengthRows, seed: int
-) -> NDArray[np.float32]:
-    """What a line fitted on other tasks says of each row, float32 [n]; of a single task, its own."""
-    fold = folds_by_task(rows, FOLDS, seed)
-    said = np.empty(len(inputs), np.float32)
-    for number in np.unique(fold):
-        inside, others = fold == number, fold != number
-        learning = others if others.any() else inside
-        said[inside] = LogLine.fit(inputs[learning], labels[learning])(inputs[inside])
-    return said
-
-
 def with_line(inputs: NDArray[np.float32], said: NDArray[np.float32]) -> NDArray[np.float32]:
     """Inputs [n, D] and what the line says of them [n], as float32 [n, D + 1]."""
     return np.concatenate([inputs, said[:, None]], axis=1, dtype=np.float32)
 
 
+@njit(cache=True, nogil=True)
 def _smooth(inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-    smooth = inputs.copy()
-    smooth[smooth == MISSING] = 0.0
-    smooth[:, _INDICES] = 0.0
-    smooth[:, _COUNTS] = np.log1p(smooth[:, _COUNTS])
+    """What the line adds up, float32 [n, D]."""
+    smooth = np.empty_like(inputs)
+    for row in range(len(inputs)):
+        for at in range(inputs.shape[1]):
+            x = inputs[row, at]
+            if x == MISSING or _INDICES <= at < CATEGORIES:
+                x = np.float32(0.0)
+            elif CATEGORIES <= at < _COUNTS:
+                x = np.log1p(x)
+            smooth[row, at] = x
     return smooth
+
+
+@njit(cache=True, nogil=True)
+def _said(
+    inputs: NDArray[np.float32], weights: NDArray[np.float32], bounds: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    # a loop and not BLAS, whose sums depend on how many rows it is given
+    smooth = _smooth(inputs)
+    out = np.empty(len(inputs), np.float32)
+    for row in range(len(inputs)):
+        total = np.float64(bounds[0])
+        for at in range(len(weights)):
+            total += smooth[row, at] * weights[at]
+        out[row] = min(max(total, bounds[1]), bounds[2])
+    return out

@@ -1,8 +1,8 @@
 """What the forest and the boosted trees share: inputs, a line to start from, and conformal calibration.
 
 A subclass reads what the line says as one more input. Where a trial shows that it helps, it learns only what the line
-leaves of log(1 + tokens). It says, for a row, where each quantile lies and how much doubt there is; the
-calibration makes the quantiles cover.
+leaves of log(1 + tokens). It says, for a row, where each quantile lies and how much doubt there is; the calibration
+makes the quantiles cover, on what models of other tasks said of training rows and on rows set aside for it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.lengths import LengthRows
+from presage.features.lengths import LengthRows, join_rows
 from presage.predictors.lengths.conformal import Conformal
 from presage.predictors.lengths.estimator import labels_of, rising
-from presage.predictors.lengths.inputs import InputEncoding, fit_inputs
-from presage.predictors.lengths.linear import LogLine, line_helps, out_of_fold, with_line
+from presage.predictors.lengths.folds import folds_by_task, out_of_fold
+from presage.predictors.lengths.inputs import FOLDS, InputEncoding, fit_inputs
+from presage.predictors.lengths.linear import LogLine, line_helps, with_line
 
 FLOOR: Final = 100
-"""Calibration rows a workflow type needs for quantiles of its own; quantiles beyond .99 need more."""
+"""Rows to calibrate on a workflow type needs for quantiles of its own; quantiles beyond .99 need more."""
 MIN_EVIDENCE: Final = 5
 """Training rows of an agent in a workflow type below which its quantiles are those of an unknown one."""
+ERROR_FOLDS: Final = 3
+"""Of tasks; what models of the other folds say of a row shows how wrong a forecast is."""
 _MOST: Final = 25.0  # log of tokens: no answer is longer, and exp must not overflow
 
 
@@ -37,6 +40,7 @@ class LogEstimator(ABC):
     _encoding: InputEncoding
     _line: LogLine
     _start: np.float32
+    _train: LengthRows
 
     def __init__(self, seed: int = 0, floor: int = FLOOR, min_evidence: int = MIN_EVIDENCE) -> None:
         self.seed = seed
@@ -44,40 +48,42 @@ class LogEstimator(ABC):
         self.min_evidence = min_evidence
 
     def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
-        """Learns from `train`, calibrates on `calibration`; rows without a label, or with a bound, teach nothing.
+        """Learns from `train`, calibrates on that out of fold and on `calibration`, which may be empty.
+
+        Rows without a label, or with a bound, teach nothing.
 
         Raises:
             TraceError: no training row has a label.
         """
-        self.quantiles = tuple(quantiles)
+        self.quantiles, self._train = tuple(quantiles), train
         rows, labels = labels_of(train)
         models = int(max(train.model.max(), 0)) + 1
         self.evidence = _evidence(rows)
         self._encoding, inputs = fit_inputs(rows, labels, models, self.seed)
         self._line = LogLine.fit(inputs, labels)
         self._start = np.float32(line_helps(inputs, labels, rows, self.seed))
-        self._inputs, self._labels = with_line(inputs, out_of_fold(inputs, labels, rows, self.seed)), labels
-        self._learn(self._inputs, labels - self._start * self._line(inputs), rows)
+        line = out_of_fold(LogLine.fit, inputs, labels, folds_by_task(rows, FOLDS, self.seed))
+        above = labels - self._start * line
+        fold = folds_by_task(rows, ERROR_FOLDS, self.seed)
+        unseen = _scores(above, *self._learn(with_line(inputs, line), above, fold))
         held = calibration.take(calibration.labelled)
-        location, scale = self._bands(self._encoding.inputs(held))
-        above = np.log1p(held.remaining.astype(np.float64))[:, None] - location
-        scores = np.asarray(above / scale[:, None], np.float64)
-        types = len(train.vocabulary.workflow_types)
-        self.conformal = Conformal.fit(scores, held.workflow_type, types, self.quantiles, self.floor, held.task)
+        fresh = _scores(np.log1p(held.remaining.astype(np.float64)), *self._bands(self._encoding.inputs(held)))
+        self.conformal = Conformal.fit(
+            np.concatenate([unseen, fresh]),
+            np.concatenate([rows.workflow_type, held.workflow_type]),
+            len(train.vocabulary.workflow_types),
+            self.quantiles,
+            self.floor,
+            np.concatenate([rows.task, held.task + rows.task.max() + 1]),
+        )
         return self
 
     def learn_again(self, calibration: LengthRows) -> None:
-        """Learns the trees once more, on the calibration rows too; the calibration stays that of the first time.
+        """Learns everything once more, from training and calibration rows together; all calibrate, out of fold.
 
-        More rows make trees better, not worse, so quantiles that covered still do, if anything by a little more.
+        Trees that learnt more rows beside the old means, line and calibration did worse at every quantile.
         """
-        held = calibration.take(calibration.labelled)
-        # These rows had no part in the means of categories: they are out of fold as they are.
-        more = self._encoding.inputs(held)
-        inputs = np.concatenate([self._inputs, with_line(more, self._line(more))])
-        labels = np.concatenate([self._labels, np.log1p(held.remaining.astype(np.float64))])
-        self._learn_again(inputs, labels - self._start * self._line(inputs[:, :-1]))
-        self.evidence = self.evidence + _evidence(held)
+        self.fit(join_rows(self._train, calibration), calibration.take(np.zeros(0, np.int64)), self.quantiles)
 
     def predict(self, rows: LengthRows) -> NDArray[np.float32]:
         """Output tokens float32 [n, Q]."""
@@ -141,12 +147,14 @@ class LogEstimator(ABC):
         return estimator
 
     @abstractmethod
-    def _learn(self, inputs: NDArray[np.float32], above: NDArray[np.float64], rows: LengthRows) -> None:
-        """Learns what labels have above the line, float64 [n]."""
+    def _learn(
+        self, inputs: NDArray[np.float32], above: NDArray[np.float64], fold: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Learns what labels have above the line, float64 [n].
 
-    @abstractmethod
-    def _learn_again(self, inputs: NDArray[np.float32], above: NDArray[np.float64]) -> None:
-        """Learns where quantiles lie on more rows; the doubt stays comparable to that of the calibration."""
+        Returns:
+            What models that did not learn from a row's fold, int64 [n], say of it, as `_above_line`.
+        """
 
     @abstractmethod
     def _above_line(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -157,6 +165,11 @@ class LogEstimator(ABC):
 
     @abstractmethod
     def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None: ...
+
+
+def _scores(labels: NDArray[np.float64], location: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.float64]:
+    """How far labels lie above each location, in units of the doubt, float64 [n, Q]."""
+    return np.asarray((labels[:, None] - location) / scale[:, None], np.float64)
 
 
 def _evidence(rows: LengthRows) -> NDArray[np.int32]:

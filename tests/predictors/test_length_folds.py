@@ -1,0 +1,85 @@
+"""Out of fold: no task's labels reach what is said of it, and so training rows can calibrate."""
+
+import numpy as np
+import pytest
+from length_samples import QUANTILES, fresh_rows, law_rows
+from numpy.typing import NDArray
+from sklearn.linear_model import Ridge
+
+from presage.features.lengths import LengthRows
+from presage.predictors.lengths.boosted import BoostedLengths
+from presage.predictors.lengths.folds import Said, folds_by_task, out_of_fold
+from presage.predictors.lengths.forest import ForestLengths
+from presage.predictors.lengths.inputs import fit_inputs
+from presage.predictors.lengths.linear import LogLine
+from presage.predictors.lengths.log_estimator import LogEstimator
+
+OURS = (ForestLengths, BoostedLengths)
+
+
+def the_mean(inputs: NDArray[np.float32], labels: NDArray[np.float64]) -> Said:
+    return lambda x: np.full(len(x), labels.mean())
+
+
+def test_what_is_said_of_a_row_is_learnt_from_the_other_folds() -> None:
+    labels = np.array([1.0, 5.0, 3.0, 9.0])
+    fold = np.array([1, 0, 1, 2])
+    said = out_of_fold(the_mean, np.zeros((4, 1), np.float32), labels, fold)
+    np.testing.assert_allclose(said, [7.0, 13 / 3, 7.0, 3.0])
+
+
+def test_a_single_fold_has_none_but_its_own_rows_to_learn_from() -> None:
+    said = out_of_fold(the_mean, np.zeros((2, 1), np.float32), np.array([1.0, 3.0]), np.zeros(2, np.int64))
+    assert said.tolist() == [2.0, 2.0]
+
+
+def test_rows_of_a_task_share_a_fold() -> None:
+    train = law_rows(120, 5)[1]
+    fold = folds_by_task(train, 3, seed=0)
+    assert set(fold) == {0, 1, 2}
+    assert all(len(set(fold[train.task == task])) == 1 for task in np.unique(train.task))
+
+
+def test_the_line_says_what_the_ridge_says() -> None:
+    encoder, train, _ = law_rows(120, 5)
+    labels = np.log1p(train.remaining.astype(np.float64))
+    inputs = fit_inputs(train, labels, len(encoder.models), 0)[1]
+    line = LogLine.fit(inputs, labels)
+    smooth = np.where(inputs == -2.0, 0.0, inputs.astype(np.float64))
+    smooth[:, 3:6] = 0.0
+    smooth[:, 6:15] = np.log1p(smooth[:, 6:15])  # three counts of prompts and six of progress
+    spread = smooth.std(axis=0)
+    spread[spread < 1e-9] = np.inf
+    wanted = Ridge(alpha=3.0).fit(smooth / spread, labels).predict(smooth / spread)
+    np.testing.assert_allclose(line(inputs), np.clip(wanted, labels.min(), labels.max()), atol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", OURS)
+def test_rows_that_could_be_learnt_by_heart_still_calibrate(estimator: type[LogEstimator]) -> None:
+    """A number names each task and its labels are all alike: only other tasks show how wrong a forecast is."""
+
+    def drawn(rows: LengthRows, seed: int) -> LengthRows:
+        rng = np.random.default_rng(seed)
+        tasks, index = np.unique(rows.task, return_inverse=True)
+        numbers = np.zeros_like(rows.numbers)
+        numbers[:, -1] = rng.normal(size=len(tasks))[index]
+        level = 5.0 + rng.normal(size=len(tasks))[index]
+        alike = LengthRows(**{**vars(rows), "numbers": numbers})
+        return alike.with_labels(np.exp(level + 0.05 * rng.normal(size=len(rows))).astype(np.float32))
+
+    train, fresh = drawn(law_rows()[1], 1), drawn(fresh_rows(), 2)
+    none = train.take(np.zeros(0, np.int64))
+    said = estimator(0).fit(train, none, QUANTILES).predict(fresh)
+    # 400 tasks calibrate, 300 are judged: ± 3 √(.09 / 400 + .09 / 300)
+    assert (fresh.remaining <= said[:, 1]).mean() == pytest.approx(0.9, abs=0.07)
+
+
+@pytest.mark.parametrize("estimator", OURS)
+def test_training_rows_alone_make_quantiles_cover(estimator: type[LogEstimator]) -> None:
+    _, train, calibration = law_rows()
+    rows = fresh_rows()
+    fitted = estimator(0).fit(train, calibration.take(np.zeros(0, np.int64)), QUANTILES)
+    assert fitted.conformal.rows.sum() == len(train)
+    covered = (rows.remaining[:, None] <= fitted.predict(rows)).mean(axis=0)
+    assert 0.84 < covered[1] < 0.96
+    assert covered[2] > 0.97
