@@ -62,7 +62,8 @@ class LogEstimator(ABC):
         self._encoding, inputs = fit_inputs(rows, labels, models, self.seed)
         self._line = LogLine.fit(inputs, labels)
         self._start = np.float32(line_helps(inputs, labels, rows, self.seed))
-        line = out_of_fold(LogLine.fit, inputs, labels, folds_by_task(rows, FOLDS, self.seed))
+        fold = folds_by_task(rows, FOLDS, self.seed)
+        line = out_of_fold(LogLine.fit, inputs, labels, fold).astype(np.float32)
         above = labels - self._start * line
         fold = folds_by_task(rows, ERROR_FOLDS, self.seed)
         unseen = _scores(above, *self._learn(with_line(inputs, line), above, fold))
