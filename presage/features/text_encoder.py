@@ -4,9 +4,7 @@ An embedding is the mean of the last hidden state over the tokens of the text: i
 text past the model's length keeps its first and its last tokens, half each, because agents are called by name at the
 end of a message.
 
-Weights are read from safetensors only and no code of a model's own is run. A hub name is resolved to its snapshot
-folder first, so there is one way to load; its network use is the hub client's, and none where that is told to be
-offline. Text is never stored: embeddings lie in the cache under the SHA-256 of their text.
+No code of a model's own is run. Text is never stored: embeddings lie in the cache under the SHA-256 of their text.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ConfigurationError
+from presage.features.transformer_folder import FILES, find_transformer, load_error, special_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -34,10 +31,7 @@ BATCH_TOKENS: Final = 8_192
 SAVE_EVERY_TEXTS: Final = 10_000
 """An interrupted run loses at most so many embeddings."""
 
-_WEIGHTS: Final = "*.safetensors"
-_TOKENIZERS: Final = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "*.model")
-_READ: Final = (_WEIGHTS, "*.safetensors.index.json", "config.json", *_TOKENIZERS, "*token*.json")
-_HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_ROLE: Final = "text encoder"
 _LONGEST_TOKENS: Final = 1_000_000  # a tokenizer without a limit reports an astronomical one
 
 
@@ -75,8 +69,7 @@ class TextEncoder:
         Raises:
             ConfigurationError: there is no such folder or name, a file is missing, or the model cannot be read.
         """
-        folder = _resolve(name)
-        _check_files(folder)
+        folder = find_transformer(name, role=_ROLE, option="--text-encoder")
         import torch
         from transformers import AutoModel, AutoTokenizer
 
@@ -90,14 +83,10 @@ class TextEncoder:
                 dtype=torch.float32,
             )
         except Exception as error:  # whatever a foreign configuration makes these libraries raise
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ConfigurationError(
-                f"text encoder {folder}: cannot be loaded ({reason[0]}); a transformer that AutoModel knows, with "
-                "safetensors weights and no code of its own, is wanted"
-            ) from error
+            raise load_error(folder, _ROLE, error) from error
         if model.config.is_encoder_decoder:
             model = model.get_encoder()
-        before, after = _special_tokens(tokenizer)
+        before, after = special_tokens(tokenizer)
         limits = [_LONGEST_TOKENS, tokenizer.model_max_length]
         limits += [getattr(model.config, "max_position_embeddings", None) or _LONGEST_TOKENS]
         digest = _digest(folder)
@@ -188,63 +177,14 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "presage" / "embeddings"
 
 
-def _resolve(name: str) -> Path:
-    """The folder of an encoder: its own, or the snapshot of a hub name."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    advice = "give a folder with config.json, a tokenizer and safetensors weights: --text-encoder FOLDER"
-    if not _HUB_NAME.fullmatch(name):
-        raise ConfigurationError(f"text encoder {name!r}: no such folder, and no name on the hub; {advice}")
-    from huggingface_hub import snapshot_download
-
-    offline = any(
-        os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}
-        for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    )
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_READ), local_files_only=offline))
-    except Exception as error:  # the hub client raises errors of its HTTP library, of its own and OSError
-        how = (
-            "not in the local hub cache, and the hub is set offline" if offline else f"not had ({type(error).__name__})"
-        )
-        raise ConfigurationError(
-            f"text encoder {name!r}: no such folder here, and from the hub {how}; where there is no network, copy the "
-            f"model from a machine that has it and {advice}"
-        ) from error
-
-
-def _check_files(folder: Path) -> None:
-    """The first thing missing is named, before a library describes its absence in its own words."""
-    wanted = {"config.json": ("config.json",), "weights (*.safetensors)": (_WEIGHTS,), "tokenizer": _TOKENIZERS}
-    missing = [what for what, patterns in wanted.items() if not any(any(folder.glob(p)) for p in patterns)]
-    if missing:
-        other = any(any(folder.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
-        hint = "; its weights are pickled, which is not read: convert them to safetensors" if other else ""
-        raise ConfigurationError(
-            f"text encoder {folder}: no {' and no '.join(missing)}{hint}; a folder as save_pretrained() of the model "
-            "and of its tokenizer writes it is wanted"
-        )
-
-
 def _digest(folder: Path) -> str:
     """Over the names and bytes of everything that decides an embedding."""
     digest = hashlib.sha256()
-    for path in sorted({path for pattern in _READ for path in folder.glob(pattern)}):
+    for path in sorted({path for pattern in FILES for path in folder.glob(pattern)}):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").digest()
         digest.update(path.name.encode() + b"\0" + content)
     return f"sha256:{digest.hexdigest()}"
-
-
-def _special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What a tokenizer puts before and after a text: asked by example, no other way is common to all of them."""
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    framed = tokenizer("a", add_special_tokens=True)["input_ids"]
-    for start in range(len(framed) - len(plain) + 1):
-        if framed[start : start + len(plain)] == plain:
-            return tuple(framed[:start]), tuple(framed[start + len(plain) :])
-    return (), ()
 
 
 def _key(text: str) -> bytes:
