@@ -3,6 +3,7 @@
     FOLDER/
       config.json          format, version, kind, the predictor's configuration, digest of the training data
       model.safetensors    the tensors
+      NAME.json            further data of some predictors (a tokenizer): listed in config.json, digest and all
       ...                  files of others (metrics.json, report.md): never read, never removed here
 
 `config.json` carries the SHA-256 of every file of the artefact and of itself, so a cut or edited artefact is refused
@@ -17,12 +18,14 @@ tensors mean.
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -38,11 +41,14 @@ FORMAT_VERSION: Final = 2
 READS: Final = (2,)
 """The format versions `read_artefact` reads."""
 
-KINDS: Final = ("next-agent", "remaining-length")
+KINDS: Final = ("next-agent", "remaining-length", "router")
 """The kinds of predictor this version of Presage knows."""
 
 CONFIG_FILE: Final = "config.json"
 TENSORS_FILE: Final = "model.safetensors"
+
+_FURTHER_FILE: Final = re.compile(r"[a-z0-9_-]+\.json")
+_OTHERS: Final = frozenset({CONFIG_FILE, "metrics.json"})  # no predictor's data may be written over these
 
 _PICKLE_SUFFIXES: Final = frozenset({".pkl", ".pickle", ".joblib", ".pt", ".pth", ".bin", ".ckpt"})
 
@@ -56,7 +62,8 @@ class Artefact:
         config: the predictor's own configuration.
         tensors: arrays by name, in the dtypes they were written in.
         training_data: what the predictor was fitted on (digest, counts).
-        digest: `"sha256:…"` over the configuration and, through their digests, all tensors; equal for equal models.
+        digest: `"sha256:…"` over the configuration and, through their digests, all files; equal for equal models.
+        files: further data files by name.
     """
 
     kind: str
@@ -64,6 +71,7 @@ class Artefact:
     tensors: dict[str, np.ndarray]
     training_data: dict[str, Any]
     digest: str
+    files: dict[str, bytes]
 
 
 def write_artefact(
@@ -73,6 +81,7 @@ def write_artefact(
     config: Mapping[str, Any],
     tensors: Mapping[str, np.ndarray],
     training_data: Mapping[str, Any],
+    files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
     """Write an artefact folder, whole or not at all.
 
@@ -85,14 +94,15 @@ def write_artefact(
         config: JSON values only; finite numbers.
         tensors: arrays of floats, integers or booleans; floats finite.
         training_data: JSON values only, `{"digest": "sha256:…", …}` by convention.
+        files: further data by file name, JSON text each, such as a tokenizer's.
 
     Raises:
         ArtefactError: what was handed over is not data (an object array, a value JSON has no word for) or not finite.
         OutputError: the folder holds something else, or could not be written; what was there is untouched.
     """
     folder = Path(folder).resolve()  # a link keeps pointing at the folder, whose name is what gets replaced
-    tensor_bytes = _pack_tensors(folder, tensors)
-    config_bytes = _pack_config(folder, kind, config, training_data, tensor_bytes)
+    contents = {TENSORS_FILE: _pack_tensors(folder, tensors), **_check_files(folder, files)}
+    config_bytes = _pack_config(folder, kind, config, training_data, contents)
 
     try:
         foreign = _foreign_entries(folder)
@@ -103,10 +113,10 @@ def write_artefact(
     fresh = (folder if empty else folder.parent) / f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.new"
     try:
         fresh.mkdir(parents=True)
-        _write_synced(fresh / TENSORS_FILE, tensor_bytes)
-        _write_synced(fresh / CONFIG_FILE, config_bytes)
+        for name, content in {**contents, CONFIG_FILE: config_bytes}.items():
+            _write_synced(fresh / name, content)
         if empty:
-            for name in (TENSORS_FILE, CONFIG_FILE):  # without its configuration last in place it is no artefact
+            for name in (*contents, CONFIG_FILE):  # without its configuration last in place it is no artefact
                 (fresh / name).rename(folder / name)
         else:
             _swap_in(fresh, folder, foreign)
@@ -147,12 +157,14 @@ def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
             "data only: JSON and safetensors",
             "A pickle can run code when it is opened. Remove it if you know where it comes from, else train anew.",
         )
+    contents = {name: _read_file(folder / name, digest) for name, digest in manifest["files"].items()}
     return Artefact(
         kind=manifest["kind"],
         config=manifest["config"],
-        tensors=_unpack_tensors(folder / TENSORS_FILE, manifest["files"][TENSORS_FILE]),
+        tensors=_unpack_tensors(folder / TENSORS_FILE, contents.pop(TENSORS_FILE)),
         training_data=manifest["training_data"],
         digest=manifest["digest"],
+        files=contents,
     )
 
 
@@ -241,8 +253,24 @@ def _pack_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> bytes:
     return bytes(save_tensors(packed))
 
 
+def _check_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The further files in the order of their names; refuses what is no JSON, and names that are others'."""
+    for name, content in files.items():
+        if not _FURTHER_FILE.fullmatch(name) or name in _OTHERS:
+            _refuse(folder, f"a further file {name!r}", f"a name like tokenizer.json, none of {', '.join(_OTHERS)}")
+        try:
+            json.loads(content)
+        except ValueError as error:
+            _refuse(folder / name, f"no valid JSON ({error})", "data only: JSON", cause=error)
+    return dict(sorted(files.items()))
+
+
 def _pack_config(
-    folder: Path, kind: str, config: Mapping[str, Any], training_data: Mapping[str, Any], tensor_bytes: bytes
+    folder: Path,
+    kind: str,
+    config: Mapping[str, Any],
+    training_data: Mapping[str, Any],
+    contents: Mapping[str, bytes],
 ) -> bytes:
     if kind not in KINDS:
         _refuse(folder, f"kind {kind!r}", f"one of the kinds {', '.join(KINDS)}")
@@ -250,7 +278,7 @@ def _pack_config(
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "kind": kind,
-        "files": {TENSORS_FILE: _sha256(tensor_bytes)},
+        "files": {name: _sha256(content) for name, content in contents.items()},
         "config": dict(config),
         "training_data": dict(training_data),
         "presage_version": __version__,
@@ -276,15 +304,17 @@ def _foreign_entries(folder: Path) -> list[Path]:
     if not entries:
         return []
     try:
-        is_ours = json.loads((folder / CONFIG_FILE).read_bytes()).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
+        earlier = json.loads((folder / CONFIG_FILE).read_bytes())
+        is_ours = earlier.get("format") == FORMAT
+        own = {CONFIG_FILE, TENSORS_FILE, *earlier.get("files", ())}
+    except (OSError, ValueError, AttributeError, TypeError):
         is_ours = False
     if not is_ours:
         raise OutputError(
             f"{folder}: holds {len(entries)} entries and is no Presage artefact; nothing was overwritten. "
             "Choose a new or an empty folder."
         )
-    return [entry for entry in entries if entry.name not in {CONFIG_FILE, TENSORS_FILE}]
+    return [entry for entry in entries if entry.name not in own]
 
 
 def _swap_in(fresh: Path, folder: Path, foreign: list[Path]) -> None:
@@ -346,19 +376,26 @@ def _read_config(folder: Path) -> dict[str, Any]:
     for key, wanted in {"kind": str, "files": dict, "config": dict, "training_data": dict}.items():
         if not isinstance(manifest.get(key), wanted):
             _refuse(path, f"{key} {manifest.get(key)!r}", f"a JSON {_JSON_NAME[wanted]} there", _COPY_AGAIN)
-    if set(manifest["files"]) != {TENSORS_FILE}:
-        _refuse(path, f"files {sorted(manifest['files'])}", f"exactly {TENSORS_FILE}", _COPY_AGAIN)
+    further = set(manifest["files"]) - {TENSORS_FILE}
+    if TENSORS_FILE not in manifest["files"] or not all(map(_FURTHER_FILE.fullmatch, further)) or further & _OTHERS:
+        wanted_files = f"{TENSORS_FILE} and further files like tokenizer.json"
+        _refuse(path, f"files {sorted(manifest['files'])}", wanted_files, _COPY_AGAIN)
     return manifest
 
 
-def _unpack_tensors(path: Path, digest: str) -> dict[str, np.ndarray]:
+def _read_file(path: Path, digest: str) -> bytes:
+    """The bytes of a file of the artefact, its digest checked."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        _refuse(path, f"no readable file ({_reason(error)})", "the tensors of the artefact", _COPY_AGAIN, error)
+        _refuse(path, f"no readable file ({_reason(error)})", "a file of the artefact", _COPY_AGAIN, error)
     found = _sha256(content)
     if found != digest:
         _refuse(path, f"{len(content)} bytes with digest {found[:19]}…", f"digest {digest[:19]}…", _COPY_AGAIN)
+    return content
+
+
+def _unpack_tensors(path: Path, content: bytes) -> dict[str, np.ndarray]:
     try:
         tensors: dict[str, np.ndarray] = load_tensors(content)
     except (SafetensorError, KeyError, ValueError) as error:

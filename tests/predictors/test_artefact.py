@@ -270,3 +270,51 @@ def test_what_does_not_fit_together_is_one_error_that_names_the_folder(error: Ex
     told = r"^models/a: not a complete next-agent artefact \(.*train or download"
     with pytest.raises(ArtefactError, match=told), rebuilding("models/a", "next-agent"):
         raise error
+
+
+TOKENIZER = {"tokenizer.json": b'{"model": {"type": "WordLevel"}}'}
+
+
+def test_further_data_files_are_read_back_and_guarded_by_the_digest(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", files=TOKENIZER)
+    assert read_artefact(folder).files == TOKENIZER
+    assert artefact_size_bytes(folder) == sum(path.stat().st_size for path in folder.iterdir())
+    assert artefact_digest(folder) != artefact_digest(write(tmp_path / "without"))
+    (folder / "tokenizer.json").write_bytes(b'{"model": {"type": "BPE"}}')
+    with pytest.raises(ArtefactError, match=r"tokenizer\.json: found 26 bytes with digest"):
+        read_artefact(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ArtefactError, match=r"tokenizer\.json: found no readable file"):
+        read_artefact(folder)
+
+
+def test_a_replaced_artefact_leaves_none_of_its_further_files_behind(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", files=TOKENIZER)
+    (folder / "metrics.json").write_text("{}")
+    write(folder)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "metrics.json"}
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"../tokenizer.json": b"{}"}, "a further file"),
+        ({"tokenizer.py": b"{}"}, "a further file"),
+        ({"config.json": b"{}"}, "a further file"),
+        ({"metrics.json": b"{}"}, "a further file"),
+        ({"tokenizer.json": pickle.dumps({})}, "no valid JSON"),
+    ],
+)
+def test_a_further_file_that_is_no_data_is_not_written(tmp_path: Path, files: dict[str, bytes], named: str) -> None:
+    with pytest.raises(ArtefactError, match=named):
+        write(tmp_path / "model", files=files)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../model.json", "metrics.json", "run.py"])
+def test_a_configuration_naming_a_file_that_is_none_of_ours_is_refused(folder: Path, name: str) -> None:
+    manifest = json.loads((folder / "config.json").read_text())
+    manifest["files"][name] = "sha256:0"
+    edit_config(folder, files=manifest["files"], digest=_manifest_digest(manifest))
+    with pytest.raises(ArtefactError, match=r"config\.json: found files"):
+        read_artefact(folder)
