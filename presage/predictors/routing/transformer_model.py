@@ -1,0 +1,180 @@
+"""The network behind the transformer scorer: an encoder of transformers with one linear layer of M logits on top.
+
+Ni et al., "Chimera", §3.3: a ModernBERT encoder, the pooled first token h, logits l_m = w_m·h + b_m, one a model. That
+is transformers' own sequence classification with M labels, so it is used as it stands; only its loss is not, for it
+knows no missing label (`presage.training.router.finetune_trainer` has ours). ModernBERT puts a dense layer between
+pooling and the logits, and pools the first token or the mean of all, as its `classifier_pooling` says.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from presage.errors import ConfigurationError
+from presage.features.transformer_folder import load_error
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Precision = Literal["fp32", "bf16", "int8"]
+"""Of the weights while serving: as trained, half of the bytes, or linear layers of 8 bits with activations scaled
+as they come. An artefact always holds fp32."""
+
+Pooling = Literal["cls", "mean"]
+
+ROLE: Final = "encoder"
+_OF_THE_MACHINE: Final = ("_name_or_path", "name_or_path", "transformers_version", "dtype", "architectures")
+_OF_THE_LABELS: Final = ("id2label", "label2id", "problem_type")
+
+
+def from_folder(folder: Path, models: int, pooling: Pooling | None, seed: int) -> Any:
+    """An encoder with fresh logits on top, float32, on the CPU.
+
+    Args:
+        folder: with config.json and safetensors weights.
+        models: M.
+        pooling: of an encoder that has the choice; None keeps what its configuration says.
+        seed: of the fresh weights.
+
+    Raises:
+        ConfigurationError: it cannot be read, or its logits are no linear layer.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    chosen = {} if pooling is None else {"classifier_pooling": pooling}
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                str(folder),
+                num_labels=models,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # logits of some other task
+                dtype=torch.float32,
+                **chosen,
+            )
+    except Exception as error:  # whatever a foreign configuration makes these libraries raise
+        raise load_error(folder, ROLE, error) from error
+    if not isinstance(getattr(model, "classifier", None), torch.nn.Linear):
+        raise ConfigurationError(
+            f"{ROLE} {folder}: the logits of a {type(model).__name__} are no linear layer `classifier`; an encoder "
+            "such as ModernBERT, BERT or DeBERTa is wanted"
+        )
+    return model.eval()
+
+
+def to_config(model: Any) -> dict[str, Any]:
+    """What the network is rebuilt from beside its weights: JSON values, nothing of the machine it was trained on."""
+    left_out = (*_OF_THE_MACHINE, *_OF_THE_LABELS)
+    return {key: value for key, value in model.config.to_dict().items() if key not in left_out}
+
+
+def from_config(config: Mapping[str, Any], models: int, weights: Mapping[str, torch.Tensor]) -> Any:
+    """The network of `to_config` with its weights, from nothing but these: no folder, no hub.
+
+    Raises:
+        ValueError: the weights are not those of this configuration, or transformers does not know it.
+    """
+    import torch
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
+
+    try:
+        known = AutoConfig.for_model(**config, num_labels=models)
+        kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(known)]
+        with quiet():
+            model, loading = kind.from_pretrained(
+                None, config=known, state_dict=dict(weights), dtype=torch.float32, output_loading_info=True
+            )
+    except Exception as error:  # transformers checks a configuration with errors of its own
+        raise ValueError(f"no network that transformers can build ({type(error).__name__})") from error
+    if wrong := [name for names in loading.values() for name in names]:
+        raise ValueError(f"weights that are not of the network, such as {wrong[0]!r}")
+    return model.eval()
+
+
+def with_models(model: Any, places: Sequence[int | None], seed: int) -> Any:
+    """A copy with the logits of other models: M' of them, each kept from a place among the old ones, or fresh.
+
+    Args:
+        model: a network of this file.
+        places: of each new logit among the M old ones; None for a model it has not seen.
+        seed: of the fresh weights.
+    """
+    import torch
+
+    old = model.classifier
+    widened = copy.deepcopy(model)
+    widened.classifier = torch.nn.Linear(old.in_features, len(places), bias=old.bias is not None)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        spread = getattr(model.config, "initializer_range", None) or 0.02
+        widened.classifier.weight.normal_(0.0, spread, generator=generator)
+        if old.bias is not None:
+            widened.classifier.bias.zero_()
+        for new, place in enumerate(places):
+            if place is not None:
+                widened.classifier.weight[new] = old.weight[place]
+                if old.bias is not None:
+                    widened.classifier.bias[new] = old.bias[place]
+    widened.config.num_labels = widened.num_labels = len(places)
+    return widened.eval()
+
+
+def at_precision(model: Any, precision: Precision) -> Any:
+    """A copy that computes at a precision; the logits' own layer stays above 8 bits, it costs nothing.
+
+    Raises:
+        ConfigurationError: there is no such precision.
+    """
+    import torch
+
+    if precision not in get_args(Precision):
+        raise ConfigurationError(f"precision is {precision!r}; one of {', '.join(get_args(Precision))} is wanted")
+    changed = copy.deepcopy(model)
+    if precision == "bf16":
+        return changed.to(torch.bfloat16)
+    if precision == "int8":
+        with warnings.catch_warnings():
+            # The pinned torch announces torchao as the successor, one more dependency for the same kernels today.
+            warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*torch.ao.quantization")
+            warnings.filterwarnings("ignore", category=UserWarning, message=".*quantized tensor creation")
+            encoder: nn.Module = torch.ao.quantization.quantize_dynamic(
+                changed.base_model, {torch.nn.Linear}, dtype=torch.qint8
+            )
+        setattr(changed, changed.base_model_prefix, encoder)
+    return changed
+
+
+def checkpoint_activations(model: Any, on: bool) -> None:
+    """Whether a training step computes the forward pass twice instead of holding all of it."""
+    wish = "enable" if on else "disable"
+    # Newer versions of transformers warn of the second name, those that vLLM 0.32 takes know no other.
+    change = getattr(model, f"activation_checkpointing_{wish}", None) or getattr(
+        model, f"gradient_checkpointing_{wish}"
+    )
+    change()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Transformers tells of fresh logits and draws bars: the first are meant, the second are for commands to draw."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

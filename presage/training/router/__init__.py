@@ -1,0 +1,1 @@
+"""The router: trained, judged beside baselines, told."""

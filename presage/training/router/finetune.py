@@ -1,0 +1,243 @@
+"""The transformer of the router learns from outcomes, with the Trainer of Hugging Face.
+
+"Chimera", appendix B.1: 5 epochs, a learning rate of 1e-5, batches of 16, binary cross-entropy. Ours: a prompt that a
+model was never asked has no label there and adds nothing to the loss; after each epoch a validation part judges, and
+the best epoch is kept; the rate warms up first.
+
+While it runs, the Trainer keeps checkpoints in a folder of its own: weights as safetensors, and the state of optimizer
+and random numbers as torch.save writes them, which is pickle. That folder is scratch paper and no artefact: nothing
+else reads it, and it is deleted once the training ends. A training that was killed goes on from its last whole
+checkpoint and ends with the weights it would have had.
+
+Runs under `accelerate launch` as it stands: every process calls `finetune`, and `Finetuned.main_process` says which one
+is to save the artefact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import ConfigurationError, OutputError, TraceError
+from presage.predictors.routing.transformer import TransformerScorer
+from presage.predictors.routing.transformer_model import checkpoint_activations, quiet
+from presage.training.record import Progress
+
+_TRAINING_FILE: Final = "training.json"
+_CHECKPOINT: Final = "checkpoint-"
+_LAST_WRITTEN: Final = "trainer_state.json"  # of a checkpoint; without it the process was killed while writing
+_NO_MEMORY: Final = ("can't allocate memory", "CUDA out of memory", "not enough memory")
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """How the transformer learns.
+
+    Attributes:
+        epochs: passes over the training prompts.
+        learning_rate: of AdamW, at the end of the warm-up; falls linearly to 0 from there.
+        batch_size: prompts a step, on each device.
+        weight_decay: of AdamW.
+        warmup: share of all steps over which the rate rises, 0..1.
+        best_by: what names the best epoch on the validation part; the loss does where no model there has both outcomes.
+        gradient_checkpointing: computes the forward pass twice to hold less of it in memory.
+        checkpoint_steps: steps between checkpoints, beside the one after each epoch.
+        seed: of the order of prompts and of dropout.
+    """
+
+    epochs: int = 5
+    learning_rate: float = 1e-5
+    batch_size: int = 16
+    weight_decay: float = 0.01
+    warmup: float = 0.06
+    best_by: Literal["macro_ap", "loss"] = "macro_ap"
+    gradient_checkpointing: bool = False
+    checkpoint_steps: int = 500
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises ConfigurationError unless every field is in its range."""
+        for name, least in (("epochs", 1), ("batch_size", 1), ("checkpoint_steps", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; {least} or more is wanted")
+        if not 0.0 < self.learning_rate < 1.0:
+            raise ConfigurationError(f"learning_rate is {self.learning_rate}; a number such as 1e-5 is wanted")
+        if not 0.0 <= self.warmup < 1.0 or not 0.0 <= self.weight_decay < 1.0:
+            raise ConfigurationError(
+                f"warmup is {self.warmup} and weight_decay {self.weight_decay}; shares from 0 to below 1 are wanted"
+            )
+        if self.best_by not in ("macro_ap", "loss"):
+            raise ConfigurationError(f"best_by is {self.best_by!r}; macro_ap or loss is wanted")
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Prompts and what became of them.
+
+    Attributes:
+        prompts: n texts.
+        correct: float32 [n, M], 0..1, NaN where a model was not asked.
+    """
+
+    prompts: Sequence[str]
+    correct: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """A trained transformer and how it came about.
+
+    Attributes:
+        scorer: of the best epoch.
+        history: for each epoch "epoch", and on the validation part "loss" (nats a known outcome) and "macro_ap"
+            (None where no model has both outcomes); empty without a validation part.
+        best_epoch: from 1; the last one without a validation part.
+        main_process: whether this process is the one to save.
+    """
+
+    scorer: TransformerScorer
+    history: tuple[dict[str, Any], ...]
+    best_epoch: int
+    main_process: bool
+
+
+def finetune(
+    scorer: TransformerScorer,
+    train: Labelled,
+    validation: Labelled | None,
+    config: FinetuneConfig | None = None,
+    *,
+    checkpoints: Path,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Finetuned:
+    """Trains a scorer in place.
+
+    Args:
+        scorer: fresh from an encoder, or of an artefact through `with_models`, so that known models start where they
+            stood.
+        train: labels one column a model of the scorer.
+        validation: other prompts, to choose the epoch by; None keeps the last one.
+        config: how.
+        checkpoints: the Trainer's working folder, outside of any artefact; deleted at the end.
+        resume: go on from the last checkpoint there; without one the training starts at the beginning.
+        progress: told what is being done.
+
+    Raises:
+        ConfigurationError: a field is out of its range, memory ran out, the loss diverged, or the checkpoints are those
+            of another training.
+        TraceError: no training prompt has a label.
+        OutputError: the folder of checkpoints cannot be written.
+    """
+    config, checkpoints = config or FinetuneConfig(), checkpoints.resolve()
+    config.check()
+    for part in (train, validation):
+        _check_labels(part, scorer)
+    if not np.isfinite(train.correct).any():
+        raise TraceError(f"none of {len(train.prompts)} training prompts has a known outcome; at least one is wanted")
+    from presage.training.router.finetune_trainer import make_trainer
+
+    print_of_training = _fingerprint(scorer, train, validation, config)
+    last = _last_checkpoint(checkpoints, print_of_training, resume)
+    try:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        trainer = make_trainer(scorer, train, validation, config, checkpoints, progress)
+        if trainer.is_world_process_zero():
+            (checkpoints / _TRAINING_FILE).write_text(json.dumps({"training": print_of_training}))
+        with quiet():
+            trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not any(text in str(error) for text in _NO_MEMORY):
+            raise
+        longest = scorer.tokens.head + scorer.tokens.tail
+        raise ConfigurationError(
+            f"memory ran out at {config.batch_size} prompts of up to {longest} tokens a step; a smaller --batch-size, "
+            "--gradient-checkpointing, or fewer --head-tokens and --tail-tokens are wanted"
+        ) from error
+    except OSError as error:
+        raise OutputError(
+            f"{checkpoints}: a checkpoint could not be written ({error.strerror or error}); free the disk or choose "
+            "another folder, then run again with --resume"
+        ) from error
+    if config.gradient_checkpointing:
+        checkpoint_activations(scorer.network, False)
+    scorer.network.to("cpu").eval()
+    if not all(bool(weight.isfinite().all()) for weight in scorer.network.parameters()):
+        raise ConfigurationError(
+            f"the training diverged at a learning rate of {config.learning_rate}; a smaller --learning-rate is wanted"
+        )
+    history = tuple(trainer.history())
+    best = trainer.best_epoch() if history else config.epochs
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        _clear(checkpoints)
+    return Finetuned(scorer, history, best, trainer.is_world_process_zero())
+
+
+def _check_labels(part: Labelled | None, scorer: TransformerScorer) -> None:
+    if part is not None and part.correct.shape != (len(part.prompts), len(scorer.models)):
+        raise ValueError(f"labels {part.correct.shape} of {len(part.prompts)} prompts and {len(scorer.models)} models")
+
+
+def _fingerprint(
+    scorer: TransformerScorer, train: Labelled, validation: Labelled | None, config: FinetuneConfig
+) -> str:
+    """Over everything that decides the outcome, the weights it starts from included."""
+    digest = hashlib.sha256(json.dumps([asdict(config), scorer.to_config()], sort_keys=True).encode())
+    for name, content in scorer.to_files().items():
+        digest.update(name.encode() + content)
+    for name, tensor in sorted(scorer.to_tensors().items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(tensor).data)
+    for part in (train, validation):
+        if part is not None:
+            digest.update(json.dumps(list(part.prompts)).encode())
+            digest.update(np.ascontiguousarray(part.correct).data)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _last_checkpoint(folder: Path, print_of_training: str, resume: bool) -> Path | None:
+    """The last whole checkpoint of this very training; refuses to mix trainings or to overwrite one."""
+    found = sorted(folder.glob(f"{_CHECKPOINT}*"), key=lambda path: int(path.name.removeprefix(_CHECKPOINT)))
+    if not found:
+        return None
+    if not resume:
+        raise ConfigurationError(
+            f"{folder}: holds checkpoints of a training that did not end; give --resume to go on with it, or delete "
+            "the folder to start anew"
+        )
+    try:
+        known = json.loads((folder / _TRAINING_FILE).read_bytes()).get("training")
+    except (OSError, ValueError, AttributeError):
+        known = None
+    if known != print_of_training:
+        raise ConfigurationError(
+            f"{folder}: holds checkpoints of a training on other outcomes, another encoder or other settings; give "
+            "what it was started with, or delete the folder to start anew"
+        )
+    return next((path for path in reversed(found) if _is_whole(path)), None)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        json.loads((checkpoint / _LAST_WRITTEN).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _clear(folder: Path) -> None:
+    """Deletes what the training put there, and the folder where nothing else is in it."""
+    for path in folder.glob(f"{_CHECKPOINT}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    (folder / _TRAINING_FILE).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()

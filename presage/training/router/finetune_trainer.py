@@ -1,0 +1,227 @@
+"""The Trainer of Hugging Face as the router uses it: a loss that knows missing labels, and an order that can go on.
+
+Loads torch and transformers: import it where it is used. Which prompts make a batch depends on seed and epoch alone, so
+a training that goes on in the middle of an epoch, or on several devices, sees the same batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import expit
+from torch.utils.data import Dataset, Sampler
+from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_pt_utils import get_length_grouped_indices
+
+from presage.predictors.routing import transformer_model
+from presage.predictors.routing.transformer import TransformerScorer
+from presage.predictors.routing.transformer_tokens import PromptTokens
+from presage.training.record import Progress
+from presage.training.router.finetune import FinetuneConfig, Labelled
+from presage.training.router.metrics import measure
+
+_EVALUATION_TIMES: Final = 4
+"""Batches of the validation part are so many times larger: nothing of them is kept for a backward pass."""
+
+_LOSS: Final = "eval_known_loss"  # the Trainer's own "eval_loss" weighs batches equally, whatever is known of them
+_MACRO_AP: Final = "eval_macro_ap"
+
+
+def make_trainer(
+    scorer: TransformerScorer,
+    train: Labelled,
+    validation: Labelled | None,
+    config: FinetuneConfig,
+    folder: Path,
+    progress: Progress | None,
+) -> RouterTrainer:
+    """A Trainer of the scorer's network, ready to train."""
+    rows = _Rows(scorer.tokens, train)
+    by_ap = config.best_by == "macro_ap" and validation is not None and _ranks(validation.correct)
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=config.epochs,
+        learning_rate=config.learning_rate,
+        per_device_train_batch_size=config.batch_size,
+        per_device_eval_batch_size=config.batch_size * _EVALUATION_TIMES,
+        weight_decay=config.weight_decay,
+        seed=config.seed,
+        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        eval_strategy="no" if validation is None else "epoch",
+        save_strategy="epoch",
+        save_total_limit=2,  # the best one and the last one
+        load_best_model_at_end=validation is not None,
+        metric_for_best_model=_MACRO_AP if by_ap else _LOSS,
+        greater_is_better=by_ap,
+        label_names=["labels"],
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    if config.gradient_checkpointing:
+        transformer_model.checkpoint_activations(scorer.network, True)
+    steps = config.epochs * math.ceil(len(rows) / (config.batch_size * arguments.world_size))
+    arguments.warmup_steps = round(config.warmup * steps)
+    trainer = RouterTrainer(
+        model=scorer.network,
+        args=arguments,
+        train_dataset=rows,
+        eval_dataset=None if validation is None else _Rows(scorer.tokens, validation),
+        data_collator=_Collator(scorer.tokens),
+        compute_metrics=judge,
+        callbacks=[_EverySteps(config.checkpoint_steps), *([] if progress is None else [_Teller(progress)])],
+    )
+    trainer.remove_callback(PrinterCallback)  # standard output is the command's
+    return trainer
+
+
+class RouterTrainer(Trainer):
+    """Binary cross-entropy over the labels that are known, batches of prompts of like length."""
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The mean over the known labels of a batch; 0 where none is known."""
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = known_loss(outputs.logits.float(), labels)
+        return (loss, outputs) if return_outputs else loss
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        rows: Any = self.train_dataset if train_dataset is None else train_dataset
+        return LikeLengths(rows.lengths, self.args.train_batch_size * self.args.world_size, self.args.seed)
+
+    def history(self) -> Iterator[dict[str, Any]]:
+        """What the validation part said of each epoch."""
+        for entry in self.state.log_history:
+            if _LOSS in entry:
+                ap = entry[_MACRO_AP]
+                yield {"epoch": round(entry["epoch"]), "loss": entry[_LOSS], "macro_ap": None if math.isnan(ap) else ap}
+
+    def best_epoch(self) -> int:
+        """From 1: the one whose weights were kept."""
+        best = self.state.best_global_step or self.state.max_steps
+        return round(best / self.state.max_steps * self.args.num_train_epochs)
+
+
+class LikeLengths(Sampler[int]):
+    """An order of rows in which those of a batch have like lengths; another one each epoch, the longest batch first.
+
+    Args:
+        lengths: tokens of each row.
+        batch: rows a step, on all devices together.
+        seed: with the epoch it decides the order, and nothing else does.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
+        self._lengths, self._batch, self._seed, self._epoch = list(lengths), batch, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the Trainer before each epoch."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(
+            int(np.random.SeedSequence([self._seed, self._epoch]).generate_state(1)[0])
+        )
+        return iter(get_length_grouped_indices(self._lengths, self._batch, generator=generator))
+
+
+class _Rows(Dataset[dict[str, Any]]):
+    """Token ids and labels, one a prompt."""
+
+    def __init__(self, tokens: PromptTokens, labelled: Labelled) -> None:
+        self._ids, self._labels = tokens.ids(labelled.prompts), labelled.correct
+        self.lengths = [len(ids) for ids in self._ids]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return {"ids": self._ids[place], "labels": self._labels[place]}
+
+
+class _Collator:
+    """Rows as the tensors of a batch, as long as its longest row."""
+
+    def __init__(self, tokens: PromptTokens) -> None:
+        self._tokens = tokens
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        ids, mask = self._tokens.batch([row["ids"] for row in rows])
+        labels = np.stack([row["labels"] for row in rows]).astype(np.float32)
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(mask),
+            "labels": torch.from_numpy(labels),
+        }
+
+
+class _EverySteps(TrainerCallback):
+    """Asks for a checkpoint every so many steps, beside the Trainer's own after each epoch."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Asks, if it is time."""
+        if state.global_step % self._steps == 0:
+            control.should_save = True
+
+
+class _Teller(TrainerCallback):
+    """Tells how far the training is, in one process of many."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Tells."""
+        if state.is_world_process_zero:
+            epoch = min(math.floor(state.epoch) + 1, args.num_train_epochs)
+            self._progress(f"learning, epoch {epoch} of {args.num_train_epochs}", state.global_step / state.max_steps)
+
+
+def known_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy, the mean over known labels ("Chimera", §3.3); 0 where none is known.
+
+    Args:
+        logits: [n, M].
+        labels: [n, M], 0..1, NaN where unknown.
+    """
+    known = ~labels.isnan()
+    each = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.nan_to_num(0.0), reduction="none")
+    return (each * known).sum() / known.sum().clamp(min=1)
+
+
+def judge(prediction: EvalPrediction) -> dict[str, float]:
+    """The loss over all known labels of a validation part, and the mean over models of average precision."""
+    logits, labels = np.asarray(prediction.predictions, np.float32), np.asarray(prediction.label_ids, np.float32)
+    loss = known_loss(torch.from_numpy(logits), torch.from_numpy(labels))
+    return {_LOSS.removeprefix("eval_"): float(loss), _MACRO_AP.removeprefix("eval_"): _macro_ap(logits, labels)}
+
+
+def _macro_ap(logits: NDArray[np.float32], correct: NDArray[np.float32]) -> float:
+    """Of float32 [n, M] each; NaN where no model has both outcomes."""
+    models = [str(model) for model in range(correct.shape[1])]
+    return measure(expit(logits), correct, models, seed=0, resamples=0).macro_map
+
+
+def _ranks(correct: NDArray[np.float32]) -> bool:
+    """Whether some model has both outcomes among its known labels, float32 [n, M]."""
+    return not math.isnan(_macro_ap(np.zeros_like(correct), correct))

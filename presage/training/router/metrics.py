@@ -1,0 +1,256 @@
+"""How well probabilities rank prompts for each model, and how honest they are: arrays in, figures out.
+
+Every figure leaves out cells without a label. A label between 0 and 1, the share of several tries that solved the
+prompt, counts as that much solved and the rest unsolved; with labels 0 and 1 the figures are the usual ones. Macro
+figures are means over the models for which both classes occur. Intervals are by bootstrap over prompts, because the
+labels of one prompt go together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.predictors.bootstrap import ratio_ci
+from presage.training.metrics import RESAMPLES, ReliabilityBin, calibration_error
+
+BINS: Final = 15
+"""Equal-width bins of probability; bin b holds b/15 up to, but not including, (b+1)/15, the last one 1 as well."""
+
+_CHUNK: Final = 4_000_000  # weights at a time: 32 MB, whatever the number of prompts
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """What was measured of one model; NaN where no label, or only one class, was judged.
+
+    Attributes:
+        labels: prompts judged.
+        base_rate: share of them it solved.
+        average_precision: of its probabilities; a ranking that knows nothing has `base_rate`.
+        auroc: area under the receiver operating characteristic; .5 knows nothing.
+        brier: mean squared error of the probability.
+        ece: expected calibration error (Guo et al., 2017, eq. 3), upwards by chance where labels are few.
+    """
+
+    labels: int
+    base_rate: float
+    average_precision: float
+    auroc: float
+    brier: float
+    ece: float
+
+
+@dataclass(frozen=True)
+class RankingFigures:
+    """What was measured on n prompts and M models; NaN where nothing was judged.
+
+    Attributes:
+        macro_map: mean over models of the average precision, as Chimera's table 2.
+        macro_map_ci95, brier_ci95: by bootstrap over prompts.
+        macro_auroc: mean over models.
+        brier: over all labels.
+        ece: expected calibration error over all labels, probabilities of all models together.
+        reliability: the bins behind `ece`, empty ones left out.
+        by_model: figures of each model, by name.
+        prompts, labels: how many were judged.
+        map_draws: float64 [R], `macro_map` of each resample, for differences that are paired.
+        squared, counted: float64 [n], squared error and labels of each prompt, for the same.
+    """
+
+    macro_map: float
+    macro_map_ci95: tuple[float, float]
+    macro_auroc: float
+    brier: float
+    brier_ci95: tuple[float, float]
+    ece: float
+    reliability: tuple[ReliabilityBin, ...]
+    by_model: Mapping[str, ModelFigures]
+    prompts: int
+    labels: int
+    map_draws: Floats
+    squared: Floats
+    counted: Floats
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON values, null where nothing was judged."""
+        return {
+            "macro_map": number(self.macro_map),
+            "macro_map_ci95": ends(self.macro_map_ci95),
+            "macro_auroc": number(self.macro_auroc),
+            "brier": number(self.brier),
+            "brier_ci95": ends(self.brier_ci95),
+            "ece": number(self.ece),
+            "prompts": self.prompts,
+            "labels": self.labels,
+            "by_model": {
+                name: {key: number(value) for key, value in asdict(of).items()} for name, of in self.by_model.items()
+            },
+            "reliability": [asdict(row) for row in self.reliability],
+        }
+
+
+def measure(
+    probabilities: NDArray[np.floating],
+    correct: NDArray[np.floating],
+    models: Sequence[str],
+    seed: int,
+    resamples: int = RESAMPLES,
+) -> RankingFigures:
+    """Judges the probabilities of M models on n prompts.
+
+    Args:
+        probabilities: [n, M], 0..1.
+        correct: [n, M], 0..1, NaN without a label.
+        models: M names.
+        seed: of the bootstrap; the same seed draws the same prompts, so that differences are paired.
+        resamples: how often the prompts are drawn anew; 0 leaves intervals out.
+
+    Raises:
+        ValueError: shapes do not fit one another, or a probability is not between 0 and 1.
+    """
+    if probabilities.shape != correct.shape or correct.shape[1:] != (len(models),) or not len(correct):
+        raise ValueError(
+            f"got probabilities {probabilities.shape}, labels {correct.shape} and {len(models)} models; wanted [n, M], "
+            "[n, M] and M, n > 0"
+        )
+    said, truth = probabilities.astype(np.float64), correct.astype(np.float64)
+    if not ((said >= 0) & (said <= 1)).all():
+        raise ValueError("a probability is not between 0 and 1")
+    known = ~np.isnan(truth)
+    error = np.where(known, (said - truth) ** 2, 0.0)
+    squared, counted = error.sum(axis=1), known.sum(axis=1).astype(np.float64)
+    bins = reliability(said[known], truth[known])
+    of = {name: _of_model(said[known[:, m], m], truth[known[:, m], m]) for m, name in enumerate(models)}
+    draws = macro_draws(said, truth, seed, resamples) if resamples else np.zeros(0)
+    interval = (math.nan, math.nan)
+    return RankingFigures(
+        macro_map=_mean([model.average_precision for model in of.values()]),
+        macro_map_ci95=percentiles(draws),
+        macro_auroc=_mean([model.auroc for model in of.values()]),
+        brier=float(squared.sum() / counted.sum()) if known.any() else math.nan,
+        brier_ci95=ratio_ci(squared, counted, np.random.default_rng(seed), resamples) if resamples else interval,
+        ece=calibration_error(bins) if bins else math.nan,
+        reliability=bins,
+        by_model=of,
+        prompts=int((counted > 0).sum()),
+        labels=int(known.sum()),
+        map_draws=draws,
+        squared=squared,
+        counted=counted,
+    )
+
+
+def average_precision(scores: Floats, truth: Floats) -> float:
+    """Average precision of n scores, Σ (R_i − R_{i−1}) P_i over distinct scores; NaN unless both classes occur."""
+    return float(_ranked(scores, truth, np.ones((1, len(truth))))[0][0])
+
+
+def auroc(scores: Floats, truth: Floats) -> float:
+    """Probability that a solved prompt has a higher score than an unsolved one, ties half; NaN for one class."""
+    return float(_ranked(scores, truth, np.ones((1, len(truth))))[1][0])
+
+
+def macro_draws(said: Floats, truth: Floats, seed: int, resamples: int) -> Floats:
+    """Macro mean average precision of resamples of the prompts, float64 [resamples]."""
+    known = [np.flatnonzero(~np.isnan(column)) for column in truth.T]
+    found = []
+    for weights in draws_of(len(truth), seed, resamples):
+        of_models = [_ranked(said[rows, m], truth[rows, m], weights[:, rows])[0] for m, rows in enumerate(known)]
+        stacked = np.stack(of_models)
+        judged = ~np.isnan(stacked)
+        total = np.where(judged, stacked, 0.0).sum(axis=0)
+        count = judged.sum(axis=0)
+        found.append(np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0))
+    return np.concatenate(found)
+
+
+def draws_of(prompts: int, seed: int, resamples: int) -> Iterator[Floats]:
+    """How often each prompt is drawn, float64 [some, prompts], `resamples` rows in all."""
+    rng = np.random.default_rng(seed)
+    rows = max(1, _CHUNK // prompts)
+    for start in range(0, resamples, rows):
+        size = min(rows, resamples - start)
+        yield rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=size).astype(np.float64)
+
+
+def _ranked(scores: Floats, truth: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Average precision and area under the curve of n scores for each row of weights [R, n], float64 [R] both."""
+    if not len(scores):
+        return np.full(len(weights), np.nan), np.full(len(weights), np.nan)
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # of each group of equal scores
+    drawn = weights[:, order]
+    solved = np.cumsum(drawn * truth[order], axis=1)[:, last]
+    seen = np.cumsum(drawn, axis=1)[:, last]
+    total, all_seen = solved[:, -1:], seen[:, -1:]
+    unsolved = seen - solved
+    both = (total > 0) & (unsolved[:, -1:] > 0)
+    gained = np.diff(solved, axis=1, prepend=0.0)
+    precision = np.divide(solved, seen, out=np.zeros_like(solved), where=seen > 0)
+    ap = (gained * precision).sum(axis=1, keepdims=True)
+    below = all_seen - total - unsolved  # unsolved prompts with a lower score than the group
+    group = np.diff(unsolved, axis=1, prepend=0.0)
+    pairs = (gained * (below + group / 2)).sum(axis=1, keepdims=True)
+    size = np.where(both, total * unsolved[:, -1:], 1.0)
+    return (
+        np.where(both, ap / np.where(both, total, 1.0), np.nan)[:, 0],
+        np.where(both, pairs / size, np.nan)[:, 0],
+    )
+
+
+def reliability(said: Floats, truth: Floats) -> tuple[ReliabilityBin, ...]:
+    """What was said and what came of n labels, by bins of equal width."""
+    place = np.minimum((said * BINS).astype(np.int64), BINS - 1)
+    count = np.bincount(place, minlength=BINS)
+    sure, hits = (np.bincount(place, weights=values, minlength=BINS) for values in (said, truth))
+    return tuple(
+        ReliabilityBin(b / BINS, (b + 1) / BINS, int(count[b]), float(sure[b] / count[b]), float(hits[b] / count[b]))
+        for b in np.flatnonzero(count).tolist()
+    )
+
+
+def percentiles(draws: Floats) -> tuple[float, float]:
+    """The 95 % interval of resamples; NaN where there is none."""
+    usable = draws[~np.isnan(draws)]
+    if not len(usable):
+        return math.nan, math.nan
+    low, high = np.quantile(usable, [0.025, 0.975]).tolist()
+    return low, high
+
+
+def number(value: float) -> float | None:
+    """A figure as JSON has it."""
+    return value if math.isfinite(value) else None
+
+
+def ends(interval: tuple[float, float]) -> list[float | None]:
+    """An interval as JSON has it."""
+    return [number(end) for end in interval]
+
+
+def _of_model(said: Floats, truth: Floats) -> ModelFigures:
+    if not len(truth):
+        return ModelFigures(0, *(math.nan,) * 5)
+    bins = reliability(said, truth)
+    ap, area = _ranked(said, truth, np.ones((1, len(truth))))
+    return ModelFigures(
+        labels=len(truth),
+        base_rate=float(truth.mean()),
+        average_precision=float(ap[0]),
+        auroc=float(area[0]),
+        brier=float(((said - truth) ** 2).mean()),
+        ece=calibration_error(bins),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
