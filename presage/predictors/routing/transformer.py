@@ -104,7 +104,7 @@ class TransformerScorer:
         return out
 
     def with_models(self, models: Sequence[str], seed: int = 0) -> Self:
-        """The same encoder for other models, to be trained further: known ones keep their logits, others start fresh."""
+        """The same encoder for other models, to be trained further: known ones keep their logits, new are fresh."""
         self._trained_precision("trained further")
         known = {name: place for place, name in enumerate(self.models)}
         network = transformer_model.with_models(self.network, [known.get(name) for name in models], seed)

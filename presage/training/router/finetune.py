@@ -98,7 +98,8 @@ class Finetuned:
     Attributes:
         scorer: of the best epoch.
         history: for each epoch "epoch", and on the validation part "loss" (nats a known outcome) and "macro_ap"
-            (None where no model has both outcomes); empty without a validation part.
+            (None where no model has both outcomes; both None of an epoch that diverged); empty without a validation
+            part.
         best_epoch: from 1; the last one without a validation part.
         main_process: whether this process is the one to save.
     """
@@ -170,15 +171,15 @@ def finetune(
     if config.gradient_checkpointing:
         checkpoint_activations(scorer.network, False)
     scorer.network.to("cpu").eval()
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        _clear(checkpoints)
     if not all(bool(weight.isfinite().all()) for weight in scorer.network.parameters()):
         raise ConfigurationError(
             f"the training diverged at a learning rate of {config.learning_rate}; a smaller --learning-rate is wanted"
         )
     history = tuple(trainer.history())
     best = trainer.best_epoch() if history else config.epochs
-    trainer.accelerator.wait_for_everyone()
-    if trainer.is_world_process_zero():
-        _clear(checkpoints)
     return Finetuned(scorer, history, best, trainer.is_world_process_zero())
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import expit
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
@@ -99,16 +99,35 @@ class RouterTrainer(Trainer):
         loss = known_loss(outputs.logits.float(), labels)
         return (loss, outputs) if return_outputs else loss
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        rows: Any = self.train_dataset if train_dataset is None else train_dataset
-        return LikeLengths(rows.lengths, self.args.train_batch_size * self.args.world_size, self.args.seed)
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches of the training part, in the order of `LikeLengths`."""
+        rows: Any = self.train_dataset
+        order = LikeLengths(rows.lengths, self.args.train_batch_size * self.args.world_size, self.args.seed)
+        return self._loader(rows, self.args.train_batch_size, order)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Batches of the validation part, as it stands."""
+        return self._loader(
+            self.eval_dataset if eval_dataset is None else eval_dataset, self.args.eval_batch_size, None
+        )
+
+    def _loader(self, rows: Any, batch_size: int, order: Sampler[int] | None) -> DataLoader[Any]:
+        """Not the Trainer's own: that asks a package `datasets` of the rows, and takes any folder of that name."""
+        loader: DataLoader[Any] = DataLoader(
+            rows,
+            batch_size=batch_size,
+            sampler=order,
+            collate_fn=self.data_collator,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        return cast(DataLoader[Any], self.accelerator.prepare(loader))
 
     def history(self) -> Iterator[dict[str, Any]]:
         """What the validation part said of each epoch."""
         for entry in self.state.log_history:
             if _LOSS in entry:
-                ap = entry[_MACRO_AP]
-                yield {"epoch": round(entry["epoch"]), "loss": entry[_LOSS], "macro_ap": None if math.isnan(ap) else ap}
+                loss, ap = (None if math.isnan(entry[name]) else entry[name] for name in (_LOSS, _MACRO_AP))
+                yield {"epoch": round(entry["epoch"]), "loss": loss, "macro_ap": ap}
 
     def best_epoch(self) -> int:
         """From 1: the one whose weights were kept."""
@@ -212,6 +231,8 @@ def known_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def judge(prediction: EvalPrediction) -> dict[str, float]:
     """The loss over all known labels of a validation part, and the mean over models of average precision."""
     logits, labels = np.asarray(prediction.predictions, np.float32), np.asarray(prediction.label_ids, np.float32)
+    if not np.isfinite(logits).all():  # the training diverged: no epoch from here on is the best
+        return {_LOSS.removeprefix("eval_"): math.nan, _MACRO_AP.removeprefix("eval_"): math.nan}
     loss = known_loss(torch.from_numpy(logits), torch.from_numpy(labels))
     return {_LOSS.removeprefix("eval_"): float(loss), _MACRO_AP.removeprefix("eval_"): _macro_ap(logits, labels)}
 
