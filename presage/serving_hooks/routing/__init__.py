@@ -1,0 +1,1 @@
+"""Routing at run time."""
