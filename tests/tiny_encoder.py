@@ -12,12 +12,14 @@ TASKS = {"code": (1, 0, 0), "prove": (0, 1, 0), "poem": (1, 0, 1), "essay": (0, 
 WORDS = tuple(f"word{i}" for i in range(500))
 
 
-def planted(n: int, seed: int, unknown: float = 0.2) -> tuple[list[str], NDArray[np.float32]]:
-    """Prompts of 30 to 90 words; one word deep in each says which models solve it. A share of the labels is NaN."""
+def planted(
+    n: int, seed: int, unknown: float = 0.2, words: tuple[int, int] = (30, 90)
+) -> tuple[list[str], NDArray[np.float32]]:
+    """Prompts of so many words; one of them, deep in each, says which models solve it. A share of the labels is NaN."""
     rng = np.random.default_rng(seed)
     prompts, rows = [], []
     for _ in range(n):
-        text = [str(word) for word in rng.choice(WORDS, size=int(rng.integers(30, 90)))]
+        text = [str(word) for word in rng.choice(WORDS, size=int(rng.integers(*words)))]
         task = str(rng.choice(list(TASKS)))
         text.insert(int(len(text) * rng.uniform(0.3, 0.8)), task)
         prompts.append(" ".join(text))

@@ -1,9 +1,10 @@
 """Requests that come one by one, answered in batches: one call of the model for all that wait.
 
 "Chimera", §3.8: a collector forms batches up to a size or a time, a worker runs them, the scheduler waits for nothing
-but the answer it needs. Here the worker is a thread unless another executor is given: torch lets go of the interpreter
-while it computes, a thread shares the model's memory, and prompts need not be copied into another process
-(`benchmarks/router_batching.py` measures both, with how long the event loop is held up).
+but the answer it needs. Ours: an idle worker waits for nobody unless told to, since requests gather while it is busy.
+And the worker is a thread, not a process, unless another executor is given: torch lets go of the interpreter while it
+computes, and a thread shares the model's memory (`benchmarks/router_batching.py` measures both, with how late the event
+loop gets). A process keeps the loop more punctual and costs a copy of the model.
 
 Fails open: a missed deadline, an error in the model, a service that is closed are answers without a value, with a
 reason that is counted, never exceptions. No text of a request is kept or told.
@@ -76,7 +77,7 @@ class BatchingService(Generic[Request, Value]):
         run: Callable[[Sequence[Request]], Sequence[Value]],
         *,
         max_batch: int = 32,
-        max_wait_ms: float = 2.0,
+        max_wait_ms: float = 0.0,
         max_queued: int = 1024,
         deadline_ms: float | None = None,
         executor: Executor | None = None,
