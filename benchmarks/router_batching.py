@@ -44,6 +44,7 @@ from presage.training.router.metrics import measure
 
 CALLERS = 16
 ASKS = 12
+NOISE = 0.15  # of the training labels: probabilities of 0 and 1 would hide what precision costs
 WORDS = {"4 to 8 words": (4, 9), "30 to 90 words": (30, 90)}
 STAND_IN = "the stand-in"
 KEPT = {"head_tokens": 64, "tail_tokens": 64}
@@ -72,8 +73,11 @@ def stand_in(prompts: Sequence[str]) -> list[str]:
 def trained(folder: Path) -> TransformerScorer:
     encoder = save_encoder(folder / "encoder")
     scorer = TransformerScorer.from_encoder(str(encoder), models=MODELS, **KEPT)
+    prompts, correct = planted(2000, 0)
+    flipped = np.random.default_rng(0).random(correct.shape) < NOISE
+    train = Labelled(prompts, np.where(flipped, 1 - correct, correct).astype(np.float32))
     config = FinetuneConfig(epochs=1, learning_rate=1e-3)
-    return finetune(scorer, Labelled(*planted(2000, 0)), None, config, checkpoints=folder / "checkpoints").scorer
+    return finetune(scorer, train, None, config, checkpoints=folder / "checkpoints").scorer
 
 
 async def lateness_ms(stop: asyncio.Event) -> list[float]:
