@@ -259,6 +259,32 @@ def test_a_folder_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) 
         fit(fresh(folder), tmp_path / "file" / "ck")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("largest_bytes", [1_000_000, 2_000_000])  # the weights do not fit; the optimizer does not
+def test_a_full_disk_is_told(folder: Path, tmp_path: Path, largest_bytes: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(TESTS), str(folder), str(tmp_path / "ck"), str(largest_bytes)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "OutputError: " in done.stderr.splitlines()[-1]
+    assert "ck: a checkpoint could not be written" in done.stderr.splitlines()[-1]
+
+
+FULL = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv[1])
+sys.path.insert(0, sys.argv[1] + "/training")
+from pathlib import Path
+from test_router_finetune import fit, fresh
+scorer = fresh(Path(sys.argv[2]))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]),) * 2)
+fit(scorer, Path(sys.argv[3]))
+"""
+
+
 def test_labels_are_wanted_and_settings_kept_in_range(folder: Path, tmp_path: Path) -> None:
     nothing = Labelled(["a"], np.full((1, 3), np.nan, np.float32))
     with pytest.raises(TraceError, match="none of 1 training prompts has a known outcome"):

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from presage.errors import ConfigurationError, OutputError, TraceError
 from presage.predictors.routing.transformer import TransformerScorer
@@ -35,6 +36,7 @@ _TRAINING_FILE: Final = "training.json"
 _CHECKPOINT: Final = "checkpoint-"
 _LAST_WRITTEN: Final = "trainer_state.json"  # of a checkpoint; without it the process was killed while writing
 _NO_MEMORY: Final = ("can't allocate memory", "CUDA out of memory", "not enough memory")
+_NOT_WRITTEN: Final = ("inline_container.cc", "PytorchStreamWriter")  # torch.save on a full disk
 
 
 @dataclass(frozen=True)
@@ -155,19 +157,11 @@ def finetune(
             (checkpoints / _TRAINING_FILE).write_text(json.dumps({"training": print_of_training}))
         with quiet():
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
-    except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not any(text in str(error) for text in _NO_MEMORY):
+    except (RuntimeError, MemoryError, OSError, SafetensorError) as error:
+        known = _known_failure(error, scorer, config, checkpoints)
+        if known is None:
             raise
-        longest = scorer.tokens.head + scorer.tokens.tail
-        raise ConfigurationError(
-            f"memory ran out at {config.batch_size} prompts of up to {longest} tokens a step; a smaller --batch-size, "
-            "--gradient-checkpointing, or fewer --head-tokens and --tail-tokens are wanted"
-        ) from error
-    except OSError as error:
-        raise OutputError(
-            f"{checkpoints}: a checkpoint could not be written ({error.strerror or error}); free the disk or choose "
-            "another folder, then run again with --resume"
-        ) from error
+        raise known from error
     if config.gradient_checkpointing:
         checkpoint_activations(scorer.network, False)
     scorer.network.to("cpu").eval()
@@ -181,6 +175,25 @@ def finetune(
     history = tuple(trainer.history())
     best = trainer.best_epoch() if history else config.epochs
     return Finetuned(scorer, history, best, trainer.is_world_process_zero())
+
+
+def _known_failure(
+    error: Exception, scorer: TransformerScorer, config: FinetuneConfig, checkpoints: Path
+) -> ConfigurationError | OutputError | None:
+    """What a user can do something about: memory that ran out, a checkpoint that could not be written."""
+    if isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY):
+        longest = scorer.tokens.head + scorer.tokens.tail
+        return ConfigurationError(
+            f"memory ran out at {config.batch_size} prompts of up to {longest} tokens a step; a smaller --batch-size, "
+            "--gradient-checkpointing, or fewer --head-tokens and --tail-tokens are wanted"
+        )
+    if isinstance(error, (OSError, SafetensorError)) or any(text in str(error) for text in _NOT_WRITTEN):
+        reason = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+        return OutputError(
+            f"{checkpoints}: a checkpoint could not be written ({reason}); free the disk or choose another folder, "
+            "then run again with --resume"
+        )
+    return None
 
 
 def _check_labels(part: Labelled | None, scorer: TransformerScorer) -> None:
