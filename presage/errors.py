@@ -2,7 +2,7 @@
 
     PresageError
     ├── InputError (ValueError)      bad input or usage: exit code 2
-    │   ├── TraceError               a trace breaks the schema: names the file, the row and the column
+    │   ├── TraceError               a trace, or a table of outcomes, breaks its schema: names file, row and column
     │   ├── ConfigurationError       an option or a configuration file is not what a command takes
     │   ├── ArtefactError            a model folder is missing a file, altered, or of an unknown version
     │   └── RegistryError            the registry is down, or has no such model, version or alias
@@ -21,7 +21,7 @@ class InputError(PresageError, ValueError):
 
 
 class TraceError(InputError):
-    """A trace breaks the schema."""
+    """A trace, or a table of outcomes, breaks its schema."""
 
 
 class ConfigurationError(InputError):

@@ -1,1 +1,1 @@
-"""The parts of the router: what scores prompts, what makes the scores probabilities, when there is too little to say."""
+"""The parts of the router: what scores prompts, what makes probabilities of it, and when there is too little to say."""

@@ -1,0 +1,100 @@
+"""Sets of whole prompts, and which models there is enough of to learn.
+
+Which side a prompt stands on depends on the prompt and the seed alone: the same prompt falls on the same side whatever
+file it came in and whatever else was read with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.datasets.outcomes.schema import Outcomes, prompt_keys
+from presage.errors import ConfigurationError, TraceError
+
+MIN_LABELS: Final = 20
+"""Labels a model needs to be learnt at all."""
+
+
+def split_outcomes(outcomes: Outcomes, fraction: float, seed: int) -> tuple[Outcomes, Outcomes]:
+    """Divides outcomes by prompt.
+
+    Args:
+        outcomes: of at least two prompts.
+        fraction: of the prompts that go to the second part, between 0 and 1; at least one stands on each side.
+        seed: of the choice.
+
+    Returns:
+        What is kept, and what is set apart.
+
+    Raises:
+        ConfigurationError: the fraction lies not between 0 and 1.
+        TraceError: there is a single prompt.
+    """
+    if not 0 < fraction < 1:
+        raise ConfigurationError(f"fraction {fraction}: a number between 0 and 1 is wanted, such as 0.2")
+    if len(outcomes) < 2:
+        raise TraceError(f"{len(outcomes)} prompt; at least 2 are wanted, so that one can be set apart: add outcomes")
+    rank = _draw(prompt_keys(outcomes), seed)
+    apart: NDArray[np.bool_] = rank < fraction
+    if apart.all() or not apart.any():
+        apart = np.asarray(rank == rank.min())
+    return outcomes.take(~apart), outcomes.take(apart)
+
+
+def _draw(keys: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
+    """A number in [0, 1) for each key, the same for the same key and seed (SplitMix64)."""
+    with np.errstate(over="ignore"):
+        x = keys + np.random.default_rng([seed, 0x0C7]).integers(2**63, dtype=np.uint64)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return np.asarray((x >> np.uint64(11)).astype(np.float64) / 2.0**53)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Outcomes of the models that can be learnt.
+
+    Attributes:
+        outcomes: of these models; prompts that only others answered are left out.
+        left_out: labels of each model that has too few.
+    """
+
+    outcomes: Outcomes
+    left_out: dict[str, int]
+
+
+def choose_models(outcomes: Outcomes, minimum: int = MIN_LABELS) -> Chosen:
+    """Leaves out the models with fewer labels than `minimum`.
+
+    Raises:
+        TraceError: fewer than two models are left, or all their labels are one and the same.
+    """
+    labels = outcomes.labels
+    enough = labels >= minimum
+    if len(outcomes.models) < 2:
+        raise TraceError(
+            f"outcomes of one model only ({outcomes.models[0]}); a router chooses between models: give outcomes of at "
+            "least 2"
+        )
+    if enough.sum() < 2:
+        found = ", ".join(f"{name}: {count}" for name, count in zip(outcomes.models, labels.tolist(), strict=True))
+        raise TraceError(
+            f"{int(enough.sum())} of {len(labels)} models with {minimum} labels or more ({found}); at least 2 are "
+            "wanted: give more outcomes"
+        )
+    chosen = outcomes.of_models([name for name, kept in zip(outcomes.models, enough, strict=True) if kept])
+    answered = np.asarray(~np.isnan(chosen.correct).all(axis=1), np.bool_)
+    chosen = chosen.take(answered)
+    seen = np.unique(chosen.correct[~np.isnan(chosen.correct)])
+    if len(seen) < 2:
+        raise TraceError(
+            f"correct is {seen[0]:g} in every row; both solved and unsolved prompts are wanted: nothing can be learnt "
+            "from one class"
+        )
+    left_out = {n: int(c) for n, c, kept in zip(outcomes.models, labels, enough, strict=True) if not kept}
+    return Chosen(chosen, left_out)
