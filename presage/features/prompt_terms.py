@@ -1,0 +1,271 @@
+"""Terms of a prompt: TF-IDF over words and their pairs, and over short strings of characters within words.
+
+Words say what a prompt is about; strings of three to five characters also see endings, formulas, numbers and other
+scripts. Each of the two blocks is scaled to unit length. The weights are those of scikit-learn's `TfidfVectorizer`
+(`sublinear_tf`, smoothed IDF; `analyzer="char_wb"` for the strings), without scikit-learn and a hundred times as fast.
+
+Prompts may be private, so a term is a 32-bit hash from the moment it is counted; no text enters the vocabulary. The
+hash has no key: who guesses a term can test whether it was frequent. Nobody can read one. Two of a hundred thousand
+terms share a hash about once; they then count as one.
+
+Of a long prompt only head and tail are read, so the time for one prompt is bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from presage.errors import InputError
+
+HEAD_CHARS: Final = 2_000
+TAIL_CHARS: Final = 2_000
+"""Of a prompt longer than both together, so many characters of either end are read."""
+
+BLOCKS: Final = ("words", "strings")
+LEAST_PROMPTS: Final = (2, 3)
+"""Prompts that a term of each block has to stand in."""
+MOST_TERMS: Final = (60_000, 100_000)
+"""Terms of each block that are kept, those in most prompts."""
+
+SHORTEST: Final = 3
+LONGEST: Final = 5
+
+_TOKEN: Final = re.compile(r"\w+|[^\w\s]")
+_LETTERS: Final = re.compile(r"\w+")
+_WORD: Final = re.compile(r"\S+")
+_CHUNK: Final = 2_000
+_ODD: Final = np.uint32(0x9E3779B1)  # tells a pair from its reverse
+
+Hashes = NDArray[np.uint32]
+Codes = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, eq=False)
+class PromptTerms:
+    """A vocabulary of T terms.
+
+    Attributes:
+        hashes: of each block, uint32, rising; T in all.
+        idf: of each block, float32, inverse document frequency of each term.
+    """
+
+    hashes: tuple[Hashes, Hashes]
+    idf: tuple[NDArray[np.float32], NDArray[np.float32]]
+
+    @property
+    def size(self) -> int:
+        """T."""
+        return len(self.hashes[0]) + len(self.hashes[1])
+
+    @classmethod
+    def fit(cls, prompts: Sequence[str]) -> PromptTerms:
+        """Chooses the terms.
+
+        Args:
+            prompts: n of a training set, at least two.
+
+        Raises:
+            InputError: no two prompts share a term.
+        """
+        found = [terms_of(prompt) for prompt in prompts]
+        blocks = [
+            _choose([of[block] for of in found], LEAST_PROMPTS[block], MOST_TERMS[block])
+            for block in range(len(BLOCKS))
+        ]
+        if not any(len(hashes) for hashes, _ in blocks):
+            raise InputError(
+                f"of {len(prompts)} prompts no two share a word: nothing can be learnt from their text; give more of them"
+            )
+        return cls((blocks[0][0], blocks[1][0]), (blocks[0][1], blocks[1][1]))
+
+    def transform(self, prompts: Sequence[str]) -> Any:
+        """TF-IDF rows of prompts, scipy CSR float32 [n, T], indices rising in each row."""
+        from scipy.sparse import csr_matrix
+
+        found = [self.transform_one(prompt) for prompt in prompts]
+        ends = np.cumsum([0, *(len(at) for at, _, _ in found)])
+        places = np.concatenate([at for at, _, _ in found]) if found else np.zeros(0, np.int32)
+        weights = np.concatenate([of for _, of, _ in found]) if found else np.zeros(0, np.float32)
+        return csr_matrix((weights, places, ends), shape=(len(prompts), self.size))
+
+    def transform_one(self, prompt: str) -> tuple[NDArray[np.int32], NDArray[np.float32], float]:
+        """One prompt: the places of its known terms int32 [m], rising, their weights float32 [m], the share known.
+
+        The share, 0..1, is of its distinct words and pairs; 0 of a prompt without words.
+        """
+        words, strings = terms_of(prompt)
+        first, weights, distinct = _weigh(words, self.hashes[0], self.idf[0])
+        second, others, _ = _weigh(strings, self.hashes[1], self.idf[1])
+        places = np.concatenate([first, second + np.int32(len(self.hashes[0]))])
+        return places, np.concatenate([weights, others]), len(first) / distinct if distinct else 0.0
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """As an artefact keeps it."""
+        return {
+            f"{block}.{name}": of[i]
+            for i, block in enumerate(BLOCKS)
+            for name, of in (("hashes", self.hashes), ("idf", self.idf))
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> PromptTerms:
+        """Inverse of `to_tensors`.
+
+        Raises:
+            LookupError or ValueError: a tensor is missing or not what a vocabulary consists of.
+        """
+        hashes, idf = ([tensors[f"{block}.{name}"] for block in BLOCKS] for name in ("hashes", "idf"))
+        for block, known, of in zip(BLOCKS, hashes, idf, strict=True):
+            if known.dtype != np.uint32 or of.dtype != np.float32 or known.ndim != 1 or known.shape != of.shape:
+                raise ValueError(f"the terms of {block} are not one hash (uint32) and one weight (float32) each")
+            if (np.diff(known.astype(np.int64)) <= 0).any():
+                raise ValueError(f"the terms of {block} are not in rising order")
+        return cls((hashes[0], hashes[1]), (idf[0], idf[1]))
+
+
+def read_part(prompt: str) -> str:
+    """What is read of a prompt: all of it, or head and tail."""
+    if len(prompt) <= HEAD_CHARS + TAIL_CHARS:
+        return prompt
+    return prompt[:HEAD_CHARS] + " " + prompt[-TAIL_CHARS:]
+
+
+def codes_of(text: str) -> Codes:
+    """The code points of a text, uint32; a lone surrogate, which JSON can spell, is one like any other."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def terms_of(prompt: str) -> tuple[Hashes, Hashes]:
+    """Every occurrence of a term in a prompt, uint32: words and pairs of neighbours, and strings within words."""
+    text = read_part(prompt).lower()
+    codes = codes_of(text)
+    return _words(codes, _spans(_TOKEN, text)), _strings(codes, _spans(_WORD, text))
+
+
+def word_hashes(prompt: str) -> Hashes:
+    """Every occurrence of a word in a prompt, uint32: letters and digits, no punctuation."""
+    text = read_part(prompt).lower()
+    spans = _spans(_LETTERS, text)
+    return _words(codes_of(text), spans)[: len(spans)]
+
+
+def _spans(pattern: re.Pattern[str], text: str) -> NDArray[np.int64]:
+    return np.array([match.span() for match in pattern.finditer(text)], np.int64).reshape(-1, 2)
+
+
+@njit(cache=True, inline="always")
+def _finish(h: np.uint32) -> np.uint32:
+    """Spreads a hash over all its bits (MurmurHash3's finaliser)."""
+    h ^= h >> np.uint32(16)
+    h = np.uint32(h * np.uint32(0x85EBCA6B))
+    h ^= h >> np.uint32(13)
+    h = np.uint32(h * np.uint32(0xC2B2AE35))
+    return np.uint32(h ^ (h >> np.uint32(16)))
+
+
+@njit(cache=True, inline="always")
+def _next(h: np.uint32, code: np.uint32) -> np.uint32:
+    """One more code point (FNV-1a's step)."""
+    return np.uint32((h ^ code) * np.uint32(16777619))
+
+
+@njit(cache=True)
+def _words(codes: Codes, spans: NDArray[np.int64]) -> Hashes:
+    """Hashes of k tokens, then of their k - 1 pairs."""
+    count = len(spans)
+    out = np.empty(max(0, 2 * count - 1), np.uint32)
+    for i in range(count):
+        h = np.uint32(2166136261)
+        for j in range(spans[i, 0], spans[i, 1]):
+            h = _next(h, codes[j])
+        out[i] = _finish(h)
+    for i in range(count - 1):
+        out[count + i] = _finish(_next(np.uint32(out[i] * _ODD), out[i + 1]))
+    return out
+
+
+@njit(cache=True)
+def _strings(codes: Codes, spans: NDArray[np.int64]) -> Hashes:
+    """Hashes of the strings of each word with a space before and after it; a shorter word counts once, whole."""
+    size = 0
+    for i in range(len(spans)):
+        size += 3 * (spans[i, 1] - spans[i, 0] + 2)
+    out = np.empty(size, np.uint32)
+    at = 0
+    for i in range(len(spans)):
+        begin, end = spans[i, 0] - 1, spans[i, 1] + 1  # the spaces
+        for n in range(SHORTEST, LONGEST + 1):
+            whole = end - begin <= n
+            last = begin if whole else end - n
+            for start in range(begin, last + 1):
+                h = np.uint32(2166136261)
+                for j in range(start, min(start + n, end)):
+                    h = _next(h, np.uint32(32) if j == begin or j == end - 1 else codes[j])
+                out[at] = _finish(h)
+                at += 1
+            if whole:
+                break
+    return out[:at]
+
+
+@njit(cache=True, inline="always")
+def _place(known: Hashes, term: np.uint32) -> int:
+    """The first place that is not below a term."""
+    low, high = 0, len(known)
+    while low < high:
+        middle = (low + high) // 2
+        if known[middle] < term:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True)
+def _weigh(
+    found: Hashes, known: Hashes, idf: NDArray[np.float32]
+) -> tuple[NDArray[np.int32], NDArray[np.float32], int]:
+    """Places and weights, of unit length together, of the known among found terms, and how many are distinct."""
+    ordered = np.sort(found)
+    places, weights = np.empty(len(ordered), np.int32), np.empty(len(ordered), np.float32)
+    kept = distinct = i = 0
+    total = 0.0
+    while i < len(ordered):
+        end = i
+        while end < len(ordered) and ordered[end] == ordered[i]:
+            end += 1
+        distinct += 1
+        at = _place(known, ordered[i])
+        if at < len(known) and known[at] == ordered[i]:
+            weight = (1.0 + np.log(end - i)) * idf[at]
+            places[kept], weights[kept] = at, weight
+            total += weight * weight
+            kept += 1
+        i = end
+    scale = 1.0 / np.sqrt(total) if total > 0.0 else 0.0
+    for j in range(kept):
+        weights[j] *= scale
+    return places[:kept], weights[:kept], distinct
+
+
+def _choose(documents: Sequence[Hashes], least: int, most: int) -> tuple[Hashes, NDArray[np.float32]]:
+    """The terms in most documents, rising, uint32 [T], and their smoothed IDF, float32 [T]."""
+    terms, counts = np.zeros(0, np.uint32), np.zeros(0, np.int64)
+    for start in range(0, len(documents), _CHUNK):
+        part = [np.unique(document) for document in documents[start : start + _CHUNK]]
+        fresh, of = np.unique(np.concatenate(part), return_counts=True)
+        merged, inverse = np.unique(np.concatenate([terms, fresh]), return_inverse=True)
+        total = np.bincount(inverse, weights=np.concatenate([counts, of]), minlength=len(merged))
+        terms, counts = merged, total.astype(np.int64)
+    often = counts >= least
+    terms, counts = terms[often], counts[often]
+    chosen = np.sort(np.lexsort((terms, -counts))[:most])
+    idf = np.log((1.0 + len(documents)) / (1.0 + counts[chosen])) + 1.0
+    return terms[chosen], idf.astype(np.float32)

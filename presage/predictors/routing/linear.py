@@ -1,0 +1,193 @@
+"""The linear head: terms and form of a prompt, ridge regression on what models have in common. No transformer, no GPU.
+
+One logistic regression a model throws away that models agree on what is hard. Here the factors of the labels
+(`factors.py`) are learnt instead, each with a penalty of its own, chosen on prompts that it did not learn from; a factor
+that prompts do not tell is dropped. A sentence encoder may stand beside the terms.
+
+One prompt and many are one arithmetic, without BLAS, so training and serving agree to the last bit (an encoder's own
+sums aside).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import ArtefactError
+from presage.features.prompt_form import SIZE, form
+from presage.features.prompt_terms import PromptTerms
+from presage.features.text_encoder import TextEncoder
+from presage.predictors.routing.factors import Factors
+from presage.predictors.routing.ridge import RidgePath, Rows
+
+RANK: Final = 12
+PENALTIES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+
+_TERMS_SHARE: Final = np.float32(0.5**0.5)  # words and strings weigh the same, together 1
+_FORM_SHARE: Final = np.float32((0.05 / SIZE) ** 0.5)
+_FARTHEST: Final = 4.0  # deviations: a form never met must not outweigh all words
+
+
+@dataclass(frozen=True, eq=False)
+class PromptRows:
+    """What the head sees of a prompt: F numbers, T of terms, the rest of form and, if there is one, of an encoder.
+
+    Attributes:
+        terms: the vocabulary.
+        middle, scale: float32 [15], mean and deviation of the form of training prompts.
+        encoder: a sentence encoder, or None.
+    """
+
+    terms: PromptTerms
+    middle: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    encoder: TextEncoder | None
+
+    @classmethod
+    def fit(cls, prompts: Sequence[str], encoder: TextEncoder | None) -> PromptRows:
+        """Chooses terms; raises InputError where no two prompts share one."""
+        shape = form(prompts)
+        spread = shape.std(axis=0)
+        return cls(PromptTerms.fit(prompts), shape.mean(axis=0), np.where(spread > 1e-6, spread, 1.0), encoder)
+
+    def rows(self, prompts: Sequence[str]) -> Rows:
+        """The features of n prompts."""
+        return Rows(self.terms.transform(prompts) * _TERMS_SHARE, self.dense(prompts))
+
+    def dense(self, prompts: Sequence[str]) -> NDArray[np.float32]:
+        """Form, and embeddings of unit length, float32 [n, F − T]."""
+        away = np.clip((form(prompts) - self.middle) / self.scale, -_FARTHEST, _FARTHEST) * _FORM_SHARE
+        if self.encoder is None:
+            return np.asarray(away, np.float32)
+        said = self.encoder.encode_one(prompts[0])[None] if len(prompts) == 1 else self.encoder.encode(prompts)
+        length = np.linalg.norm(said, axis=1, keepdims=True)
+        return np.concatenate([away, said / np.maximum(length, 1e-12)], axis=1).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearScorer:
+    """A fitted linear head for M models.
+
+    Attributes:
+        inputs: what it sees.
+        factors: what it has learnt to tell.
+        penalties: float64 [r], of each factor.
+        told: bool [r], the factors that prompts tell; the others are left out.
+        weights: float32 [F, r].
+    """
+
+    name: ClassVar[str] = "linear"
+
+    inputs: PromptRows
+    factors: Factors
+    penalties: NDArray[np.float64]
+    told: NDArray[np.bool_]
+    weights: NDArray[np.float32]
+
+    @classmethod
+    def fit(
+        cls,
+        prompts: Sequence[str],
+        correct: NDArray[np.float32],
+        tuning: Sequence[str],
+        tuning_correct: NDArray[np.float32],
+        *,
+        rank: int = RANK,
+        encoder: TextEncoder | None = None,
+    ) -> LinearScorer:
+        """Learns from `prompts` and chooses the penalties on `tuning`, other prompts.
+
+        Args:
+            prompts: n texts.
+            correct: float32 [n, M], 0..1, NaN without a label.
+            tuning: other texts.
+            tuning_correct: float32 [len(tuning), M], likewise.
+            rank: factors at most.
+            encoder: to see prompts through as well.
+
+        Raises:
+            InputError: no two prompts share a term.
+        """
+        inputs, factors = PromptRows.fit(prompts, encoder), Factors.fit(correct, rank)
+        path = RidgePath.fit(inputs.rows(prompts), factors.targets(correct))
+        held, truth = inputs.rows(tuning), factors.targets(tuning_correct)
+        width = truth.shape[1]
+        lost = np.stack([((truth - held.times(path.weights(np.full(width, p)))) ** 2).sum(axis=0) for p in PENALTIES])
+        told = lost.min(axis=0) < (truth**2).sum(axis=0)
+        penalties = np.asarray(PENALTIES)[lost.argmin(axis=0)]
+        return cls(inputs, factors, penalties, told, path.weights(penalties) * told)
+
+    def learn_again(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> LinearScorer:
+        """The same factors and penalties, learnt from other prompts."""
+        inputs, factors = PromptRows.fit(prompts, self.inputs.encoder), self.factors.again(correct)
+        path = RidgePath.fit(inputs.rows(prompts), factors.targets(correct))
+        return replace(self, inputs=inputs, factors=factors, weights=path.weights(self.penalties) * self.told)
+
+    def logits(self, prompts: Sequence[str]) -> NDArray[np.float32]:
+        """Log-odds float32 [n, M]."""
+        intercepts, into = self.factors.to_logits()
+        dense = self.inputs.dense(prompts) if len(prompts) else np.zeros((0, 0), np.float32)
+        found = np.empty((len(prompts), len(intercepts)), np.float32)
+        terms = self.inputs.terms.size
+        for i, prompt in enumerate(prompts):
+            places, weights, _ = self.inputs.terms.transform_one(prompt)
+            factors = np.add.reduce(self.weights[places] * (weights * _TERMS_SHARE)[:, None], axis=0)
+            factors += np.add.reduce(self.weights[terms:] * dense[i][:, None], axis=0)
+            found[i] = intercepts + np.add.reduce(into * factors[:, None], axis=0)
+        return found
+
+    def to_config(self) -> dict[str, Any]:
+        """The encoder, if there is one: it is not part of the artefact."""
+        encoder = self.inputs.encoder
+        return {"encoder": None if encoder is None else {"name": encoder.name, "digest": encoder.digest}}
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """All that was learnt."""
+        return {
+            **{f"terms.{name}": array for name, array in self.inputs.terms.to_tensors().items()},
+            "form.middle": self.inputs.middle,
+            "form.scale": self.inputs.scale.astype(np.float32),
+            "base": self.factors.base,
+            "loadings": self.factors.loadings,
+            "penalties": self.penalties,
+            "told": self.told,
+            "weights": self.weights,
+        }
+
+    def to_files(self) -> dict[str, bytes]:
+        """None."""
+        return {}
+
+    @classmethod
+    def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], folder: Path) -> Self:
+        """Inverse of `to_config` and `to_tensors`; an encoder is loaded by its name and must be the same."""
+        terms = PromptTerms.from_tensors(
+            {name.removeprefix("terms."): array for name, array in tensors.items() if name.startswith("terms.")}
+        )
+        encoder = _same_encoder(config["encoder"], folder)
+        inputs = PromptRows(terms, tensors["form.middle"], tensors["form.scale"], encoder)
+        factors = Factors(tensors["base"], tensors["loadings"])
+        features = terms.size + SIZE + (encoder.size if encoder is not None else 0)
+        rank, models = factors.loadings.shape
+        if tensors["weights"].shape != (features, rank) or factors.base.shape != (models,):
+            raise ValueError("the weights are of other features or factors than the vocabulary")
+        if not ((factors.base > 0) & (factors.base < 1)).all():
+            raise ValueError("a base rate is not between 0 and 1")
+        return cls(inputs, factors, tensors["penalties"], tensors["told"], tensors["weights"])
+
+
+def _same_encoder(kept: Mapping[str, str] | None, folder: Path) -> TextEncoder | None:
+    if kept is None:
+        return None
+    encoder = TextEncoder.load(kept["name"])
+    if encoder.digest != kept["digest"]:
+        raise ArtefactError(
+            f"{folder}: learnt with another version of the text encoder {kept['name']} ({kept['digest'][:19]}…; there is "
+            f"{encoder.digest[:19]}…): put the former back, or train anew"
+        )
+    return encoder
