@@ -21,8 +21,6 @@ from presage.predictors.artefact import (
     artefact_size_bytes,
     find_pickles,
     read_artefact,
-    rebuilding,
-    under,
     write_artefact,
 )
 
@@ -258,18 +256,6 @@ def test_any_bytes_in_place_of_a_file_give_one_clear_error(
         with pytest.raises(ArtefactError):
             read_artefact(folder)
         (folder / name).write_bytes(original)
-
-
-def test_the_tensors_of_a_part_are_known_by_the_rest_of_their_names() -> None:
-    held = {"part/a": np.zeros(1), "part/b/c": np.ones(1), "apart/a": np.ones(2)}
-    assert {name: len(array) for name, array in under(held, "part/").items()} == {"a": 1, "b/c": 1}
-
-
-@pytest.mark.parametrize("error", [KeyError("gone"), ValueError("a shape"), TypeError("no number"), IndexError("7")])
-def test_what_does_not_fit_together_is_one_error_that_names_the_folder(error: Exception) -> None:
-    told = r"^models/a: not a complete next-agent artefact \(.*train or download"
-    with pytest.raises(ArtefactError, match=told), rebuilding("models/a", "next-agent"):
-        raise error
 
 
 TOKENIZER = {"tokenizer.json": b'{"model": {"type": "WordLevel"}}'}
