@@ -81,7 +81,7 @@ class PromptTerms:
         ]
         if not any(len(hashes) for hashes, _ in blocks):
             raise InputError(
-                f"of {len(prompts)} prompts no two share a word: nothing can be learnt from their text; give more of them"
+                f"of {len(prompts)} prompts no two share a word: nothing can be learnt from their text; give more"
             )
         return cls((blocks[0][0], blocks[1][0]), (blocks[0][1], blocks[1][1]))
 

@@ -38,9 +38,7 @@ def pick(probabilities: NDArray[np.float32], base: NDArray[np.float64], trust: f
     return np.asarray((centre + trust * (said - centre)).argmax(axis=1), np.int64)
 
 
-def learn_trust(
-    probabilities: NDArray[np.float32], correct: NDArray[np.float32], base: NDArray[np.float64]
-) -> float:
+def learn_trust(probabilities: NDArray[np.float32], correct: NDArray[np.float32], base: NDArray[np.float64]) -> float:
     """The trust whose gain over the best single model is surest, on n prompts; those without every label are left out.
 
     Args:

@@ -56,7 +56,10 @@ class PromptEvidence:
 
     def far(self, prompts: Sequence[str]) -> NDArray[np.bool_]:
         """The prompts that are far from the training prompts, bool [n]."""
-        known = self.known(prompts)
+        return self.is_far(self.known(prompts))
+
+    def is_far(self, known: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """The same of what `known` says, bool [n]."""
         return np.asarray((known < self.threshold) | (known == 0.0))
 
     def to_config(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """The linear head: terms and form of a prompt, ridge regression on what models have in common. No transformer, no GPU.
 
 One logistic regression a model throws away that models agree on what is hard. Here the factors of the labels
-(`factors.py`) are learnt instead, each with a penalty of its own, chosen on prompts that it did not learn from; a factor
-that prompts do not tell is dropped. A sentence encoder may stand beside the terms.
+(`factors.py`) are learnt instead, each with a penalty of its own, chosen on prompts that it did not learn from; a
+factor that prompts do not tell is dropped. A sentence encoder may stand beside the terms.
 
 One prompt and many are one arithmetic, without BLAS, so training and serving agree to the last bit (an encoder's own
 sums aside).
@@ -187,7 +187,7 @@ def _same_encoder(kept: Mapping[str, str] | None, folder: Path) -> TextEncoder |
     encoder = TextEncoder.load(kept["name"])
     if encoder.digest != kept["digest"]:
         raise ArtefactError(
-            f"{folder}: learnt with another version of the text encoder {kept['name']} ({kept['digest'][:19]}…; there is "
-            f"{encoder.digest[:19]}…): put the former back, or train anew"
+            f"{folder}: learnt with another version of the text encoder {kept['name']} ({kept['digest'][:19]}…; "
+            f"there is {encoder.digest[:19]}…): put the former back, or train anew"
         )
     return encoder

@@ -1,0 +1,306 @@
+"""The router: for each request the probability that each served model solves it.
+
+Ni et al., "Chimera", §3.3: an encoder with a sigmoid a model. Here whatever reads the prompts (a scorer) says log-odds,
+and the same parts stand on top of each: calibration on prompts of their own, missing labels left out; base rates for
+a prompt far from all training prompts, and for a model with few labels, said so; and which model to pick, which is
+another question than which probability is highest (`routing/choice.py`).
+
+The head "linear" needs no transformer and trains here; "transformer" is fine-tuned by `presage.training.router` and
+handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
+from presage.features.text_encoder import TextEncoder
+from presage.predictors.artefact import read_artefact, write_artefact
+from presage.predictors.forecast import Source
+from presage.predictors.routing.calibration import Calibration
+from presage.predictors.routing.choice import learn_trust, pick
+from presage.predictors.routing.evidence import PromptEvidence
+from presage.predictors.routing.factors import base_rates
+from presage.predictors.routing.linear import RANK, LinearScorer
+from presage.predictors.routing.scorer import Scorer
+
+KIND: Final = "router"
+HEADS: Final = ("linear", "transformer")
+MIN_EVIDENCE: Final = 50
+
+Progress = Callable[[str, float], None]
+"""Told what is being done and the share of it that is done, 0..1."""
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """What a router is made of.
+
+    Attributes:
+        head: "linear", or "transformer".
+        encoder: of the head "linear": a folder or hub name of a sentence encoder beside its terms, or "" for none.
+        rank: of the head "linear": factors that models share, at most.
+        min_evidence: labels of a model below which its base rate is forecast.
+        refit: learn again on training and calibration prompts together once calibrated; of the head "linear".
+    """
+
+    head: Literal["linear", "transformer"] = "linear"
+    encoder: str = ""
+    rank: int = RANK
+    min_evidence: int = MIN_EVIDENCE
+    refit: bool = True
+
+    def check(self) -> None:
+        """Raises ConfigurationError unless every field is in its range."""
+        if self.head not in HEADS:
+            raise ConfigurationError(f"head is {self.head!r}; one of {', '.join(HEADS)} is wanted")
+        for name, value in (("rank", self.rank), ("min_evidence", self.min_evidence)):
+            if value < 1:
+                raise ConfigurationError(f"{name} is {value}; at least 1 is wanted")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RouterConfig:
+        """Inverse of `asdict`, checked."""
+        config = cls(**data)
+        config.check()
+        return config
+
+
+@dataclass(frozen=True)
+class RouteForecast:
+    """What each model would make of a request.
+
+    Attributes:
+        probabilities: that the model solves the request, by model.
+        pick: the model to take where only success counts.
+        source: `champion`, or `back-off` where the prompt is far from the training prompts: then all are base rates.
+        evidence: labels of each model in training; below the router's `min_evidence` its probability is a base rate.
+        known: how known the words of the prompt are, 0..1.
+    """
+
+    probabilities: dict[str, float]
+    pick: str
+    source: Source
+    evidence: dict[str, int]
+    known: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+class RouterPredictor:
+    """Ours. `fit` or `load` makes one that answers."""
+
+    name = "presage"
+
+    models: tuple[str, ...]
+    base: NDArray[np.float64]
+    """Share of prompts each model solved in training, float64 [M], smoothed."""
+    labels: NDArray[np.int64]
+    """Labels of each model in training, int64 [M]."""
+    trust: float
+    """How far picks follow the probabilities, 0..1."""
+    trained_on: NDArray[np.uint64]
+
+    def __init__(self, config: RouterConfig | None = None, seed: int = 0) -> None:
+        self.config = config or RouterConfig()
+        self.seed = seed
+
+    @property
+    def scorer(self) -> Scorer:
+        """What reads the prompts."""
+        return self._scorer
+
+    def fit(
+        self,
+        prompts: Sequence[str],
+        correct: NDArray[np.float32],
+        calibration: Sequence[str],
+        calibration_correct: NDArray[np.float32],
+        *,
+        models: Sequence[str],
+        trained_on: NDArray[np.uint64] | None = None,
+        scorer: Scorer | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Learns from `prompts`; `calibration`, other prompts, makes probabilities of what was learnt.
+
+        Args:
+            prompts: n texts.
+            correct: float32 [n, M], 0..1, NaN without a label.
+            calibration: other texts.
+            calibration_correct: float32 [len(calibration), M], likewise.
+            models: M names.
+            trained_on: keys of all these prompts (`presage.datasets.outcomes.schema.prompt_keys`).
+            scorer: already fitted on `prompts`; None learns a linear one.
+            progress: told what is being done.
+
+        Raises:
+            ConfigurationError: the configuration is out of range, or of a head that has to be handed in.
+            TraceError: labels do not fit prompts and models, lie outside 0..1, or there are none.
+            InputError: no two prompts share a term.
+        """
+        self.config.check()
+        if scorer is not None and scorer.name != self.config.head:
+            raise ConfigurationError(
+                f"head is {self.config.head!r} and the scorer is {scorer.name!r}; one of both is wanted"
+            )
+        _check_labels(prompts, correct, len(models))
+        _check_labels(calibration, calibration_correct, len(models))
+        tell = progress or (lambda _, __: None)
+        tell("learning", 0.0)
+        self._scorer = scorer if scorer is not None else self._learn(prompts, correct, calibration, calibration_correct)
+        tell("calibrating", 0.6)
+        everything = np.concatenate([correct, calibration_correct])
+        self.models, self.base = tuple(models), base_rates(everything)
+        self.labels = np.asarray((~np.isnan(everything)).sum(axis=0), np.int64)
+        self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
+        logits = self._scorer.logits(calibration)
+        self.calibration = Calibration.fit(logits, calibration_correct, base_rates(correct))
+        self.trust = learn_trust(self.calibration.probabilities(logits), calibration_correct, base_rates(correct))
+        self.evidence = PromptEvidence.fit(prompts, calibration)
+        if scorer is None and self.config.refit:
+            tell("learning again on all", 0.7)
+            assert isinstance(self._scorer, LinearScorer)
+            self._scorer = self._scorer.learn_again([*prompts, *calibration], everything)
+        return self
+
+    def _learn(
+        self,
+        prompts: Sequence[str],
+        correct: NDArray[np.float32],
+        tuning: Sequence[str],
+        tuning_correct: NDArray[np.float32],
+    ) -> LinearScorer:
+        if self.config.head != "linear":
+            raise ConfigurationError(
+                f"head {self.config.head!r} without a fitted scorer; fine-tune one first, or take the head linear"
+            )
+        encoder = TextEncoder.load(self.config.encoder) if self.config.encoder else None
+        return LinearScorer.fit(prompts, correct, tuning, tuning_correct, rank=self.config.rank, encoder=encoder)
+
+    def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
+        """That each model solves each prompt, float32 [n, M]; base rates where there is too little to go by."""
+        return self._answer(prompts, self.evidence.far(prompts))
+
+    def picks(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The model to take for each of n prompts where only success counts, int64 [n]."""
+        return pick(probabilities, self.base, self.trust)
+
+    def forecast(self, prompt: str) -> RouteForecast:
+        """What each model would make of one request.
+
+        Raises:
+            InputError: the prompt is no text.
+        """
+        if not isinstance(prompt, str):
+            raise InputError(f"a prompt of type {type(prompt).__name__}; a string is wanted")
+        known = float(self.evidence.known([prompt])[0])
+        far = self.evidence.is_far(np.array([known]))
+        said = self._answer([prompt], far)
+        return RouteForecast(
+            probabilities=dict(zip(self.models, said[0].tolist(), strict=True)),
+            pick=self.models[int(self.picks(said)[0])],
+            source="back-off" if far[0] else "champion",
+            evidence=dict(zip(self.models, self.labels.tolist(), strict=True)),
+            known=known,
+        )
+
+    def _answer(self, prompts: Sequence[str], far: NDArray[np.bool_]) -> NDArray[np.float32]:
+        said = self.calibration.probabilities(self._scorer.logits(prompts))
+        unsure = far[:, None] | (self.labels < self.config.min_evidence)
+        return np.where(unsure, self.base.astype(np.float32), said)
+
+    def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
+        """Writes the artefact: config.json, model.safetensors and what files the scorer has, nothing executable."""
+        parts = {
+            "scorer": self._scorer.to_tensors(),
+            "calibration": self.calibration.to_tensors(),
+            "evidence": self.evidence.to_tensors(),
+        }
+        write_artefact(
+            Path(folder),
+            kind=KIND,
+            config={
+                "predictor": asdict(self.config),
+                "models": list(self.models),
+                "scorer": self._scorer.to_config(),
+                "evidence": self.evidence.to_config(),
+                "trust": self.trust,
+                "seed": self.seed,
+            },
+            tensors={
+                **{f"{part}/{name}": array for part, of in parts.items() for name, array in of.items()},
+                "base": self.base,
+                "labels": self.labels,
+                "training/prompts": self.trained_on,
+            },
+            training_data=training_data or {},
+            files=self._scorer.to_files(),
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Reads an artefact.
+
+        Raises:
+            ArtefactError: the folder is not a sound artefact of this kind, or its text encoder is not there.
+        """
+        artefact = read_artefact(Path(folder), kind=KIND)
+        try:
+            config, tensors = artefact.config, artefact.tensors
+            predictor = cls(RouterConfig.from_dict(config["predictor"]), config["seed"])
+            predictor.models = tuple(config["models"])
+            predictor.base, predictor.labels = tensors["base"], tensors["labels"]
+            predictor.trust = float(config["trust"])
+            if not predictor.base.shape == predictor.labels.shape == (len(predictor.models),):
+                raise ValueError("base rates and labels are not of the models named")
+            if not (0 <= predictor.trust <= 1 and ((predictor.base > 0) & (predictor.base < 1)).all()):
+                raise ValueError("a base rate or the trust is not between 0 and 1")
+            predictor.calibration = Calibration.from_tensors(_under(tensors, "calibration/"), len(predictor.models))
+            predictor.evidence = PromptEvidence.from_artefact(config["evidence"], _under(tensors, "evidence/"))
+            predictor._scorer = _scorer_of(predictor.config.head).from_artefact(
+                config["scorer"], _under(tensors, "scorer/"), Path(folder)
+            )
+            if predictor._scorer.logits([""]).shape != (1, len(predictor.models)):
+                raise ValueError("the scorer is of other models than the artefact")
+            predictor.trained_on = tensors["training/prompts"].astype(np.uint64)
+        except ArtefactError:
+            raise
+        except (LookupError, TypeError, ValueError) as error:
+            raise ArtefactError(
+                f"{folder}: not a complete {KIND} artefact ({type(error).__name__}: {error}); "
+                "train or download it again"
+            ) from error
+        return predictor
+
+
+def _scorer_of(head: str) -> type[Scorer]:
+    if head == LinearScorer.name:
+        return LinearScorer
+    from presage.predictors.routing.transformer import TransformerScorer  # brings torch and transformers
+
+    return TransformerScorer
+
+
+def _check_labels(prompts: Sequence[str], correct: NDArray[np.float32], models: int) -> None:
+    if correct.shape != (len(prompts), models):
+        raise TraceError(
+            f"labels {list(correct.shape)} of {len(prompts)} prompts and {models} models; one each is wanted"
+        )
+    known = correct[~np.isnan(correct)]
+    if not len(known):
+        raise TraceError(f"no label among {len(prompts)} prompts; correct 0 or 1 is wanted: give outcomes with labels")
+    if not ((known >= 0) & (known <= 1)).all():
+        raise TraceError("a label outside 0..1; 0 or 1, or a share of tries between them, is wanted: correct it")
+
+
+def _under(tensors: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,133 @@
+"""What a router has to beat: knowing only how good the models are, one plain text classifier a model, and neighbours.
+
+All learn from the whole training part and pick the model of highest probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.features.prompt_terms import PromptTerms
+from presage.predictors.routing.factors import base_rates
+
+
+class Routes(Protocol):
+    """What is judged: our predictor, or a baseline."""
+
+    def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
+        """That each of M models solves each of n prompts, float32 [n, M]."""
+        ...
+
+    def picks(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The model to take for each prompt, int64 [n]."""
+        ...
+
+
+class Baseline(Routes, Protocol):
+    """A router without settings."""
+
+    name: ClassVar[str]
+
+    def fit(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> Self:
+        """Learns from n prompts and labels [n, M], 0..1, NaN without one."""
+        ...
+
+
+class _Likeliest:
+    """Picks the model of highest probability; of equals the first."""
+
+    def picks(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
+        return np.asarray(probabilities.argmax(axis=1), np.int64)
+
+
+class BaseRate(_Likeliest):
+    """Each model's share of solved training prompts, whatever the prompt: picks the best single model of training."""
+
+    name: ClassVar[str] = "base-rate"
+
+    _base: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, base: NDArray[np.float64]) -> Self:
+        """With base rates [M] counted elsewhere."""
+        made = cls()
+        made._base = base.astype(np.float32)
+        return made
+
+    def fit(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> Self:
+        """Counts."""
+        self._base = base_rates(correct).astype(np.float32)
+        return self
+
+    def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
+        """The same for each prompt."""
+        return np.tile(self._base, (len(prompts), 1))
+
+
+class TfidfLogistic(_Likeliest):
+    """scikit-learn's TfidfVectorizer and one LogisticRegression a model, both as they come."""
+
+    name: ClassVar[str] = "tfidf-logistic"
+
+    def fit(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> Self:
+        """Fits; a label counts as solved from .5 on, and a model of one class keeps its base rate."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression
+
+        self._base = base_rates(correct)
+        self._vectorizer = TfidfVectorizer()
+        rows = self._vectorizer.fit_transform(prompts)
+        self._heads: list[Any] = []
+        for labels in correct.T:
+            known = ~np.isnan(labels)
+            solved = labels[known] >= 0.5
+            both = solved.any() and not solved.all()
+            self._heads.append(LogisticRegression(max_iter=1000).fit(rows[known], solved) if both else None)
+        return self
+
+    def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
+        """As fitted."""
+        rows = self._vectorizer.transform(prompts)
+        found = np.tile(self._base.astype(np.float32), (len(prompts), 1))
+        for m, head in enumerate(self._heads):
+            if head is not None:
+                found[:, m] = head.predict_proba(rows)[:, 1]
+        return found
+
+
+class Nearest(_Likeliest):
+    """Mean label of the training prompts most alike by the same terms, drawn towards the base rate."""
+
+    name: ClassVar[str] = "knn"
+
+    neighbours: Final = 40
+    prior_labels: Final = 10.0
+    chunk: Final = 500
+
+    def fit(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> Self:
+        """Keeps all training prompts."""
+        self._base, self._terms, self._correct = base_rates(correct), PromptTerms.fit(prompts), correct
+        self._rows = self._terms.transform(prompts)
+        return self
+
+    def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
+        """By cosine; neighbours without a label of a model do not count for it."""
+        rows, found = self._terms.transform(prompts), np.empty((len(prompts), len(self._base)), np.float32)
+        count = min(self.neighbours, len(self._correct))
+        for start in range(0, len(prompts), self.chunk):
+            alike = (rows[start : start + self.chunk] @ self._rows.T).toarray()
+            labels = self._correct[np.argpartition(-alike, count - 1, axis=1)[:, :count]]  # [rows, count, M]
+            known = ~np.isnan(labels)
+            total = np.where(known, labels, 0.0).sum(axis=1) + self.prior_labels * self._base
+            found[start : start + self.chunk] = total / (known.sum(axis=1) + self.prior_labels)
+        return found
+
+
+BASELINES: Final[Mapping[str, type[Baseline]]] = MappingProxyType(
+    {BaseRate.name: BaseRate, TfidfLogistic.name: TfidfLogistic, Nearest.name: Nearest}
+)

@@ -1,0 +1,187 @@
+"""How good a router is on held-out prompts, side by side with its baselines.
+
+All are judged on the same labels, and for differences a resample draws the same prompts for both, so that what is hard
+for both cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.datasets.outcomes.schema import Outcomes
+from presage.errors import TraceError
+from presage.predictors.bootstrap import ratio_ci
+from presage.training.metrics import RESAMPLES
+from presage.training.router.baselines import Routes
+from presage.training.router.cost_quality import CostQuality, cost_quality
+from presage.training.router.metrics import RankingFigures, ends, measure, number, percentiles
+from presage.training.router.picking import PickFigures, mean_ci, measure_picks
+
+KIND: Final = "router"
+
+MIN_TASK_PROMPTS: Final = 20
+"""A task with fewer prompts is not told on its own."""
+
+Told = tuple[float, tuple[float, float]]
+"""A difference and its 95 % interval."""
+
+
+@dataclass(frozen=True)
+class RouterFigures:
+    """How one router did: its probabilities, and its picks."""
+
+    ranking: RankingFigures
+    picking: PickFigures
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**self.ranking.to_dict(), **self.picking.to_dict()}
+
+
+@dataclass(frozen=True)
+class RouterEvaluation:
+    """Figures of one router on n prompts and M models.
+
+    Attributes:
+        figures: on all prompts judged; what they hold by prompt is what the registry's gates compare.
+        by_task: the same for each task of 20 prompts or more, without intervals.
+        baselines: figures of each baseline, by name.
+        differences: ours minus each baseline: `macro_map`, `brier` (below 0 is better), `picked_accuracy`.
+        curve: cost against quality; None where costs are not known.
+        models: M names.
+        prompts: n.
+        model, version: of what was judged, if it has them.
+    """
+
+    figures: RouterFigures
+    by_task: Mapping[str, RouterFigures]
+    baselines: Mapping[str, RouterFigures]
+    differences: Mapping[str, Mapping[str, Told]]
+    curve: CostQuality | None
+    models: tuple[str, ...]
+    prompts: int
+    model: str | None = None
+    version: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values."""
+        return {
+            "kind": KIND,
+            "model": self.model,
+            "version": self.version,
+            **self.figures.to_dict(),
+            "by_task": {name: _short(of) for name, of in self.by_task.items()},
+            "cost_quality": self.curve.to_dict() if self.curve is not None else None,
+            "baselines": {name: of.to_dict() for name, of in self.baselines.items()},
+            "differences": {
+                name: {
+                    figure: {"difference": number(value), "ci95": ends(interval)}
+                    for figure, (value, interval) in of.items()
+                }
+                for name, of in self.differences.items()
+            },
+        }
+
+
+def evaluate(
+    router: Routes,
+    outcomes: Outcomes,
+    seed: int,
+    *,
+    baselines: Mapping[str, Routes] | None = None,
+    model: str | None = None,
+    version: int | None = None,
+    resamples: int = RESAMPLES,
+) -> RouterEvaluation:
+    """Judges a router on prompts that it was not trained on, and every baseline beside it.
+
+    Args:
+        router: what is judged; its models are those of `outcomes`, in this order.
+        outcomes: n prompts and M models.
+        seed: of the bootstrap.
+        baselines: judged on the same prompts, by name.
+        model: name of what is judged, for the record.
+        version: its version, for the record.
+        resamples: of the bootstrap.
+
+    Raises:
+        TraceError: there is no label.
+    """
+    if not outcomes.labels.any():
+        raise TraceError(
+            f"of {len(outcomes)} prompts none has a label of the models {', '.join(outcomes.models)}: nothing can be "
+            "judged; give outcomes of these models"
+        )
+    said = router.probabilities(outcomes.prompts)
+    figures = judge(said, router.picks(said), outcomes, seed, resamples)
+    others = {}
+    for name, baseline in (baselines or {}).items():
+        theirs = baseline.probabilities(outcomes.prompts)
+        others[name] = judge(theirs, baseline.picks(theirs), outcomes, seed, resamples)
+    return RouterEvaluation(
+        figures=figures,
+        by_task=_by_task(said, router.picks(said), outcomes, seed),
+        baselines=others,
+        differences={name: differences(figures, of, seed, resamples) for name, of in others.items()},
+        curve=cost_quality(said, outcomes),
+        models=outcomes.models,
+        prompts=len(outcomes),
+        model=model,
+        version=version,
+    )
+
+
+def judge(
+    said: NDArray[np.float32], picks: NDArray[np.int64], outcomes: Outcomes, seed: int, resamples: int = RESAMPLES
+) -> RouterFigures:
+    """Figures of probabilities [n, M] and picks [n]."""
+    return RouterFigures(
+        measure(said, outcomes.correct, outcomes.models, seed, resamples),
+        measure_picks(picks, outcomes.correct, outcomes.models, seed, resamples),
+    )
+
+
+def differences(ours: RouterFigures, theirs: RouterFigures, seed: int, resamples: int = RESAMPLES) -> dict[str, Told]:
+    """Ours minus theirs on the same prompts, with paired intervals; both judged with the same seed and resamples."""
+    mine, its = ours.ranking, theirs.ranking
+    squared = ratio_ci(mine.squared - its.squared, mine.counted, np.random.default_rng(seed), resamples)
+    return {
+        "macro_map": (mine.macro_map - its.macro_map, percentiles(mine.map_draws - its.map_draws)),
+        "brier": (mine.brier - its.brier, squared),
+        "picked_accuracy": (
+            ours.picking.picked_accuracy - theirs.picking.picked_accuracy,
+            mean_ci(ours.picking.hits - theirs.picking.hits, seed, resamples),
+        ),
+    }
+
+
+def _by_task(
+    said: NDArray[np.float32], picks: NDArray[np.int64], outcomes: Outcomes, seed: int
+) -> dict[str, RouterFigures]:
+    names = np.array([task or "" for task in outcomes.task])
+    found = {}
+    for name in sorted(set(names.tolist()) - {""}):
+        rows = np.flatnonzero(names == name)
+        if len(rows) >= MIN_TASK_PROMPTS:
+            found[name] = judge(said[rows], picks[rows], outcomes.take(rows), seed, resamples=0)
+    return found
+
+
+def _short(of: RouterFigures) -> dict[str, Any]:
+    """A task's figures in few words."""
+    ranking, picking = of.ranking, of.picking
+    return {
+        "macro_map": number(ranking.macro_map),
+        "brier": number(ranking.brier),
+        "picked_accuracy": number(picking.picked_accuracy),
+        "best_single": number(picking.best_single),
+        "best_single_model": picking.best_single_model,
+        "random": number(picking.random),
+        "oracle": number(picking.oracle),
+        "prompts": ranking.prompts,
+    }

@@ -1,0 +1,265 @@
+"""From outcomes to a router and the figures that speak for it, next to every baseline.
+
+In the order of every training here: test prompts are set apart first, whole; of the rest a calibration part makes
+probabilities of what was learnt. Baselines need no calibration, so they learn from the whole training part.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from presage.datasets.outcomes.schema import Outcomes, outcomes_digest, prompt_keys
+from presage.datasets.outcomes.split import choose_models, split_outcomes
+from presage.errors import ConfigurationError, TraceError
+from presage.predictors.artefact import artefact_size_bytes
+from presage.predictors.router import RouterConfig, RouterPredictor
+from presage.predictors.routing.scorer import Scorer
+from presage.training.configuration import Limits
+from presage.training.record import Progress, versions
+from presage.training.report.files import write_metrics
+from presage.training.router.baselines import BASELINES, BaseRate, Routes
+from presage.training.router.evaluate import RouterEvaluation, evaluate
+from presage.training.sets import TEST_FRACTION
+
+CALIBRATION_FRACTION: Final = 0.25
+"""Of the training prompts."""
+
+LIMITS: Final[Limits] = dict.fromkeys(("rank", "min_evidence"), (1, math.inf))
+"""What the numbers of a `RouterConfig` have to keep to."""
+
+SHARED_PROMPTS: Final = "test prompts left out because they are in the training set"
+
+FitScorer = Callable[[Outcomes, Outcomes], Scorer]
+"""Fits a scorer on the first, and may choose by the second when to stop."""
+
+_TIMED: Final = 300
+_WARM_UP: Final = 20
+
+
+@dataclass(frozen=True)
+class RouterTraining:
+    """A fitted router and what is known of it.
+
+    Attributes:
+        predictor: fitted.
+        metrics: the object of the command contract, with "data", "models", "config", "versions", "fit_seconds",
+            "latency_us" and "size_bytes" beside the figures.
+        training_data: what the artefact says of its training outcomes.
+        evaluation: the figures behind the metrics.
+    """
+
+    predictor: RouterPredictor
+    metrics: dict[str, Any]
+    training_data: dict[str, Any]
+    evaluation: RouterEvaluation
+
+    def save(self, folder: Path) -> None:
+        """Writes artefact and `metrics.json`; "size_bytes" is known from then on.
+
+        Raises:
+            OutputError: the folder cannot be written, or holds something else than an artefact.
+        """
+        self.predictor.save(folder, self.training_data)
+        self.metrics["size_bytes"] = artefact_size_bytes(folder)
+        write_metrics(folder, self.metrics)
+
+
+@dataclass(frozen=True)
+class JudgedRouter:
+    """A router judged on outcomes.
+
+    Attributes:
+        evaluation: its figures; the only baseline is "base-rate", with the router's own base rates.
+        prompts: keys of the prompts judged, uint64 [n], in the order of the figures' rows.
+        left_out: prompts left out because the router was trained on them.
+        latency_us: median of one forecast.
+    """
+
+    evaluation: RouterEvaluation
+    prompts: np.ndarray
+    left_out: int
+    latency_us: float
+
+
+def train_router(
+    outcomes: Outcomes,
+    test: Outcomes | None = None,
+    config: RouterConfig | None = None,
+    *,
+    seed: int = 0,
+    baselines: Sequence[str] = tuple(BASELINES),
+    name: str | None = None,
+    fit_scorer: FitScorer | None = None,
+    progress: Progress | None = None,
+) -> RouterTraining:
+    """Fits a router and its baselines and judges them on the same held-out prompts.
+
+    Args:
+        outcomes: of at least two models.
+        test: to judge on; None sets a fifth of the prompts apart.
+        config: of the router.
+        seed: of the splits and of the bootstrap.
+        baselines: names out of `BASELINES`.
+        name: of the model, for the record.
+        fit_scorer: of a head that is trained elsewhere, called with training and calibration part; the calibration
+            part's labels may choose among its epochs.
+        progress: told what is being done.
+
+    Raises:
+        ConfigurationError: an unknown baseline, or a configuration out of range.
+        TraceError: too few models, labels or prompts, or one class only.
+        InputError: no two prompts share a term.
+    """
+    config, tell = config or RouterConfig(), progress or (lambda _, __: None)
+    config.check()
+    check_baselines(baselines)
+    chosen = choose_models(outcomes)
+    models = chosen.outcomes.models
+    train, held, shared = _parts(chosen.outcomes, test, seed)
+    inner, calibration = split_outcomes(train, CALIBRATION_FRACTION, seed + 1)
+
+    begun = time.perf_counter()
+    predictor = RouterPredictor(config, seed).fit(
+        inner.prompts,
+        inner.correct,
+        calibration.prompts,
+        calibration.correct,
+        models=models,
+        trained_on=prompt_keys(train),
+        scorer=fit_scorer(inner, calibration) if fit_scorer is not None else None,
+        progress=tell,
+    )
+    fit_seconds = time.perf_counter() - begun
+    fitted: dict[str, Routes] = {}
+    for index, baseline in enumerate(baselines):
+        tell(f"baseline {baseline}", index / len(baselines))
+        fitted[baseline] = BASELINES[baseline]().fit(train.prompts, train.correct)
+
+    tell("judging on the test set", None)
+    evaluation = evaluate(predictor, held, seed, baselines=fitted, model=name)
+    rule = "separate test outcomes" if test is not None else "a fifth of the prompts, at random by prompt"
+    training_data = {
+        "digest": f"sha256:{outcomes_digest(train)}",
+        "prompts": len(train),
+        "labels": int(train.labels.sum()),
+        "split": rule,
+    }
+    metrics = {
+        **evaluation.to_dict(),
+        "data": {
+            "training": _told(inner),
+            "calibration": _told(calibration),
+            "test": _told(held),
+            "split": rule,
+            SHARED_PROMPTS: shared,
+            "models left out for few labels": chosen.left_out,
+            "seed": seed,
+            "digest of the training outcomes": training_data["digest"],
+            "digest of the test outcomes": f"sha256:{outcomes_digest(held)}",
+        },
+        "models": _of_models(train),
+        "config": {**asdict(config), "trust": predictor.trust},
+        "versions": versions(),
+        "fit_seconds": round(fit_seconds, 2),
+        "latency_us": forecast_latency_us(predictor, held),
+        "size_bytes": None,
+    }
+    return RouterTraining(predictor, metrics, training_data, evaluation)
+
+
+def evaluate_router(
+    predictor: RouterPredictor,
+    outcomes: Outcomes,
+    seed: int,
+    *,
+    model: str | None = None,
+    version: int | None = None,
+) -> JudgedRouter:
+    """Judges a fitted router on the prompts of outcomes that it was not trained on, and on its own models.
+
+    Raises:
+        TraceError: it was trained on all of them, or there is no label of its models.
+    """
+    keys = prompt_keys(outcomes)
+    fresh = ~np.isin(keys, predictor.trained_on)
+    if not fresh.any():
+        raise TraceError(
+            f"all {len(outcomes)} prompts are ones that the model was trained on, so its figures on them prove nothing: "
+            "give outcomes that were kept apart, such as later ones or those of --test"
+        )
+    judged = outcomes.of_models(predictor.models).take(fresh)
+    floor = BaseRate.of(predictor.base)
+    evaluation = evaluate(predictor, judged, seed, baselines={BaseRate.name: floor}, model=model, version=version)
+    return JudgedRouter(evaluation, keys[fresh], int((~fresh).sum()), forecast_latency_us(predictor, judged))
+
+
+def forecast_latency_us(predictor: RouterPredictor, outcomes: Outcomes) -> float:
+    """Median of one forecast, microseconds, over up to 300 prompts; one thread, as measured."""
+    taken = []
+    for place in range(min(_TIMED, 4 * len(outcomes)) + _WARM_UP):
+        prompt = outcomes.prompts[place % len(outcomes)]
+        begun = time.perf_counter_ns()
+        predictor.forecast(prompt)
+        taken.append(time.perf_counter_ns() - begun)
+    return float(np.median(taken[_WARM_UP:])) / 1000
+
+
+def choose_baselines(names: str) -> tuple[str, ...]:
+    """The baselines that a comma-separated list stands for; "default" and "all" are every one, "none" is none.
+
+    Raises:
+        ConfigurationError: there is no such baseline.
+    """
+    sets = {"default": tuple(BASELINES), "all": tuple(BASELINES), "none": ()}
+    chosen = [name for item in names.split(",") for name in sets.get(item, (item,))]
+    check_baselines(chosen)
+    return tuple(dict.fromkeys(chosen))
+
+
+def check_baselines(names: Sequence[str]) -> None:
+    """Raises ConfigurationError unless each is the name of a baseline."""
+    if unknown := [name for name in names if name not in BASELINES]:
+        raise ConfigurationError(
+            f"no baseline {unknown[0]!r} of routers; there are: {', '.join(BASELINES)}; default, all and none"
+        )
+
+
+def _parts(outcomes: Outcomes, test: Outcomes | None, seed: int) -> tuple[Outcomes, Outcomes, int]:
+    """What is learnt from, what is judged on, and how many test prompts were left out because they are in both."""
+    if test is None:
+        return *split_outcomes(outcomes, TEST_FRACTION, seed), 0
+    shared = np.isin(prompt_keys(test), prompt_keys(outcomes))
+    if shared.all():
+        raise TraceError(
+            f"all {len(test)} test prompts are in the training set, so figures on them would prove nothing: give others"
+        )
+    return outcomes, test.of_models(outcomes.models).take(~shared), int(shared.sum())
+
+
+def _told(outcomes: Outcomes) -> str:
+    return f"{len(outcomes)} prompts, {int(outcomes.labels.sum())} labels"
+
+
+def _of_models(outcomes: Outcomes) -> dict[str, dict[str, float | int | None]]:
+    """Labels, base rate, mean cost and mean output tokens of each model in training; None where unknown."""
+    return {
+        name: {
+            "labels": int(outcomes.labels[m]),
+            "base_rate": _mean(outcomes.correct[:, m]),
+            "cost": _mean(outcomes.cost[:, m]),
+            "output_tokens": _mean(outcomes.output_tokens[:, m]),
+        }
+        for m, name in enumerate(outcomes.models)
+    }
+
+
+def _mean(values: np.ndarray) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean(dtype=np.float64)) if len(known) else None
