@@ -1,9 +1,9 @@
 """How right is the router, next to one plain classifier a model, to neighbours, and to the best single model?
 
-On the known law, against the probabilities that nobody could know better; given a folder of public outcomes also on each
-set there, folds by prompt: each prompt is judged once, by models that did not learn from it, and figures are over all
-judged prompts. Macro mAP and picked accuracy with 95 % intervals by bootstrap over prompts; paired differences to the
-plain classifier (mAP) and to the best single model (picks), which is chosen on the judged prompts themselves.
+On the known law, against the probabilities that nobody could know better; given a folder of public outcomes also on
+each set there, folds by prompt: each prompt is judged once, by models that did not learn from it, and figures are over
+all judged prompts. Intervals are 95 %, by bootstrap over prompts; differences are paired. The best single model is
+chosen on the judged prompts themselves.
 
     python benchmarks/router.py [FOLDER] [--folds 5] [--sets gsm8k,mmlu_pro] [--prompts 4000]
 
@@ -59,10 +59,11 @@ def answers(train: Outcomes, prompts: tuple[str, ...], seed: int) -> Said:
 def by_fold(outcomes: Outcomes, folds: int, seed: int) -> tuple[Outcomes, Said]:
     """The prompts of the first `folds` of five folds, and what was said of each by models of the other four."""
     fold = np.random.default_rng(seed).permutation(len(outcomes)) % FOLDS
-    judged = [(np.flatnonzero(fold == k), np.flatnonzero(fold != k)) for k in range(folds)]
-    found = [answers(outcomes.take(rest), outcomes.take(held).prompts, seed) for held, rest in judged]
+    held = [np.flatnonzero(fold == k) for k in range(folds)]
+    rest = [outcomes.take(np.flatnonzero(fold != k)) for k in range(folds)]
+    found = [answers(rest[k], outcomes.take(held[k]).prompts, seed + k) for k in range(folds)]
     joined = {name: tuple(np.concatenate([of[name][i] for of in found]) for i in (0, 1)) for name in found[0]}
-    return outcomes.take(np.concatenate([held for held, _ in judged])), joined  # type: ignore[return-value]
+    return outcomes.take(np.concatenate(held)), joined  # type: ignore[return-value]
 
 
 def report(title: str, figures: Mapping[str, RouterFigures], seed: int) -> dict[str, object]:

@@ -2,9 +2,9 @@
 
     logit p = logit(base rate) + shift + slope · (log-odds − their mean)
 
-The slopes of models are drawn towards the slope of all labels together, and the shifts towards 0, by as much as fifty
-labels weigh: a model with few labels is calibrated as the others are. Platt (1999) with the labels as they are; the
-mean of several tries counts as that share.
+The slopes of models are drawn towards the slope of all labels together, and the shifts towards 0, by as much as two
+hundred labels weigh: a model with few labels is calibrated as the others are. Platt (1999) with the labels as they are;
+the mean of several tries counts as that share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from presage.predictors.routing.factors import base_rates, logit, sigmoid
 
-PRIOR_LABELS: Final = 50.0
+PRIOR_LABELS: Final = 200.0
 
 _ROUNDS: Final = 50
 _ENOUGH: Final = 1e-9

@@ -191,8 +191,8 @@ def evaluate_router(
     fresh = ~np.isin(keys, predictor.trained_on)
     if not fresh.any():
         raise TraceError(
-            f"all {len(outcomes)} prompts are ones that the model was trained on, so its figures on them prove nothing: "
-            "give outcomes that were kept apart, such as later ones or those of --test"
+            f"all {len(outcomes)} prompts are ones that the model was trained on, so its figures on them prove "
+            "nothing: give outcomes that were kept apart, such as later ones or those of --test"
         )
     judged = outcomes.of_models(predictor.models).take(fresh)
     floor = BaseRate.of(predictor.base)
