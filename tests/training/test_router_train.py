@@ -1,0 +1,170 @@
+"""Training of a router: figures, baselines, what is refused, and real outcomes where they are there."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from presage.datasets.outcomes.law import generate_outcomes
+from presage.datasets.outcomes.read import read_outcomes
+from presage.datasets.outcomes.schema import Outcomes, prompt_keys
+from presage.datasets.outcomes.split import split_outcomes
+from presage.errors import ConfigurationError, TraceError
+from presage.predictors.router import RouterConfig, RouterPredictor
+from presage.training.router.baselines import BASELINES
+from presage.training.router.evaluate import evaluate
+from presage.training.router.train import (
+    SHARED_PROMPTS,
+    RouterTraining,
+    choose_baselines,
+    evaluate_router,
+    train_router,
+)
+
+
+@pytest.fixture(scope="module")
+def training() -> RouterTraining:
+    return train_router(generate_outcomes(1500, 0).outcomes, seed=0, name="law")
+
+
+def test_the_object_of_the_contract_is_json(training: RouterTraining) -> None:
+    told = json.loads(json.dumps(training.metrics, allow_nan=False))
+    assert (told["kind"], told["model"]) == ("router", "law")
+    for figure in ("macro_map", "brier", "ece", "picked_accuracy", "best_single", "oracle", "random"):
+        assert 0 < told[figure] < 1
+    assert set(told["by_model"]) == {"large", "small", "slow", "specialist"}
+    assert set(told["baselines"]) == set(BASELINES) == set(told["differences"])
+    assert set(told["by_task"]) == {"algebra", "code", "history", "travel"}
+    assert told["cost_quality"]["unit"] == "cost"
+    assert sum(row["positions"] for row in told["reliability"]) == told["labels"]
+    assert told["latency_us"] > 0
+
+
+def test_it_beats_what_knows_no_prompt_and_is_honest(training: RouterTraining) -> None:
+    evaluation = training.evaluation
+    value, (low, _) = evaluation.differences["base-rate"]["macro_map"]
+    assert value > low > 0.05
+    assert evaluation.differences["base-rate"]["brier"][1][1] < 0
+    assert evaluation.figures.ranking.ece < 0.05
+    picking = evaluation.figures.picking
+    assert picking.random < picking.best_single < picking.picked_accuracy < picking.oracle
+    curve = evaluation.curve
+    assert curve is not None
+    assert curve.area > curve.area_of_singles
+
+
+def test_no_prompt_stands_on_both_sides(training: RouterTraining) -> None:
+    outcomes = generate_outcomes(1500, 0).outcomes
+    learnt = np.isin(prompt_keys(outcomes), training.predictor.trained_on)
+    assert learnt.sum() == training.training_data["prompts"]
+    assert training.evaluation.prompts == len(outcomes) - learnt.sum()
+
+
+def test_a_saved_training_is_loaded_and_judged_the_same(training: RouterTraining, tmp_path: Path) -> None:
+    training.save(tmp_path / "model")
+    told = json.loads((tmp_path / "model" / "metrics.json").read_text())
+    assert told["size_bytes"] == training.metrics["size_bytes"] > 0
+    again = RouterPredictor.load(tmp_path / "model")
+    outcomes = generate_outcomes(1500, 0).outcomes
+    judged = evaluate_router(again, outcomes, 0)
+    assert judged.left_out == training.training_data["prompts"]
+    assert judged.evaluation.figures.ranking.macro_map == training.evaluation.figures.ranking.macro_map
+    assert len(judged.prompts) == judged.evaluation.prompts
+    seen = outcomes.take(np.isin(prompt_keys(outcomes), again.trained_on))
+    with pytest.raises(TraceError, match="trained on"):
+        evaluate_router(again, seen, 0)
+
+
+def test_the_same_seed_gives_the_same_figures(training: RouterTraining) -> None:
+    again = train_router(generate_outcomes(1500, 0).outcomes, seed=0, name="law").metrics
+    timed = ("fit_seconds", "latency_us", "size_bytes")
+    assert {k: v for k, v in again.items() if k not in timed} == {
+        k: v for k, v in training.metrics.items() if k not in timed
+    }
+
+
+def test_separate_test_outcomes_leave_out_what_was_learnt() -> None:
+    train = generate_outcomes(400, 0).outcomes
+    test = generate_outcomes(200, 5).outcomes
+    both = Outcomes(
+        train.prompts[:50] + test.prompts,
+        test.models,
+        *(
+            np.concatenate([getattr(train, name)[:50], getattr(test, name)])
+            for name in ("correct", "output_tokens", "cost")
+        ),
+        train.task[:50] + test.task,
+    )
+    told = train_router(train, both, baselines=("base-rate",)).metrics
+    assert told["data"][SHARED_PROMPTS] == 50
+    assert told["prompts"] <= 200
+    with pytest.raises(TraceError, match="all 400 test prompts"):
+        train_router(train, train)
+
+
+def test_an_oracle_and_a_liar_are_told_apart() -> None:
+    drawn = generate_outcomes(600, 2)
+
+    class Fixed:
+        def __init__(self, said: np.ndarray) -> None:
+            self.said = said.astype(np.float32)
+
+        def probabilities(self, prompts: object) -> np.ndarray:
+            return self.said
+
+        def picks(self, probabilities: np.ndarray) -> np.ndarray:
+            return probabilities.argmax(axis=1)
+
+    found = evaluate(
+        Fixed(drawn.probabilities), drawn.outcomes, 0, baselines={"liar": Fixed(1 - drawn.probabilities)}, resamples=100
+    )
+    for figure, sign in (("macro_map", 1), ("brier", -1), ("picked_accuracy", 1)):
+        value, (low, high) = found.differences["liar"][figure]
+        assert sign * value > 0.1
+        assert low < value < high
+        assert sign * (low if sign > 0 else high) > 0
+
+
+@pytest.mark.parametrize("name", sorted(BASELINES))
+def test_a_baseline_says_probabilities_without_labels_of_a_model(name: str) -> None:
+    train = generate_outcomes(200, 0).outcomes
+    correct = train.correct.copy()
+    correct[:, 0] = np.nan
+    correct[:, 1] = 1.0
+    said = BASELINES[name]().fit(train.prompts, correct).probabilities(generate_outcomes(30, 1).outcomes.prompts)
+    assert said.shape == (30, 4)
+    assert ((said >= 0) & (said <= 1)).all()
+    np.testing.assert_allclose(said[:, 0], 0.5, atol=1e-6)
+    assert (said[:, 1] > 0.95).all()
+
+
+def test_lists_of_baselines() -> None:
+    assert choose_baselines("default") == choose_baselines("all") == tuple(BASELINES)
+    assert choose_baselines("none") == ()
+    assert choose_baselines("knn,knn") == ("knn",)
+    with pytest.raises(ConfigurationError, match="no baseline 'magic'"):
+        choose_baselines("magic")
+    with pytest.raises(ConfigurationError, match="no baseline 'magic'"):
+        train_router(generate_outcomes(50, 0).outcomes, baselines=("magic",))
+
+
+@pytest.fixture(scope="module")
+def outcomes_folder() -> Path:
+    folder = Path(__file__).resolve().parents[3] / "shared" / "data" / "outcomes"
+    if not folder.is_dir():
+        pytest.skip(f"no public outcomes at {folder}")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", ["gsm8k", "routerbench_subset"])
+def test_real_outcomes_rank_better_than_a_plain_classifier_a_model(outcomes_folder: Path, name: str) -> None:
+    outcomes = read_outcomes([outcomes_folder / f"{name}.jsonl.gz"]).outcomes
+    gained = []
+    for seed in range(3):
+        train, held = split_outcomes(outcomes, 0.2, seed)
+        told = train_router(train, held, RouterConfig(), seed=seed, baselines=("tfidf-logistic",))
+        gained.append(told.evaluation.differences["tfidf-logistic"]["macro_map"][0])
+    assert np.mean(gained) > 0
