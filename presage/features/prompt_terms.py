@@ -90,21 +90,18 @@ class PromptTerms:
         from scipy.sparse import csr_matrix
 
         found = [self.transform_one(prompt) for prompt in prompts]
-        ends = np.cumsum([0, *(len(at) for at, _, _ in found)])
-        places = np.concatenate([at for at, _, _ in found]) if found else np.zeros(0, np.int32)
-        weights = np.concatenate([of for _, of, _ in found]) if found else np.zeros(0, np.float32)
+        ends = np.cumsum([0, *(len(at) for at, _ in found)])
+        places = np.concatenate([at for at, _ in found]) if found else np.zeros(0, np.int32)
+        weights = np.concatenate([of for _, of in found]) if found else np.zeros(0, np.float32)
         return csr_matrix((weights, places, ends), shape=(len(prompts), self.size))
 
-    def transform_one(self, prompt: str) -> tuple[NDArray[np.int32], NDArray[np.float32], float]:
-        """One prompt: the places of its known terms int32 [m], rising, their weights float32 [m], the share known.
-
-        The share, 0..1, is of its distinct words and pairs; 0 of a prompt without words.
-        """
+    def transform_one(self, prompt: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """One prompt: the places of its known terms int32 [m], rising, and their weights float32 [m]."""
         words, strings = terms_of(prompt)
-        first, weights, distinct = _weigh(words, self.hashes[0], self.idf[0])
-        second, others, _ = _weigh(strings, self.hashes[1], self.idf[1])
+        first, weights = _weigh(words, self.hashes[0], self.idf[0])
+        second, others = _weigh(strings, self.hashes[1], self.idf[1])
         places = np.concatenate([first, second + np.int32(len(self.hashes[0]))])
-        return places, np.concatenate([weights, others]), len(first) / distinct if distinct else 0.0
+        return places, np.concatenate([weights, others])
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """As an artefact keeps it."""
@@ -229,19 +226,16 @@ def _place(known: Hashes, term: np.uint32) -> int:
 
 
 @njit(cache=True)
-def _weigh(
-    found: Hashes, known: Hashes, idf: NDArray[np.float32]
-) -> tuple[NDArray[np.int32], NDArray[np.float32], int]:
-    """Places and weights, of unit length together, of the known among found terms, and how many are distinct."""
+def _weigh(found: Hashes, known: Hashes, idf: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Places and weights, of unit length together, of the known among found terms."""
     ordered = np.sort(found)
     places, weights = np.empty(len(ordered), np.int32), np.empty(len(ordered), np.float32)
-    kept = distinct = i = 0
+    kept = i = 0
     total = 0.0
     while i < len(ordered):
         end = i
         while end < len(ordered) and ordered[end] == ordered[i]:
             end += 1
-        distinct += 1
         at = _place(known, ordered[i])
         if at < len(known) and known[at] == ordered[i]:
             weight = (1.0 + np.log(end - i)) * idf[at]
@@ -252,7 +246,7 @@ def _weigh(
     scale = 1.0 / np.sqrt(total) if total > 0.0 else 0.0
     for j in range(kept):
         weights[j] *= scale
-    return places[:kept], weights[:kept], distinct
+    return places[:kept], weights[:kept]
 
 
 def _choose(documents: Sequence[Hashes], least: int, most: int) -> tuple[Hashes, NDArray[np.float32]]:

@@ -135,7 +135,7 @@ class LinearScorer:
         found = np.empty((len(prompts), len(intercepts)), np.float32)
         terms = self.inputs.terms.size
         for i, prompt in enumerate(prompts):
-            places, weights, _ = self.inputs.terms.transform_one(prompt)
+            places, weights = self.inputs.terms.transform_one(prompt)
             factors = np.add.reduce(self.weights[places] * (weights * _TERMS_SHARE)[:, None], axis=0)
             factors += np.add.reduce(self.weights[terms:] * dense[i][:, None], axis=0)
             found[i] = intercepts + np.add.reduce(into * factors[:, None], axis=0)
