@@ -74,9 +74,12 @@ class PromptTerms:
         Raises:
             InputError: no two prompts share a term.
         """
-        found = [terms_of(prompt) for prompt in prompts]
+        counted = [(np.zeros(0, np.uint32), np.zeros(0, np.int64))] * len(BLOCKS)
+        for start in range(0, len(prompts), _CHUNK):
+            found = [terms_of(prompt) for prompt in prompts[start : start + _CHUNK]]
+            counted = [_add(counted[block], [of[block] for of in found]) for block in range(len(BLOCKS))]
         blocks = [
-            _choose([of[block] for of in found], LEAST_PROMPTS[block], MOST_TERMS[block])
+            _choose(*counted[block], len(prompts), LEAST_PROMPTS[block], MOST_TERMS[block])
             for block in range(len(BLOCKS))
         ]
         if not any(len(hashes) for hashes, _ in blocks):
@@ -249,17 +252,21 @@ def _weigh(found: Hashes, known: Hashes, idf: NDArray[np.float32]) -> tuple[NDAr
     return places[:kept], weights[:kept]
 
 
-def _choose(documents: Sequence[Hashes], least: int, most: int) -> tuple[Hashes, NDArray[np.float32]]:
+def _add(counted: tuple[Hashes, NDArray[np.int64]], documents: Sequence[Hashes]) -> tuple[Hashes, NDArray[np.int64]]:
+    """Terms, rising, and how many documents each stands in, with some more documents counted."""
+    terms, counts = counted
+    fresh, of = np.unique(np.concatenate([np.unique(document) for document in documents]), return_counts=True)
+    merged, inverse = np.unique(np.concatenate([terms, fresh]), return_inverse=True)
+    total = np.bincount(inverse, weights=np.concatenate([counts, of]), minlength=len(merged))
+    return merged, total.astype(np.int64)
+
+
+def _choose(
+    terms: Hashes, counts: NDArray[np.int64], documents: int, least: int, most: int
+) -> tuple[Hashes, NDArray[np.float32]]:
     """The terms in most documents, rising, uint32 [T], and their smoothed IDF, float32 [T]."""
-    terms, counts = np.zeros(0, np.uint32), np.zeros(0, np.int64)
-    for start in range(0, len(documents), _CHUNK):
-        part = [np.unique(document) for document in documents[start : start + _CHUNK]]
-        fresh, of = np.unique(np.concatenate(part), return_counts=True)
-        merged, inverse = np.unique(np.concatenate([terms, fresh]), return_inverse=True)
-        total = np.bincount(inverse, weights=np.concatenate([counts, of]), minlength=len(merged))
-        terms, counts = merged, total.astype(np.int64)
     often = counts >= least
     terms, counts = terms[often], counts[often]
     chosen = np.sort(np.lexsort((terms, -counts))[:most])
-    idf = np.log((1.0 + len(documents)) / (1.0 + counts[chosen])) + 1.0
+    idf = np.log((1.0 + documents) / (1.0 + counts[chosen])) + 1.0
     return terms[chosen], idf.astype(np.float32)
