@@ -1,8 +1,8 @@
 """The remaining-length predictor: how many output tokens a workflow still has to produce, as quantiles.
 
 Ni et al., "Chimera", §3.4: the median ranks requests, shortest total job first. Here the quantiles are made to cover,
-and besides the paper's forest there are boosted trees; `auto` keeps whichever lost less on the calibration part. With
-the target "step" the same predictor says how long this step's output is.
+and besides the paper's forest there are boosted trees; `auto` keeps the one whose median lost less on the calibration
+part. With the target "step" the same predictor says how long this step's output is.
 
 Of an agent or a workflow type that was hardly seen the forecast says so (`back-off`), and its upper quantiles are the
 widest there are.
@@ -46,7 +46,7 @@ class RemainingLengthConfig:
     """What a predictor of lengths is made of.
 
     Attributes:
-        estimator: "forest", "boosted", or "auto": the one that loses less on the calibration part.
+        estimator: "forest", "boosted", or "auto": the one whose median loses less on the calibration part.
         quantiles: which, rising, between 0 and 1; the first at or above .5 ranks.
         floor: calibration rows a workflow type needs for quantiles of its own.
         min_evidence: training rows of an agent in a workflow type below which a forecast backs off.
@@ -172,8 +172,9 @@ class RemainingLengthPredictor:
             estimator = ESTIMATORS[name](self.seed, self.config.floor, self.config.min_evidence)
             fitted[name] = estimator.fit(train, calibration, self.quantiles)
         self.losses = {name: self._losses(estimator, train, calibration) for name, estimator in fitted.items()}
-        # Tokens at .99 and at .5 differ in size: each quantile counts by how much it is lost by, relative to others.
-        self._estimator = min(fitted.items(), key=lambda e: float(np.log(np.add(self.losses[e[0]], 1e-9)).sum()))[1]
+        # By the quantile that ranks: the loss at .99 hangs on a handful of rows, and calibration sees to its cover.
+        ranks = next((place for place, q in enumerate(self.quantiles) if q >= 0.5), len(self.quantiles) - 1)
+        self._estimator = min(fitted.items(), key=lambda e: self.losses[e[0]][ranks])[1]
         if self.config.refit:
             if progress is not None:
                 progress("learning again on all", 0.0)

@@ -247,5 +247,5 @@ def _estimators(metrics: Metrics) -> Section | None:
         Row([name, *(number(of[q], 1) for q in quantiles)], name == metrics["config"]["chosen"])
         for name, of in losses.items()
     ]
-    told = "Pinball loss on the calibration part, in tokens; of these the one was kept that loses less, as a share."
+    told = "Pinball loss on the calibration part, in tokens; of these the one was kept whose median loses less."
     return Section("Which estimator", [Text(told), Table(["", *(f"pinball {q}" for q in quantiles)], rows)])
