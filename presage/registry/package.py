@@ -83,7 +83,7 @@ def register(
             metrics: `prefill_accuracy_1`, …
         params: how it was trained, the seed among them; values are written as text.
         tags: of the run and the version.
-        input_example: a few steps with the columns of the trace schema.
+        input_example: a few rows of the table that MLflow serves: steps of a trace, or prompts for a router.
         report: files to keep beside the run: the report as a page, as Markdown, its pictures.
 
     Raises:
@@ -91,6 +91,8 @@ def register(
         RegistryError: the registry refused, or the name is none.
         TraceError: the input example lacks a required column.
     """
+    from presage.registry.forms import form_of
+
     check_name(name)
     content = read_artefact(artefact)
     facts = {
@@ -107,7 +109,8 @@ def register(
         run_id = registry.client.create_run(experiment_id, tags={**facts, **tags}, run_name=run_name).info.run_id
         with _marked_failed(registry, run_id):
             _log_run(registry, run_id, {**params, **_versions()}, figures, metrics, report, Path(scratch))
-            logged = _log_model(registry, experiment_id, run_id, name, artefact, input_example, Path(scratch))
+            example = form_of(content.kind).example(input_example)
+            logged = _log_model(registry, experiment_id, run_id, name, artefact, content.kind, example, Path(scratch))
             _make_model(registry, name)
             made = registry.client.create_model_version(
                 name,
@@ -195,15 +198,15 @@ def _log_model(
     run_id: str,
     name: str,
     artefact: Path,
-    input_example: "pd.DataFrame | Sequence[Mapping[str, Any]]",
+    kind: str,
+    example: "pd.DataFrame",
     scratch: Path,
 ) -> "LoggedModel":
     import mlflow.pyfunc
     from mlflow.models import Model
 
-    from presage.registry.table import example_table, signature
+    from presage.registry.forms import form_of
 
-    example = example_table(input_example)
     staged = scratch / ARTEFACT
     _copy_artefact(artefact, staged)
     logged = registry.client.create_logged_model(experiment_id, name=_logged_model_name(name), source_run_id=run_id)
@@ -214,7 +217,7 @@ def _log_model(
                 scratch / "model",
                 python_model=str(Path(__file__).with_name("pyfunc_model.py")),
                 artifacts={ARTEFACT: str(staged)},
-                signature=signature(),
+                signature=form_of(kind).signature(),
                 input_example=example,
                 pip_requirements=_requirements(),
                 mlflow_model=Model(artifact_path=logged.artifact_location, run_id=run_id, model_id=logged.model_id),
@@ -244,7 +247,7 @@ def _source(registry: Registry, logged: "LoggedModel") -> str:
 def _copy_artefact(source: Path, target: Path) -> None:
     """The artefact alone, byte for byte: what lies beside it belongs to the run, not to every engine that loads it."""
     target.mkdir()
-    for name in (CONFIG_FILE, TENSORS_FILE):
+    for name in (CONFIG_FILE, TENSORS_FILE, *read_artefact(source).files):
         shutil.copyfile(source / name, target / name)
 
 

@@ -1,11 +1,11 @@
 """The code of a registered version: MLflow copies this file into it and runs it when the version is loaded.
 
-It relies on Presage being installed where it runs and adds nothing to it but the shape of a table: rows are steps in,
-one row a workflow out. The version holds this text and a data-only artefact, no pickle, so it loads with
-`MLFLOW_ALLOW_PICKLE_DESERIALIZATION=false`.
+It relies on Presage being installed where it runs and adds nothing to it but the shape of a table, which goes by the
+kind of the predictor (`presage.registry.forms`). The version holds this text and a data-only artefact, no pickle, so it
+loads with `MLFLOW_ALLOW_PICKLE_DESERIALIZATION=false`.
 
-Old versions keep the copy they were registered with; what it calls (`load_predictor`, `forecast_workflows`) must
-therefore keep its meaning.
+Old versions keep the copy they were registered with; what it calls (`load_predictor`, `forecast_workflows` in the
+oldest, `answer_table`) must therefore keep its meaning.
 """
 
 from typing import Any
@@ -22,7 +22,8 @@ class PresageModel(PythonModel):
         """Load the predictor from the artefact inside this version."""
         from presage.registry.table import load_predictor
 
-        self._predictor = load_predictor(context.artifacts["artefact"])
+        self._folder = context.artifacts["artefact"]
+        self._predictor = load_predictor(self._folder)
 
     def predict(
         self,
@@ -30,10 +31,10 @@ class PresageModel(PythonModel):
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> pd.DataFrame:
-        """One row a workflow, from the steps so far of one or more workflows; see `presage.registry.table`."""
-        from presage.registry.table import forecast_workflows
+        """A table of answers: one row a workflow from the steps so far, or one row a prompt from prompts."""
+        from presage.registry.forms import answer_table
 
-        return forecast_workflows(self._predictor, model_input)
+        return answer_table(self._folder, self._predictor, model_input)
 
 
 set_model(PresageModel())

@@ -38,6 +38,7 @@ OPTIONAL: Final = {
 _CLASSES: Final = {
     "next-agent": ("presage.predictors.next_agent", "NextAgentPredictor"),
     "remaining-length": ("presage.predictors.remaining_length", "RemainingLengthPredictor"),
+    "router": ("presage.predictors.router", "RouterPredictor"),
 }
 """Where the predictor of each kind is; loaded only when one is asked for."""
 

@@ -63,10 +63,10 @@ class Verdict:
         }
 
 
-def evidence_gate(workflows: int, wanted: int) -> Gate:
-    """Whether enough workflows stand behind the figures."""
-    reason = f"{workflows} workflows stand behind the figures, at least {wanted} wanted"
-    return Gate("evidence", workflows >= wanted, float(workflows), float(wanted), reason)
+def evidence_gate(found: int, wanted: int, what: str = "workflows") -> Gate:
+    """Whether enough workflows, or prompts, stand behind the figures."""
+    reason = f"{found} {what} stand behind the figures, at least {wanted} wanted"
+    return Gate("evidence", found >= wanted, float(found), float(wanted), reason)
 
 
 def schema_gate(broken: Sequence[str] | None) -> Gate:
