@@ -21,6 +21,8 @@ from presage.predictors.artefact import (
     artefact_size_bytes,
     find_pickles,
     read_artefact,
+    rebuilding,
+    under,
     write_artefact,
 )
 
@@ -304,3 +306,15 @@ def test_a_configuration_naming_a_file_that_is_none_of_ours_is_refused(folder: P
     edit_config(folder, files=manifest["files"], digest=_manifest_digest(manifest))
     with pytest.raises(ArtefactError, match=r"config\.json: found files"):
         read_artefact(folder)
+
+
+def test_the_tensors_of_a_part_are_known_by_the_rest_of_their_names() -> None:
+    held = {"part/a": np.zeros(1), "part/b/c": np.ones(1), "apart/a": np.ones(2)}
+    assert {name: len(array) for name, array in under(held, "part/").items()} == {"a": 1, "b/c": 1}
+
+
+@pytest.mark.parametrize("error", [KeyError("gone"), ValueError("a shape"), TypeError("no number"), IndexError("7")])
+def test_what_does_not_fit_together_is_one_error_that_names_the_folder(error: Exception) -> None:
+    told = r"^models/a: not a complete next-agent artefact \(.*train or download"
+    with pytest.raises(ArtefactError, match=told), rebuilding("models/a", "next-agent"):
+        raise error

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from presage.datasets.outcomes.schema import Outcomes, normalise
 from presage.errors import ConfigurationError
 
-MODELS: Final = ("large", "small", "slow", "specialist")
+MODELS: Final = ("large", "slow", "small", "specialist")
 TOPICS: Final = ("algebra", "code", "history", "travel")
 _WORDS: Final = (
     ("equation", "integer", "proof", "matrix", "angle", "root", "series", "factor"),
@@ -28,11 +28,11 @@ _WORDS: Final = (
 _EASY: Final = ("briefly", "simple", "one", "basic", "quick", "short")
 _HARD: Final = ("derive", "rigorous", "minimal", "concurrent", "every", "without")
 _FILLER: Final = ("please", "the", "with", "and", "of", "in", "a", "for", "this", "then")
-_BASE: Final = np.array([2.6, 0.9, 1.8, 0.2])
-_AGAINST_DIFFICULTY: Final = np.array([1.2, 2.6, -0.6, 1.6])
-_AT_CODE: Final = np.array([-0.6, -0.4, -0.2, 2.8])
-_PRICE: Final = np.array([10.0, 1.0, 14.0, 2.0])
-_TOKENS: Final = np.array([300.0, 220.0, 900.0, 260.0])
+_BASE: Final = np.array([2.6, 1.8, 0.9, 0.2])
+_AGAINST_DIFFICULTY: Final = np.array([1.2, -0.6, 2.6, 1.6])
+_AT_CODE: Final = np.array([-0.6, -0.2, -0.4, 2.8])
+_PRICE: Final = np.array([10.0, 14.0, 1.0, 2.0])
+_TOKENS: Final = np.array([300.0, 900.0, 220.0, 260.0])
 
 
 @dataclass(frozen=True, eq=False)

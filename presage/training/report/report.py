@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from presage.training.report import lengths, next_agent, study
+from presage.training.report import lengths, next_agent, router, study
 from presage.training.report.blocks import Document
 from presage.training.report.numbers import Metrics
 
 
 def document(metrics: Metrics) -> Document:
     """The report of a training, an evaluation or a study."""
-    makers = {"study": study.document, "remaining-length": lengths.document, "next-agent": next_agent.document}
+    makers = {
+        "study": study.document,
+        "next-agent": next_agent.document,
+        "remaining-length": lengths.document,
+        "router": router.document,
+    }
     return makers[metrics["kind"]](metrics)

@@ -23,9 +23,10 @@ from presage.predictors.router import RouterConfig, RouterPredictor
 from presage.predictors.routing.scorer import Scorer
 from presage.training.configuration import Limits
 from presage.training.record import Progress, versions
-from presage.training.report.files import write_metrics
+from presage.training.report.files import write_metrics, write_report
 from presage.training.router.baselines import BASELINES, BaseRate, Routes
 from presage.training.router.evaluate import RouterEvaluation, evaluate
+from presage.training.router.held_out import held_out
 from presage.training.sets import TEST_FRACTION
 
 CALIBRATION_FRACTION: Final = 0.25
@@ -61,7 +62,7 @@ class RouterTraining:
     evaluation: RouterEvaluation
 
     def save(self, folder: Path) -> None:
-        """Writes artefact and `metrics.json`; "size_bytes" is known from then on.
+        """Writes artefact, `metrics.json` and report; "size_bytes" is known from then on.
 
         Raises:
             OutputError: the folder cannot be written, or holds something else than an artefact.
@@ -69,6 +70,7 @@ class RouterTraining:
         self.predictor.save(folder, self.training_data)
         self.metrics["size_bytes"] = artefact_size_bytes(folder)
         write_metrics(folder, self.metrics)
+        write_report(folder, self.metrics)
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,11 @@ class JudgedRouter:
 
     Attributes:
         evaluation: its figures; the only baseline is "base-rate", with the router's own base rates.
-        prompts: keys of the prompts judged, uint64 [n], in the order of the figures' rows.
         left_out: prompts left out because the router was trained on them.
         latency_us: median of one forecast.
     """
 
     evaluation: RouterEvaluation
-    prompts: np.ndarray
     left_out: int
     latency_us: float
 
@@ -187,17 +187,11 @@ def evaluate_router(
     Raises:
         TraceError: it was trained on all of them, or there is no label of its models.
     """
-    keys = prompt_keys(outcomes)
-    fresh = ~np.isin(keys, predictor.trained_on)
-    if not fresh.any():
-        raise TraceError(
-            f"all {len(outcomes)} prompts are ones that the model was trained on, so its figures on them prove "
-            "nothing: give outcomes that were kept apart, such as later ones or those of --test"
-        )
-    judged = outcomes.of_models(predictor.models).take(fresh)
+    fresh, left_out = held_out(outcomes, predictor)
+    judged = fresh.of_models(predictor.models)
     floor = BaseRate.of(predictor.base)
     evaluation = evaluate(predictor, judged, seed, baselines={BaseRate.name: floor}, model=model, version=version)
-    return JudgedRouter(evaluation, keys[fresh], int((~fresh).sum()), forecast_latency_us(predictor, judged))
+    return JudgedRouter(evaluation, left_out, forecast_latency_us(predictor, judged))
 
 
 def forecast_latency_us(predictor: RouterPredictor, outcomes: Outcomes) -> float:

@@ -1,0 +1,233 @@
+"""The report of a router, from its `metrics.json`.
+
+Keys that an evaluation leaves out ("data", "config") leave out their section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from presage.training.report.blocks import Block, Card, Document, Folded, Panel, Picture, Row, Section, Table, Text
+from presage.training.report.next_agent import data, made
+from presage.training.report.numbers import Metrics, count, interval, number, signed_interval
+from presage.training.report.plot import Axis, Point, line_plot, share_axis
+
+_QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_DRAWN_FROM = 10  # labels of a bin; fewer say nothing of it
+
+
+def document(metrics: Metrics) -> Document:
+    """What the report tells, most important first."""
+    version = f", version {metrics['version']}" if metrics["version"] is not None else ""
+    sections = [
+        data(metrics),
+        _order(metrics),
+        _picks(metrics),
+        _costs(metrics),
+        _reliability(metrics),
+        _by_model(metrics),
+        _by_task(metrics),
+        made(metrics),
+    ]
+    return Document(
+        f"Router: {metrics['model'] or 'which model solves it'}{version}",
+        _lead(metrics),
+        [section for section in sections if section is not None],
+        _cards(metrics),
+    )
+
+
+def _judged(metrics: Metrics) -> dict[str, Any]:
+    return {_ours(metrics): metrics, **metrics["baselines"]}
+
+
+def _ours(metrics: Metrics) -> str:
+    return f"{metrics['model'] or 'router'} (ours)"
+
+
+def _best(metrics: Metrics) -> str | None:
+    """The baseline that orders best; None where there is none."""
+    known = {name: of["macro_map"] for name, of in metrics["baselines"].items() if of["macro_map"] is not None}
+    return max(known, key=lambda name: known[name]) if known else None
+
+
+def _lead(metrics: Metrics) -> str:
+    said = f"Judged on {count(metrics['prompts'])} prompts, {count(metrics['labels'])} labels, kept apart for that."
+    if (best := _best(metrics)) is not None:
+        gain = metrics["differences"][best]["macro_map"]
+        said += (
+            f" Against {best}, the baseline that orders best, macro mAP differs by "
+            f"{signed_interval(gain['difference'], gain['ci95'])}; above 0, ours is better."
+        )
+    return said
+
+
+def _cards(metrics: Metrics) -> list[Card]:
+    best = _best(metrics)
+    beside = "1 is perfect"
+    if best is not None:
+        beside += f"; best baseline {best} {number(metrics['baselines'][best]['macro_map'])}"
+    cards = [Card(number(metrics["macro_map"]), "macro mean average precision", beside)]
+    if metrics["best_single_model"] is not None:
+        best_single = f"best single model {number(metrics['best_single'])}, oracle {number(metrics['oracle'])}"
+        cards.append(Card(number(metrics["picked_accuracy"]), "of the picked models solve it", best_single))
+    cards.append(Card(number(metrics["ece"]), "expected calibration error", "0 is perfect"))
+    return cards
+
+
+def _order(metrics: Metrics) -> Section:
+    mine = _ours(metrics)
+    rows = [
+        Row(
+            [
+                name,
+                interval(of["macro_map"], of["macro_map_ci95"]),
+                number(of["macro_auroc"]),
+                interval(of["brier"], of["brier_ci95"]),
+                number(of["ece"]),
+            ],
+            name == mine,
+        )
+        for name, of in _judged(metrics).items()
+    ]
+    rivals = [
+        Row([name, *(signed_interval(of[f]["difference"], of[f]["ci95"]) for f in ("macro_map", "brier"))])
+        for name, of in metrics["differences"].items()
+    ]
+    blocks: list[Block] = [
+        Text(
+            "Macro mAP: how well each model's probability puts the prompts it solves before those it does not, meaned "
+            "over models. Brier: mean squared error of the probabilities; lower is better."
+        ),
+        Table(["", "macro mAP [95 %]", "AUROC", "Brier [95 %]", "ECE"], rows),
+    ]
+    if rivals:
+        blocks.append(Table(["ours minus ...", "macro mAP [paired 95 %]", "Brier"], rivals))
+    return Section("Which model solves it", blocks)
+
+
+def _picks(metrics: Metrics) -> Section | None:
+    if metrics["best_single_model"] is None:
+        return None
+    mine = _ours(metrics)
+    rows = [
+        Row([name, interval(of["picked_accuracy"], of["picked_accuracy_ci95"])], name == mine)
+        for name, of in _judged(metrics).items()
+    ]
+    rows += [
+        Row([f"always {metrics['best_single_model']}, the best on these very prompts", number(metrics["best_single"])]),
+        Row(["a model at random", number(metrics["random"])]),
+        Row(["oracle: a model that solves it, wherever there is one", number(metrics["oracle"])]),
+    ]
+    gain = signed_interval(
+        _minus(metrics["picked_accuracy"], metrics["best_single"]), metrics["gain_over_best_single_ci95"]
+    )
+    return Section(
+        "What picking is worth",
+        [
+            Text(
+                f"On the {count(metrics['prompts_with_every_label'])} prompts with a label of every model. Ours less "
+                f"the best single model: {gain}. With many models the oracle is inflated by chance."
+            ),
+            Table(["", "solved [95 %]"], rows),
+        ],
+    )
+
+
+def _minus(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def _costs(metrics: Metrics) -> Section | None:
+    curve = metrics["cost_quality"]
+    if curve is None:
+        return None
+    singles = curve["singles"]
+    solved = [point["accuracy"] for point in curve["points"]] + [of["accuracy"] for of in singles.values()]
+    costs = [point["cost"] for point in curve["points"]] + [of["cost"] for of in singles.values()]
+    most = max(costs) * 1.05 or 1.0
+    x = Axis(f"{curve['unit']} a request", 0.0, most, [float(f"{most * part:.2g}") for part in (0.0, 0.25, 0.5, 0.75)])
+    ours = [
+        Point(point["cost"], point["accuracy"], says=f"{point['cost']:.4g}: {number(point['accuracy'])}")
+        for point in sorted(curve["points"], key=lambda point: point["cost"])
+    ]
+    others = [
+        [Point(of["cost"], of["accuracy"], says=f"always {name}: {of['cost']:.4g}, {number(of['accuracy'])}")]
+        for name, of in singles.items()
+    ]
+    drawn = line_plot([ours, *others], x, share_axis("solved", solved))
+    caption = (
+        "Mean cost against the share solved as cost is given more weight; the dots are single models. Area under it "
+        f"{number(curve['area'])}; of single models mixed at random {number(curve['area_of_singles'])}."
+    )
+    rows = [
+        Row(
+            [
+                f"at most {float(slack):.0%} below the best single model",
+                f"{point['cost']:.4g}" if point is not None else "–",
+                number(point["accuracy"] if point is not None else None),
+            ]
+        )
+        for slack, point in curve["at_slack"].items()
+    ]
+    rows += [Row([f"always {name}", f"{of['cost']:.4g}", number(of["accuracy"])]) for name, of in singles.items()]
+    picture = Picture("cost", caption, [Panel("Cost and quality", drawn)], [_ours(metrics)])
+    return Section("What quality costs", [picture, Table(["", f"{curve['unit']} a request", "solved"], rows)])
+
+
+def _reliability(metrics: Metrics) -> Section | None:
+    bins = metrics["reliability"]
+    if not bins:
+        return None
+    points = [
+        Point(row["confidence"], row["accuracy"], says=f"{number(row['accuracy'])} of {count(row['positions'])}")
+        for row in bins
+        if row["positions"] >= _DRAWN_FROM
+    ]
+    axes = (Axis("said", 0, 1, _QUARTERS), Axis("solved", 0, 1, _QUARTERS))
+    caption = (
+        "The share solved against the probability said, all models together; on the dashed line a probability means "
+        f"what it says. Left out is what fewer than {_DRAWN_FROM} labels stand behind."
+    )
+    rows = [
+        Row(
+            [
+                f"{row['low']:.2f}–{row['high']:.2f}",
+                number(row["confidence"]),
+                number(row["accuracy"]),
+                count(row["positions"]),
+            ]
+        )
+        for row in bins
+    ]
+    return Section(
+        "Are the probabilities honest?",
+        [
+            Picture("reliability", caption, [Panel("Reliability", line_plot([points], *axes, diagonal=True))]),
+            Folded("Reliability in numbers", [Table(["said between", "said", "solved", "labels"], rows)]),
+        ],
+    )
+
+
+def _by_model(metrics: Metrics) -> Section:
+    figures = ("base_rate", "average_precision", "auroc", "brier", "ece")
+    rows = [
+        Row([name, count(of["labels"]), *(number(of[f]) for f in figures), number(metrics["picked_shares"].get(name))])
+        for name, of in sorted(metrics["by_model"].items(), key=lambda item: -(item[1]["base_rate"] or 0.0))
+    ]
+    head = ["model", "labels", "solves", "average precision", "AUROC", "Brier", "ECE", "picked for"]
+    return Section("By model", [Table(head, rows)])
+
+
+def _by_task(metrics: Metrics) -> Section | None:
+    tasks: Mapping[str, Any] = metrics["by_task"]
+    if not tasks:
+        return None
+    figures = ("macro_map", "brier", "picked_accuracy", "best_single")
+    rows = [
+        Row([name, count(of["prompts"]), *(number(of[f]) for f in figures), str(of["best_single_model"] or "–")])
+        for name, of in tasks.items()
+    ]
+    head = ["task", "prompts", "macro mAP", "Brier", "picked", "best single model there", "which"]
+    return Section("By task", [Table(head, rows)])
