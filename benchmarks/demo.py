@@ -14,11 +14,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 OUT = Path("demo-output")
 LAWS = ("retry", "research", "triage")
 TRAINING, HELD_OUT, TOO_FEW = 200, 100, 5
 """Workflows of each law."""
+LENGTHS, PROMPTS = 1200, 2000
+"""Workflows whose lengths follow a law, and prompts for the router; a third as many are held out."""
 
 REFUSED = 3
 
@@ -61,7 +64,7 @@ def main() -> None:
 
     say("Train, compare with every baseline on workflows set apart, and register.")
     shell("train-predictor next-agent traces --out model")
-    trained = json.loads((OUT / "model" / "metrics.json").read_text())
+    trained = read_metrics("model")
 
     say("Promote it: every gate is judged on the held-out traces.")
     shell("presage promote next-agent --version 1 --traces held-out")
@@ -85,13 +88,8 @@ def main() -> None:
     shell("presage forecast models:/next-agent@champion steps.jsonl")
     forecast = json.loads(shell_quietly("presage forecast models:/next-agent@champion steps.jsonl --json"))
 
-    say(
-        "And how much work is left? The predictor of output tokens: the same traces, the same gates, the same commands."
-    )
-    shell("train-predictor remaining-length traces --out lengths")
-    lengths = json.loads((OUT / "lengths" / "metrics.json").read_text())
-    shell("presage promote remaining-length --version 1 --traces held-out")
-    shell("presage forecast models:/remaining-length@champion steps.jsonl")
+    lengths = predict_lengths()
+    router = route_prompts()
 
     verdicts = {entry["version"]: entry["verdict"] for entry in listed}
     champion = [entry["version"] for entry in listed if "champion" in entry["aliases"]]
@@ -109,9 +107,41 @@ def main() -> None:
         "refused": [version for version, verdict in verdicts.items() if verdict == "refused"],
         "tau_distance": lengths["tau_distance"],
         "median-per-step": lengths["baselines"]["median-per-step"]["tau_distance"],
+        "macro_map": router["macro_map"],
+        "tfidf-logistic": router["baselines"]["tfidf-logistic"]["macro_map"],
         "next": max(forecast["horizons"][0]["agents"].items(), key=lambda item: item[1])[0],
     }
     print(json.dumps(summary))
+
+
+def predict_lengths() -> dict[str, Any]:
+    say("How much work is left? The predictor of output tokens, on traces whose lengths follow a known law.")
+    shell(f"presage traces generate --law lengths --workflows {LENGTHS} --seed 0 --to long")
+    shell(f"presage traces generate --law lengths --workflows {LENGTHS // 3} --seed 1 --to long-held-out")
+    shell("train-predictor remaining-length long --out lengths")
+    shell("presage promote remaining-length --version 1 --traces long-held-out")
+    step = {"workflow_type": "codegen", "workflow_id": "now", "step": 0, "agent": "planner", "input_tokens": 900}
+    (OUT / "request.jsonl").write_text(json.dumps(step) + "\n")
+    shell("presage forecast models:/remaining-length@champion request.jsonl")
+    return read_metrics("lengths")
+
+
+def route_prompts() -> dict[str, Any]:
+    say("Which model will solve it? The router, on outcomes of four models.")
+    shell(f"presage outcomes generate --prompts {PROMPTS} --seed 0 --to outcomes.jsonl")
+    shell(f"presage outcomes generate --prompts {PROMPTS // 3} --seed 1 --to outcomes-held-out.jsonl")
+    shell("train-predictor router outcomes.jsonl --out router")
+    shell("presage promote router --version 1 --traces outcomes-held-out.jsonl")
+    (OUT / "costs.toml").write_text("large = 10\nslow = 14\nsmall = 1\nspecialist = 2\n")
+    ask = "presage route models:/router@champion --costs costs.toml --min-quality 0.8"
+    shell(f"{ask} 'a quick simple parse of one string'")
+    shell(f"{ask} 'derive a rigorous minimal proof without every factor of the series'")
+    return read_metrics("router")
+
+
+def read_metrics(folder: str) -> dict[str, Any]:
+    metrics: dict[str, Any] = json.loads((OUT / folder / "metrics.json").read_text())
+    return metrics
 
 
 def shell_quietly(line: str) -> str:

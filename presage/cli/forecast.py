@@ -23,27 +23,30 @@ Model = Annotated[
 
 def evaluate(
     model: Model,
-    traces: options.Traces,
+    traces: Annotated[
+        list[Path],
+        typer.Argument(metavar="TRACES", help="Traces to judge on; outcomes for a router.", show_default=False),
+    ],
     seed: options.Seed = 0,
     skip_bad: options.SkipBad = False,
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Judge a model on traces that it was not trained on, beside the baseline it carries."""
+    """Judge a model on traces, a router on outcomes, that it was not trained on, beside a baseline."""
     from presage.cli.kinds import load
-    from presage.training.sets import held_out
 
     out = Output(as_json)
     with out.working() as report:
         report("loading the model", None)
         loaded = load(model, lambda: options.open_registry(tracking_uri))
-        table, left_out = held_out(options.read(traces, skip_bad, out, report), loaded.predictor)
+        kind = loaded.kind
+        judged_on, left_out = kind.held_out(kind.read(traces, skip_bad, out, report), [loaded.predictor])
         if left_out:
-            out.note(f"{left_out} workflows left out: the model was trained on their tasks")
-        report("forecasting every step", None)
-        metrics = loaded.kind.metrics(loaded, table, seed)
+            out.note(f"{left_out} {kind.unit} left out: the model was trained on them")
+        report("forecasting", None)
+        metrics = kind.metrics(loaded, judged_on, seed)
     data = {**metrics, "left_out": left_out}
-    out.result(data, *(loaded.kind.tables(metrics, loaded.called) if not as_json else ()))
+    out.result(data, *(kind.tables(metrics, loaded.called) if not as_json else ()))
 
 
 def forecast(
@@ -60,7 +63,7 @@ def forecast(
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say what comes after the steps of one running workflow: agents and END, or the tokens that are left."""
+    """Say what comes after the steps of one running workflow: agents and END, tokens left, or which model solves it."""
     from presage.cli.kinds import load
 
     out = Output(as_json)
@@ -68,7 +71,7 @@ def forecast(
         report("loading the model", None)
         loaded = load(model, lambda: options.open_registry(tracking_uri))
         rows = _one_workflow(steps, out)
-        found = loaded.predictor.forecast(rows).to_dict()
+        found = loaded.kind.ask(loaded.predictor, rows)
     data = {"model": loaded.name or model, "version": loaded.version, **found}
     out.result(data, *(loaded.kind.forecast(data, loaded.called, rows) if not as_json else ()))
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+from presage.cli.output import Output, Report
 
+if TYPE_CHECKING:
     from presage.registry.connect import Registry
     from presage.registry.verdict import Verdict
 
@@ -44,28 +44,54 @@ class Loaded:
 
 
 class Kind(Protocol):
-    """One kind of predictor, to the commands.
+    """One kind of predictor, to the commands. What it learns from and is judged on is its data: traces, or outcomes.
 
     Attributes:
         name: as artefacts have it.
+        unit: what its data consists of: "workflows" or "prompts".
         legend: what the figures of `headline` are.
     """
 
     name: str
+    unit: str
     legend: str
 
-    def metrics(self, loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
-        """The object of the command contract: the predictor judged on a valid trace it was not trained on."""
+    def read(self, paths: list[Path], skip_bad: bool, out: Output, report: Report) -> Any:
+        """The data in these files, valid; says what was skipped."""
+        ...
+
+    def held_out(self, data: Any, predictors: list[Any]) -> tuple[Any, int]:
+        """The part that none of the predictors was trained on, and how many units were left out."""
+        ...
+
+    def digest(self, data: Any) -> str:
+        """One name for the content of the data, "sha256:…"."""
+        ...
+
+    def example(self, data: Any) -> list[dict[str, Any]]:
+        """A few rows as an example of what MLflow serves: no text of a user, states of zeros."""
+        ...
+
+    def warnings(self, metrics: dict[str, Any]) -> list[str]:
+        """What makes the figures of a training too good, if anything, for people."""
+        ...
+
+    def metrics(self, loaded: Loaded, data: Any, seed: int) -> dict[str, Any]:
+        """The object of the command contract: the predictor judged on data it was not trained on."""
         ...
 
     def verdict(
-        self, candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, *, name: str, version: int
+        self, candidate: Loaded, champion: Loaded | None, data: Any, seed: int, *, name: str, version: int
     ) -> Verdict:
-        """The gates' answer on a candidate, both judged on the same valid trace."""
+        """The gates' answer on a candidate, both judged on the same data."""
         ...
 
     def tables(self, metrics: dict[str, Any], called: str) -> list[Any]:
         """`metrics` for people."""
+        ...
+
+    def ask(self, predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The forecast after the steps `rows` of one workflow, JSON values."""
         ...
 
     def forecast(self, data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
@@ -85,9 +111,10 @@ def kind_of(name: str) -> Kind:
     """
     from presage.cli.next_agent import NextAgent
     from presage.cli.remaining_length import RemainingLength
+    from presage.cli.router import Router
     from presage.errors import ArtefactError
 
-    kinds: tuple[Kind, ...] = (NextAgent(), RemainingLength())
+    kinds: tuple[Kind, ...] = (NextAgent(), RemainingLength(), Router())
     for kind in kinds:
         if kind.name == name:
             return kind

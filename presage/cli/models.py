@@ -33,7 +33,10 @@ def promote(
     name: _Name,
     version: Annotated[int, typer.Option(help="The version to judge.", min=1, show_default=False)],
     traces: Annotated[
-        list[Path], typer.Option("--traces", help="Held-out traces; repeat for more.", show_default=False)
+        list[Path],
+        typer.Option(
+            "--traces", help="Held-out traces, or outcomes for a router; repeat for more.", show_default=False
+        ),
     ],
     alias: Annotated[str, typer.Option("--to", help="The alias to give it.")] = "champion",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Judge, and change nothing.")] = False,
@@ -46,36 +49,35 @@ def promote(
     Exit code 3 when a gate refuses. Verdict and figures become tags of the version either way.
     """
     from presage.cli.kinds import load
-    from presage.datasets.digest import digest
     from presage.errors import RegistryError
     from presage.registry.promote import promote as carry_out
-    from presage.training.sets import held_out
 
     out = Output(as_json)
     with out.working() as report:
         report("asking the registry", None)
         registry = options.open_registry(tracking_uri)
         registry.version(name, version)
-        table = options.read(traces, skip_bad, out, report)
         holder = registry.aliases(name).get(alias)
         candidate = load(f"models:/{name}/{version}", lambda: registry)
+        kind = candidate.kind
         champion = None
         if holder is not None and holder != version:  # against itself a version would pass
             champion = load(f"models:/{name}/{holder}", lambda: registry)
-            if champion.kind.name != candidate.kind.name:
+            if champion.kind.name != kind.name:
                 raise RegistryError(
-                    f"{name!r} version {version} is a {candidate.kind.name} predictor and the {alias}, version "
+                    f"{name!r} version {version} is a {kind.name} predictor and the {alias}, version "
                     f"{holder}, a {champion.kind.name} one; no comparison: register each kind under its own name"
                 )
         judged = [one.predictor for one in (candidate, champion) if one is not None]
-        table, left_out = held_out(table, *judged)
+        judged_on, left_out = kind.held_out(kind.read(traces, skip_bad, out, report), judged)
         if left_out:
-            out.note(f"{left_out} workflows left out: their tasks are among those a judged version was trained on")
-        traces_digest = f"sha256:{digest(table)}"
+            out.note(f"{left_out} {kind.unit} left out: a judged version was trained on them")
         against = f", against the {alias}, version {holder}" if champion else ""
         report(f"judging version {version}{against}", None)
-        verdict = candidate.kind.verdict(candidate, champion, table, _SEED, name=name, version=version)
-        done = carry_out(registry, name, version, verdict, alias=alias, dry_run=dry_run, data_digest=traces_digest)
+        verdict = kind.verdict(candidate, champion, judged_on, _SEED, name=name, version=version)
+        done = carry_out(
+            registry, name, version, verdict, alias=alias, dry_run=dry_run, data_digest=kind.digest(judged_on)
+        )
     data = {**verdict.to_dict(), "alias": alias, "previous": done.previous, "moved": done.moved, "dry_run": dry_run}
     data["left_out"] = left_out
     out.result(data, *(_verdict(data) if not as_json else ()))

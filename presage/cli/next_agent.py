@@ -8,6 +8,7 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from presage.cli.kinds import Loaded
+from presage.cli.of_traces import OfTraces
 from presage.cli.tables import accuracies, number, table
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _BYTES_AN_AGENT: Final = 25_000
 _LIKELIEST: Final = 3
 
 
-class NextAgent:
+class NextAgent(OfTraces):
     """See `presage.cli.kinds.Kind`."""
 
     name = "next-agent"

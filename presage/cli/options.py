@@ -32,6 +32,18 @@ TrackingUri = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Of everything random.", min=0)]
+Test = Annotated[
+    list[Path] | None,
+    typer.Option(help="Traces to judge on; repeat for more. Without: a fifth of the tasks, later if times permit."),
+]
+ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file of settings.", show_default=False)]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; goes before the file.")
+]
+OutFolder = Annotated[
+    Path | None, typer.Option("--out", help="Folder for artefact, metrics.json and report.", show_default=False)
+]
+Register = Annotated[bool, typer.Option("--register/--no-register", help="Register the version with MLflow.")]
 
 
 def read(paths: list[Path], skip_bad: bool, out: Output, report: Report, source_format: str = "auto") -> pa.Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli import forecast, models, study, traces
+from presage.cli import forecast, models, outcomes, route, study, traces
 from presage.cli.boundary import Boundary
 
 app = typer.Typer(
@@ -13,13 +13,14 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Traces in, forecasts out: what a running workflow of agents will do next.",
+    help="Traces in, forecasts out: what a running workflow of agents will do next, and which model solves it.",
     epilog="First steps:\n\n"
     "presage traces ingest runs/*.jsonl --to traces/\n\n"
     "train-predictor next-agent traces/\n\n"
     "presage forecast models:/next-agent/1 steps.jsonl",
 )
 app.add_typer(traces.app, name="traces")
+app.add_typer(outcomes.app, name="outcomes")
 app.add_typer(study.app, name="study")
 app.command(
     epilog="Example:  presage evaluate models:/next-agent@champion held-out/ --json",
@@ -28,6 +29,9 @@ app.command(
     epilog="Example:  cat steps.jsonl | presage forecast models:/next-agent@champion -\n\n"
     "The forecast is of the completion of the last step if that has any sign of an output, else of its prefill.",
 )(forecast.forecast)
+app.command(
+    epilog='Example:  presage route models:/router@champion "Prove that ..." --costs costs.toml --min-quality 0.8',
+)(route.route)
 app.command(epilog="Example:  presage models --json")(models.models)
 app.command(epilog="Example:  presage promote next-agent --version 3 --traces held-out/ --dry-run")(models.promote)
 app.command(epilog="Example:  presage rollback next-agent")(models.rollback)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from presage.cli.kinds import Loaded
+from presage.cli.of_traces import OfTraces
 from presage.cli.tables import number, table
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from presage.registry.verdict import Verdict
 
 
-class RemainingLength:
+class RemainingLength(OfTraces):
     """See `presage.cli.kinds.Kind`."""
 
     name = "remaining-length"
@@ -91,6 +92,14 @@ class RemainingLength:
         left_out = ", ".join(f"{count} steps ({why})" for why, count in metrics["left_out_steps"].items() if count)
         told.append(f"\n{f'not judged: {left_out}; ' if left_out else ''}one step takes {metrics['latency_us']:.1f} µs")
         return told
+
+    def warnings(self, metrics: dict[str, Any]) -> list[str]:
+        """Tasks that the next-agent model learnt from, too."""
+        from presage.training.lengths.ahead import NEXT_AGENT_TASKS
+
+        shared = metrics["data"].get(NEXT_AGENT_TASKS)
+        said = f"{shared} test workflows run a task the next-agent model learnt from: the figures may be too good"
+        return super().warnings(metrics) + ([said] if shared else [])
 
     def forecast(self, data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
         """The quantiles after the last step."""

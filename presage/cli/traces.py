@@ -147,7 +147,7 @@ def describe(
 
 @app.command(epilog="Example:  presage traces generate --law retry --workflows 1000 --seed 0 --to known/")
 def generate(
-    law: Annotated[str, typer.Option(help="retry, research or triage.")],
+    law: Annotated[str, typer.Option(help="retry, research or triage: who calls whom. lengths: how long.")],
     to: _To,
     workflows: Annotated[int, typer.Option(help="How many.", min=1)] = 1000,
     seed: options.Seed = 0,
@@ -157,13 +157,17 @@ def generate(
 ) -> None:
     """Draw workflows from a law whose best possible forecast is known, and add them to a store."""
     from presage.datasets.law import generate as draw
+    from presage.datasets.length_law import generate_lengths
     from presage.datasets.store import append
 
     out = Output(as_json)
     with out.working() as report:
         report("drawing workflows", None)
-        drawn = draw(law, workflows, seed, state_size=state_size, censored=censored)
-        added = append(drawn.table, to)
+        if law == "lengths":  # lengths have no hidden states
+            table = generate_lengths(workflows, seed, censored=censored).table
+        else:
+            table = draw(law, workflows, seed, state_size=state_size, censored=censored).table
+        added = append(table, to)
     data = {"store": str(to), "law": law, "seed": seed, "workflows": added.workflows, "steps": added.steps}
     out.result(data, f"{to}: {added.workflows} workflows, {added.steps} steps of law {law!r} added")
 

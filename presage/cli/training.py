@@ -6,13 +6,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from presage.cli import options
+from presage.cli.kinds import Kind
 from presage.cli.output import Output, Report
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class Trained(Protocol):
@@ -33,18 +31,19 @@ class Trained(Protocol):
         ...
 
 
-Fit = Callable[["pa.Table", "pa.Table | None", Report], Trained]
-"""Trains on traces and test traces, and tells its progress."""
+Fit = Callable[[Any, Any, Report], Trained]
+"""Trains on data and on test data (None: a part is set apart), and tells its progress."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Where a training's traces come from and where what it makes goes.
+    """Where a training's data come from and where what it makes goes.
 
     Attributes:
-        traces: what to train on.
-        test: what to judge on; empty: a part of the traces.
-        skip_bad: leave workflows with a bad row out.
+        kind: of the predictor; it says how its data are read.
+        data: what to train on.
+        test: what to judge on; empty: a part of the data.
+        skip_bad: leave out what has a bad row.
         out: folder for artefact, metrics and report, or None.
         report: folder for the full report, or None.
         name: registered model.
@@ -52,7 +51,8 @@ class Job:
         tracking_uri: the registry.
     """
 
-    traces: list[Path]
+    kind: Kind
+    data: list[Path]
     test: list[Path]
     skip_bad: bool
     out: Path | None
@@ -69,7 +69,6 @@ def carry_out(
     *,
     params: Mapping[str, Any],
     tags: Callable[[Mapping[str, Any]], dict[str, str]],
-    tables: Callable[[dict[str, Any]], list[Any]],
 ) -> None:
     """Trains, writes, registers and prints.
 
@@ -79,12 +78,9 @@ def carry_out(
         output: of the command.
         params: for the registry, beside the configuration.
         tags: of the version, from the metrics.
-        tables: the metrics for people.
     """
     from presage.registry.package import check_name
-    from presage.training.lengths.ahead import NEXT_AGENT_TASKS
     from presage.training.report.files import check_folder, write_metrics, write_report
-    from presage.training.sets import SHARED_TASKS
 
     with output.working() as report, tempfile.TemporaryDirectory() as scratch:
         # Everything that can be refused is refused before minutes are spent on training.
@@ -97,15 +93,17 @@ def carry_out(
             check_name(job.name)
             report("asking the registry", None)
             registry = options.open_registry(job.tracking_uri)
-        table = options.read(job.traces, job.skip_bad, output, report)
-        test_table = options.read(job.test, job.skip_bad, output, report) if job.test else None
-        training = fit(table, test_table, report)
+        data = job.kind.read(job.data, job.skip_bad, output, report)
+        test = job.kind.read(job.test, job.skip_bad, output, report) if job.test else None
+        training = fit(data, test, report)
         report("writing the artefact", None)
         training.save(folder)
         made = None
         if registry is not None:
             report("registering", None)
-            made = _register(registry, folder, training, job.name, table, params, tags(training.metrics))
+            made = _register(
+                registry, folder, training, job.name, job.kind.example(data), params, tags(training.metrics)
+            )
             training.metrics["version"] = made.version
             if job.out is not None:
                 training.save(folder)
@@ -113,16 +111,14 @@ def carry_out(
             write_metrics(job.report, training.metrics)
             write_report(job.report, training.metrics)
     metrics = training.metrics
-    if shared := metrics["data"][SHARED_TASKS]:
-        output.note(f"{shared} test workflows run a task that is in the training traces: the figures may be too good")
-    if shared := metrics["data"].get(NEXT_AGENT_TASKS):
-        output.note(f"{shared} test workflows run a task the next-agent model learnt from: the figures may be too good")
+    for warning in job.kind.warnings(metrics):
+        output.note(warning)
     places = {
         "folder": str(job.out) if job.out is not None else None,
         "registered": made.uri if made is not None else None,
         "report": str(job.report) if job.report is not None else None,
     }
-    told = [*tables(metrics), "", *_summary(metrics, places)] if not output.as_json else ()
+    told = [*job.kind.tables(metrics, metrics["model"]), "", *_summary(metrics, places)] if not output.as_json else ()
     output.result({**metrics, **places}, *told)
 
 
@@ -142,7 +138,7 @@ def _register(
     folder: Path,
     training: Trained,
     name: str,
-    table: pa.Table,
+    example: list[dict[str, Any]],
     params: Mapping[str, Any],
     tags: dict[str, str],
 ) -> Any:
@@ -160,7 +156,7 @@ def _register(
             **dict(_flat(training.metrics["config"])),
         },
         tags=tags,
-        input_example=_input_example(table),
+        input_example=example,
         report=report_files(folder),
     )
 
@@ -172,28 +168,9 @@ def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return flat
 
 
-def _input_example(table: pa.Table) -> list[dict[str, Any]]:
-    """The first steps of one workflow as an example of the input: names and numbers, no text, and states of zeros."""
-    import pyarrow.compute as pc
-
-    first = table.filter(pc.equal(table["workflow_id"], table["workflow_id"][0])).slice(0, 3)
-    kept = ("workflow_type", "step", "agent", "kind", "input_tokens", "output_tokens")
-    example = []
-    for row in first.select(kept).to_pylist():
-        row["workflow_id"] = "example"
-        for state in ("prefill_state", "completion_state"):
-            if state in table.column_names:
-                row[state] = [0.0] * table.schema.field(state).type.list_size
-        example.append(row)
-    return example
-
-
 def _summary(metrics: Mapping[str, Any], places: Mapping[str, str | None]) -> list[str]:
     lines = [f"{key}: {value}" for key, value in metrics["data"].items()]
-    lines.append(
-        f"fitted in {metrics['fit_seconds']:.1f} s; one forecast takes {metrics['latency_us']:.1f} µs; "
-        f"artefact of {metrics['size_bytes'] / 1e6:.2f} MB"
-    )
+    lines.append(f"fitted in {metrics['fit_seconds']:.1f} s; artefact of {metrics['size_bytes'] / 1e6:.2f} MB")
     if places["folder"]:
         lines.append(f"artefact, metrics.json and report.html: {places['folder']}")
     if places["report"]:

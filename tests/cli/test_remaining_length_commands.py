@@ -163,6 +163,7 @@ def test_the_commands_know_their_kinds_and_no_other() -> None:
     from presage.cli.kinds import kind_of
     from presage.errors import ArtefactError
 
-    assert {kind_of(name).name for name in ("next-agent", "remaining-length")} == {"next-agent", "remaining-length"}
-    with pytest.raises(ArtefactError, match="the kinds next-agent, remaining-length"):
-        kind_of("router")
+    kinds = ("next-agent", "remaining-length", "router")
+    assert tuple(kind_of(name).name for name in kinds) == kinds
+    with pytest.raises(ArtefactError, match="the kinds next-agent, remaining-length, router"):
+        kind_of("oracle")

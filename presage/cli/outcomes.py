@@ -1,0 +1,129 @@
+"""`presage outcomes`: look at which model solved what, or draw some from a known law."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli import options
+from presage.cli.boundary import Boundary
+from presage.cli.output import Output, Report
+
+if TYPE_CHECKING:
+    from presage.datasets.outcomes.read import OutcomesRead
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="OUTCOMES",
+        help=".jsonl, .jsonl.gz or .parquet files, or folders of them: prompt, model, correct; task, output_tokens and "
+        "cost if there are.",
+        show_default=False,
+    ),
+]
+
+app = typer.Typer(
+    cls=Boundary, no_args_is_help=True, help="Outcomes: which model solved which prompt; what a router learns from."
+)
+
+
+def read(paths: list[Path], skip_bad: bool, out: Output, report: Report) -> OutcomesRead:
+    """The outcomes; says what was skipped, averaged and contradicted."""
+    from presage.datasets.outcomes.read import read_outcomes
+
+    found = read_outcomes(paths, skip_bad, lambda _: report("reading outcomes", None))
+    for reason, count in found.skipped.items():
+        out.note(f"skipped {count} × {reason}")
+    if found.duplicates:
+        out.note(
+            f"{found.duplicates} rows repeat a prompt and a model, {found.contradictions} pairs contradict themselves: "
+            "averaged"
+        )
+    return found
+
+
+@app.command(epilog="Example:  presage outcomes describe outcomes.jsonl.gz")
+def describe(outcomes: Files, skip_bad: options.SkipBad = False, as_json: options.Json = False) -> None:
+    """Show models with labels, base rates and costs, tasks, duplicates and contradictions."""
+    out = Output(as_json)
+    with out.working() as report:
+        data = _description(read(outcomes, skip_bad, out, report))
+    out.result(data, *(_told(data) if not as_json else ()))
+
+
+@app.command(epilog="Example:  presage outcomes generate --prompts 2000 --to outcomes.jsonl")
+def generate(
+    to: Annotated[Path, typer.Option(help="The .jsonl file to write.", show_default=False)],
+    prompts: Annotated[int, typer.Option(help="How many.", min=1)] = 2000,
+    seed: options.Seed = 0,
+    missing: Annotated[float, typer.Option(help="Share of labels that are not known.", min=0, max=0.99)] = 0.1,
+    as_json: options.Json = False,
+) -> None:
+    """Draw prompts and what became of them from a law whose probabilities are known."""
+    from presage.datasets.outcomes.law import generate_outcomes
+    from presage.datasets.outcomes.write import write_outcomes
+    from presage.errors import ConfigurationError
+
+    out = Output(as_json)
+    if to.suffix != ".jsonl":
+        raise ConfigurationError(f"--to {to}: a .jsonl file is wanted")
+    with out.working() as report:
+        report("drawing prompts", None)
+        rows = write_outcomes(generate_outcomes(prompts, seed, missing=missing).outcomes, to)
+    out.result(
+        {"file": str(to), "seed": seed, "prompts": prompts, "rows": rows}, f"{to}: {prompts} prompts, {rows} rows"
+    )
+
+
+def _description(found: OutcomesRead) -> dict[str, Any]:
+    from collections import Counter
+
+    import numpy as np
+
+    outcomes = found.outcomes
+    known = ~np.isnan(outcomes.correct)
+
+    def mean(values: Any, column: int) -> float | None:
+        there = values[~np.isnan(values[:, column]), column]
+        return float(there.mean()) if len(there) else None
+
+    return {
+        "prompts": len(outcomes),
+        "rows": found.rows,
+        "duplicates": found.duplicates,
+        "contradictions": found.contradictions,
+        "tasks": dict(Counter(task for task in outcomes.task if task is not None).most_common()),
+        "models": {
+            name: {
+                "labels": int(known[:, column].sum()),
+                "solved": mean(outcomes.correct, column),
+                "output_tokens": mean(outcomes.output_tokens, column),
+                "cost": mean(outcomes.cost, column),
+            }
+            for column, name in enumerate(outcomes.models)
+        },
+    }
+
+
+def _told(data: dict[str, Any]) -> list[Any]:
+    from presage.cli.tables import number, table
+
+    rows = [
+        [
+            name,
+            str(of["labels"]),
+            number(of["solved"]),
+            number(of["output_tokens"], 0),
+            "–" if of["cost"] is None else f"{of['cost']:.4g}",
+        ]
+        for name, of in sorted(data["models"].items(), key=lambda item: -(item[1]["solved"] or 0.0))
+    ]
+    tasks = ", ".join(f"{task} {count}" for task, count in list(data["tasks"].items())[:8])
+    told: list[Any] = [
+        f"{data['prompts']} prompts, {data['rows']} rows with a label, {data['duplicates']} repeated, "
+        f"{data['contradictions']} pairs contradict themselves",
+        table("", ["model", "labels", "solved", "output tokens, mean", "cost, mean"], rows),
+    ]
+    return told + ([f"\ntasks: {tasks}{', …' if len(data['tasks']) > 8 else ''}"] if tasks else [])

@@ -1,0 +1,116 @@
+"""`presage route`: which model a prompt should go to, and how likely each is to solve it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli import options
+from presage.cli.output import Output
+
+if TYPE_CHECKING:
+    from presage.predictors.routing.limits import Choice
+
+
+def route(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="models:/NAME@ALIAS, models:/NAME/VERSION, or an artefact folder.", show_default=False
+        ),
+    ],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT|-", help="The prompt; - reads standard input.", show_default=False)
+    ],
+    costs: Annotated[
+        Path | None,
+        typer.Option(help='A TOML file, a line a model: "its name" = cost of a request.', show_default=False),
+    ] = None,
+    max_cost: Annotated[
+        float | None,
+        typer.Option(help="The likeliest model that costs at most so much.", min=0.0, show_default=False),
+    ] = None,
+    min_quality: Annotated[
+        float | None,
+        typer.Option(
+            help="The cheapest model that is at least so likely to solve it.", min=0.0, max=1.0, show_default=False
+        ),
+    ] = None,
+    tracking_uri: options.TrackingUri = None,
+    as_json: options.Json = False,
+) -> None:
+    """Pick a served model for a prompt: the likeliest to solve it, or the best within a limit."""
+    import sys
+
+    from presage.cli.kinds import load
+    from presage.errors import ArtefactError
+    from presage.predictors.routing.limits import choose
+
+    out = Output(as_json)
+    with out.working() as report:
+        prices = read_costs(costs) if costs is not None else {}
+        report("loading the model", None)
+        loaded = load(model, lambda: options.open_registry(tracking_uri))
+        if loaded.kind.name != "router":
+            raise ArtefactError(f"{model}: a {loaded.kind.name} predictor; a router is wanted: train-predictor router")
+        text = sys.stdin.read() if prompt == "-" else prompt
+        found = loaded.predictor.forecast(text).to_dict()
+        choice = choose(found["probabilities"], prices, found["pick"], max_cost=max_cost, min_quality=min_quality)
+    data = {
+        "model": loaded.name or model,
+        "version": loaded.version,
+        **found,
+        "choice": choice.model,
+        "reason": choice.reason,
+        "limit_kept": choice.kept,
+    }
+    out.result(data, *(_told(data, prices, choice, loaded.called) if not as_json else ()))
+
+
+def read_costs(path: Path) -> dict[str, float]:
+    """Costs of a request by model.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a cost is not a number, 0 or more.
+    """
+    import math
+    import tomllib
+
+    from presage.errors import ConfigurationError
+
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f'{path}: cannot be read as TOML ({error}); wanted lines such as "small-model" = 0.2'
+        ) from error
+    for name, cost in found.items():
+        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
+            raise ConfigurationError(
+                f"{path}: the cost of {name!r} is {cost!r}; wanted a number, 0 or more (a name with dots in quotes)"
+            )
+    return {name: float(cost) for name, cost in found.items()}
+
+
+def _told(data: dict[str, Any], prices: dict[str, float], choice: Choice, called: str) -> list[Any]:
+    from presage.cli.tables import number, table
+
+    likely = sorted(data["probabilities"].items(), key=lambda item: -item[1])
+    rows = [
+        [
+            name,
+            number(p),
+            f"{prices[name]:g}" if name in prices else "–",
+            str(data["evidence"][name]),
+            "← " + choice.reason if name == choice.model else "",
+        ]
+        for name, p in likely
+    ]
+    shown = table("", ["model", "solves it", "cost", "training labels", ""], rows)
+    shown.columns[-1].justify = "left"
+    said = f"\n{called}; source {data['source']}"
+    if data["source"] == "back-off":
+        said += ": too far from the training prompts; these are the base rates of the models"
+    return [shown, said]
