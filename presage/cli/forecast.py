@@ -28,6 +28,12 @@ def evaluate(
         typer.Argument(metavar="TRACES", help="Traces to judge on; outcomes for a router.", show_default=False),
     ],
     seed: options.Seed = 0,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a router's transformer: fp32, bf16 or int8; what it costs and gains.", show_default=False
+        ),
+    ] = None,
     skip_bad: options.SkipBad = False,
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
@@ -40,6 +46,8 @@ def evaluate(
         report("loading the model", None)
         loaded = load(model, lambda: options.open_registry(tracking_uri))
         kind = loaded.kind
+        if precision is not None:
+            loaded = kind.at_precision(loaded, precision)
         judged_on, left_out = kind.held_out(kind.read(traces, skip_bad, out, report), [loaded.predictor])
         if left_out:
             out.note(f"{left_out} {kind.unit} left out: the model was trained on them")

@@ -76,6 +76,10 @@ class Kind(Protocol):
         """What makes the figures of a training too good, if anything, for people."""
         ...
 
+    def at_precision(self, loaded: Loaded, precision: str) -> Loaded:
+        """The same at another precision; raises ConfigurationError where there is none to choose."""
+        ...
+
     def metrics(self, loaded: Loaded, data: Any, seed: int) -> dict[str, Any]:
         """The object of the command contract: the predictor judged on data it was not trained on."""
         ...

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from presage.cli import options
+from presage.cli.kinds import Loaded
 from presage.cli.output import Output, Report
 
 if TYPE_CHECKING:
@@ -55,6 +56,14 @@ class OfTraces:
         shared = metrics["data"][SHARED_TASKS]
         said = f"{shared} test workflows run a task that is in the training traces: the figures may be too good"
         return [said] if shared else []
+
+    def at_precision(self, loaded: Loaded, precision: str) -> Loaded:
+        """None of these has a precision to choose."""
+        from presage.errors import ConfigurationError
+
+        raise ConfigurationError(
+            f"--precision {precision}: {loaded.called} is no router with a transformer; leave the option out"
+        )
 
     def ask(self, predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Of the whole workflow so far."""

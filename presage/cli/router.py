@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,6 +52,10 @@ class Router:
     def warnings(self, metrics: dict[str, Any]) -> list[str]:
         """None: prompts of the training set are left out of the test set."""
         return []
+
+    def at_precision(self, loaded: Loaded, precision: str) -> Loaded:
+        """Of the transformer."""
+        return replace(loaded, predictor=loaded.predictor.at_precision(precision))
 
     def metrics(self, loaded: Loaded, data: Outcomes, seed: int) -> dict[str, Any]:
         """Judged beside its own base rates."""

@@ -12,16 +12,17 @@ handed in.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
+from presage.errors import ConfigurationError, InputError, TraceError
 from presage.features.text_encoder import TextEncoder
-from presage.predictors.artefact import read_artefact, write_artefact
+from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.forecast import Source
 from presage.predictors.routing.calibration import Calibration
 from presage.predictors.routing.choice import learn_trust, pick
@@ -29,6 +30,10 @@ from presage.predictors.routing.evidence import PromptEvidence
 from presage.predictors.routing.factors import base_rates
 from presage.predictors.routing.linear import RANK, LinearScorer
 from presage.predictors.routing.scorer import Scorer
+
+if TYPE_CHECKING:
+    from presage.predictors.routing.transformer import TransformerScorer
+    from presage.predictors.routing.transformer_model import Precision
 
 KIND: Final = "router"
 HEADS: Final = ("linear", "transformer")
@@ -186,6 +191,26 @@ class RouterPredictor:
         encoder = TextEncoder.load(self.config.encoder) if self.config.encoder else None
         return LinearScorer.fit(prompts, correct, tuning, tuning_correct, rank=self.config.rank, encoder=encoder)
 
+    def at_precision(self, precision: Precision, device: str = "cpu") -> Self:
+        """A copy for serving, its transformer at another precision; the router itself stays what was trained.
+
+        What a precision costs in accuracy and gains in time is for `benchmarks/router_batching.py` to say.
+
+        Args:
+            precision: "fp32"; "bf16"; "int8", on a CPU only.
+            device: as torch names it.
+
+        Raises:
+            ConfigurationError: the head is linear, or there is no such precision on that device.
+        """
+        if isinstance(self._scorer, LinearScorer):
+            raise ConfigurationError(
+                "a linear router has no precision to choose; only one with a transformer has"
+            )
+        served = copy(self)
+        served._scorer = cast("TransformerScorer", self._scorer).at_precision(precision, device)
+        return served
+
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """That each model solves each prompt, float32 [n, M]; base rates where there is too little to go by."""
         return self._answer(prompts, self.evidence.far(prompts))
@@ -254,7 +279,7 @@ class RouterPredictor:
             ArtefactError: the folder is not a sound artefact of this kind, or its text encoder is not there.
         """
         artefact = read_artefact(Path(folder), kind=KIND)
-        try:
+        with rebuilding(folder, KIND):
             config, tensors = artefact.config, artefact.tensors
             predictor = cls(RouterConfig.from_dict(config["predictor"]), config["seed"])
             predictor.models = tuple(config["models"])
@@ -264,21 +289,14 @@ class RouterPredictor:
                 raise ValueError("base rates and labels are not of the models named")
             if not (0 <= predictor.trust <= 1 and ((predictor.base > 0) & (predictor.base < 1)).all()):
                 raise ValueError("a base rate or the trust is not between 0 and 1")
-            predictor.calibration = Calibration.from_tensors(_under(tensors, "calibration/"), len(predictor.models))
-            predictor.evidence = PromptEvidence.from_artefact(config["evidence"], _under(tensors, "evidence/"))
+            predictor.calibration = Calibration.from_tensors(under(tensors, "calibration/"), len(predictor.models))
+            predictor.evidence = PromptEvidence.from_artefact(config["evidence"], under(tensors, "evidence/"))
             predictor._scorer = _scorer_of(predictor.config.head).from_artefact(
-                config["scorer"], _under(tensors, "scorer/"), Path(folder)
+                config["scorer"], under(tensors, "scorer/"), Path(folder)
             )
             if predictor._scorer.logits([""]).shape != (1, len(predictor.models)):
                 raise ValueError("the scorer is of other models than the artefact")
             predictor.trained_on = tensors["training/prompts"].astype(np.uint64)
-        except ArtefactError:
-            raise
-        except (LookupError, TypeError, ValueError) as error:
-            raise ArtefactError(
-                f"{folder}: not a complete {KIND} artefact ({type(error).__name__}: {error}); "
-                "train or download it again"
-            ) from error
         return predictor
 
 
@@ -300,7 +318,3 @@ def _check_labels(prompts: Sequence[str], correct: NDArray[np.float32], models: 
         raise TraceError(f"no label among {len(prompts)} prompts; correct 0 or 1 is wanted: give outcomes with labels")
     if not ((known >= 0) & (known <= 1)).all():
         raise TraceError("a label outside 0..1; 0 or 1, or a share of tries between them, is wanted: correct it")
-
-
-def _under(tensors: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}

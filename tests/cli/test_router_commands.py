@@ -174,6 +174,11 @@ def test_a_transformer_goes_the_same_way_and_is_trained_further(tmp_path: Path, 
     first = run("route", "models:/deep/1", prompts[0], *uri, "--json").json
     assert set(first["probabilities"]) == set(MODELS)
 
+    for precision in ("fp32", "int8"):
+        judged = run("evaluate", "models:/deep/1", path, "--precision", precision, *uri, "--json").json
+        assert judged["prompts"] > 0
+    assert "precision is 'int3'" in run("evaluate", "models:/deep/1", path, "--precision", "int3", *uri).complaint
+
     newer = [{**row, "model": "newcomer"} for row in rows if row["model"] == MODELS[0]]
     ran = train(write(path, rows + newer), "--start-from", "models:/deep/1", "--name", "deep", *fast, *uri, "--json")
     assert ran.code == 0, ran.err
@@ -216,6 +221,7 @@ def test_bad_outcomes_and_options_are_one_sentence(
 @pytest.mark.slow
 def test_other_kinds_are_told_apart(registered: tuple[Path, object], tmp_path: Path) -> None:
     out, _ = registered
+    assert "no precision to choose" in run("evaluate", out, tmp_path, "--precision", "bf16").complaint
     steps = write(tmp_path / "steps.jsonl", GOOD[:2])
     assert "no input_text" in run("forecast", out, steps).complaint
     assert "wanted an artefact folder" in run("route", tmp_path / "nothing", "x").complaint
