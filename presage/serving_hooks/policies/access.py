@@ -1,0 +1,242 @@
+"""Which workflow's which agents touch which blocks: the A_w(c) of PBKV (§4.2.2), for groups of blocks.
+
+Blocks with the same access map are one group and are judged once. A touch moves blocks to the group of their new map:
+within one workflow groups of equal maps are one (a prompt of twelve steps and three agents leaves a handful of groups,
+not twelve); a group used by several workflows is split where only a part is touched, and never joined again.
+
+Every group carries its score, the sum of what its active workflows add, and is corrected by the difference when one of
+them changes. Methods answer with the groups whose place in an eviction order may have changed. Blocks are given by id
+and must be distinct within a call. This file knows neither an order nor which blocks are free beyond carrying them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from presage.serving_hooks.policies.score import UNKNOWN, Lookahead
+
+NOBODY: Final[frozenset[str]] = frozenset()
+
+
+class Use(NamedTuple):
+    """What one active workflow does with a group: the agents that touch it, and what that adds, in 1 / UNIT."""
+
+    agents: frozenset[str]
+    score: int
+    moment: int
+
+
+class Group:
+    """Blocks with one access map.
+
+    Attributes:
+        id: rises with creation.
+        users: workflows that ever touched it, ended ones included.
+        uses: of each active workflow.
+        size: blocks in it.
+        score: Σ of its uses, in 1 / UNIT.
+        free: those of its blocks that are free, the first freed first.
+        last_use: stamp of the last time blocks of it were freed.
+        entry: its valid entry in an eviction order, or None.
+    """
+
+    __slots__ = ("entry", "free", "id", "last_use", "score", "size", "users", "uses")
+
+    def __init__(self, number: int, users: int, uses: dict[str, Use], score: int) -> None:
+        self.id = number
+        self.users = users
+        self.uses = uses
+        self.size = 0
+        self.score = score
+        self.free: OrderedDict[int, None] = OrderedDict()
+        self.last_use = 0
+        self.entry: tuple[int, int, int, float, int, int, Group] | None = None
+
+
+class Running:
+    """An active workflow: its groups, what its forecast adds to them, and when its next step is due.
+
+    Attributes:
+        lookahead: its forecast as scores.
+        next_step_at: when its next step is expected to start, seconds of the caller's clock; 0 if unknown.
+        step_s: expected seconds from one of its steps to the next.
+        groups: by id.
+        private: groups no other workflow ever touched, by the agents that touch them.
+    """
+
+    __slots__ = ("groups", "lookahead", "next_step_at", "private", "step_s")
+
+    def __init__(self) -> None:
+        self.lookahead: Lookahead = UNKNOWN
+        self.next_step_at = 0.0
+        self.step_s = 0.0
+        self.groups: dict[int, Group] = {}
+        self.private: dict[frozenset[str], Group] = {}
+
+
+class AccessIndex:
+    """Groups of a cache of `blocks` blocks.
+
+    Attributes:
+        group_of: of each block id; None for a block that holds nothing anybody touched.
+        running: active workflows.
+        groups: groups there are.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self.group_of: list[Group | None] = [None] * blocks
+        self.running: dict[str, Running] = {}
+        self.groups = 0
+        self._next = 0
+
+    def touch(self, workflow: str, agent: str, blocks: Iterable[int]) -> list[Group]:
+        """`agent` of `workflow` reads or has written these blocks. A free block stays free."""
+        running = self.running.get(workflow)
+        if running is None:
+            running = self.running[workflow] = Running()
+        changed = []
+        for group, part in self._by_group(blocks):
+            use = group.uses.get(workflow) if group is not None else None
+            if use is not None and agent in use.agents:
+                continue
+            agents = frozenset((agent,)) if use is None else use.agents | {agent}
+            target = running.private.get(agents) if group is None or (group.users == 1 and use is not None) else None
+            if target is None:
+                if group is None:
+                    target = self._new(0, {}, 0)
+                else:
+                    target = group if len(part) == group.size else self._split(group)
+                self._relabel(workflow, running, target, agents)
+            if target is not group:
+                self._move(part, group, target)
+                changed.append(target)
+            if group is not None:
+                changed.append(group)
+        return changed
+
+    def untouched(self, workflow: str, agent: str, blocks: Iterable[int]) -> tuple[int, int]:
+        """Blocks of `workflow` that `agent` has not touched: how many are among `blocks`, how many there are."""
+        running = self.running.get(workflow)
+        if running is None:
+            return 0, 0
+        others = {i: g for i, g in running.groups.items() if agent not in g.uses[workflow].agents}
+        found = sum(len(part) for group, part in self._by_group(blocks) if group is not None and group.id in others)
+        return found, sum(group.size for group in others.values())
+
+    def forecast(self, workflow: str, lookahead: Lookahead, next_step_at: float, step_s: float) -> Iterable[Group]:
+        """A new forecast: the groups of the workflow, with their new scores."""
+        running = self.running.get(workflow)
+        if running is None:
+            running = self.running[workflow] = Running()
+        running.lookahead, running.next_step_at, running.step_s = lookahead, next_step_at, step_s
+        for group in running.groups.values():
+            agents, score, _ = group.uses[workflow]
+            use = Use(agents, *lookahead.worth(agents))
+            group.score += use.score - score
+            group.uses[workflow] = use
+        return running.groups.values()
+
+    def end(self, workflow: str) -> Iterable[Group]:
+        """The workflow has ended: its groups, which it no longer adds to. No error if it is not there."""
+        running = self.running.pop(workflow, None)
+        if running is None:
+            return ()
+        for group in running.groups.values():
+            group.score -= group.uses.pop(workflow).score
+        return running.groups.values()
+
+    def forget(self, group: Group, blocks: Sequence[int]) -> None:
+        """These blocks of `group`, no longer free, will hold something else."""
+        group_of = self.group_of
+        for block in blocks:
+            group_of[block] = None
+        group.size -= len(blocks)
+        if not group.size:
+            self._drop(group)
+
+    def due(self, group: Group) -> float:
+        """When the next touch is expected, seconds of the caller's clock.
+
+        0 where several workflows use it, since one of them comes soon; infinity where none is expected.
+        """
+        if len(group.uses) != 1:
+            return 0.0
+        ((workflow, use),) = group.uses.items()
+        running = self.running[workflow]
+        if not use.score:
+            return math.inf
+        return running.next_step_at + (use.moment / use.score - 1.0) * running.step_s
+
+    def _by_group(self, blocks: Iterable[int]) -> Iterable[tuple[Group | None, list[int]]]:
+        parts: dict[int, tuple[Group | None, list[int]]] = {}
+        part: list[int] = []
+        last: Group | int | None = 0  # no group
+        for block in blocks:
+            group = self.group_of[block]
+            if group is not last:
+                last = group
+                part = parts.setdefault(-1 if group is None else group.id, (group, []))[1]
+            part.append(block)
+        return parts.values()
+
+    def _new(self, users: int, uses: dict[str, Use], score: int) -> Group:
+        self._next += 1
+        self.groups += 1
+        return Group(self._next, users, uses, score)
+
+    def _split(self, group: Group) -> Group:
+        """An empty group with the same map."""
+        target = self._new(group.users, dict(group.uses), group.score)
+        target.last_use = group.last_use
+        for workflow in group.uses:
+            self.running[workflow].groups[target.id] = target
+        return target
+
+    def _relabel(self, workflow: str, running: Running, group: Group, agents: frozenset[str]) -> None:
+        """The agents of one workflow that touch a group, and with them its score and its number of users."""
+        before = group.uses.get(workflow)
+        use = Use(agents, *running.lookahead.worth(agents))
+        group.score += use.score - (before.score if before else 0)
+        group.uses[workflow] = use
+        running.groups[group.id] = group
+        if before is None:
+            group.users += 1
+            if group.users == 2:
+                self._unlist(group)  # it was private to another workflow
+        elif running.private.get(before.agents) is group:
+            del running.private[before.agents]
+        if group.users == 1:
+            running.private[agents] = group
+
+    def _unlist(self, group: Group) -> None:
+        for workflow, use in group.uses.items():
+            private = self.running[workflow].private
+            if private.get(use.agents) is group:
+                del private[use.agents]
+
+    def _move(self, part: list[int], group: Group | None, target: Group) -> None:
+        group_of = self.group_of
+        for block in part:
+            group_of[block] = target
+        target.size += len(part)
+        if group is None:
+            return
+        group.size -= len(part)
+        if group.free:
+            for block in part:
+                if block in group.free:
+                    del group.free[block]
+                    target.free[block] = None
+        if not group.size:
+            self._drop(group)
+
+    def _drop(self, group: Group) -> None:
+        self._unlist(group)
+        for workflow in group.uses:
+            del self.running[workflow].groups[group.id]
+        group.uses.clear()
+        group.entry = None
+        self.groups -= 1

@@ -1,0 +1,243 @@
+"""The order of free blocks: which cached block is given up next.
+
+Source: PBKV, §4.2. Free blocks are given up in this order, the first tier to its end before the next begins:
+
+1. blocks that hold nothing anybody touched, the first freed first;
+2. retired blocks, all of whose workflows have ended: those used by fewer workflows first, then the least recently used;
+3. active blocks by rising score (eq. 2). Scores within the same `tie` are one rank, and in a rank: fewer users first
+   (so a shared prefix outlives a private block of equal score), then the touch expected furthest away, then the least
+   recently used. Within a group, the first freed first: an engine that frees a request's last block first so keeps
+   the beginnings of prompts.
+
+Where we depart. The paper sorts by the score alone. Forecasts are right to a few hundredths at best, and by its own
+corollary G.3 scores closer than the error have no order; there time to next use decides, as in Belady's rule, which is
+the one thing known where every block is needed for certain (score.py). Ties are cut by rank, so two scores on either
+side of a cut keep their order however close they are.
+
+One lazy heap holds the groups that have free blocks: a changed score pushes a new entry, the old one is skipped when it
+comes up. Freeing costs O(1) a block and O(log groups) a group; giving up n blocks O(n + groups emptied · log groups); a
+new forecast O(groups of the workflow). A group is emptied to its end before the next in order begins.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from presage.errors import ConfigurationError, InputError
+from presage.serving_hooks.policies.access import AccessIndex, Group
+from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
+from presage.serving_hooks.policies.sharing import Sharing
+
+RETIRED: Final = 0
+ACTIVE: Final = 1
+
+Entry = tuple[int, int, int, float, int, int, Group]
+"""(tier, rank, users, −due, last use, id of the group, the group): the lower is given up first."""
+
+
+@dataclass(frozen=True)
+class EvictionConfig:
+    """Settings of the order.
+
+    Attributes:
+        score: of eq. 2.
+        tie: scores are ranked in steps of this; 0 ranks them exactly, as the paper does.
+        learn_sharing: whether agents that read what others wrote are found by counting (sharing.py); without it an
+            agent counts for the blocks it has touched and for no other, as in the paper.
+    """
+
+    score: ScoreConfig = field(default_factory=ScoreConfig)
+    tie: float = 1 / 16
+    learn_sharing: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tie <= 1:
+            raise ConfigurationError(f"tie is {self.tie}; it is a difference of scores, give a number from 0 to 1")
+
+
+class FreeOrder:
+    """Free blocks of a cache, in the order in which they are given up, and who uses which.
+
+    Not thread-safe. It reads no clock: times are the caller's seconds.
+
+    Args:
+        blocks: of the cache; a block is an int below it. None is free at first.
+        config: settings.
+    """
+
+    def __init__(self, blocks: int, config: EvictionConfig | None = None) -> None:
+        self.config = config or EvictionConfig()
+        self.sharing = Sharing()
+        self._index = AccessIndex(blocks)
+        self._rank = max(1, round(self.config.tie * UNIT))
+        self._blank: OrderedDict[int, None] = OrderedDict()
+        self._heap: list[Entry] = []
+        self._stamp = 0
+        self._free = 0
+
+    def __len__(self) -> int:
+        return self._free
+
+    def __iter__(self) -> Iterator[int]:
+        """All free blocks, the next to be given up first. Sorts: for inspection, not for every step."""
+        yield from self._blank
+        for entry in sorted(entry for entry in self._heap if self._valid(entry)):
+            yield from entry[-1].free
+
+    def append(self, blocks: Iterable[int]) -> None:
+        """These blocks are free now, and keep what they hold until they are given up."""
+        group_of, last, freed, count = self._index.group_of, None, [], 0
+        for block in blocks:
+            count += 1
+            group = group_of[block]
+            if group is None:
+                self._blank[block] = None
+                continue
+            group.free[block] = None
+            if group is not last:
+                freed.append(group)
+                last = group
+        self._free += count
+        for group in freed:
+            self._stamp += 1
+            group.last_use = self._stamp
+        for group in freed:
+            self._place(group)
+
+    def remove(self, block: int) -> None:
+        """A free block is in use again."""
+        group = self._index.group_of[block]
+        try:
+            del (self._blank if group is None else group.free)[block]
+        except KeyError:
+            raise InputError(
+                f"block {block} is not free; only a block that append() was given can be removed"
+            ) from None
+        self._free -= 1
+
+    def pop(self, n: int) -> list[int]:
+        """Gives up the first n free blocks; what they held is forgotten."""
+        if not 0 <= n <= self._free:
+            raise InputError(f"{n} blocks were asked for and {self._free} are free; ask for no more than len()")
+        self._free -= n
+        given: list[int] = []
+        blank = self._blank
+        while blank and len(given) < n:
+            given.append(blank.popitem(last=False)[0])
+        heap = self._heap
+        while len(given) < n:
+            group = heap[0][-1]
+            if group.entry is not heap[0] or not group.free:
+                self._discard(heapq.heappop(heap))
+                continue
+            wanted, first = n - len(given), group.free.popitem
+            if wanted >= len(group.free):
+                part = list(group.free)
+                group.free.clear()
+                self._discard(heapq.heappop(heap))
+            else:
+                part = [first(last=False)[0] for _ in range(wanted)]
+            given += part
+            self._index.forget(group, part)
+        return given
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """What these blocks hold is lost, free or not: a free one is given up before all that hold something."""
+        for block in blocks:
+            group = self._index.group_of[block]
+            if group is None:
+                continue
+            if block in group.free:
+                del group.free[block]
+                self._blank[block] = None
+            self._index.forget(group, [block])
+
+    def found(self, workflow_type: str, workflow: str, agent: str, blocks: Iterable[int]) -> None:
+        """A step begins and these blocks of its prompt were in the cache. Call it once a step, also with none."""
+        blocks = list(blocks)
+        if self.config.learn_sharing:
+            self.sharing.observe(workflow_type, agent, *self._index.untouched(workflow, agent, blocks))
+        self.filled(workflow, agent, blocks)
+
+    def filled(self, workflow: str, agent: str, blocks: Iterable[int]) -> None:
+        """A step has written these blocks. They belong to the workflow from now on."""
+        for group in self._index.touch(workflow, agent, blocks):
+            self._place(group)
+
+    def forecast(
+        self,
+        workflow_type: str,
+        workflow: str,
+        probabilities: NDArray[Any],
+        agents: tuple[str, ...],
+        *,
+        next_step_at: float = 0.0,
+        step_s: float = 0.0,
+    ) -> None:
+        """A new forecast of a workflow.
+
+        Args:
+            workflow_type: the application.
+            workflow: one run of it.
+            probabilities: float [K, V+1] as `LiveForecast` has them; without rows there is no forecast.
+            agents: names of the first V columns.
+            next_step_at: when its next step is expected, after its pause and the queue; seconds of the caller's clock.
+                Give it for all workflows or for none.
+            step_s: expected seconds from one of its steps to the next.
+        """
+        looked = lookahead(probabilities, agents, self.config.score)
+        if self.config.learn_sharing:
+            looked = looked.shared(self.sharing.rates(workflow_type))
+        for group in self._index.forecast(workflow, looked, next_step_at, step_s):
+            self._place(group)
+
+    def end(self, workflow: str) -> None:
+        """The workflow has ended; blocks that only ended workflows used are retired. No error if it is not there."""
+        for group in self._index.end(workflow):
+            self._place(group)
+
+    def spare(self) -> int:
+        """Free blocks that no active workflow uses: blank and retired ones. Costs O(groups that have free blocks)."""
+        retired = sum(len(entry[-1].free) for entry in self._heap if entry[0] == RETIRED and self._valid(entry))
+        return len(self._blank) + retired
+
+    def _valid(self, entry: Entry) -> bool:
+        return entry[-1].entry is entry and bool(entry[-1].free)
+
+    def _place(self, group: Group) -> None:
+        """Puts a group where its present score, users and due time say."""
+        if not group.free:
+            return
+        if group.uses:
+            due = self._index.due(group)
+            entry: Entry = (ACTIVE, group.score // self._rank, group.users, -due, group.last_use, group.id, group)
+        else:
+            entry = (RETIRED, 0, group.users, 0.0, group.last_use, group.id, group)
+        if group.entry is not None and group.entry[:-1] == entry[:-1]:
+            return
+        group.entry = entry
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 64 + 2 * self._index.groups:
+            self._compact()
+
+    def _discard(self, entry: Entry) -> None:
+        """An entry has left the heap: if it was its group's valid one, the group stands nowhere."""
+        if entry[-1].entry is entry:
+            entry[-1].entry = None
+
+    def _compact(self) -> None:
+        """Drops stale entries; half of them at least are, so it costs O(1) for each entry pushed."""
+        kept = []
+        for entry in self._heap:
+            if self._valid(entry):
+                kept.append(entry)
+            else:
+                self._discard(entry)
+        heapq.heapify(kept)
+        self._heap = kept

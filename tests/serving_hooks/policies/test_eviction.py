@@ -1,0 +1,304 @@
+"""Blocks are given up in the order of the rule, however the forecasts, the touches and the ends came about."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from presage.errors import ConfigurationError, InputError
+from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
+from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig, lookahead
+
+AGENTS = ("coder", "tester", "writer")
+PAPER = EvictionConfig(tie=0.0, learn_sharing=False)
+
+
+def cache(blocks: int, config: EvictionConfig = PAPER) -> FreeOrder:
+    """A cache whose blocks are all free, block 0 first."""
+    order = FreeOrder(blocks, config)
+    order.append(range(blocks))
+    return order
+
+
+def holds(order: FreeOrder, workflow: str, agent: str, n: int) -> list[int]:
+    """n blocks written by an agent, in use."""
+    blocks = order.pop(n)
+    order.filled(workflow, agent, blocks)
+    return blocks
+
+
+def next_is(order: FreeOrder, workflow: str, *probabilities: float, at: float = 0.0, step_s: float = 0.0) -> None:
+    """A one-step forecast: coder, tester, writer, END."""
+    order.forecast("t", workflow, np.array([probabilities], np.float32), AGENTS, next_step_at=at, step_s=step_s)
+
+
+def test_blank_blocks_go_before_retired_and_retired_before_active() -> None:
+    order = cache(7)
+    active, ended = holds(order, "active", "coder", 2), holds(order, "ended", "coder", 2)
+    order.append(active)
+    order.append(ended)
+    next_is(order, "active", 0, 0, 0, 1)  # worth nothing, says the forecast
+    next_is(order, "ended", 1, 0, 0, 0)
+    order.end("ended")
+    order.end("never heard of")
+    assert list(order) == order.pop(7) == [4, 5, 6, *ended, *active]
+    assert len(order) == 0
+
+
+def test_retired_blocks_go_by_how_many_workflows_used_them_then_by_last_use() -> None:
+    order = cache(6)
+    shared, early, late = holds(order, "a", "coder", 2), holds(order, "a", "coder", 2), holds(order, "b", "coder", 2)
+    order.found("t", "b", "coder", shared)
+    for freed in (shared, early, late):
+        order.append(freed)
+    order.end("a")
+    order.end("b")
+    assert list(order) == [*early, *late, *shared]
+
+
+def test_active_blocks_go_by_rising_score_and_a_new_forecast_reorders_them() -> None:
+    order = cache(6)
+    parts = {agent: holds(order, "w", agent, 2) for agent in AGENTS}
+    for blocks in parts.values():
+        order.append(blocks)
+    next_is(order, "w", 0.2, 0.5, 0.3, 0)
+    assert list(order) == [*parts["coder"], *parts["writer"], *parts["tester"]]
+    next_is(order, "w", 0.6, 0.1, 0.3, 0)
+    assert list(order) == order.pop(6) == [*parts["tester"], *parts["writer"], *parts["coder"]]
+
+
+def test_a_popular_prefix_adds_up_over_workflows() -> None:
+    order = cache(4)
+    prefix, private = holds(order, "a", "coder", 2), holds(order, "a", "tester", 2)
+    for workflow in ("b", "c"):
+        order.found("t", workflow, "coder", prefix)
+        next_is(order, workflow, 0.3, 0.7, 0, 0)
+    next_is(order, "a", 0.1, 0.6, 0, 0.3)
+    order.append(prefix)
+    order.append(private)
+    assert list(order) == [*private, *prefix]  # 0.6 against 0.1 + 0.3 + 0.3
+    order.end("c")
+    assert list(order) == [*prefix, *private]
+
+
+def test_of_equal_scores_the_shared_prefix_outlives_the_private_block() -> None:
+    order = cache(4)
+    prefix, private = holds(order, "a", "coder", 2), holds(order, "a", "tester", 2)
+    order.found("t", "b", "coder", prefix)
+    next_is(order, "a", 0.25, 0.5, 0, 0.25)
+    next_is(order, "b", 0.25, 0, 0, 0.75)
+    order.append(prefix)
+    order.append(private)
+    assert list(order) == [*private, *prefix]
+
+
+def test_where_scores_tie_what_is_needed_last_goes_first() -> None:
+    order = cache(6, EvictionConfig(tie=1 / 16, learn_sharing=False))
+    parts = {workflow: holds(order, workflow, "coder", 2) for workflow in ("soon", "paused", "steps away")}
+    for blocks in parts.values():
+        order.append(blocks)
+    next_is(order, "soon", 1, 0, 0, 0, at=10.5, step_s=2.0)
+    next_is(order, "paused", 1, 0, 0, 0, at=13.0, step_s=2.0)
+    two = np.array([[0.7, 0.3, 0, 0], [0.44, 0.56, 0, 0]], np.float32)  # .7 + .7 · .44 = 1.008: a tie with 1
+    order.forecast("t", "steps away", two, AGENTS, next_step_at=12.5, step_s=2.0)  # due at 12.5 + 0.3055 · 2
+    assert list(order) == [*parts["steps away"], *parts["paused"], *parts["soon"]]
+    next_is(order, "soon", 1, 0, 0, 0, at=20.0)
+    assert list(order)[:2] == parts["soon"]
+
+
+def test_history_that_the_next_agent_always_reads_is_kept_once_that_has_been_seen() -> None:
+    """Prompts that begin with the common history: the writer has not touched it yet, and will."""
+
+    def first_given_up(config: EvictionConfig) -> str:
+        order = cache(400, config)
+        for earlier in range(3):
+            history = holds(order, f"w{earlier}", "coder", 40)
+            order.found("t", f"w{earlier}", "writer", history)
+            order.append(history)
+            order.end(f"w{earlier}")
+        history, other = holds(order, "now", "coder", 40), holds(order, "other", "coder", 40)
+        next_is(order, "now", 0.05, 0, 0.95, 0)
+        next_is(order, "other", 0.5, 0, 0, 0.5)
+        order.append([*history, *other])
+        retired_and_blank = order.spare()
+        return "now" if order.pop(retired_and_blank + 1)[-1] in history else "other"
+
+    assert first_given_up(EvictionConfig(learn_sharing=False)) == "now"
+    assert first_given_up(EvictionConfig(learn_sharing=True)) == "other"
+
+
+def test_a_workflow_without_a_forecast_is_not_given_up_before_one_that_will_hardly_return() -> None:
+    order = cache(4)
+    silent, leaving = holds(order, "silent", "coder", 2), holds(order, "leaving", "coder", 2)
+    order.append([*silent, *leaving])
+    order.forecast("t", "silent", np.empty((0, 0), np.float32), ())
+    next_is(order, "leaving", 0.1, 0, 0, 0.9)
+    assert list(order) == [*leaving, *silent]
+
+
+def test_blocks_whose_content_is_lost_are_the_first_to_go_and_given_up_blocks_belong_to_nobody() -> None:
+    order = cache(4)
+    blocks = holds(order, "w", "coder", 4)
+    order.forget(blocks[:1])
+    order.append(blocks)
+    order.forget(blocks[2:3])
+    assert list(order) == [blocks[0], blocks[2], blocks[1], blocks[3]]
+    assert order.spare() == 2
+    order.append(order.pop(4))
+    assert order.spare() == 4
+
+
+def test_what_the_engine_must_not_ask_is_refused() -> None:
+    order = cache(2)
+    with pytest.raises(InputError, match="3 blocks were asked for and 2 are free"):
+        order.pop(3)
+    order.remove(1)
+    with pytest.raises(InputError, match="block 1 is not free"):
+        order.remove(1)
+    assert len(order) == 1
+    with pytest.raises(ConfigurationError, match="tie"):
+        EvictionConfig(tie=-0.1)
+
+
+def test_thousands_of_forecasts_leave_the_order_right_and_the_heap_small() -> None:
+    order = cache(40)
+    parts = [holds(order, f"w{i}", "coder", 2) for i in range(20)]
+    for blocks in parts:
+        order.append(blocks)
+    for turn in range(200):
+        for i in range(20):
+            next_is(order, f"w{i}", (i + turn) % 20 / 20, 0, 0, 0)
+    assert order.pop(40) == [block for i in range(20) for block in parts[(i + 1) % 20]]
+    assert len(order._heap) <= 64 + 2 * 20
+
+
+class AgainstASort(RuleBasedStateMachine):
+    """A cache of 10 blocks, and a model that knows of each block who touched it and sorts from scratch."""
+
+    config = EvictionConfig(tie=1 / 16, learn_sharing=False)
+    workflows = st.sampled_from("abc")
+    agents = st.sampled_from(AGENTS)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = cache(10, self.config)
+        self.freed: dict[int, int] = {block: block - 10 for block in range(10)}
+        self.map: dict[int, dict[tuple[str, int], set[str]]] = {block: {} for block in range(10)}
+        self.group: dict[int, object] = dict.fromkeys(range(10))  # blocks freed and given up together
+        self.group_used: dict[object, int] = {}
+        self.life: dict[str, int] = {}
+        self.forecasts: dict[str, tuple[Lookahead, float, float]] = {}
+        self.clock = 0
+
+    @rule(workflow=workflows, agent=agents, n=st.integers(1, 6))
+    def fill(self, workflow: str, agent: str, n: int) -> None:
+        n = min(n, len(self.freed))
+        expected = self.sorted()[:n]
+        assert self.order.pop(n) == expected
+        for block in expected:
+            del self.freed[block]
+            self.map[block], self.group[block] = {}, None
+        self.order.filled(workflow, agent, expected)
+        self.touch(workflow, agent, expected)
+
+    @rule(workflow=workflows, agent=agents, blocks=st.lists(st.integers(0, 9), unique=True, max_size=6))
+    def find(self, workflow: str, agent: str, blocks: list[int]) -> None:
+        blocks = [block for block in blocks if self.map[block]]
+        for block in blocks:
+            if block in self.freed:
+                self.order.remove(block)
+                del self.freed[block]
+        self.order.found("t", workflow, agent, blocks)
+        self.touch(workflow, agent, blocks)
+
+    @rule(workflow=workflows, agent=agents, block=st.integers(0, 9))
+    def find_all_that_go_with(self, workflow: str, agent: str, block: int) -> None:
+        self.find(workflow, agent, [other for other in range(10) if self.group[other] == self.group[block]])
+
+    def touch(self, workflow: str, agent: str, blocks: Iterable[int]) -> None:
+        self.clock += 1
+        me = (workflow, self.life.setdefault(workflow, self.clock))
+        if blocks:
+            self.forecasts.setdefault(workflow, (UNKNOWN, 0.0, 0.0))
+        for block in blocks:
+            users, before = self.map[block], self.group[block]
+            if agent in users.get(me, ()):
+                continue
+            alone = set(users) <= {me}
+            users.setdefault(me, set()).add(agent)
+            after = (me, frozenset(users[me])) if alone else (before, self.clock)
+            self.group[block] = after
+            self.group_used.setdefault(after, self.group_used.get(before, 0))
+
+    @rule(blocks=st.lists(st.integers(0, 9), unique=True, max_size=10))
+    def free(self, blocks: list[int]) -> None:
+        blocks = [block for block in blocks if block not in self.freed]
+        self.order.append(blocks)
+        last: object = None
+        for block in blocks:
+            self.clock += 1
+            self.freed[block] = self.clock
+            if self.group[block] is not None and self.group[block] != last:
+                last = self.group[block]
+                self.group_used[last] = self.clock
+
+    @rule(
+        workflow=workflows,
+        rows=st.lists(st.tuples(*[st.integers(0, 3)] * 4), min_size=0, max_size=3),
+        at=st.integers(0, 3),
+        step_s=st.integers(0, 2),
+    )
+    def forecast(self, workflow: str, rows: list[tuple[int, ...]], at: int, step_s: int) -> None:
+        table = np.array([[n / max(1, sum(row)) for n in row] for row in rows], np.float32).reshape(len(rows), 4)
+        self.order.forecast("t", workflow, table, AGENTS, next_step_at=at, step_s=step_s)
+        self.clock += 1
+        self.life.setdefault(workflow, self.clock)
+        self.forecasts[workflow] = (lookahead(table, AGENTS, ScoreConfig()), at, step_s)
+
+    @rule(workflow=workflows)
+    def end(self, workflow: str) -> None:
+        self.order.end(workflow)
+        self.life.pop(workflow, None)
+        self.forecasts.pop(workflow, None)
+
+    @precondition(lambda self: any(self.map.values()))
+    @rule(block=st.integers(0, 9))
+    def lose(self, block: int) -> None:
+        self.order.forget([block])
+        if self.map[block] and block in self.freed:
+            self.clock += 1
+            self.freed[block] = self.clock
+        self.map[block], self.group[block] = {}, None
+
+    def sorted(self) -> list[int]:
+        return sorted(self.freed, key=self.key)
+
+    def key(self, block: int) -> tuple[float, ...]:
+        users = self.map[block]
+        if not users:
+            return (-1, 0, 0, 0, 0, self.freed[block])
+        active = [(w, agents) for (w, life), agents in users.items() if self.life.get(w) == life]
+        used = self.group_used[self.group[block]]
+        if not active:
+            return (0, 0, len(users), 0, used, self.freed[block])
+        parts = [(self.forecasts[w], self.forecasts[w][0].worth(agents)) for w, agents in active]
+        rank = sum(score for _, (score, _) in parts) // (UNIT // 16)
+        due = 0.0
+        if len(parts) == 1:
+            ((_, at, step_s), (score, moment)), *_ = parts
+            due = at + (moment / score - 1) * step_s if score else float("inf")
+        return (1, rank, len(users), -due, used, self.freed[block])
+
+    @invariant()
+    def the_order_is_that_of_the_sort(self) -> None:
+        assert list(self.order) == self.sorted()
+        assert len(self.order) == len(self.freed)
+        assert self.order._index.groups == len({group for group in self.group.values() if group is not None})
+        assert self.order.spare() == sum(self.key(block)[0] < 1 for block in self.freed)
+
+
+TestAgainstASort = AgainstASort.TestCase
+TestAgainstASort.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
