@@ -12,7 +12,6 @@ and must be distinct within a call. This file knows neither an order nor which b
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -51,7 +50,7 @@ class Group:
         self.uses = uses
         self.size = 0
         self.score = score
-        self.free: OrderedDict[int, None] = OrderedDict()
+        self.free: dict[int, None] = {}
         self.last_use = 0
         self.entry: tuple[int, int, int, float, int, int, Group] | None = None
 

@@ -25,6 +25,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from numpy.typing import NDArray
@@ -130,19 +131,23 @@ class FreeOrder:
         blank = self._blank
         while blank and len(given) < n:
             given.append(blank.popitem(last=False)[0])
+        if not blank:
+            blank.clear()  # an emptied table keeps its size, this gives it back
         heap = self._heap
         while len(given) < n:
             group = heap[0][-1]
             if group.entry is not heap[0] or not group.free:
                 self._discard(heapq.heappop(heap))
                 continue
-            wanted, first = n - len(given), group.free.popitem
+            wanted = n - len(given)
             if wanted >= len(group.free):
                 part = list(group.free)
                 group.free.clear()
                 self._discard(heapq.heappop(heap))
             else:
-                part = [first(last=False)[0] for _ in range(wanted)]
+                part = list(islice(group.free, wanted))
+                for block in part:
+                    del group.free[block]
             given += part
             self._index.forget(group, part)
         return given

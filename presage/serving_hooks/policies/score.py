@@ -6,8 +6,8 @@ of w's k-th next step given that w gets that far, and s_w^(k) = Π_{j<k} (1 − 
     Value(c) = Σ_w A_w(c) · P_w^(1)
     Score(c) = Σ_{k=1..K} γ^(k−1) Σ_w s_w^(k) · A_w(c) · P_w^(k)
 
-Both are linear in the agents, so a forecast is turned into a few numbers an agent once, and a group of blocks sums over
-its agents. Numbers are whole multiples of 1 / UNIT: a sum that is added to and taken from a thousand times stays exact,
+Both are linear in the agents, so a forecast gives each agent its part once, and a group of blocks sums over its agents.
+Numbers are whole multiples of 1 / UNIT: a sum that is added to and taken from a thousand times stays exact,
 and does not depend on the order of the updates. Rounding costs at most half a unit for each agent of each workflow.
 
 Where we depart. Score ties, or nearly, wherever every active block is needed for certain: with prompts that begin with
@@ -19,12 +19,12 @@ touch they agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Self
+from typing import Any, Final
 
-import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
@@ -52,58 +52,80 @@ class ScoreConfig:
             raise ConfigurationError(f"decay is {self.decay}; give a number above 0 and at most 1")
 
 
-@dataclass(frozen=True, slots=True)
 class Lookahead:
-    """One workflow's forecast, as blocks are judged by it. All numbers in 1 / UNIT.
+    """One workflow's forecast, as blocks are judged by it. All worths in 1 / UNIT.
+
+    An agent's part is computed when it is first asked for: a workflow's blocks name few of the agents there are.
+
+    Args:
+        column: of each agent in the rows.
+        rows: P^(k), K lists of V+1 numbers.
+        weights: γ^(k−1) s^(k), K numbers.
+        always: what every block of the workflow is worth, whoever touches it.
+        rates: as `shared` has them.
 
     Attributes:
-        column: of each agent in the lists.
-        value: Σ_k γ^(k−1) s^(k) P^(k) of each agent: what it adds to a score.
-        moment: the same terms, each times its k.
-        soon: P^(1) of each agent: what it adds to a one-step value.
-        always: what every block of the workflow is worth, whoever touches it.
-        always_moment: the same for the moment.
+        always: (score, moment) of every block of the workflow.
     """
 
-    column: Mapping[str, int]
-    value: list[int]
-    moment: list[int]
-    soon: list[int]
-    always: int = 0
-    always_moment: int = 0
+    __slots__ = ("_column", "_own", "_rows", "_weights", "always")
+
+    def __init__(
+        self,
+        column: Mapping[str, int],
+        rows: Sequence[Sequence[float]],
+        weights: Sequence[float],
+        always: tuple[int, int] = (0, 0),
+        rates: Mapping[str, float] | None = None,
+    ) -> None:
+        self._column, self._rows, self._weights = column, rows, weights
+        self._own: dict[str, tuple[int, int]] = {}
+        score, moment = always
+        for agent, rate in (rates or {}).items():
+            whole, whole_moment = self._part(agent)
+            part, part_moment = int(whole * rate), int(whole_moment * rate)
+            score, moment = score + part, moment + part_moment
+            self._own[agent] = whole - part, whole_moment - part_moment
+        self.always = score, moment
 
     def worth(self, agents: Iterable[str]) -> tuple[int, int]:
-        """(score, moment) this workflow adds to blocks that `agents` touch; an agent without a column adds nothing."""
-        score, moment, column = self.always, self.always_moment, self.column
+        """(score, moment) this workflow adds to blocks that `agents` touch; an agent it does not know adds nothing."""
+        (score, moment), own = self.always, self._own
         for agent in agents:
-            at = column.get(agent)
-            if at is not None:
-                score += self.value[at]
-                moment += self.moment[at]
+            part = own.get(agent) or self._part(agent)
+            score += part[0]
+            moment += part[1]
         return score, moment
 
     def one_step(self, agents: Iterable[str]) -> int:
         """What this workflow adds to the one-step value (eq. 1) of blocks that `agents` touch."""
-        return sum(self.soon[self.column[agent]] for agent in agents if agent in self.column)
+        column = self._column
+        return sum(round(self._rows[0][column[agent]] * UNIT) for agent in agents if agent in column)
 
-    def shared(self, rates: Mapping[str, float]) -> Self:
+    def shared(self, rates: Mapping[str, float]) -> Lookahead:
         """As it stands when an agent touches a block it has not touched before with the probability `rates` gives.
 
-        A_w(c) is then 1 for the agents that have touched c and the rate for the others: the rate goes to `always`, the
-        rest of the agent's worth stays its own.
+        A_w(c) is then 1 for the agents that have touched c and the rate for the others: that share of the agent's
+        worth goes to `always`, the rest stays its own.
         """
-        value, moment = list(self.value), list(self.moment)
-        always, always_moment = self.always, self.always_moment
-        for agent, rate in rates.items():
-            at = self.column.get(agent)
-            if at is not None and rate > 0:
-                part, part_moment = int(value[at] * rate), int(moment[at] * rate)
-                value[at], moment[at] = value[at] - part, moment[at] - part_moment
-                always, always_moment = always + part, always_moment + part_moment
-        return type(self)(self.column, value, moment, self.soon, always, always_moment)
+        return Lookahead(self._column, self._rows, self._weights, self.always, rates) if rates else self
+
+    def _part(self, agent: str) -> tuple[int, int]:
+        at = self._column.get(agent)
+        if at is None:
+            return 0, 0  # and not remembered: names of unknown agents are without end
+        score = moment = 0.0
+        k = 1
+        for weight, row in zip(self._weights, self._rows, strict=True):
+            term = weight * row[at]
+            score += term
+            moment += k * term
+            k += 1
+        part = self._own[agent] = round(score * UNIT), round(moment * UNIT)
+        return part
 
 
-UNKNOWN: Final = Lookahead({}, [], [], [], always=UNIT, always_moment=UNIT)
+UNKNOWN: Final = Lookahead({}, (), (), always=(UNIT, UNIT))
 """A workflow without a forecast: each of its blocks counts as touched at the next step for certain and never again.
 
 Zero would give up first what nobody knows anything of, which is no way to fail open. If no workflow has a forecast all
@@ -111,7 +133,7 @@ tie, and what is left is: ended workflows first, then the least recently used.""
 
 
 def lookahead(probabilities: NDArray[Any], agents: tuple[str, ...], config: ScoreConfig) -> Lookahead:
-    """Turns a forecast into numbers an agent.
+    """Turns a forecast into what blocks are worth.
 
     Args:
         probabilities: float [K, V+1], END last, row k given that the workflow reaches its k-th next step; as
@@ -119,17 +141,14 @@ def lookahead(probabilities: NDArray[Any], agents: tuple[str, ...], config: Scor
         agents: names of the first V columns.
         config: K and γ.
     """
-    rows = probabilities[: config.horizon]
-    if not len(rows) or not np.isfinite(rows).all():
+    rows = probabilities[: config.horizon].tolist()
+    if not rows or not math.isfinite(sum(map(sum, rows))):
         return UNKNOWN
     weights, weight = [], 1.0
-    for end in rows[:, -1].tolist():
+    for row in rows:
         weights.append(weight)
-        weight *= config.decay * (1.0 - end)
-    by_step = np.array([weights, [k * weight for k, weight in enumerate(weights, start=1)]])
-    value, moment = np.rint(by_step @ rows[:, :-1] * UNIT).astype(np.int64).tolist()
-    soon = np.rint(rows[0, :-1] * UNIT).astype(np.int64).tolist()
-    return Lookahead(_columns(agents), value, moment, soon)
+        weight *= config.decay * (1.0 - row[-1])
+    return Lookahead(_columns(agents), rows, weights)
 
 
 @lru_cache(maxsize=16)  # a model version has one tuple of agents
