@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from presage.serving_hooks.policies.eviction import FreeOrder
+from presage.serving_hooks.policies.score import ScoreConfig, lookahead
 
 AGENTS = tuple(f"agent {i}" for i in range(30))
 STEPS, SHARED, OWN = 8, 20, 180
@@ -102,14 +103,14 @@ def serve(order: FreeOrder, workflows: int) -> dict[str, list[int]]:
     shared = order.pop(SHARED)
     blocks = {}
     for i in range(workflows):
-        name, own, drawn = f"w{i}", [], forecasts(1)[0]
+        name, own, drawn = f"w{i}", [], lookahead(forecasts(1)[0], AGENTS, ScoreConfig())
         for step in range(STEPS):
             agent = AGENTS[step % 5]
             order.found("t", name, agent, shared + own)
             written = order.pop(OWN // STEPS if step else OWN - OWN // STEPS * (STEPS - 1))
             order.filled(name, agent, written)
             own += written
-            order.forecast("t", name, drawn, AGENTS, next_step_at=float(i % 7), step_s=2.0)
+            order.forecast("t", name, drawn, next_step_at=float(i % 7), step_s=2.0)
         blocks[name] = own
         if i % 2:
             order.append(reversed(own))
@@ -185,7 +186,8 @@ def main() -> None:
     drawn = forecasts(64)
 
     def forecast(i: int) -> None:
-        order.forecast("t", waiting[i % len(waiting)], drawn[i % 64], AGENTS, next_step_at=float(i % 9), step_s=2.0)
+        looked = lookahead(drawn[i % 64], AGENTS, ScoreConfig())
+        order.forecast("t", waiting[i % len(waiting)], looked, next_step_at=float(i % 9), step_s=2.0)
 
     us["forecast of a workflow"] = {"forecasts": median_us(forecast, lambda _: None, 2000)}
     us["end of a workflow"] = {"forecasts": median_us(lambda i: order.end(waiting[i]), lambda _: None, len(waiting))}

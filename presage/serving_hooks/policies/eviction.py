@@ -24,15 +24,13 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
-
-from numpy.typing import NDArray
+from typing import Final
 
 from presage.errors import ConfigurationError, InputError
 from presage.serving_hooks.policies.access import AccessIndex, Group
-from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
+from presage.serving_hooks.policies.score import UNIT, Lookahead
 from presage.serving_hooks.policies.sharing import Sharing
 
 RETIRED: Final = 0
@@ -47,13 +45,11 @@ class EvictionConfig:
     """Settings of the order.
 
     Attributes:
-        score: of eq. 2.
         tie: scores are ranked in steps of this; 0 ranks them exactly, as the paper does.
         learn_sharing: whether agents that read what others wrote are found by counting (sharing.py); without it an
             agent counts for the blocks it has touched and for no other, as in the paper.
     """
 
-    score: ScoreConfig = field(default_factory=ScoreConfig)
     tie: float = 1 / 16
     learn_sharing: bool = True
 
@@ -179,8 +175,7 @@ class FreeOrder:
         self,
         workflow_type: str,
         workflow: str,
-        probabilities: NDArray[Any],
-        agents: tuple[str, ...],
+        lookahead: Lookahead,
         *,
         next_step_at: float = 0.0,
         step_s: float = 0.0,
@@ -190,16 +185,14 @@ class FreeOrder:
         Args:
             workflow_type: the application.
             workflow: one run of it.
-            probabilities: float [K, V+1] as `LiveForecast` has them; without rows there is no forecast.
-            agents: names of the first V columns.
+            lookahead: its forecast (score.lookahead); UNKNOWN where there is none.
             next_step_at: when its next step is expected, after its pause and the queue; seconds of the caller's clock.
                 Give it for all workflows or for none.
             step_s: expected seconds from one of its steps to the next.
         """
-        looked = lookahead(probabilities, agents, self.config.score)
         if self.config.learn_sharing:
-            looked = looked.shared(self.sharing.rates(workflow_type))
-        for group in self._index.forecast(workflow, looked, next_step_at, step_s):
+            lookahead = lookahead.shared(self.sharing.rates(workflow_type))
+        for group in self._index.forecast(workflow, lookahead, next_step_at, step_s):
             self._place(group)
 
     def end(self, workflow: str) -> None:

@@ -1,6 +1,6 @@
 """Blocks are given up in the order of the rule, however the forecasts, the touches and the ends came about."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -30,9 +30,13 @@ def holds(order: FreeOrder, workflow: str, agent: str, n: int) -> list[int]:
     return blocks
 
 
+def looked(rows: Sequence[Sequence[float]]) -> Lookahead:
+    return lookahead(np.array(rows, np.float32), AGENTS, ScoreConfig())
+
+
 def next_is(order: FreeOrder, workflow: str, *probabilities: float, at: float = 0.0, step_s: float = 0.0) -> None:
     """A one-step forecast: coder, tester, writer, END."""
-    order.forecast("t", workflow, np.array([probabilities], np.float32), AGENTS, next_step_at=at, step_s=step_s)
+    order.forecast("t", workflow, looked([probabilities]), next_step_at=at, step_s=step_s)
 
 
 def test_blank_blocks_go_before_retired_and_retired_before_active() -> None:
@@ -102,8 +106,8 @@ def test_where_scores_tie_what_is_needed_last_goes_first() -> None:
         order.append(blocks)
     next_is(order, "soon", 1, 0, 0, 0, at=10.5, step_s=2.0)
     next_is(order, "paused", 1, 0, 0, 0, at=13.0, step_s=2.0)
-    two = np.array([[0.7, 0.3, 0, 0], [0.44, 0.56, 0, 0]], np.float32)  # .7 + .7 · .44 = 1.008: a tie with 1
-    order.forecast("t", "steps away", two, AGENTS, next_step_at=12.5, step_s=2.0)  # due at 12.5 + 0.3055 · 2
+    two = looked([[0.7, 0.3, 0, 0], [0.44, 0.56, 0, 0]])  # .7 + .7 · .44 = 1.008: a tie with 1
+    order.forecast("t", "steps away", two, next_step_at=12.5, step_s=2.0)  # due at 12.5 + 0.3055 · 2
     assert list(order) == [*parts["steps away"], *parts["paused"], *parts["soon"]]
     next_is(order, "soon", 1, 0, 0, 0, at=20.0)
     assert list(order)[:2] == parts["soon"]
@@ -134,7 +138,7 @@ def test_a_workflow_without_a_forecast_is_not_given_up_before_one_that_will_hard
     order = cache(4)
     silent, leaving = holds(order, "silent", "coder", 2), holds(order, "leaving", "coder", 2)
     order.append([*silent, *leaving])
-    order.forecast("t", "silent", np.empty((0, 0), np.float32), ())
+    order.forecast("t", "silent", UNKNOWN)
     next_is(order, "leaving", 0.1, 0, 0, 0.9)
     assert list(order) == [*leaving, *silent]
 
@@ -253,10 +257,11 @@ class AgainstASort(RuleBasedStateMachine):
     )
     def forecast(self, workflow: str, rows: list[tuple[int, ...]], at: int, step_s: int) -> None:
         table = np.array([[n / max(1, sum(row)) for n in row] for row in rows], np.float32).reshape(len(rows), 4)
-        self.order.forecast("t", workflow, table, AGENTS, next_step_at=at, step_s=step_s)
+        forecast = lookahead(table, AGENTS, ScoreConfig())
+        self.order.forecast("t", workflow, forecast, next_step_at=at, step_s=step_s)
         self.clock += 1
         self.life.setdefault(workflow, self.clock)
-        self.forecasts[workflow] = (lookahead(table, AGENTS, ScoreConfig()), at, step_s)
+        self.forecasts[workflow] = (forecast, at, step_s)
 
     @rule(workflow=workflows)
     def end(self, workflow: str) -> None:
