@@ -1,0 +1,69 @@
+"""How many steps a second the engine completes if n workflows take turns: what more of them gain and what they cost.
+
+A workflow takes a step, pauses Z seconds (its tool), takes the next. A step decodes g tokens and prefills p: those that
+are new, and the share of the rest that the cache has lost. An iteration costs c0 whatever is in it, c1 for each token
+decoded and c_p for each token prefilled. At X steps a second and iterations of τ seconds, an engine that is busy has
+
+    g X τ requests decoding (Little's law), so   τ = c0 + c1 g X τ + c_p p X τ   and   n = X (Z + g τ).
+
+With s = c1 g + c_p p, the seconds of work that a step adds to the engine, this is Z s X² − (Z + g c0 + n s) X + n = 0,
+whose smaller root is X. It rises with n towards 1 / s, as c0 is shared by more; it falls as s rises with what is lost.
+At most B requests decode at once, as configured or as fit into the cache: X ≤ 1 / (g (c0 + c1 B) / B + c_p p).
+
+Ours; ThunderAgent (§4.2) counts the cost of recomputation and of idle cache, and leaves out the batch that holding
+workflows back empties. It is a mean of a fluid: it knows neither bursts nor prefills that delay a decode.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from presage.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the engine and its workload measured of themselves, running means.
+
+    Attributes:
+        iteration_s: c0, seconds an iteration takes whatever is in it.
+        decode_token_s: c1, seconds each decoded token adds.
+        prefill_token_s: c_p, seconds each prefilled token adds.
+        output_tokens: g, of a step.
+        new_tokens: prompt tokens of a step that no cache could have.
+        reusable_tokens: prompt tokens of a step that an endless cache would have.
+        pause_s: Z, between two steps of a workflow.
+        most_decoding: B, requests that decode at once.
+    """
+
+    iteration_s: float
+    decode_token_s: float
+    prefill_token_s: float
+    output_tokens: float
+    new_tokens: float
+    reusable_tokens: float
+    pause_s: float
+    most_decoding: int
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{one.name} is {value}; a measured rate is finite and not negative")
+        if not (self.iteration_s > 0 and self.output_tokens > 0 and self.most_decoding > 0):
+            raise InputError("iteration_s, output_tokens and most_decoding must be above 0: measure before deciding")
+
+
+def steps_per_s(rates: Rates, cache_tokens: float, workflows: int, miss_share: float) -> float:
+    """X for n workflows of whose reusable tokens `miss_share` (in [0, 1]) is lost and prefilled again."""
+    pinned_tokens = rates.new_tokens + rates.reusable_tokens + rates.output_tokens
+    most = max(1.0, min(rates.most_decoding, cache_tokens / pinned_tokens))
+    prefill_s = rates.prefill_token_s * (rates.new_tokens + miss_share * rates.reusable_tokens)
+    work_s = rates.decode_token_s * rates.output_tokens + prefill_s
+    alone_s = rates.pause_s + rates.output_tokens * rates.iteration_s
+    linear = alone_s + workflows * work_s
+    # 4 a c ≤ b² always: b ≥ Z + n s ≥ 2 √(Z s n). The other form of the root, exact where Z s is 0.
+    root = math.sqrt(max(0.0, linear * linear - 4.0 * rates.pause_s * work_s * workflows))
+    full = rates.iteration_s / most + rates.decode_token_s
+    return min(2.0 * workflows / (linear + root), 1.0 / (rates.output_tokens * full + prefill_s))

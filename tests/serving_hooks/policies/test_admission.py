@@ -1,0 +1,182 @@
+"""Workflows are held only where it pays, the right ones, with a reason, and none for ever."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from closed_loop import ITERATION_S, MOST, PREFILL_S, TOKEN_S, Loop, draw
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from presage.errors import ConfigurationError, InputError
+from presage.serving_hooks.policies.admission import (
+    FULL,
+    PAUSED,
+    Admission,
+    AdmissionConfig,
+    Phase,
+    Workflow,
+)
+from presage.serving_hooks.policies.throughput import Rates
+
+HISTORY_FIRST = Rates(ITERATION_S, TOKEN_S, PREFILL_S, 110, 230, 1500, 1.5, MOST)
+OWN = replace(HISTORY_FIRST, reusable_tokens=200)
+
+
+def ready(name: str, tokens: float = 2000, remaining: float = 500, since: float = 0.0) -> Workflow:
+    return Workflow(name, Phase.READY, since, tokens, remaining)
+
+
+def thrashed(workflows: list[Workflow], rates: Rates = HISTORY_FIRST, **config: float) -> Admission:
+    """Room for ten workflows of 2,000 tokens, which lost nine tenths of its hits when all of these ran."""
+    admission = Admission(20_000, AdmissionConfig(**config))
+    admission.decide(workflows, rates, 0.0)
+    admission.observe(90_000, 100_000, 0.0)
+    return admission
+
+
+CROWD = [ready(f"w{i:02}", remaining=100 * i) for i in range(40)]
+
+
+def test_without_a_measured_loss_nobody_is_held() -> None:
+    admission = Admission(20_000)
+    decision = admission.decide(CROWD, HISTORY_FIRST, 0.0)
+    assert (len(decision.run), decision.held) == (40, {})
+    assert decision.everybody.load == pytest.approx(4.0)
+    assert admission.counts["decisions that held somebody"] == 0
+
+
+def test_where_holding_pays_those_with_least_left_run_and_the_others_are_told_why() -> None:
+    admission = thrashed(CROWD)
+    decision = admission.decide(CROWD, HISTORY_FIRST, 1.0)
+    assert 5 < len(decision.run) < 25
+    assert decision.run == {f"w{i:02}" for i in range(len(decision.run))}
+    assert set(decision.held.values()) == {FULL}
+    assert len(decision.run) + len(decision.held) == 40
+    assert decision.chosen.steps_per_s > 1.1 * decision.everybody.steps_per_s
+    assert decision.everybody.miss_share == pytest.approx(0.9, abs=0.02)
+    assert admission.counts["held"] == len(decision.held)
+
+
+def test_where_a_miss_costs_little_the_same_loss_holds_nobody() -> None:
+    assert thrashed(CROWD, OWN).decide(CROWD, OWN, 1.0).held == {}
+
+
+def test_requests_being_computed_are_never_held() -> None:
+    crowd = [replace(w, phase=Phase.STEP) for w in CROWD]
+    admission = thrashed(crowd)
+    decision = admission.decide([*crowd, ready("next", remaining=1)], HISTORY_FIRST, 1.0)
+    assert decision.held == {"next": FULL}
+
+
+def test_of_those_whose_tool_runs_the_smallest_are_paused_and_stay_so_until_it_ends() -> None:
+    crowd = [Workflow(f"w{i:02}", Phase.TOOL, 0.0, 1000 + 50 * i, 500, pause_s=1000.0) for i in range(40)]
+    admission = thrashed(crowd)
+    decision = admission.decide(crowd, HISTORY_FIRST, 1.0)
+    assert set(decision.held.values()) == {PAUSED}
+    assert max(decision.held) < min(decision.run)  # names rise with size
+    small = crowd[0]
+    again = admission.decide([small, ready("new")], HISTORY_FIRST, 2.0)
+    assert (again.run, admission.waited_s(small, 2.0)) == ({"new", "w00"}, 0.0)
+    assert admission.counts["paused"] == len(decision.held)
+    assert admission.counts["restored"] == 1
+
+
+def test_a_long_tool_call_weighs_less_and_less() -> None:
+    waiting = [Workflow(f"w{i}", Phase.TOOL, 0.0, 2000, 500, pause_s=3.0) for i in range(10)]
+    admission = Admission(20_000, AdmissionConfig(half_life_s=6.0))
+    assert admission.decide(waiting, HISTORY_FIRST, 0.0).everybody.load == pytest.approx(1.0)
+    assert admission.decide(waiting, HISTORY_FIRST, 6.0).everybody.load == pytest.approx(0.25)
+    unknown = [replace(w, pause_s=None) for w in waiting]
+    assert admission.decide(unknown, HISTORY_FIRST, 6.0).everybody.load == pytest.approx(0.5)
+
+
+def test_what_a_pause_makes_the_engine_compute_again_counts_against_it() -> None:
+    crowd = [Workflow(f"w{i:02}", Phase.TOOL, 0.0, 2000, 500, pause_s=1000.0) for i in range(40)]
+    assert len(thrashed(crowd, horizon_s=30.0).decide(crowd, HISTORY_FIRST, 1.0).held) > 20
+    assert thrashed(crowd, horizon_s=0.5).decide(crowd, HISTORY_FIRST, 1.0).held == {}
+
+
+def test_waits_add_up_over_a_life_and_put_a_workflow_before_shorter_ones() -> None:
+    admission = thrashed(CROWD, patience_s=10.0)
+    longest = CROWD[-1]
+    assert longest.id in admission.decide(CROWD, HISTORY_FIRST, 1.0).held
+    fresh = [ready(f"n{i:02}", remaining=1, since=9.0) for i in range(40)]
+    assert longest.id in admission.decide([*fresh, longest], HISTORY_FIRST, 10.5).held
+    assert longest.id in admission.decide([*fresh, longest], HISTORY_FIRST, 11.5).run
+    assert admission.waited_s(longest, 99.0) == pytest.approx(10.5)
+    admission.end(longest.id)
+    assert admission.waited_s(longest, 99.0) == 0
+
+
+def test_nobody_there_and_one_too_large_for_the_cache() -> None:
+    assert Admission(100).decide([], HISTORY_FIRST, 0.0).run == frozenset()
+    giants = [ready(f"w{i}", tokens=50_000) for i in range(4)]
+    assert len(thrashed(giants).decide(giants, HISTORY_FIRST, 1.0).run) >= 1
+
+
+@pytest.mark.parametrize("wrong", [{"patience_s": 0.0}, {"margin": -1.0}, {"horizon_s": math.nan}])
+def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match="give"):
+        AdmissionConfig(**wrong)
+    with pytest.raises(InputError, match="cache_tokens"):
+        Admission(0)
+
+
+moves = st.lists(
+    st.tuples(st.sampled_from(list(Phase)), st.integers(1, 20), st.integers(0, 3000)), min_size=12, max_size=12
+)
+
+
+@given(st.lists(st.tuples(moves, st.integers(1, 8)), min_size=2, max_size=12))
+@settings(max_examples=60)
+def test_nobody_is_let_in_before_one_that_has_waited_longer_by_patience(
+    turns: list[tuple[list[tuple[Phase, int, int]], int]],
+) -> None:
+    """Whatever the workflows do and claim. The line is the same for those paused while a tool runs."""
+    admission, now, phases, since = thrashed(CROWD, patience_s=6.0), 0.0, [Phase.READY] * 12, [0.0] * 12
+    for turn, passed in turns:
+        now += passed
+        for i, (phase, _, _) in enumerate(turn):
+            if phase is not phases[i]:
+                phases[i], since[i] = phase, now
+        here = [
+            Workflow(f"w{i}", phases[i], since[i], 500.0 * size, remaining, 1000.0)
+            for i, (_, size, remaining) in enumerate(turn)
+        ]
+        waited = {w.id: admission.waited_s(w, now) for w in here}
+        decision = admission.decide(here, HISTORY_FIRST, now)
+        assert decision.run
+        assert not decision.run & set(decision.held)
+        for late in here:
+            if late.phase is not Phase.STEP and late.id in decision.run:
+                for other in here:
+                    if other.phase is Phase.READY and waited[other.id] >= waited[late.id] + 6.0:
+                        assert other.id in decision.run
+
+
+def closed_loop(prompts: str, blocks: int, at_once: int = 72, admission: Admission | None = None) -> Loop:
+    loop = Loop(draw(150, seed=0), prompts, 16 * blocks, at_once, admission)
+    loop.makespan()
+    assert len(loop.completions) == 150
+    return loop
+
+
+@pytest.mark.parametrize("blocks", [2500, 4000, 6000])
+def test_with_the_history_first_admission_wins_much_of_what_the_best_fixed_number_wins(blocks: int) -> None:
+    stock, admitted = closed_loop("shared", blocks), closed_loop("shared", blocks, admission=Admission(16 * blocks))
+    best = min(closed_loop("shared", blocks, at_once).now for at_once in (16, 24, 32))
+    assert admitted.now < 0.85 * stock.now
+    assert admitted.now < 1.15 * best
+    assert admitted.hit_rate() > 2 * stock.hit_rate()
+    assert sum(admitted.completions) < 0.75 * sum(stock.completions)
+    assert max(admitted.completions) < 1.25 * max(stock.completions)
+
+
+@pytest.mark.parametrize("blocks", [2500, 4000, 6000])
+def test_with_own_conversations_admission_loses_nothing_where_holding_back_would(blocks: int) -> None:
+    stock, admitted = closed_loop("own", blocks), closed_loop("own", blocks, admission=Admission(16 * blocks))
+    assert admitted.now < 1.02 * stock.now
+    held_back = closed_loop("own", blocks, at_once=24)
+    assert held_back.hit_rate() > stock.hit_rate()
+    assert held_back.now > 1.05 * stock.now
