@@ -1,8 +1,9 @@
-"""What does an order of free blocks by forecasts cost, against the plain free list it stands in for?
+"""What do decisions from forecasts cost: an order of free blocks against the plain list, admission, a place in line?
 
 50,000 blocks of 16 tokens: 250 active workflows of 200 blocks each, five agents, eight steps, and a prompt of 20 blocks
 that all of a type share; half of the blocks free. "linked" is a doubly linked list of block objects, as vLLM keeps its
-free blocks, "ordered" a collections.OrderedDict of ids. One thread, warm, medians.
+free blocks, "ordered" a collections.OrderedDict of ids. Admission decides over workflows of which a third wait for a
+tool, and has measured losses; the queue ages 1,000 waiting requests, a batch of 64 runs. One thread, warm, medians.
 
     python benchmarks/policies.py [--workflows 250]
 
@@ -21,8 +22,11 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from presage.serving_hooks.policies.admission import Admission, Phase, Workflow
 from presage.serving_hooks.policies.eviction import FreeOrder
+from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.policies.score import ScoreConfig, lookahead
+from presage.serving_hooks.policies.throughput import Rates
 
 AGENTS = tuple(f"agent {i}" for i in range(30))
 STEPS, SHARED, OWN = 8, 20, 180
@@ -128,6 +132,29 @@ def median_us(call: Callable[[int], object], undo: Callable[[object], object], r
     return statistics.median(taken[rounds // 10 :]) / 1000
 
 
+def decide_us(n: int) -> float:
+    phases = (Phase.STEP, Phase.TOOL, Phase.READY)
+    crowd = [Workflow(f"w{i}", phases[i % 3], 0.0, 1000.0 + i % 50 * 40, 100.0 * (i % 37), 2.0) for i in range(n)]
+    rates = Rates(0.012, 150e-6, 120e-6, 110, 230, 1500, 1.5, 64)
+    admission = Admission(1000.0 * n)
+    admission.decide(crowd, rates, 0.0)
+    admission.observe(900_000, 1_000_000, 0.0)
+    return median_us(lambda i: admission.decide(crowd, rates, i * 0.01), lambda _: None, 100)
+
+
+def queue_us() -> float:
+    queue = ShortestTotalJobFirst()
+    names = [f"r{i}" for i in range(1000)]
+    for i, name in enumerate(names):
+        queue.add(name, i % 200, float(i), "t", float(i))
+
+    def iteration(i: int) -> None:
+        queue.age(200 + i)
+        queue.selected(names[:64], 200 + i)
+
+    return median_us(iteration, lambda _: None, 1000)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workflows", type=int, default=250)
@@ -191,6 +218,10 @@ def main() -> None:
 
     us["forecast of a workflow"] = {"forecasts": median_us(forecast, lambda _: None, 2000)}
     us["end of a workflow"] = {"forecasts": median_us(lambda i: order.end(waiting[i]), lambda _: None, len(waiting))}
+
+    for n in (72, 1000):
+        us[f"admission over {n}"] = {"forecasts": decide_us(n)}
+    us["one iteration of the queue"] = {"forecasts": queue_us()}
 
     print(f"{blocks:,} blocks, {workflows} workflows, {groups} groups, {bytes_a_block:.0f} bytes a block\n")
     print("| operation | linked µs | ordered µs | forecasts µs | forecasts / linked |")

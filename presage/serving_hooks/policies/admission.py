@@ -28,6 +28,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from presage.errors import ConfigurationError, InputError
 from presage.serving_hooks.policies.miss_curve import MissCurve
 from presage.serving_hooks.policies.throughput import Rates, steps_per_s
@@ -172,16 +175,26 @@ class Admission:
     def decide(self, workflows: Iterable[Workflow], rates: Rates, now: float) -> Decision:
         """Who of all active workflows may run from now on."""
         line, must = self._line(workflows, now)
-        outlooks = self._outlooks(line, rates, now)
-        everybody = outlooks[-1]
-        steps = self._steps(line, outlooks, rates)
-        at = max(range(len(outlooks)), key=steps.__getitem__)
-        best = outlooks[at] if steps[at] > steps[-1] * (1 + self.config.margin) else everybody
-        running = max(best.workflows, must)
-        self._load = outlooks[running - 1].load if line else 0.0
+        if not line:
+            nothing = Outlook(0, 0.0, 0.0, 0.0)
+            return Decision(frozenset(), {}, nothing, nothing)
+        count = np.arange(1, len(line) + 1, dtype=np.float64)
+        load = np.cumsum([self._weight(workflow, now) for workflow in line]) / self.cache_tokens
+        share = self._curve.share(load, now)
+        per_s = steps_per_s(rates, self.cache_tokens, count, share)
+        worth = per_s * np.maximum(0.0, self.config.horizon_s - self._again_s(line, share, rates))
+        best = int(np.argmax(worth))
+        if worth[best] <= worth[-1] * (1 + self.config.margin):
+            best = len(line) - 1
+        running = max(best + 1, must)
+        self._load = float(load[running - 1])
         self._remember(line, running, now)
+
+        def outlook(at: int) -> Outlook:
+            return Outlook(at + 1, float(load[at]), float(share[at]), float(per_s[at]))
+
         held = {w.id: PAUSED if w.phase is Phase.TOOL else FULL for w in line[running:]}
-        return Decision(frozenset(w.id for w in line[:running]), held, best, everybody)
+        return Decision(frozenset(w.id for w in line[:running]), held, outlook(best), outlook(len(line) - 1))
 
     def _line(self, workflows: Iterable[Workflow], now: float) -> tuple[list[Workflow], int]:
         """All workflows, who runs first first; and how many at least run: those whose request is being computed.
@@ -203,32 +216,17 @@ class Admission:
         line = sorted(workflows, key=lambda w: (place(w), w.since, w.id))
         return line, sum(w.phase is Phase.STEP for w in line)
 
-    def _outlooks(self, line: Sequence[Workflow], rates: Rates, now: float) -> list[Outlook]:
-        """For the first 1, 2, … of the line; one of nobody if it is empty."""
-        outlooks, tokens = [], 0.0
-        for count, workflow in enumerate(line, start=1):
-            tokens += self._weight(workflow, now)
-            load = tokens / self.cache_tokens
-            share = self._curve.share(load, now)
-            outlooks.append(Outlook(count, load, share, steps_per_s(rates, self.cache_tokens, count, share)))
-        return outlooks or [Outlook(0, 0.0, 0.0, 0.0)]
-
     def _weight(self, workflow: Workflow, now: float) -> float:
         if workflow.phase is not Phase.TOOL:
             return workflow.footprint_tokens
         half_life_s = max(workflow.pause_s or self.config.half_life_s, 1e-3)
         return workflow.footprint_tokens * math.exp2(-max(0.0, now - workflow.since) / half_life_s)
 
-    def _steps(self, line: Sequence[Workflow], outlooks: Sequence[Outlook], rates: Rates) -> list[float]:
-        """Steps within the horizon, less those lost to computing again what newly paused workflows had cached."""
-        steps, tokens = [], 0.0
-        for outlook in reversed(outlooks):
-            again_s = rates.prefill_token_s * (1 - outlook.miss_share) * tokens
-            steps.append(outlook.steps_per_s * max(0.0, self.config.horizon_s - again_s))
-            last = line[outlook.workflows - 1] if line else None
-            if last is not None and last.phase is Phase.TOOL and not self._is_held(last.id):
-                tokens += last.footprint_tokens
-        return steps[::-1]
+    def _again_s(self, line: Sequence[Workflow], share: NDArray[np.float64], rates: Rates) -> NDArray[np.float64]:
+        """Seconds to compute again what is still cached of newly paused workflows, if the first 1, 2, … run."""
+        pauses = [w.footprint_tokens if w.phase is Phase.TOOL and not self._is_held(w.id) else 0.0 for w in line]
+        after = np.sum(pauses) - np.cumsum(pauses)
+        return np.asarray(rates.prefill_token_s * (1 - share) * after)
 
     def _is_held(self, workflow: str) -> bool:
         wait = self._waits.get(workflow)

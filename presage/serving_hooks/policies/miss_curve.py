@@ -2,8 +2,8 @@
 
 The load is the working sets of the workflows that may run, over the cache. How much is lost at a load depends on the
 prompts and on the order of eviction, and differs several times between workloads: so it is read off what happened at
-that load, in steps of WIDTH. In between it is interpolated, rising; up to QUIET nothing is thought to be lost; beyond
-the highest load seen it stays what it was there. So before anything was measured nothing is thought to be lost and
+that load, in steps of WIDTH. In between it is interpolated, never falling; up to QUIET nothing is thought to be lost
+unless it was seen to be; beyond the highest load seen it stays what it was there. So before anything was measured
 nobody is held back: the engine behaves as without us until it has shown that it should not. Old measurements are
 forgotten, which lets the engine try again what the workload may have made harmless.
 """
@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import math
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 WIDTH: Final = 0.125
 QUIET: Final = 0.75
@@ -38,16 +41,13 @@ class MissCurve:
             keep = 0.5 ** ((now - when) / (self.forget_s / 2))
             self._measured[at] = lost * keep + lost_tokens, reusable * keep + reusable_tokens, now
 
-    def share(self, load: float, now: float) -> float:
-        """The lost share at a load, in [0, 1]."""
-        below, low = QUIET, 0.0
-        for at in sorted(self._measured):
-            lost, reusable, when = self._measured[at]
-            middle = (at + 0.5) * WIDTH
-            if reusable < ENOUGH_TOKENS or now - when > self.forget_s:
-                continue
-            high = min(1.0, max(low, lost / reusable))
-            if load <= middle:
-                return low if load <= below else low + (high - low) * (load - below) / (middle - below)
-            below, low = middle, high
-        return low
+    def share(self, load: NDArray[np.float64], now: float) -> NDArray[np.float64]:
+        """The lost share at each load, float64 [m], in [0, 1]."""
+        measured = {
+            (at + 0.5) * WIDTH: min(1.0, lost / reusable)
+            for at, (lost, reusable, when) in self._measured.items()
+            if reusable >= ENOUGH_TOKENS and now - when <= self.forget_s
+        }
+        loads = sorted({QUIET, *measured})
+        shares = np.maximum.accumulate([measured.get(at, 0.0) for at in loads])
+        return np.asarray(np.interp(load, [loads[0] - WIDTH, *loads], [0.0, *shares]))

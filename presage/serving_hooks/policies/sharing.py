@@ -18,6 +18,9 @@ from typing import Final
 PRIOR_BLOCKS: Final = 32
 """Blocks counted as not touched before the first is seen: a few steps decide, not one."""
 
+MOST_AGENTS: Final = 10_000
+"""Agents, over all workflow types, that are counted: names come with requests, and a table must not grow with them."""
+
 
 class Sharing:
     """Counts and rates of all workflow types."""
@@ -25,14 +28,20 @@ class Sharing:
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, tuple[int, int]]] = {}
         self._rates: dict[str, dict[str, float]] = {}
+        self._agents = 0
 
     def observe(self, workflow_type: str, agent: str, touched: int, others: int) -> None:
         """A step of `agent` began: of `others` blocks it had not touched before, it now found `touched`."""
-        if others:
-            counts = self._counts.setdefault(workflow_type, {})
-            before, among = counts.get(agent, (0, PRIOR_BLOCKS))
-            counts[agent] = before + touched, among + others
-            self._rates.setdefault(workflow_type, {})[agent] = (before + touched) / (among + others)
+        if not others:
+            return
+        known = self._counts.get(workflow_type, {}).get(agent)
+        if known is None:
+            if self._agents == MOST_AGENTS:
+                return
+            self._agents, known = self._agents + 1, (0, PRIOR_BLOCKS)
+        touched, others = known[0] + touched, known[1] + others
+        self._counts.setdefault(workflow_type, {})[agent] = touched, others
+        self._rates.setdefault(workflow_type, {})[agent] = touched / others
 
     def rates(self, workflow_type: str) -> Mapping[str, float]:
         """Of each agent that has had the choice: the share of untouched blocks it went on to touch, in [0, 1)."""

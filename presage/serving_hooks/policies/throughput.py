@@ -19,6 +19,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+import numpy as np
+from numpy.typing import NDArray
+
 from presage.errors import InputError
 
 
@@ -55,15 +58,27 @@ class Rates:
             raise InputError("iteration_s, output_tokens and most_decoding must be above 0: measure before deciding")
 
 
-def steps_per_s(rates: Rates, cache_tokens: float, workflows: int, miss_share: float) -> float:
-    """X for n workflows of whose reusable tokens `miss_share` (in [0, 1]) is lost and prefilled again."""
+def steps_per_s(
+    rates: Rates, cache_tokens: float, workflows: NDArray[np.float64], miss_share: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """X for n workflows of whose reusable tokens a share is lost and prefilled again.
+
+    Args:
+        rates: as measured.
+        cache_tokens: what the cache holds.
+        workflows: n, float64 [m].
+        miss_share: in [0, 1], float64 [m].
+
+    Returns:
+        Steps a second, float64 [m].
+    """
     pinned_tokens = rates.new_tokens + rates.reusable_tokens + rates.output_tokens
     most = max(1.0, min(rates.most_decoding, cache_tokens / pinned_tokens))
     prefill_s = rates.prefill_token_s * (rates.new_tokens + miss_share * rates.reusable_tokens)
     work_s = rates.decode_token_s * rates.output_tokens + prefill_s
-    alone_s = rates.pause_s + rates.output_tokens * rates.iteration_s
-    linear = alone_s + workflows * work_s
+    linear = rates.pause_s + rates.output_tokens * rates.iteration_s + workflows * work_s
     # 4 a c ≤ b² always: b ≥ Z + n s ≥ 2 √(Z s n). The other form of the root, exact where Z s is 0.
-    root = math.sqrt(max(0.0, linear * linear - 4.0 * rates.pause_s * work_s * workflows))
+    root = np.sqrt(np.maximum(0.0, linear * linear - 4.0 * rates.pause_s * work_s * workflows))
     full = rates.iteration_s / most + rates.decode_token_s
-    return min(2.0 * workflows / (linear + root), 1.0 / (rates.output_tokens * full + prefill_s))
+    bound = 1.0 / (rates.output_tokens * full + prefill_s)
+    return np.asarray(np.minimum(2.0 * workflows / (linear + root), bound))

@@ -8,6 +8,7 @@ The costs of an iteration are invented; only ratios mean anything.
 import heapq
 import random
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from presage.serving_hooks.policies.admission import Admission, Phase, Workflow
@@ -80,6 +81,7 @@ class Loop:
         self.means: tuple[float, ...] = (200.0, 200.0, 200.0)
         self.completions: list[float] = []
         self.longest_wait = 0.0
+        self.footprint_error: Callable[[], float] = lambda: 1.0
         self.decide_at = 0.0
         self.may: frozenset[str] = frozenset()
         for _ in range(wanting):
@@ -113,7 +115,14 @@ class Loop:
             self.admission.observe(self.lost, self.reusable, self.now)
             self.lost = self.reusable = 0
             seen = [
-                Workflow(j.id, j.phase, j.since, j.working_set(), sum(s[2] for s in j.steps[j.at :]), PAUSE_S)
+                Workflow(
+                    j.id,
+                    j.phase,
+                    j.since,
+                    j.working_set() * self.footprint_error(),
+                    sum(s[2] for s in j.steps[j.at :]),
+                    PAUSE_S,
+                )
                 for j in self.here.values()
             ]
             self.may = self.admission.decide(seen, self.rates(), self.now).run

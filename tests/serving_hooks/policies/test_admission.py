@@ -1,6 +1,8 @@
 """Workflows are held only where it pays, the right ones, with a reason, and none for ever."""
 
 import math
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,6 +22,7 @@ from presage.serving_hooks.policies.admission import (
 from presage.serving_hooks.policies.throughput import Rates
 
 HISTORY_FIRST = Rates(ITERATION_S, TOKEN_S, PREFILL_S, 110, 230, 1500, 1.5, MOST)
+RNG = random.Random(0)
 OWN = replace(HISTORY_FIRST, reusable_tokens=200)
 
 
@@ -180,3 +183,16 @@ def test_with_own_conversations_admission_loses_nothing_where_holding_back_would
     held_back = closed_loop("own", blocks, at_once=24)
     assert held_back.hit_rate() > stock.hit_rate()
     assert held_back.now > 1.05 * stock.now
+
+
+@pytest.mark.parametrize(
+    "error", [lambda: 0.5, lambda: 2.0, lambda: RNG.uniform(0.3, 3.0)], ids=["half", "double", "noise"]
+)
+@pytest.mark.parametrize(("prompts", "factor"), [("shared", 0.85), ("own", 1.02)])
+def test_footprints_forecast_wrong_still_win_with_one_and_lose_nothing_with_the_other(
+    error: Callable[[], float], prompts: str, factor: float
+) -> None:
+    """What is lost is measured against the same forecasts, so a common factor cancels."""
+    loop = Loop(draw(150, seed=0), prompts, 16 * 4000, 72, Admission(16 * 4000))
+    loop.footprint_error = error
+    assert loop.makespan() < factor * closed_loop(prompts, 4000).now

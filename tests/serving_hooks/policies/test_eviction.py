@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from presage.errors import ConfigurationError, InputError
 from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig, lookahead
+from presage.serving_hooks.policies.sharing import MOST_AGENTS, Sharing
 
 AGENTS = ("coder", "tester", "writer")
 PAPER = EvictionConfig(tie=0.0, learn_sharing=False)
@@ -177,6 +178,17 @@ def test_thousands_of_forecasts_leave_the_order_right_and_the_heap_small() -> No
             next_is(order, f"w{i}", (i + turn) % 20 / 20, 0, 0, 0)
     assert order.pop(40) == [block for i in range(20) for block in parts[(i + 1) % 20]]
     assert len(order._heap) <= 64 + 2 * 20
+
+
+def test_names_without_end_do_not_fill_the_table_of_who_reads_what() -> None:
+    sharing = Sharing()
+    for i in range(MOST_AGENTS + 5):
+        sharing.observe(f"type {i}", "agent", 60, 64)
+    assert sharing.rates("type 0") == {"agent": 60 / 96}
+    assert sharing.rates(f"type {MOST_AGENTS}") == {}
+    sharing.observe("type 0", "agent", 0, 0)
+    sharing.observe("type 0", "agent", 32, 32)
+    assert sharing.rates("type 0") == {"agent": 92 / 128}
 
 
 class AgainstASort(RuleBasedStateMachine):

@@ -2,16 +2,27 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import InputError
 from presage.serving_hooks.policies.miss_curve import ENOUGH_TOKENS, MissCurve
-from presage.serving_hooks.policies.throughput import Rates, steps_per_s
+from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.policies.throughput import steps_per_s as steps_per_s_of_many
 
 RATES = Rates(0.01, 0.0001, 0.0001, 100, 200, 1000, 2.0, 10_000)
 HUGE = 1e12
+
+
+def steps_per_s(rates: Rates, cache_tokens: float, workflows: int, miss_share: float) -> float:
+    return steps_per_s_of_many(rates, cache_tokens, np.array([float(workflows)]), np.array([miss_share])).item()
+
+
+class Curve(MissCurve):
+    def at(self, load: float, now: float) -> float:
+        return self.share(np.array([load]), now).item()
 
 
 def test_by_hand() -> None:
@@ -56,26 +67,35 @@ def test_rates_that_were_not_measured_are_refused(wrong: dict[str, float]) -> No
 
 
 def test_nothing_measured_nothing_lost_and_beyond_the_highest_load_seen_it_stays() -> None:
-    curve = MissCurve(600)
-    assert curve.share(5.0, 0) == 0
+    curve = Curve(600)
+    assert curve.at(5.0, 0) == 0
     curve.observe(2.0, 0.8 * ENOUGH_TOKENS, ENOUGH_TOKENS, 0)
-    assert curve.share(0.75, 0) == 0
-    assert curve.share(2.0625, 0) == curve.share(9.0, 0) == pytest.approx(0.8)
-    assert curve.share(1.40625, 0) == pytest.approx(0.4)  # half way from 0.75 to 2.0625
+    assert curve.at(0.75, 0) == 0
+    assert curve.at(2.0625, 0) == curve.at(9.0, 0) == pytest.approx(0.8)
+    assert curve.at(1.40625, 0) == pytest.approx(0.4)  # half way from 0.75 to 2.0625
+
+
+def test_losses_seen_at_a_low_load_count_there_and_no_lower() -> None:
+    """Forecasts that are too small by half make the cache look half as full as it is."""
+    curve = Curve(600)
+    curve.observe(0.5, 0.6 * ENOUGH_TOKENS, ENOUGH_TOKENS, 0)
+    assert curve.at(0.6, 0) == curve.at(0.75, 0) == pytest.approx(0.6)
+    assert curve.at(0.5, 0) == pytest.approx(0.3)
+    assert curve.at(0.4, 0) == 0
 
 
 def test_more_load_never_loses_less_and_too_little_seen_does_not_count() -> None:
-    curve = MissCurve(600)
+    curve = Curve(600)
     curve.observe(1.0, 0.5 * ENOUGH_TOKENS, ENOUGH_TOKENS, 0)
     curve.observe(2.0, 0.2 * ENOUGH_TOKENS, ENOUGH_TOKENS, 0)
     curve.observe(3.0, ENOUGH_TOKENS - 1, ENOUGH_TOKENS - 1, 0)
     curve.observe(4.0, 1, 0, 0)
-    assert curve.share(2.1, 0) == curve.share(5, 0) == pytest.approx(0.5)
+    assert curve.at(2.1, 0) == curve.at(5, 0) == pytest.approx(0.5)
 
 
 def test_the_past_is_outweighed_and_at_last_forgotten() -> None:
-    curve = MissCurve(100)
+    curve = Curve(100)
     curve.observe(2.0, 0.8 * ENOUGH_TOKENS, ENOUGH_TOKENS, 0)
     curve.observe(2.0, 0.2 * ENOUGH_TOKENS, ENOUGH_TOKENS, 50)
-    assert curve.share(3, 50) == pytest.approx((0.4 + 0.2) / 1.5)
-    assert curve.share(3, 151) == 0
+    assert curve.at(3, 50) == pytest.approx((0.4 + 0.2) / 1.5)
+    assert curve.at(3, 151) == 0
