@@ -38,11 +38,12 @@ class Group:
         size: blocks in it.
         score: Σ of its uses, in 1 / UNIT.
         free: those of its blocks that are free, the first freed first.
+        holes: blocks given up from the front of `free` since it was last rebuilt.
         last_use: stamp of the last time blocks of it were freed.
         entry: its valid entry in an eviction order, or None.
     """
 
-    __slots__ = ("entry", "free", "id", "last_use", "score", "size", "users", "uses")
+    __slots__ = ("entry", "free", "holes", "id", "last_use", "score", "size", "users", "uses")
 
     def __init__(self, number: int, users: int, uses: dict[str, Use], score: int) -> None:
         self.id = number
@@ -51,6 +52,7 @@ class Group:
         self.size = 0
         self.score = score
         self.free: dict[int, None] = {}
+        self.holes = 0
         self.last_use = 0
         self.entry: tuple[int, int, int, float, int, int, Group] | None = None
 

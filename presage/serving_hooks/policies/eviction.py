@@ -144,6 +144,9 @@ class FreeOrder:
                 part = list(islice(group.free, wanted))
                 for block in part:
                     del group.free[block]
+                group.holes += wanted
+                if group.holes > 256 + len(group.free) // 8:  # a dict keeps the holes and would walk over them
+                    group.free, group.holes = dict.fromkeys(group.free), 0
             given += part
             self._index.forget(group, part)
         return given

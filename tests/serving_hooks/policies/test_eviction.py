@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -168,6 +168,15 @@ def test_what_the_engine_must_not_ask_is_refused() -> None:
         EvictionConfig(tie=-0.1)
 
 
+def test_a_large_group_is_given_up_in_order_however_few_at_a_time() -> None:
+    order = cache(3000)
+    blocks = holds(order, "w", "coder", 3000)
+    order.append(reversed(blocks))
+    order.remove(1500)
+    given = [block for i in range(1400) for block in order.pop(1 + i % 3)]
+    assert given + list(order) == [block for block in reversed(blocks) if block != 1500]
+
+
 def test_thousands_of_forecasts_leave_the_order_right_and_the_heap_small() -> None:
     order = cache(40)
     parts = [holds(order, f"w{i}", "coder", 2) for i in range(20)]
@@ -189,6 +198,39 @@ def test_names_without_end_do_not_fill_the_table_of_who_reads_what() -> None:
     sharing.observe("type 0", "agent", 0, 0)
     sharing.observe("type 0", "agent", 32, 32)
     assert sharing.rates("type 0") == {"agent": 92 / 128}
+
+
+private = st.sets(st.sampled_from(AGENTS), min_size=1)
+table = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=3, max_size=3)
+
+
+@given(st.lists(st.tuples(private, table, st.integers(0, 2), st.integers(0, 3)), min_size=2, max_size=5))
+def test_a_small_error_of_the_forecasts_leaves_the_order_as_the_paper_proves(
+    workflows: list[tuple[set[str], list[tuple[int, ...]], int, int]],
+) -> None:
+    """PBKV, corollary G.3: scores further apart than (1 − γ^K) / (2 (1 − γ)) times both errors keep their order."""
+    places, scores, errors = [], [], []
+    orders = [cache(len(workflows)), cache(len(workflows))]
+    for i, (agents, rows, row, column) in enumerate(workflows):
+        true = np.array([[n + 0.01 for n in one] for one in rows])
+        guess = true.copy()
+        guess[row, column] += 0.5
+        tables = [one / one.sum(axis=1, keepdims=True) for one in (true, guess)]
+        errors.append(sum(0.7**k * np.abs(t - g).sum() for k, (t, g) in enumerate(zip(*tables, strict=True))))
+        scores.append(lookahead(tables[0], AGENTS, ScoreConfig()).worth(agents)[0] / UNIT)
+        for order, one in zip(orders, tables, strict=True):
+            (block,) = order.pop(1)
+            for agent in agents:
+                order.filled(f"w{i}", agent, [block])
+            order.forecast("t", f"w{i}", lookahead(one, AGENTS, ScoreConfig()))
+    for order in orders:
+        order.append(range(len(workflows)))
+        places.append(list(order))
+    factor = (1 - 0.7**3) / (2 * (1 - 0.7))
+    for a in range(len(workflows)):
+        for b in range(len(workflows)):
+            if scores[a] + factor * (errors[a] + errors[b]) + 1e-4 < scores[b]:
+                assert all(place.index(a) < place.index(b) for place in places)
 
 
 class AgainstASort(RuleBasedStateMachine):
