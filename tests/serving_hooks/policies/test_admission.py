@@ -78,11 +78,22 @@ def test_of_those_whose_tool_runs_the_smallest_are_paused_and_stay_so_until_it_e
     decision = admission.decide(crowd, HISTORY_FIRST, 1.0)
     assert set(decision.held.values()) == {PAUSED}
     assert max(decision.held) < min(decision.run)  # names rise with size
+    paused, others = [w for w in crowd if w.id in decision.held], [ready(f"n{i}", remaining=9999) for i in range(40)]
+    crowded = admission.decide([*paused, *others], HISTORY_FIRST, 1.5)
+    assert set(decision.held) <= set(crowded.held)  # whose tool still runs gives way to whoever is ready
+    assert crowded.run
     small = crowd[0]
     again = admission.decide([small, ready("new")], HISTORY_FIRST, 2.0)
     assert (again.run, admission.waited_s(small, 2.0)) == ({"new", "w00"}, 0.0)
-    assert admission.counts["paused"] == len(decision.held)
+    assert admission.counts["paused"] >= len(decision.held)
     assert admission.counts["restored"] == 1
+
+
+def test_a_gain_within_the_margin_holds_nobody() -> None:
+    held = {margin: thrashed(CROWD, margin=margin).decide(CROWD, HISTORY_FIRST, 1.0) for margin in (0.0, 0.1, 9.0)}
+    gain = held[0.0].chosen.steps_per_s / held[0.0].everybody.steps_per_s - 1
+    assert 0.1 < gain < 9.0
+    assert [bool(decision.held) for decision in held.values()] == [True, True, False]
 
 
 def test_a_long_tool_call_weighs_less_and_less() -> None:
