@@ -204,9 +204,7 @@ class RouterPredictor:
             ConfigurationError: the head is linear, or there is no such precision on that device.
         """
         if isinstance(self._scorer, LinearScorer):
-            raise ConfigurationError(
-                "a linear router has no precision to choose; only one with a transformer has"
-            )
+            raise ConfigurationError("a linear router has no precision to choose; only one with a transformer has")
         served = copy(self)
         served._scorer = cast("TransformerScorer", self._scorer).at_precision(precision, device)
         return served

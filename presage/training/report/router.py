@@ -11,7 +11,7 @@ from typing import Any
 from presage.training.report.blocks import Block, Card, Document, Folded, Panel, Picture, Row, Section, Table, Text
 from presage.training.report.next_agent import data, made
 from presage.training.report.numbers import Metrics, count, interval, number, signed_interval
-from presage.training.report.plot import Axis, Point, line_plot, share_axis
+from presage.training.report.plot import COLOURS, Axis, Point, line_plot, share_axis
 
 _QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _DRAWN_FROM = 10  # labels of a bin; fewer say nothing of it
@@ -152,9 +152,11 @@ def _costs(metrics: Metrics) -> Section | None:
         Point(point["cost"], point["accuracy"], says=f"{point['cost']:.4g}: {number(point['accuracy'])}")
         for point in sorted(curve["points"], key=lambda point: point["cost"])
     ]
+    # So many as there are colours for; the table has all.
+    shown = sorted(singles, key=lambda name: -singles[name]["accuracy"])[: COLOURS - 1]
     others = [
         [Point(of["cost"], of["accuracy"], says=f"always {name}: {of['cost']:.4g}, {number(of['accuracy'])}")]
-        for name, of in singles.items()
+        for name, of in ((name, singles[name]) for name in shown)
     ]
     drawn = line_plot([ours, *others], x, share_axis("solved", solved))
     caption = (
@@ -172,7 +174,7 @@ def _costs(metrics: Metrics) -> Section | None:
         for slack, point in curve["at_slack"].items()
     ]
     rows += [Row([f"always {name}", f"{of['cost']:.4g}", number(of["accuracy"])]) for name, of in singles.items()]
-    picture = Picture("cost", caption, [Panel("Cost and quality", drawn)], [_ours(metrics)])
+    picture = Picture("cost", caption, [Panel("Cost and quality", drawn)], [_ours(metrics), *shown])
     return Section("What quality costs", [picture, Table(["", f"{curve['unit']} a request", "solved"], rows)])
 
 

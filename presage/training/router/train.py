@@ -159,7 +159,7 @@ def train_router(
             "test": _told(held),
             "split": rule,
             SHARED_PROMPTS: shared,
-            "models left out for few labels": chosen.left_out,
+            "models left out for few labels": ", ".join(f"{n} ({c})" for n, c in chosen.left_out.items()) or "none",
             "seed": seed,
             "digest of the training outcomes": training_data["digest"],
             "digest of the test outcomes": f"sha256:{outcomes_digest(held)}",
