@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.training.next_agent import Training
+from presage.training.next_agent import NextAgentTraining
 
 STATE_SIZE = 16
 
@@ -23,7 +23,7 @@ class Tiny:
         held_out: more of the same law.
     """
 
-    training: Training
+    training: NextAgentTraining
     folder: Path
     store: Path
     held_out: Path

@@ -13,13 +13,13 @@ import pyarrow as pa
 
 from presage.training import learning_curve
 from presage.training.differences import differences
-from presage.training.next_agent import Training
+from presage.training.next_agent import NextAgentTraining
 from presage.training.recipe import Recipe, Share
 from presage.training.sets import set_apart
 
 
 def further_evidence(
-    training: Training, table: pa.Table, test: pa.Table | None, recipe: Recipe, share: Share
+    training: NextAgentTraining, table: pa.Table, test: pa.Table | None, recipe: Recipe, share: Share
 ) -> dict[str, Any]:
     """Figures to add to the metrics of `training`, which was made of these traces by this recipe.
 
@@ -40,7 +40,7 @@ def further_evidence(
 
 
 def _without_states(
-    training: Training, train: pa.Table, test: pa.Table, recipe: Recipe, share: Share
+    training: NextAgentTraining, train: pa.Table, test: pa.Table, recipe: Recipe, share: Share
 ) -> dict[str, Any]:
     ids = dataclasses.replace(recipe, states="none")
     withheld = ids.train(train, test, (), lambda doing: share(f"states withheld: {doing}", 0.0)).evaluation

@@ -11,8 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,6 @@ from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.states import SKETCH, States, StateSource, fit_states
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.artefact import artefact_size_bytes
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
 from presage.training.baselines import BASELINES, SETS, check
@@ -32,8 +30,8 @@ from presage.training.configuration import Limits
 from presage.training.evaluate import Evaluation, Predict, evaluate
 from presage.training.latency import forecast_latency_us
 from presage.training.record import Progress, versions
-from presage.training.report.files import write_metrics, write_report
 from presage.training.sets import SHARED_TASKS, set_apart, shared_tasks, workflow_names
+from presage.training.training import Training
 from presage.training.validation_split import split_validation
 
 VALIDATION_FRACTION: Final = 0.15
@@ -55,33 +53,8 @@ NGRAM: Final = "n-gram"
 """The baseline that a fitted predictor carries inside: order 3, counted on its own training traces."""
 
 
-@dataclass(frozen=True)
-class Training:
-    """A fitted predictor and what is known of it.
-
-    Attributes:
-        predictor: fitted.
-        metrics: the object of the command contract, with "data", "traces" (the training traces as `describe` tells
-            them), "config", "versions", "fit_seconds", "latency_us" and "size_bytes" beside the figures.
-        training_data: what the artefact says of its training traces.
-        evaluation: the figures behind the metrics, with those of every workflow.
-    """
-
-    predictor: NextAgentPredictor
-    metrics: dict[str, Any]
-    training_data: dict[str, Any]
-    evaluation: Evaluation
-
-    def save(self, folder: Path) -> None:
-        """Writes artefact, `metrics.json` and report; "size_bytes" is known from then on.
-
-        Raises:
-            OutputError: the folder cannot be written, or holds something else than an artefact.
-        """
-        self.predictor.save(folder, self.training_data)
-        self.metrics["size_bytes"] = artefact_size_bytes(folder)
-        write_metrics(folder, self.metrics)
-        write_report(folder, self.metrics)
+class NextAgentTraining(Training[NextAgentPredictor, Evaluation]):
+    """With "traces" among the metrics, the training traces as `describe` tells them."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +84,7 @@ def train(
     baselines: Sequence[str] = SETS["default"],
     name: str | None = None,
     progress: Progress | None = None,
-) -> Training:
+) -> NextAgentTraining:
     """Fits a predictor and its baselines and judges them on the same held-out workflows.
 
     Args:
@@ -181,7 +154,7 @@ def train(
         "latency_us": forecast_latency_us(predictor, held),
         "size_bytes": None,
     }
-    return Training(predictor, metrics, training_data, evaluation)
+    return NextAgentTraining(predictor, metrics, training_data, evaluation)
 
 
 def evaluate_model(

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from presage.features.states import SKETCH, States
 from presage.predictors.parts import NextAgentConfig
-from presage.training.next_agent import Training, train
+from presage.training.next_agent import NextAgentTraining, train
 
 Share = Callable[[str, float], None]
 """Told what is being done and the share of the whole that is done, 0 to 1."""
@@ -28,7 +28,9 @@ class Recipe:
     states: States = "auto"
     text_encoder: str = SKETCH
 
-    def train(self, table: pa.Table, test: pa.Table, baselines: Sequence[str], tell: Callable[[str], None]) -> Training:
+    def train(
+        self, table: pa.Table, test: pa.Table, baselines: Sequence[str], tell: Callable[[str], None]
+    ) -> NextAgentTraining:
         """Trains on `table` and judges on `test`, with a word on each thing that begins."""
         return train(
             table,

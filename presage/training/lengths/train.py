@@ -12,8 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,15 +23,14 @@ from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
 from presage.features.lengths import LengthEncoder, LengthRows, Target, length_rows
 from presage.predictors.ahead import AgentsAhead, GivenModel
-from presage.predictors.artefact import artefact_size_bytes
 from presage.predictors.lengths.baselines import LENGTH_BASELINES, Constant
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.configuration import Limits
 from presage.training.lengths.ahead import expected_out_of_fold
 from presage.training.lengths.evaluate import LengthEvaluation, Predict, evaluate
 from presage.training.record import Progress, versions
-from presage.training.report.files import write_metrics, write_report
 from presage.training.sets import SHARED_TASKS, set_apart, shared_tasks, workflow_names
+from presage.training.training import Training
 from presage.training.validation_split import tasks_apart
 
 CALIBRATION_FRACTION: Final = 0.25
@@ -48,33 +46,8 @@ _TIMED: Final = 1000
 _WARM_UP: Final = 50
 
 
-@dataclass(frozen=True)
-class LengthTraining:
-    """A fitted predictor and what is known of it.
-
-    Attributes:
-        predictor: fitted.
-        metrics: the object of the command contract, with "data", "estimators" (what each lost on the calibration
-            part), "traces", "config", "versions", "fit_seconds", "latency_us" and "size_bytes" beside the figures.
-        training_data: what the artefact says of its training traces.
-        evaluation: the figures behind the metrics.
-    """
-
-    predictor: RemainingLengthPredictor
-    metrics: dict[str, Any]
-    training_data: dict[str, Any]
-    evaluation: LengthEvaluation
-
-    def save(self, folder: Path) -> None:
-        """Writes artefact, `metrics.json` and report; "size_bytes" is known from then on.
-
-        Raises:
-            OutputError: the folder cannot be written, or holds something else than an artefact.
-        """
-        self.predictor.save(folder, self.training_data)
-        self.metrics["size_bytes"] = artefact_size_bytes(folder)
-        write_metrics(folder, self.metrics)
-        write_report(folder, self.metrics)
+class LengthTraining(Training[RemainingLengthPredictor, LengthEvaluation]):
+    """With "traces" among the metrics, and "estimators": what each lost on the calibration part."""
 
 
 @dataclass(frozen=True)

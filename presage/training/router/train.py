@@ -10,24 +10,22 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from presage.datasets.outcomes.schema import Outcomes, outcomes_digest, prompt_keys
 from presage.datasets.outcomes.split import choose_models, split_outcomes
 from presage.errors import ConfigurationError, TraceError
-from presage.predictors.artefact import artefact_size_bytes
 from presage.predictors.router import RouterConfig, RouterPredictor
 from presage.predictors.routing.scorer import Scorer
 from presage.training.configuration import Limits
 from presage.training.record import Progress, versions
-from presage.training.report.files import write_metrics, write_report
 from presage.training.router.baselines import BASELINES, BaseRate, Routes
 from presage.training.router.evaluate import RouterEvaluation, evaluate
 from presage.training.router.held_out import held_out
 from presage.training.sets import TEST_FRACTION
+from presage.training.training import Training
 
 CALIBRATION_FRACTION: Final = 0.25
 """Of the training prompts."""
@@ -44,33 +42,8 @@ _TIMED: Final = 300
 _WARM_UP: Final = 20
 
 
-@dataclass(frozen=True)
-class RouterTraining:
-    """A fitted router and what is known of it.
-
-    Attributes:
-        predictor: fitted.
-        metrics: the object of the command contract, with "data", "models", "config", "versions", "fit_seconds",
-            "latency_us" and "size_bytes" beside the figures.
-        training_data: what the artefact says of its training outcomes.
-        evaluation: the figures behind the metrics.
-    """
-
-    predictor: RouterPredictor
-    metrics: dict[str, Any]
-    training_data: dict[str, Any]
-    evaluation: RouterEvaluation
-
-    def save(self, folder: Path) -> None:
-        """Writes artefact, `metrics.json` and report; "size_bytes" is known from then on.
-
-        Raises:
-            OutputError: the folder cannot be written, or holds something else than an artefact.
-        """
-        self.predictor.save(folder, self.training_data)
-        self.metrics["size_bytes"] = artefact_size_bytes(folder)
-        write_metrics(folder, self.metrics)
-        write_report(folder, self.metrics)
+class RouterTraining(Training[RouterPredictor, RouterEvaluation]):
+    """With "models" among the metrics: labels, base rate, mean cost and tokens of each in training."""
 
 
 @dataclass(frozen=True)
