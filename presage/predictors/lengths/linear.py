@@ -74,8 +74,15 @@ class LogLine:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> Self:
-        """Inverse of `to_tensors`."""
-        return cls(tensors["line/weights"], tensors["line/bounds"])
+        """Inverse of `to_tensors`.
+
+        Raises:
+            KeyError, ValueError: a tensor is missing or of another shape: compiled code walks them unchecked.
+        """
+        line = cls(tensors["line/weights"], tensors["line/bounds"])
+        if line.weights.ndim != 1 or line.bounds.shape != (3,):
+            raise ValueError("weights and bounds of the line are not [D] and [3]")
+        return line
 
 
 def line_helps(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: LengthRows, seed: int) -> bool:

@@ -18,7 +18,7 @@ from presage.features.lengths import LengthRows, join_rows
 from presage.predictors.lengths.conformal import Conformal
 from presage.predictors.lengths.estimator import labels_of, rising
 from presage.predictors.lengths.folds import folds_by_task, out_of_fold
-from presage.predictors.lengths.inputs import FOLDS, InputEncoding, fit_inputs
+from presage.predictors.lengths.inputs import CATEGORIES, FOLDS, InputEncoding, fit_inputs
 from presage.predictors.lengths.linear import LogLine, line_helps, with_line
 
 FLOOR: Final = 100
@@ -78,6 +78,11 @@ class LogEstimator(ABC):
             np.concatenate([rows.task, held.task + rows.task.max() + 1]),
         )
         return self
+
+    @property
+    def numbers(self) -> int:
+        """F, how many numbers of a row it was fitted on."""
+        return len(self._line.weights) - CATEGORIES
 
     def learn_again(self, calibration: LengthRows) -> None:
         """Learns everything once more, from training and calibration rows together; all calibrate, out of fold.
