@@ -75,14 +75,15 @@ def test_a_prompt_far_from_all_training_prompts_gets_base_rates_and_says_so(rout
 
 def test_a_model_with_few_labels_gets_its_base_rate(router: RouterPredictor) -> None:
     train, calibration = law_parts()
+    large, small = train.models.index("large"), train.models.index("small")
     labels = train.correct.copy()
-    labels[30:, 1] = np.nan
-    held = np.where(np.arange(4) == 1, np.nan, calibration.correct).astype(np.float32)
+    labels[30:, small] = np.nan
+    held = np.where(np.arange(4) == small, np.nan, calibration.correct).astype(np.float32)
     few = RouterPredictor().fit(train.prompts, labels, calibration.prompts, held, models=train.models)
     forecast = few.forecast(fresh().outcomes.prompts[0])
-    assert forecast.evidence["small"] == (~np.isnan(labels[:, 1])).sum() < 50
-    assert forecast.probabilities["small"] == pytest.approx(few.base[1])
-    assert forecast.probabilities["large"] != pytest.approx(few.base[0])
+    assert forecast.evidence["small"] == (~np.isnan(labels[:, small])).sum() < 50
+    assert forecast.probabilities["small"] == pytest.approx(few.base[small])
+    assert forecast.probabilities["large"] != pytest.approx(few.base[large])
 
 
 def test_models_that_share_no_prompt_are_still_told_apart_from_chance() -> None:
