@@ -7,7 +7,7 @@ the best epoch is kept; the rate warms up first.
 While it runs, the Trainer keeps checkpoints in a folder of its own: weights as safetensors, and the state of optimizer
 and random numbers as torch.save writes them, which is pickle. That folder is scratch paper and no artefact: nothing
 else reads it, and it is deleted once the training ends. A training that was killed goes on from its last whole
-checkpoint and ends with the weights it would have had.
+checkpoint and ends with the weights it would have had, but for the rounding of sums.
 
 Runs under `accelerate launch` as it stands: every process calls `finetune`, and `Finetuned.main_process` says which one
 is to save the artefact.
