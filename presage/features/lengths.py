@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from presage.datasets.tasks import task_of
 from presage.datasets.validate import workflow_codes
 from presage.errors import InputError, TraceError
+from presage.features.course import Course
 from presage.features.history import RECENT, histories
 from presage.features.progress import PROGRESS, progress
 from presage.features.sketch import Sketch
@@ -39,6 +40,7 @@ Target = Literal["remaining", "step"]
 PROMPT: Final = ("system_tokens", "user_tokens", "prompt_tokens")
 CHARS_PER_TOKEN: Final = 4.0
 MODELS_KEPT: Final = 256
+_NOTHING: Final = np.empty(0, np.float32)
 AGENTS_TRACKED: Final = 16
 """Of so many agents, the most frequent, a row says how often they were called and how long ago."""
 
@@ -124,6 +126,18 @@ class Ahead(Protocol):
         """Of the last of the given steps of one workflow, float32 [A]."""
         ...
 
+    def open(self, workflow_type: str) -> NDArray[np.float32]:
+        """A workflow before its first step, for `begun` and `completed` to move."""
+        ...
+
+    def begun(self, workflow: NDArray[np.float32], step: Mapping[str, Any]) -> NDArray[np.float32]:
+        """A step begins in it: what `of_steps` says of it, float32 [A]."""
+        ...
+
+    def completed(self, workflow: NDArray[np.float32], step: Mapping[str, Any]) -> None:
+        """That step's output is complete."""
+        ...
+
     def to_artefact(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Configuration (JSON values) and tensors, as an artefact keeps them."""
         ...
@@ -173,10 +187,11 @@ class LengthEncoder:
         ahead = self.ahead.names if self.ahead is not None else ()
         return PROMPT + PROGRESS + before + tracked + sketch + ahead
 
-    def model(self, name: str | None) -> int:
+    def model(self, name: Any) -> int:
         """Index of a model: M for one that training never saw, M + 1 for none."""
         if name is None:
             return len(self.models) + 1
+        name = str(name)
         return self.models.index(name) if name in self.models else len(self.models)
 
     def vector(self, steps: Sequence[Mapping[str, Any]]) -> tuple[int, int, int, NDArray[np.float32]]:
@@ -191,26 +206,53 @@ class LengthEncoder:
         last = steps[-1]
         name = self.vocabulary.agent
         agents = np.array([name(step["agent"]) for step in steps], np.int32)
-        outputs = np.array([_count(step, "output_tokens") for step in steps], np.float32)
-        system, user = _text(last, "system_prompt"), _text(last, "input_text")
-        numbers = [
-            _prompt_tokens(_length(system), _length(user), _count(last, "input_tokens")),
-            self.course(agents, outputs, np.array([0, len(steps)]))[-1],
-        ]
-        if self.sketch is not None:
-            answer = _text(steps[-2], "output_text") if len(steps) > 1 else None
-            for text in (user, answer):
-                unread = np.full(self.sketch.size, np.nan, np.float32)
-                numbers.append(unread if text is None else self.sketch.transform_one(text))
-        if self.ahead is not None:
-            numbers.append(self.ahead.of_steps(steps))
-        model = last.get("model")
+        outputs = np.array([count_of(step, "output_tokens") for step in steps], np.float32)
+        course = self.course(agents, outputs, np.array([0, len(steps)]))[-1]
+        answer = self.sketched(steps[-2] if len(steps) > 1 else {}, "output_text")
+        ahead = self.ahead.of_steps(steps) if self.ahead is not None else _NOTHING
         return (
             self.vocabulary.workflow_type(last["workflow_type"]),
             int(agents[-1]),
-            self.model(model if model is None else str(model)),
-            np.concatenate(numbers, dtype=np.float32),
+            self.model(last.get("model")),
+            self.joined(last, course, answer, ahead),
         )
+
+    def joined(
+        self,
+        step: Mapping[str, Any],
+        course: NDArray[np.float32],
+        answer: NDArray[np.float32],
+        ahead: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """The numbers of a step, float32 [F], from the step and what is known from before it.
+
+        Args:
+            step: columns of the trace by name; its output is not looked at.
+            course: float32 [C], as `course` has it.
+            answer: float32 [S], `sketched` of the step before.
+            ahead: float32 [A]; empty where there is no `ahead`.
+
+        Raises:
+            InputError: a negative or no number of tokens, or a text that is none.
+        """
+        system, user = _length(_text(step, "system_prompt")), _length(_text(step, "input_text"))
+        prompt = _prompt_tokens(system, user, count_of(step, "input_tokens"))
+        return np.concatenate([prompt, course, self.sketched(step, "input_text"), answer, ahead], dtype=np.float32)
+
+    def sketched(self, step: Mapping[str, Any], column: str) -> NDArray[np.float32]:
+        """The sketch of a step's text, float32 [S]: NaN where it has none, empty without a sketch.
+
+        Raises:
+            InputError: the text is none.
+        """
+        if self.sketch is None:
+            return _NOTHING
+        text = _text(step, column)
+        return np.full(self.sketch.size, np.nan, np.float32) if text is None else self.sketch.transform_one(text)
+
+    def open(self) -> Course:
+        """`course` of a workflow before its first step."""
+        return Course(len(self.vocabulary.agents), self._of_history())
 
     def to_config(self) -> dict[str, Any]:
         """As the configuration of an artefact keeps it; JSON values only."""
@@ -237,10 +279,15 @@ class LengthEncoder:
     ) -> NDArray[np.float32]:
         """What the steps so far say, float32 [n, C], for whole workflows; the arguments are those of `progress`."""
         count = len(self.vocabulary.agents)
-        history = histories(agent, offsets, count)
+        history = histories(agent, offsets, count)[:, self._of_history()]
+        return np.concatenate([progress(agent, output_tokens, offsets, count), history], axis=1)
+
+    def _of_history(self) -> NDArray[np.int64]:
+        """Which numbers of a history a row has."""
         tracked = np.array(self.tracked, np.int64)
-        columns = np.concatenate([np.arange(1, RECENT), RECENT + tracked, RECENT + count + 1 + tracked])
-        return np.concatenate([progress(agent, output_tokens, offsets, count), history[:, columns]], axis=1)
+        return np.concatenate(
+            [np.arange(1, RECENT), RECENT + tracked, RECENT + len(self.vocabulary.agents) + 1 + tracked]
+        )
 
     def row(self, steps: Sequence[Mapping[str, Any]]) -> LengthRows:
         """`vector` as rows of one; without a label."""
@@ -365,7 +412,8 @@ def _models(column: pa.ChunkedArray, encoder: LengthEncoder) -> NDArray[np.int32
     return np.where(column.is_valid().to_numpy(), index, len(encoder.models) + 1).astype(np.int32)
 
 
-def _count(step: Mapping[str, Any], name: str) -> float:
+def count_of(step: Mapping[str, Any], name: str) -> float:
+    """A number of tokens, NaN where unknown; raises InputError where it is none, or negative."""
     tokens = step.get(name)
     if tokens is None:
         return float("nan")

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -116,6 +116,33 @@ class AgentsAhead:
         told: NDArray[np.float32] = self._expected(forecast)[0]
         return told
 
+    def open(self, workflow_type: str) -> NDArray[np.float32]:
+        """A workflow before its first step."""
+        return self.given.predictor.open(workflow_type)
+
+    def begun(self, workflow: NDArray[np.float32], step: Mapping[str, Any]) -> NDArray[np.float32]:
+        """A step begins: what `of_steps` says of it, float32 [A].
+
+        Raises:
+            InputError: a negative or no number of tokens, or a text that is none.
+        """
+        predictor = self.given.predictor
+        out = np.empty((1, predictor.horizon, predictor.vocabulary.outcomes), np.float32)
+        tokens, chars = log_sizes(step, "input")
+        predictor.prefilled(workflow, predictor.vocabulary.agent(step["agent"]), tokens, chars, _NOTHING, out[0])
+        told: NDArray[np.float32] = self._expected(out)[0]
+        return told
+
+    def completed(self, workflow: NDArray[np.float32], step: Mapping[str, Any]) -> None:
+        """Its output is complete.
+
+        Raises:
+            InputError: a negative or no number of tokens, or a text that is none.
+        """
+        predictor = self.given.predictor
+        unread = np.empty((predictor.horizon, predictor.vocabulary.outcomes), np.float32)
+        predictor.completed(workflow, *log_sizes(step, "output"), _NOTHING, unread)
+
     def _expected(self, forecasts: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32 [n, A] from probabilities float32 [n, K, V+1]."""
         end = forecasts[:, :, -1]
@@ -153,3 +180,6 @@ class AgentsAhead:
         if ahead.llm.shape != (len(predictor.vocabulary.agents),):
             raise ValueError("the next-agent model inside has other agents than the shares of their LLM steps")
         return ahead
+
+
+_NOTHING: Final = np.empty(0, np.float32)

@@ -29,6 +29,7 @@ from presage.predictors.lengths.boosted import BoostedLengths
 from presage.predictors.lengths.estimator import labels_of
 from presage.predictors.lengths.forest import ForestLengths
 from presage.predictors.lengths.log_estimator import FLOOR, MIN_EVIDENCE, LogEstimator
+from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.steps import check_steps
 
 KIND: Final = "remaining-length"
@@ -133,6 +134,11 @@ class RemainingLengthPredictor:
         return self.config.quantiles
 
     @property
+    def ranks(self) -> int:
+        """Place of the quantile that ranks: the first at or above .5."""
+        return next((place for place, q in enumerate(self.quantiles) if q >= 0.5), len(self.quantiles) - 1)
+
+    @property
     def estimator(self) -> LogEstimator:
         """The estimator that answers; with `auto`, the one that was chosen."""
         return self._estimator
@@ -173,8 +179,7 @@ class RemainingLengthPredictor:
             fitted[name] = estimator.fit(train, calibration, self.quantiles)
         self.losses = {name: self._losses(estimator, train, calibration) for name, estimator in fitted.items()}
         # By the quantile that ranks: the loss at .99 hangs on a handful of rows, and calibration sees to its cover.
-        ranks = next((place for place, q in enumerate(self.quantiles) if q >= 0.5), len(self.quantiles) - 1)
-        self._estimator = min(fitted.items(), key=lambda e: self.losses[e[0]][ranks])[1]
+        self._estimator = min(fitted.items(), key=lambda e: self.losses[e[0]][self.ranks])[1]
         if self.config.refit:
             if progress is not None:
                 progress("learning again on all", 0.0)
@@ -204,7 +209,25 @@ class RemainingLengthPredictor:
             InputError: no step, steps of different workflows, an agent that is no name, a negative count.
         """
         check_steps(steps)
-        workflow_type, agent, model, numbers = self.encoder.vector(steps)
+        return self._said(*self.encoder.vector(steps))
+
+    def open(self, workflow_type: str) -> LengthWorkflow:
+        """A workflow of this type before its first step, for `begun` and `LengthWorkflow.completed` to move."""
+        return LengthWorkflow(self.encoder, workflow_type)
+
+    def begun(self, workflow: LengthWorkflow, step: Mapping[str, Any]) -> LengthForecast:
+        """A step begins: what `forecast` says of the steps so far and this one, at the cost of one step.
+
+        Args:
+            workflow: changed in place.
+            step: with the names of the trace's columns; `agent` is required, its output is not looked at.
+
+        Raises:
+            InputError: a negative or no number of tokens, or a text that is none.
+        """
+        return self._said(*workflow.begun(step))
+
+    def _said(self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]) -> LengthForecast:
         estimator = self._estimator
         tokens = estimator.predict_one(workflow_type, agent, model, numbers).tolist()
         evidence = int(estimator.evidence[workflow_type, agent])

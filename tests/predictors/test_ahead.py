@@ -88,6 +88,16 @@ def test_a_request_is_told_what_its_trace_is(ahead: AgentsAhead, law: str) -> No
         np.testing.assert_allclose(ahead.of_steps(request), of_trace[at], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("law", ["retry", "lengths"])
+def test_a_running_workflow_is_told_what_its_trace_is(ahead: AgentsAhead, law: str) -> None:
+    table = generate_lengths(12, 0).table if law == "lengths" else generate(law, 12, 7, state_size=16).table
+    for of_trace, step in zip(ahead.of_table(table), table.to_pylist(), strict=True):
+        if step["step"] == 0:
+            running = ahead.open(step["workflow_type"])
+        np.testing.assert_allclose(ahead.begun(running, step), of_trace, rtol=1e-5, atol=1e-6)
+        ahead.completed(running, step)
+
+
 def test_nothing_that_comes_later_is_seen(ahead: AgentsAhead) -> None:
     table = generate_lengths(12, 0).table
     field = table.schema.get_field_index("output_tokens")

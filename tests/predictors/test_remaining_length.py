@@ -42,6 +42,18 @@ def test_a_request_is_answered_as_its_row_of_a_trace(forest: RemainingLengthPred
         np.testing.assert_array_equal(list(forecast.quantiles.values()), said[at])
 
 
+def test_a_running_workflow_is_answered_as_its_steps_are(forest: RemainingLengthPredictor) -> None:
+    steps = [dict(step) for step in generate_lengths(30, 98).table.to_pylist()]
+    steps[4]["output_tokens"] = steps[7]["input_text"] = steps[9]["output_text"] = None
+    steps[6]["agent"] = steps[12]["workflow_type"] = "never seen"
+    for at, step in enumerate(steps):
+        if step["step"] == 0:
+            running = forest.open(step["workflow_type"])
+        if {before["workflow_type"] for before in steps[at - step["step"] : at + 1]} == {step["workflow_type"]}:
+            assert forest.begun(running, step) == forest.forecast(steps[at - step["step"] : at + 1])
+        running.completed(step)
+
+
 def test_auto_keeps_the_one_whose_median_lost_less_on_the_calibration_part() -> None:
     fitted = fit("auto")
     of_median = {name: losses[fitted.quantiles.index(0.5)] for name, losses in fitted.losses.items()}
