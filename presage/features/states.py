@@ -5,11 +5,13 @@ it is the state of the step's input, at completion that of its output. `StateSou
 and `StateSource.of_step` for one step; both go through the same arithmetic, and captured states are rounded to float16
 as the trace keeps them.
 
-What a captured state means (model, layer) is not known here: only its width can be, and is, checked.
+Of a captured state only its width is checked here. The model it belongs to is kept where the traces name one, for who
+serves; the layer is not known.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +20,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numba import njit
 from numpy.typing import NDArray
 
@@ -49,6 +52,7 @@ class StateSource:
         sketch: of kind "sketch".
         encoder_name: of kind "encoder": the folder or hub name it was trained with.
         encoder_digest: of kind "encoder": of the files it was trained with.
+        served_model: of kind "captured": the model whose states they are; None where the traces name none, or several.
         cache: of kind "encoder": folder of the embeddings kept on disk; None for the user's cache.
     """
 
@@ -57,6 +61,7 @@ class StateSource:
     sketch: Sketch | None = None
     encoder_name: str | None = None
     encoder_digest: str | None = None
+    served_model: str | None = None
     cache: Path | None = None
 
     @classmethod
@@ -127,6 +132,8 @@ class StateSource:
         config: dict[str, Any] = {"kind": self.kind, "sizes": dict(self.sizes)}
         if self.kind == "encoder":
             config |= {"encoder": self.encoder_name, "encoder_digest": self.encoder_digest}
+        if self.served_model is not None:
+            config["served_model"] = self.served_model
         return config
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
@@ -154,7 +161,8 @@ class StateSource:
         sketch = Sketch.from_tensors(tensors) if kind == "sketch" else None
         if sketch is not None and set(sizes.values()) - {sketch.size}:
             raise ArtefactError(f"state sizes {sizes} and a text sketch of {sketch.size} dimensions: train anew")
-        return cls(kind, sizes, sketch, name, digest, cache)
+        served = config.get("served_model")
+        return cls(kind, sizes, sketch, name, digest, served if isinstance(served, str) else None, cache)
 
 
 def fit_states(
@@ -196,7 +204,7 @@ def fit_states(
                 "--states captured, but no step of the training traces has a prefill_state or completion_state: "
                 "record hidden states while serving, or use --states text or none"
             )
-        return StateSource("captured", captured)
+        return StateSource("captured", captured, served_model=_served_model(table))
     if states != "text":
         raise ConfigurationError(f"--states {states!r}; wanted auto, captured, text or none")
     if not written:
@@ -221,6 +229,13 @@ def fit_states(
 
 def _has_values(table: pa.Table, column: str) -> bool:
     return column in table.column_names and table[column].null_count < len(table)
+
+
+def _served_model(table: pa.Table) -> str | None:
+    """The one model of the steps that have a captured state."""
+    has_state = [pc.is_valid(table[column]) for column in STATE_COLUMN.values() if column in table.column_names]
+    models = pc.unique(table["model"].filter(functools.reduce(pc.or_, has_state))).to_pylist()
+    return models[0] if len(models) == 1 else None
 
 
 def _sizes(value: object) -> dict[Moment, int] | None:
