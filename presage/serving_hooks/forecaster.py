@@ -1,99 +1,100 @@
 """Forecasts for running workflows, one event at a time: the engine tells what happens, the forecast is the answer.
 
 One state is kept a workflow, so an event costs one step and not the whole prefix. The numbers are those of
-`NextAgentPredictor.forecast` on the steps so far, bit by bit; a test holds that.
+`NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` on the steps so far; tests hold that.
 
-Fails open: whatever goes wrong, the answer is a forecast of source "none" with a reason, and the reason is counted.
-Nothing is raised, since the request behind the event must not suffer. Not thread-safe: a scheduler is one thread.
+Fails open: whatever goes wrong, the answer comes from counts of what was seen here, and where those know too little it
+is of source "none", with a reason that is counted. Nothing is raised, since the request behind the event must not
+suffer. A predictor that fails or is late too often is switched off (`guard.py`). Not thread-safe: a scheduler is one
+thread.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from contextlib import suppress
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice
 from typing import Any, Final
 
-import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.predictors.forecast import Source
-from presage.predictors.next_agent import NextAgentPredictor, Workflow
-from presage.predictors.steps import log_sizes
+from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.remaining_length import RemainingLengthPredictor
+from presage.serving_hooks.answers import Answers
+from presage.serving_hooks.backoff import OnlineCounts
+from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
+from presage.serving_hooks.guard import Budget, Guard
+from presage.serving_hooks.live import MISSED_STEP, NO_MODEL, NO_STEP, LiveForecast, LiveLengths
+from presage.serving_hooks.workflows import Workflows, short
 
-NO_MODEL: Final = "no model"
-NO_STEP: Final = "completion of a step that never began here, or has completed"
-MISSED_STEP: Final = "an earlier step was missed"
+__all__ = ["MISSED_STEP", "NO_MODEL", "NO_STEP", "Forecaster", "LiveForecast"]
 
-
-@dataclass(frozen=True, slots=True)
-class LiveForecast:
-    """What a policy reads, without a dictionary an agent.
-
-    Attributes:
-        source: as `Forecast.source`; with "none" there are no probabilities.
-        evidence: training steps of this agent in this workflow type.
-        moment: of the step it was made at.
-        probabilities: float32 [K, V+1], END last; [0, 0] with source "none".
-        agents: names of the first V columns.
-        version: of the model.
-        reason: why there is none.
-    """
-
-    source: Source
-    evidence: int
-    moment: Moment
-    probabilities: NDArray[np.float32]
-    agents: tuple[str, ...]
-    version: int | None
-    reason: str | None = None
-
-    @property
-    def end(self) -> NDArray[np.float32]:
-        """Probability of END at each horizon, float32 [K]."""
-        return self.probabilities[:, -1]
-
-
-@dataclass(slots=True)
-class _Running:
-    """A workflow under way.
-
-    `steps` counts those begun, `within` says whether the last one has not completed yet. Once `lost` holds a reason
-    the workflow gets no forecast any more.
-    """
-
-    workflow: Workflow | None
-    steps: int = 0
-    within: bool = False
-    lost: str | None = None
+_EXPIRED_AN_EVENT: Final = 8
+"""Silent workflows that one event ends at most: their end must not hold up whoever is not silent."""
 
 
 class Forecaster:
-    """Holds a predictor and the state of every running workflow.
+    """Holds the predictors and the state of every running workflow.
 
     Args:
-        predictor: fitted; None answers every event with "none".
+        predictor: fitted; without one there are counts, and without those every event is answered with "none".
         version: of the predictor in the registry, handed on with each forecast.
+        lengths: says how many output tokens are left; None leaves that to the counts.
+        lengths_version: of that predictor.
+        counts: learn from the events, and answer where a predictor does not; None for no such answers.
+        served_model: what the engine serves; see `NextAgentChampion`.
         max_workflows: states kept; the one longest without an event is dropped first. A dropped workflow that goes on
             is recognised by its step number, where the caller gives one, and gets no forecast; without step numbers
             it would look like one that begins.
+        time_to_live_s: seconds without an event after which a workflow counts as ended; longer than tools take.
+        budget: what each predictor may cost before it is switched off.
+        clock: seconds, rising.
 
     Attributes:
-        counts: forecasts by source, and reasons why there was none.
+        counts: forecasts by source, and reasons why the model did not answer.
+        counts_of_lengths: the same of the tokens left.
+        expired: workflows that ended by falling silent.
+        dropped: workflows that had to make room.
+        guards: of each predictor, by its kind.
     """
 
     def __init__(
-        self, predictor: NextAgentPredictor | None, version: int | None = None, *, max_workflows: int = 100_000
+        self,
+        predictor: NextAgentPredictor | None,
+        version: int | None = None,
+        *,
+        lengths: RemainingLengthPredictor | None = None,
+        lengths_version: int | None = None,
+        counts: OnlineCounts | None = None,
+        served_model: str | None = None,
+        max_workflows: int = 100_000,
+        time_to_live_s: float = 600.0,
+        budget: Budget | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.predictor = predictor
-        self.version = version
-        self.max_workflows = max_workflows
         self.counts: Counter[str] = Counter()
-        self._running: OrderedDict[tuple[str, str], _Running] = OrderedDict()
+        self.counts_of_lengths: Counter[str] = Counter()
+        self.expired = self.dropped = 0
+        guards = [
+            Guard(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
+            for kind, number in (("next-agent", version), ("remaining-length", lengths_version))
+        ]
+        self.guards = dict(zip(("next-agent", "remaining-length"), guards, strict=True))
+        self._nobody = predictor is None and lengths is None and counts is None
+        self._answers = Answers(
+            NextAgentChampion(predictor, version, served_model) if predictor is not None else None,
+            LengthChampion(lengths, lengths_version) if lengths is not None else None,
+            counts,
+            *guards,
+        )
+        self._clock = clock
+        self._workflows = Workflows(max_workflows, time_to_live_s)
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._workflows)
 
     def on_prefill(
         self,
@@ -104,6 +105,8 @@ class Forecaster:
         step: int | None = None,
         input_tokens: int | None = None,
         input_text: str | None = None,
+        system_prompt: str | None = None,
+        model: str | None = None,
         prefill_state: NDArray[Any] | None = None,
     ) -> LiveForecast:
         """A step has read its prompt: what comes after it?
@@ -115,27 +118,19 @@ class Forecaster:
             step: number of the step in its workflow, from 0, if the caller knows it.
             input_tokens: size of the prompt.
             input_text: the prompt, for predictors that read text.
+            system_prompt: the part of it that the agent always says, likewise.
+            model: that serves it.
             prefill_state: hidden state after prefill [d], for predictors that read states.
         """
-        predictor, key = self.predictor, (workflow_type, workflow_id)
-        if predictor is None:
-            return self._none(PREFILL, NO_MODEL)
-        try:
-            running = self._open(predictor, key)
-            if running.lost is None and step is not None and step != running.steps:
-                running.lost, running.workflow = MISSED_STEP, None
-            if running.workflow is None:
-                return self._none(PREFILL, running.lost or MISSED_STEP)
-            running.steps, running.within = running.steps + 1, True
-            seen = {"input_tokens": input_tokens, "input_text": input_text, "prefill_state": prefill_state}
-            tokens, chars = log_sizes(seen, "input")
-            state = predictor.project(PREFILL, predictor.source.of_step(seen, PREFILL))
-            out = self._room(predictor)
-            known = predictor.vocabulary.agent(agent)
-            evidence = predictor.prefilled(running.workflow, known, tokens, chars, state, out)
-            return self._answer(predictor, PREFILL, evidence, out)
-        except Exception as error:
-            return self._failed(key, PREFILL, error)
+        given = {
+            "agent": agent,
+            "input_tokens": input_tokens,
+            "input_text": input_text,
+            "system_prompt": system_prompt,
+            "model": model,
+            "prefill_state": prefill_state,
+        }
+        return self._answered(PREFILL, partial(self._begun, workflow_type, workflow_id, step, given))
 
     def on_completion(
         self,
@@ -146,64 +141,83 @@ class Forecaster:
         output_text: str | None = None,
         completion_state: NDArray[Any] | None = None,
     ) -> LiveForecast:
-        """The step that began last in this workflow has produced its last token: what comes after it?"""
-        predictor, key = self.predictor, (workflow_type, workflow_id)
-        if predictor is None:
-            return self._none(COMPLETION, NO_MODEL)
+        """The step that began last in this workflow has produced its last token: what comes after it?
+
+        The tokens left are those said when the step began, less what it has produced.
+        """
+        given = {"output_tokens": output_tokens, "output_text": output_text, "completion_state": completion_state}
+        return self._answered(COMPLETION, partial(self._completed, workflow_type, workflow_id, given))
+
+    def close(self, workflow_type: str, workflow_id: str, *, cut: bool = False) -> None:
+        """The workflow has ended; its state goes. Closing one that is not there is no error.
+
+        With `cut` it was broken off: where it would have ended is not learnt.
+        """
         try:
-            running = self._running.get(key)
-            if running is None:
-                return self._none(COMPLETION, NO_STEP)
-            self._running.move_to_end(key)
-            if running.workflow is None:
-                return self._none(COMPLETION, running.lost or MISSED_STEP)
-            if not running.within:
-                return self._none(COMPLETION, NO_STEP)
-            running.within = False
-            seen = {"output_tokens": output_tokens, "output_text": output_text, "completion_state": completion_state}
-            tokens, chars = log_sizes(seen, "output")
-            state = predictor.project(COMPLETION, predictor.source.of_step(seen, COMPLETION))
-            out = self._room(predictor)
-            evidence = predictor.completed(running.workflow, tokens, chars, state, out)
-            return self._answer(predictor, COMPLETION, evidence, out)
+            key = short(workflow_type), short(workflow_id)
+            running = self._workflows.pop(key)
+            if running is not None and not cut:
+                self._answers.ended(key[0], running)
         except Exception as error:
-            return self._failed(key, COMPLETION, error)
+            self.counts[type(error).__name__] += 1
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
-        """The workflow has ended; its state goes. Closing one that is not there is no error."""
-        self._running.pop((workflow_type, workflow_id), None)
+    def expire(self, most: int | None = None) -> int:
+        """Ends workflows whose time is over; how many. Every event ends a few, an idle engine may call this."""
+        ended = 0
+        try:
+            for key, running in islice(self._workflows.silent(self._clock()), most):
+                ended += 1
+                self._answers.ended(key[0], running)
+        except Exception as error:
+            self.counts[type(error).__name__] += 1
+        self.expired += ended
+        return ended
 
-    def _open(self, predictor: NextAgentPredictor, key: tuple[str, str]) -> _Running:
-        running = self._running.get(key)
+    def reset(self) -> None:
+        """Switches predictors on again; workflows that went on without one get forecasts of it no more."""
+        for guard in self.guards.values():
+            guard.reset()
+
+    def _answered(self, moment: Moment, event: Callable[[], LiveForecast | str]) -> LiveForecast:
+        """The event's forecast, counted; none where the event cannot be one, or our code fails."""
+        self.expire(_EXPIRED_AN_EVENT)
+        try:
+            live = event()
+        except Exception as error:
+            live = type(error).__name__  # its message might repeat what the request says
+        if isinstance(live, str):
+            live = self._answers.nothing(moment, live)
+        parts: tuple[tuple[Counter[str], LiveForecast | LiveLengths], ...] = (
+            (self.counts, live),
+            (self.counts_of_lengths, live.remaining),
+        )
+        for counts, part in parts:
+            counts[part.source] += 1
+            if part.reason is not None:
+                counts[part.reason] += 1
+        return live
+
+    def _begun(
+        self, workflow_type: str, workflow_id: str, step: int | None, given: Mapping[str, Any]
+    ) -> LiveForecast | str:
+        if self._nobody:
+            return NO_MODEL
+        key, now = (short(workflow_type), short(workflow_id)), self._clock()
+        running = self._workflows.heard(key, now)
         if running is None:
-            running = self._running[key] = _Running(predictor.open(key[0]))
-            while len(self._running) > self.max_workflows:
-                self._running.popitem(last=False)
-        self._running.move_to_end(key)
-        return running
+            running = self._answers.open(workflow_type)
+            self.dropped += self._workflows.add(key, running, now)
+        if step is not None and step != running.steps:
+            running.miss(step)
+        running.steps, running.within = running.steps + 1, True
+        return self._answers.begun(key[0], running, given)
 
-    def _room(self, predictor: NextAgentPredictor) -> NDArray[np.float32]:
-        return np.empty((predictor.horizon, predictor.vocabulary.outcomes), np.float32)
-
-    def _answer(
-        self, predictor: NextAgentPredictor, moment: Moment, evidence: int, out: NDArray[np.float32]
-    ) -> LiveForecast:
-        source: Source = "back-off" if evidence < predictor.config.min_evidence else "champion"
-        self.counts[source] += 1
-        return LiveForecast(source, evidence, moment, out, predictor.vocabulary.agents, self.version)
-
-    def _failed(self, key: tuple[str, str], moment: Moment, error: Exception) -> LiveForecast:
-        """After an error the state may be half a step ahead: the workflow gets no forecast any more."""
-        reason = type(error).__name__  # its message might repeat what the request says
-        with suppress(TypeError):  # ids that cannot be hashed have no state
-            if key in self._running:
-                self._running[key].lost, self._running[key].workflow = reason, None
-        return self._none(moment, reason)
-
-    def _none(self, moment: Moment, reason: str) -> LiveForecast:
-        self.counts["none"] += 1
-        self.counts[reason] += 1
-        return LiveForecast("none", 0, moment, _NOTHING, (), self.version, reason)
-
-
-_NOTHING: Final = np.empty((0, 0), np.float32)
+    def _completed(self, workflow_type: str, workflow_id: str, given: Mapping[str, Any]) -> LiveForecast | str:
+        if self._nobody:
+            return NO_MODEL
+        key = short(workflow_type), short(workflow_id)
+        running = self._workflows.heard(key, self._clock())
+        if running is None or not running.within:
+            return NO_STEP
+        running.within = False
+        return self._answers.completed(key[0], running, given)

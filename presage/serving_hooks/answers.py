@@ -1,0 +1,130 @@
+"""Who answers an event: the model, else the counts of what was seen here, else nobody.
+
+A model that has hardly seen an agent still answers, by its own back-off; counts that have seen more of that agent go
+before it. Whatever a model could not answer leaves its state of the workflow half a step behind: the workflow gets no
+forecast of that model any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.serving_hooks.backoff import OnlineCounts
+from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
+from presage.serving_hooks.guard import Guard, Refused
+from presage.serving_hooks.live import LITTLE_SEEN, NO_MODEL, NOTHING, LiveForecast, LiveLengths, no_lengths
+from presage.serving_hooks.workflows import Running, short
+
+_NONE: Final = Refused(NO_MODEL)
+
+
+class Answers:
+    """The predictors, each behind its guard, and the counts.
+
+    Args:
+        agents: who comes next; None for no such predictor.
+        lengths: what is left, likewise.
+        counts: learn from every event; None for no such answers.
+        agents_guard, lengths_guard: watch over the predictors.
+    """
+
+    def __init__(
+        self,
+        agents: NextAgentChampion | None,
+        lengths: LengthChampion | None,
+        counts: OnlineCounts | None,
+        agents_guard: Guard,
+        lengths_guard: Guard,
+    ) -> None:
+        self._agents, self._lengths, self._counts = agents, lengths, counts
+        self._ask_agents, self._ask_lengths = agents_guard.ask, lengths_guard.ask
+
+    def open(self, workflow_type: str) -> Running:
+        """A workflow before its first step."""
+        agents, lengths = self._agents, self._lengths
+        return Running(
+            self._ask_agents(partial(agents.predictor.open, workflow_type)) if agents is not None else _NONE,
+            self._ask_lengths(partial(lengths.predictor.open, workflow_type)) if lengths is not None else _NONE,
+        )
+
+    def begun(self, workflow_type: str, running: Running, step: Mapping[str, Any]) -> LiveForecast:
+        """A step has read its prompt; `step` has the columns of the trace by name."""
+        if self._counts is not None:
+            agent = short(step["agent"]) if isinstance(step["agent"], str) else None
+            running.seen.begun(self._counts, workflow_type, agent)
+        said: LiveLengths | Refused
+        if self._lengths is None or isinstance(running.lengths, Refused):
+            said = running.lengths if isinstance(running.lengths, Refused) else _NONE
+        else:
+            said = self._ask_lengths(partial(self._lengths.prefilled, running.lengths, step))
+            if isinstance(said, Refused):
+                running.lengths = said
+        running.said = self._left(workflow_type, running, said)
+        live: LiveForecast | Refused
+        if self._agents is None or isinstance(running.agents, Refused):
+            live = running.agents if isinstance(running.agents, Refused) else _NONE
+        else:
+            live = self._ask_agents(partial(self._agents.prefilled, running.agents, step["agent"], step))
+        return self._next(PREFILL, workflow_type, running, live, running.said)
+
+    def completed(self, workflow_type: str, running: Running, step: Mapping[str, Any]) -> LiveForecast:
+        """It has produced its last token."""
+        produced = running.seen.completed(step["output_tokens"])
+        if not isinstance(running.lengths, Refused):
+            done = self._ask_lengths(partial(running.lengths.completed, step))
+            if isinstance(done, Refused):
+                running.lengths = done
+        live: LiveForecast | Refused
+        if self._agents is None or isinstance(running.agents, Refused):
+            live = running.agents if isinstance(running.agents, Refused) else _NONE
+        else:
+            live = self._ask_agents(partial(self._agents.completed, running.agents, step))
+        left = running.said if produced is None else running.said.after(produced)
+        return self._next(COMPLETION, workflow_type, running, live, left)
+
+    def ended(self, workflow_type: str, running: Running) -> None:
+        """The workflow has ended, and was not cut."""
+        if self._counts is not None:
+            running.seen.ended(self._counts, workflow_type)
+
+    def nothing(self, moment: Moment, reason: str, remaining: LiveLengths | None = None) -> LiveForecast:
+        """The answer where nobody can say who comes next."""
+        version = self._agents.version if self._agents is not None else None
+        if remaining is None:
+            remaining = no_lengths(reason, self._lengths.version if self._lengths is not None else None)
+        return LiveForecast("none", 0, moment, NOTHING, (), version, reason, remaining)
+
+    def _next(
+        self, moment: Moment, workflow_type: str, running: Running, live: LiveForecast | Refused, left: LiveLengths
+    ) -> LiveForecast:
+        """The better one of what the model and the counts say of the next agents, with what is left."""
+        if isinstance(live, Refused):
+            running.agents = live
+        elif live.source == "champion":
+            return replace(live, remaining=left)
+        recent = running.seen.recent
+        counted = self._counts.next_agents(workflow_type, recent) if self._counts is not None else None
+        if counted is not None and (isinstance(live, Refused) or counted.evidence > live.evidence):
+            reason = live.reason if isinstance(live, Refused) else LITTLE_SEEN
+            return LiveForecast(
+                "back-off", counted.evidence, moment, counted.probabilities, counted.agents, None, reason, left
+            )
+        return self.nothing(moment, live.reason, left) if isinstance(live, Refused) else replace(live, remaining=left)
+
+    def _left(self, workflow_type: str, running: Running, said: LiveLengths | Refused) -> LiveLengths:
+        """The better one of what the model and the counts say of the tokens left."""
+        if isinstance(said, LiveLengths) and said.source == "champion":
+            return said
+        recent = running.seen.recent
+        counted = self._counts.remaining(workflow_type, recent[-1]) if self._counts is not None and recent else None
+        if counted is not None and (isinstance(said, Refused) or counted[0] > said.evidence):
+            evidence, median = counted
+            reason = said.reason if isinstance(said, Refused) else LITTLE_SEEN
+            return LiveLengths("back-off", evidence, (0.5,), (median,), 0, None, reason)
+        if isinstance(said, Refused):
+            return no_lengths(said.reason, self._lengths.version if self._lengths is not None else None)
+        return said

@@ -1,0 +1,210 @@
+"""Counts learnt from what is seen while serving: an answer where there is no model, or where it knows too little.
+
+Of each workflow type: which agents, or END, came 1..K steps after the last one and the last two agents, and the median
+of the output tokens that were left at an agent's steps. The outcome k steps ahead is counted directly and the orders
+are mixed by Witten–Bell, as `predictors/ngram.py` does with a whole trace: with N outcomes counted after context c, T
+of them distinct, and c' the next shorter context,
+
+    P(o | c) = (count(c, o) + T · P(o | c')) / (N + T)
+
+down to the uniform distribution. Memory is bounded: types, agents and contexts longest unused make room for new ones,
+and what was counted of them is forgotten. No randomness: the same events give the same counts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import ConfigurationError
+
+ORDER: Final = 2
+"""Agents a context goes back."""
+
+
+@dataclass(frozen=True)
+class BackoffConfig:
+    """How much is remembered, and how much is enough.
+
+    Attributes:
+        horizon: K, steps ahead.
+        types: workflow types remembered.
+        agents: agents of each.
+        contexts: of each type, sequences of one and two agents whose outcomes are counted.
+        lengths: latest values a median is taken of.
+        min_evidence: steps of an agent seen to their outcome below which nothing is said of it.
+    """
+
+    horizon: int = 3
+    types: int = 64
+    agents: int = 32
+    contexts: int = 256
+    lengths: int = 64
+    min_evidence: int = 5
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ConfigurationError(f"{name} is {value}; give 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the counts say of the next agents.
+
+    Attributes:
+        evidence: steps of the current agent whose next outcome was seen.
+        probabilities: float32 [K, V+1], END last, row k given that the workflow goes that far.
+        agents: names of the first V columns.
+    """
+
+    evidence: int
+    probabilities: NDArray[np.float32]
+    agents: tuple[str, ...]
+
+
+class OnlineCounts:
+    """The counts of every workflow type; see the module."""
+
+    def __init__(self, config: BackoffConfig | None = None) -> None:
+        self.config = config or BackoffConfig()
+        self._types: OrderedDict[str, _OfType] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+    def follow(self, workflow_type: str, before: Sequence[str], agent: str | None) -> None:
+        """After the agents `before` (the last K + 1, oldest first) came `agent`; None: the workflow ended."""
+        self._of(workflow_type).follow(before, agent)
+
+    def left(self, workflow_type: str, agent: str, tokens: float) -> None:
+        """So many output tokens turned out to be left at a step of `agent`, its own included."""
+        self._of(workflow_type).left(agent, tokens)
+
+    def next_agents(self, workflow_type: str, last: Sequence[str]) -> Counted | None:
+        """What follows the agents `last`, oldest first; None where too little of the last one was seen."""
+        of = self._types.get(workflow_type)
+        return of.next_agents(last) if of is not None and last else None
+
+    def remaining(self, workflow_type: str, agent: str) -> tuple[int, float] | None:
+        """How many values there are, and their median, output tokens left at a step of `agent`; None if too few."""
+        of = self._types.get(workflow_type)
+        return of.remaining(agent) if of is not None else None
+
+    def _of(self, workflow_type: str) -> _OfType:
+        of = self._types.get(workflow_type)
+        if of is None:
+            of = self._types[workflow_type] = _OfType(self.config)
+            if len(self._types) > self.config.types:
+                self._types.popitem(last=False)
+        self._types.move_to_end(workflow_type)
+        return of
+
+
+class _OfType:
+    """One workflow type. Columns are agents, END the last; row 0 counts whatever came before."""
+
+    def __init__(self, config: BackoffConfig) -> None:
+        self.config = config
+        self.names: tuple[str, ...] = ()
+        self.columns: OrderedDict[str, int] = OrderedDict()
+        self.rows: OrderedDict[tuple[str, ...], int] = OrderedDict()
+        self.free = list(range(config.contexts, 0, -1))
+        self.lengths: dict[str, _LatestValues] = {}
+        self.counts = np.zeros((config.contexts + 1, config.horizon, config.agents + 1), np.float32)
+
+    def follow(self, before: Sequence[str], agent: str | None) -> None:
+        column = self.config.agents if agent is None else self._column(agent)
+        for k in range(min(self.config.horizon, len(before))):
+            until = len(before) - k
+            self.counts[0, k, column] += 1
+            for order in range(1, min(ORDER, until) + 1):
+                self.counts[self._row(tuple(before[until - order : until])), k, column] += 1
+
+    def next_agents(self, last: Sequence[str]) -> Counted | None:
+        row = self.rows.get((last[-1],))
+        if row is None:
+            return None
+        evidence = int(self.counts[row, 0].sum())
+        if evidence < self.config.min_evidence:
+            return None
+        used = [*range(len(self.names)), self.config.agents]
+        said = np.full((self.config.horizon, len(used)), 1.0 / len(used))
+        pair = self.rows.get(tuple(last[-ORDER:])) if len(last) >= ORDER else None
+        for place in (0, row) if pair is None else (0, row, pair):
+            counted = self.counts[place][:, used].astype(np.float64)
+            distinct = np.count_nonzero(counted, axis=1)[:, None]
+            total = counted.sum(axis=1, keepdims=True) + distinct
+            said = np.where(total > 0, (counted + distinct * said) / np.maximum(total, 1.0), said)
+        return Counted(evidence, said.astype(np.float32), self.names)
+
+    def left(self, agent: str, tokens: float) -> None:
+        self._column(agent)
+        self.lengths.setdefault(agent, _LatestValues(self.config.lengths)).add(tokens)
+
+    def remaining(self, agent: str) -> tuple[int, float] | None:
+        values = self.lengths.get(agent)
+        return (len(values), values.median) if values and len(values) >= self.config.min_evidence else None
+
+    def _column(self, agent: str) -> int:
+        column = self.columns.get(agent)
+        if column is None:
+            column = len(self.columns) if len(self.columns) < self.config.agents else self._forget()
+            self.columns[agent] = column
+            by_column = sorted(self.columns.items(), key=lambda item: item[1])
+            self.names = tuple(name for name, _ in by_column)
+        self.columns.move_to_end(agent)
+        return column
+
+    def _forget(self) -> int:
+        """Makes room for an agent by forgetting the one longest unseen; its column."""
+        agent, column = self.columns.popitem(last=False)
+        self.counts[:, :, column] = 0
+        self.lengths.pop(agent, None)
+        for context in [context for context in self.rows if agent in context]:
+            row = self.rows.pop(context)
+            self.counts[row] = 0
+            self.free.append(row)
+        return column
+
+    def _row(self, context: tuple[str, ...]) -> int:
+        row = self.rows.get(context)
+        if row is None:
+            if len(self.rows) == self.config.contexts:
+                _, row = self.rows.popitem(last=False)
+                self.counts[row] = 0
+            else:
+                row = self.free.pop()
+            self.rows[context] = row
+        self.rows.move_to_end(context)
+        return row
+
+
+class _LatestValues:
+    """The latest of a stream of numbers, in order of arrival and in order of size."""
+
+    __slots__ = ("_arrived", "_sorted")
+
+    def __init__(self, most: int) -> None:
+        self._arrived: deque[float] = deque(maxlen=most)
+        self._sorted: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def add(self, value: float) -> None:
+        if len(self._arrived) == self._arrived.maxlen:
+            del self._sorted[bisect_left(self._sorted, self._arrived[0])]
+        self._arrived.append(value)
+        insort(self._sorted, value)
+
+    @property
+    def median(self) -> float:
+        middle = len(self._sorted) // 2
+        return (self._sorted[middle] + self._sorted[~middle]) / 2

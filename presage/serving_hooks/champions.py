@@ -1,0 +1,88 @@
+"""The two predictors as the forecaster asks them: one event of one workflow, and an answer that has been looked at.
+
+What comes back from a predictor is checked, since policies compute with it: probabilities of every horizon sum to 1,
+tokens are finite and do not fall. What is no forecast raises; the guard around the call sees to that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.predictors.forecast import Source
+from presage.predictors.lengths.running import LengthWorkflow
+from presage.predictors.next_agent import NextAgentPredictor, Workflow
+from presage.predictors.remaining_length import RemainingLengthPredictor
+from presage.predictors.steps import log_sizes
+from presage.serving_hooks.live import STATES_LEFT_OUT, LiveForecast, LiveLengths, NotAForecast
+
+_OFF_BY: Final = 1e-3
+"""How far probabilities may be from summing to 1: float32, over thousands of agents."""
+
+
+class NextAgentChampion:
+    """A next-agent predictor, one event at a time.
+
+    Args:
+        predictor: fitted.
+        version: in the registry.
+        served_model: the model that the engine serves, None if it does not say. Hidden states belong to one model:
+            where the predictor learnt those of another, they are left out, and every forecast says so.
+    """
+
+    def __init__(self, predictor: NextAgentPredictor, version: int | None, served_model: str | None = None) -> None:
+        self.predictor, self.version = predictor, version
+        learnt = predictor.source.served_model
+        self._states = learnt is None or served_model is None or learnt == served_model
+
+    def prefilled(self, workflow: Workflow, agent: str, step: Mapping[str, Any]) -> LiveForecast:
+        """A step has read its prompt."""
+        out = self._room()
+        tokens, chars = log_sizes(step, "input")
+        known = self.predictor.vocabulary.agent(agent)
+        evidence = self.predictor.prefilled(workflow, known, tokens, chars, self._state(step, PREFILL), out)
+        return self._looked_at(PREFILL, evidence, out)
+
+    def completed(self, workflow: Workflow, step: Mapping[str, Any]) -> LiveForecast:
+        """It has produced its last token."""
+        out = self._room()
+        tokens, chars = log_sizes(step, "output")
+        evidence = self.predictor.completed(workflow, tokens, chars, self._state(step, COMPLETION), out)
+        return self._looked_at(COMPLETION, evidence, out)
+
+    def _room(self) -> NDArray[np.float32]:
+        return np.full((self.predictor.horizon, self.predictor.vocabulary.outcomes), np.nan, np.float32)
+
+    def _state(self, step: Mapping[str, Any], moment: Moment) -> NDArray[np.float32]:
+        return self.predictor.project(moment, self.predictor.source.of_step(step, moment) if self._states else None)
+
+    def _looked_at(self, moment: Moment, evidence: int, out: NDArray[np.float32]) -> LiveForecast:
+        agents = self.predictor.vocabulary.agents
+        if out.shape[1] != len(agents) + 1 or not (abs(out.sum(axis=1) - 1.0) < _OFF_BY).all() or out.min() < 0:
+            raise NotAForecast
+        source: Source = "back-off" if evidence < self.predictor.config.min_evidence else "champion"
+        reason = None if self._states else STATES_LEFT_OUT
+        return LiveForecast(source, evidence, moment, out, agents, self.version, reason)
+
+
+class LengthChampion:
+    """A predictor of remaining output tokens, one event at a time."""
+
+    def __init__(self, predictor: RemainingLengthPredictor, version: int | None) -> None:
+        self.predictor, self.version = predictor, version
+
+    def prefilled(self, workflow: LengthWorkflow, step: Mapping[str, Any]) -> LiveLengths:
+        """A step has read its prompt; `step` names its agent."""
+        said = self.predictor.begun(workflow, step)
+        quantiles, tokens = tuple(said.quantiles), tuple(said.quantiles.values())
+        if len(tokens) != len(self.predictor.quantiles) or not all(0 <= t < math.inf for t in tokens):
+            raise NotAForecast
+        if any(low > high for low, high in pairwise(tokens)):
+            raise NotAForecast
+        return LiveLengths(said.source, said.evidence, quantiles, tokens, self.predictor.ranks, self.version)

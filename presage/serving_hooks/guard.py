@@ -1,0 +1,125 @@
+"""A deadline and an error budget: a predictor that fails or dawdles too often is switched off, and stays off.
+
+Calls are synchronous and cannot be interrupted: late means that a call took longer than the deadline, which is known
+only when it has come back. Its answer is used all the same; the budget is what keeps the next ones from coming late.
+
+Told to the log once, with counts and nothing of any request. The clock is the caller's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from presage.errors import ConfigurationError, InputError
+from presage.serving_hooks.live import SWITCHED_OFF
+
+Answer = TypeVar("Answer")
+
+FAILED: Final = "failed"
+LATE: Final = "late"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a predictor may cost.
+
+    Attributes:
+        deadline_s: seconds a call may take.
+        window: calls looked back on.
+        share: of those, how many may have failed or been late; above it the predictor is switched off.
+        at_least: calls before anything is concluded.
+    """
+
+    deadline_s: float = 0.005
+    window: int = 1000
+    share: float = 0.05
+    at_least: int = 50
+
+    def __post_init__(self) -> None:
+        if not self.deadline_s > 0:
+            raise ConfigurationError(f"deadline_s is {self.deadline_s}; give seconds above 0")
+        if not 0 <= self.share < 1:
+            raise ConfigurationError(f"share is {self.share}; give a share of the calls, at least 0 and below 1")
+        if not 1 <= self.at_least <= self.window:
+            raise ConfigurationError(
+                f"at_least is {self.at_least} and window {self.window}; give 1 or more calls and a window of as many"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """There is no answer, and why."""
+
+    reason: str
+
+
+class Guard:
+    """Watches over the calls of one predictor.
+
+    Args:
+        called: what the log calls the predictor, such as "next-agent version 3".
+        budget: what it may cost.
+        clock: seconds, rising.
+
+    Attributes:
+        off: whether it is switched off.
+        counts: calls, those that failed, those that were late, and how often it was switched off.
+    """
+
+    def __init__(self, called: str, budget: Budget, clock: Callable[[], float]) -> None:
+        self.called, self.budget, self.clock = called, budget, clock
+        self.off = False
+        self.counts: Counter[str] = Counter()
+        self._bad: deque[bool] = deque(maxlen=budget.window)
+        self._spent = 0
+
+    def ask(self, call: Callable[[], Answer]) -> Answer | Refused:
+        """What the call answers, or why it did not. What a request brought wrong is not held against the predictor."""
+        if self.off:
+            return Refused(SWITCHED_OFF)
+        started = self.clock()
+        try:
+            answer = call()
+        except Exception as error:
+            self._done(started, failed=type(error) is not InputError)
+            return Refused(type(error).__name__)  # its message might repeat what the request says
+        self._done(started, failed=False)
+        return answer
+
+    def _done(self, started: float, failed: bool) -> None:
+        late = self.clock() - started > self.budget.deadline_s
+        self.counts["calls"] += 1
+        self.counts[FAILED] += failed
+        self.counts[LATE] += late
+        if len(self._bad) == self.budget.window:
+            self._spent -= self._bad[0]
+        self._bad.append(failed or late)
+        self._spent += self._bad[-1]
+        if len(self._bad) >= self.budget.at_least and self._spent > self.budget.share * len(self._bad):
+            self._switch_off()
+
+    def reset(self) -> None:
+        """Switches it on again, with its whole budget."""
+        self.off, self._spent = False, 0
+        self._bad.clear()
+
+    def _switch_off(self) -> None:
+        self.off = True
+        self.counts["switched off"] += 1
+        _log.error(
+            "%s is switched off: %d of its last %d calls failed or took longer than %g s; since the start %d of %d "
+            "failed and %d were late. It stays off until it is reset.",
+            self.called,
+            self._spent,
+            len(self._bad),
+            self.budget.deadline_s,
+            self.counts[FAILED],
+            self.counts["calls"],
+            self.counts[LATE],
+        )

@@ -1,0 +1,153 @@
+"""Which predictors an engine runs with: found, loaded and tried at its start, or left out with a reason.
+
+An engine must start whether or not the registry answers. So nothing is raised here: a registry that is down, a model
+that is not there, an artefact that is broken or of another kind, a predictor that cannot answer a trial are reasons,
+and that part is missing. Both parts are tried before either is handed out; the trial also compiles what is compiled,
+which the first request would otherwise wait for.
+
+An alias is resolved once: what it means later is another start's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+
+from presage.errors import ArtefactError, PresageError
+from presage.features.states import STATE_COLUMN
+from presage.predictors.artefact import artefact_digest
+from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.remaining_length import RemainingLengthPredictor
+from presage.registry.connect import Registry
+from presage.registry.resolve import resolve
+from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
+from presage.serving_hooks.live import NO_MODEL
+
+Predictor = TypeVar("Predictor")
+
+_TRIALS: Final = 3
+"""Steps of a trial: the later ones have a prefix."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Held(Generic[Predictor]):
+    """One predictor of an engine, or why there is none.
+
+    Attributes:
+        predictor: loaded and tried; None where there is none.
+        reference: as it was given; None where none was.
+        version: in the registry; None for a plain folder.
+        digest: of the artefact.
+        reason: why there is none.
+    """
+
+    predictor: Predictor | None
+    reference: str | None
+    version: int | None = None
+    digest: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Predictors:
+    """What an engine runs with.
+
+    Attributes:
+        next_agent: says who comes next.
+        remaining_length: says how many output tokens are left.
+    """
+
+    next_agent: Held[NextAgentPredictor]
+    remaining_length: Held[RemainingLengthPredictor]
+
+
+def resolve_predictors(
+    registry: Callable[[], Registry],
+    *,
+    next_agent: str | None = "models:/next-agent@champion",
+    remaining_length: str | None = None,
+    cache: Path | None = None,
+) -> Predictors:
+    """Find, load and try the predictors. Raises nothing; what is missing is told to the log as well.
+
+    Args:
+        registry: opens the registry; called at most once, and not at all if folders are given.
+        next_agent, remaining_length: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, an artefact folder, or None.
+        cache: where copies of remote versions are kept; by default the user's cache.
+    """
+    opened = _once(registry)
+    return Predictors(
+        _held(next_agent, opened, cache, NextAgentPredictor.load, _try_next_agent),
+        _held(remaining_length, opened, cache, RemainingLengthPredictor.load, _try_length),
+    )
+
+
+def _held(
+    reference: str | None,
+    registry: Callable[[], Registry],
+    cache: Path | None,
+    load: Callable[[Path], Predictor],
+    trial: Callable[[Predictor], None],
+) -> Held[Predictor]:
+    if reference is None:
+        return Held(None, None, reason=NO_MODEL)
+    try:
+        found = resolve(reference, registry, cache=cache)
+        predictor = load(found.folder)
+        trial(predictor)
+        return Held(predictor, reference, found.version, artefact_digest(found.folder))
+    except Exception as error:
+        # Here is no request yet: what the error says is of artefacts and registries.
+        reason = str(error) if isinstance(error, PresageError) else f"{type(error).__name__}: {error}"
+        _log.warning("%s is not used: %s", reference, reason)
+        return Held(None, reference, reason=reason)
+
+
+def _try_next_agent(predictor: NextAgentPredictor) -> None:
+    """A forecast at both moments of a few steps, of a known type and agent and of unknown ones."""
+    champion, vocabulary = NextAgentChampion(predictor, None), predictor.vocabulary
+    states = {STATE_COLUMN[moment]: np.zeros(size, np.float32) for moment, size in predictor.source.sizes.items()}
+    for workflow_type in (*vocabulary.workflow_types[:1], ""):
+        workflow = predictor.open(workflow_type)
+        for agent in (*vocabulary.agents[:_TRIALS], ""):
+            champion.prefilled(workflow, agent, {"input_tokens": 1, "input_text": "a trial", **states})
+            champion.completed(workflow, {"output_tokens": 1, "output_text": "a trial", **states})
+
+
+def _try_length(predictor: RemainingLengthPredictor) -> None:
+    if predictor.target != "remaining":
+        raise ArtefactError(
+            f"the predictor says how long a {predictor.target} is; one of what remains of a workflow is wanted, "
+            "which is the default of `train-predictor remaining-length`"
+        )
+    champion, vocabulary = LengthChampion(predictor, None), predictor.encoder.vocabulary
+    for workflow_type in (*vocabulary.workflow_types[:1], ""):
+        workflow = predictor.open(workflow_type)
+        for agent in (*vocabulary.agents[:_TRIALS], ""):
+            champion.prefilled(workflow, {"agent": agent, "input_tokens": 1, "input_text": "a trial"})
+            workflow.completed({"output_tokens": 1, "output_text": "a trial"})
+
+
+def _once(registry: Callable[[], Registry]) -> Callable[[], Registry]:
+    """The same, asked once: a registry that is down is waited for once."""
+    answers: list[Any] = []
+
+    def opened() -> Registry:
+        if not answers:
+            try:
+                answers.append(registry())
+            except Exception as error:
+                answers.append(error)
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        found: Registry = answers[0]
+        return found
+
+    return opened
