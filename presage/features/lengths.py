@@ -38,6 +38,7 @@ Target = Literal["remaining", "step"]
 """What is predicted: the output tokens of this and all later steps, or of this step alone."""
 
 PROMPT: Final = ("system_tokens", "user_tokens", "prompt_tokens")
+_NO_COUNT: Final = 2**63
 CHARS_PER_TOKEN: Final = 4.0
 MODELS_KEPT: Final = 256
 _NOTHING: Final = np.empty(0, np.float32)
@@ -413,12 +414,12 @@ def _models(column: pa.ChunkedArray, encoder: LengthEncoder) -> NDArray[np.int32
 
 
 def count_of(step: Mapping[str, Any], name: str) -> float:
-    """A number of tokens, NaN where unknown; raises InputError where it is none, or negative."""
+    """A number of tokens, NaN where unknown; raises InputError where it is none, negative, or past all counting."""
     tokens = step.get(name)
     if tokens is None:
         return float("nan")
-    if not isinstance(tokens, int | float | np.number) or not 0 <= tokens < np.inf:
-        raise InputError(f"{name} is {tokens!r}; a number of tokens, 0 or more, is wanted")
+    if not isinstance(tokens, int | float | np.number) or not 0 <= tokens < _NO_COUNT:
+        raise InputError(f"{name} is {tokens!r:.40}; a number of tokens, 0 or more, is wanted")
     return float(tokens)
 
 

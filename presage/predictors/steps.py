@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from presage.errors import InputError
+from presage.features.lengths import count_of
 
 _SIGNS_OF_OUTPUT: Final = ("output_tokens", "output_text", "completion_state", "ended_at")
 
@@ -36,12 +38,10 @@ def log_sizes(step: Mapping[str, Any], side: Literal["input", "output"]) -> tupl
         InputError: a negative or no number of tokens, whose logarithm would spoil every number after it, or a text
             that is none.
     """
-    tokens, text = step.get(f"{side}_tokens"), step.get(f"{side}_text")
-    if tokens is not None and not (isinstance(tokens, int | float | np.number) and 0 <= tokens < np.inf):
-        raise InputError(f"{side}_tokens is {tokens!r}; a number of tokens, 0 or more, is wanted")
+    tokens, text = count_of(step, f"{side}_tokens"), step.get(f"{side}_text")
     if text is not None and not isinstance(text, str):
         raise InputError(f"{side}_text is a {type(text).__name__}; a string is wanted, or null")
     return (
-        float(np.log1p(np.float32(tokens))) if tokens is not None else 0.0,
+        0.0 if isnan(tokens) else float(np.log1p(np.float32(tokens))),
         float(np.log1p(np.float32(len(text)))) if text is not None else 0.0,
     )

@@ -17,7 +17,7 @@ from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
 from presage.serving_hooks.guard import Guard, Refused
 from presage.serving_hooks.live import LITTLE_SEEN, NO_MODEL, NOTHING, LiveForecast, LiveLengths, no_lengths
-from presage.serving_hooks.workflows import Running, short
+from presage.serving_hooks.workflows import Running, shared
 
 _NONE: Final = Refused(NO_MODEL)
 
@@ -54,8 +54,7 @@ class Answers:
     def begun(self, workflow_type: str, running: Running, step: Mapping[str, Any]) -> LiveForecast:
         """A step has read its prompt; `step` has the columns of the trace by name."""
         if self._counts is not None:
-            agent = short(step["agent"]) if isinstance(step["agent"], str) else None
-            running.seen.begun(self._counts, workflow_type, agent)
+            running.seen.begun(self._counts, workflow_type, shared(step["agent"]))
         said: LiveLengths | Refused
         if self._lengths is None or isinstance(running.lengths, Refused):
             said = running.lengths if isinstance(running.lengths, Refused) else _NONE

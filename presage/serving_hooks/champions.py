@@ -65,7 +65,7 @@ class NextAgentChampion:
     def _looked_at(self, moment: Moment, evidence: int, out: NDArray[np.float32]) -> LiveForecast:
         agents = self.predictor.vocabulary.agents
         if out.shape[1] != len(agents) + 1 or not (abs(out.sum(axis=1) - 1.0) < _OFF_BY).all() or out.min() < 0:
-            raise NotAForecast
+            raise NotAForecast("probabilities that are no distributions")
         source: Source = "back-off" if evidence < self.predictor.config.min_evidence else "champion"
         reason = None if self._states else STATES_LEFT_OUT
         return LiveForecast(source, evidence, moment, out, agents, self.version, reason)
@@ -82,7 +82,7 @@ class LengthChampion:
         said = self.predictor.begun(workflow, step)
         quantiles, tokens = tuple(said.quantiles), tuple(said.quantiles.values())
         if len(tokens) != len(self.predictor.quantiles) or not all(0 <= t < math.inf for t in tokens):
-            raise NotAForecast
+            raise NotAForecast("tokens that are no numbers of tokens, one a quantile")
         if any(low > high for low, high in pairwise(tokens)):
-            raise NotAForecast
+            raise NotAForecast("tokens that fall as quantiles rise")
         return LiveLengths(said.source, said.evidence, quantiles, tokens, self.predictor.ranks, self.version)

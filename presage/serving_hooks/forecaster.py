@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -28,7 +29,7 @@ from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
 from presage.serving_hooks.guard import Budget, Guard
 from presage.serving_hooks.live import MISSED_STEP, NO_MODEL, NO_STEP, LiveForecast, LiveLengths
-from presage.serving_hooks.workflows import Workflows, short
+from presage.serving_hooks.workflows import Running, Workflows, shared, short
 
 __all__ = ["MISSED_STEP", "NO_MODEL", "NO_STEP", "Forecaster", "LiveForecast"]
 
@@ -123,7 +124,7 @@ class Forecaster:
             prefill_state: hidden state after prefill [d], for predictors that read states.
         """
         given = {
-            "agent": agent,
+            "agent": agent if isinstance(agent, str) else "",  # an agent without a name is an unknown one
             "input_tokens": input_tokens,
             "input_text": input_text,
             "system_prompt": system_prompt,
@@ -202,7 +203,7 @@ class Forecaster:
     ) -> LiveForecast | str:
         if self._nobody:
             return NO_MODEL
-        key, now = (short(workflow_type), short(workflow_id)), self._clock()
+        key, now = (shared(workflow_type), short(workflow_id)), self._clock()
         running = self._workflows.heard(key, now)
         if running is None:
             running = self._answers.open(workflow_type)
@@ -210,7 +211,8 @@ class Forecaster:
         if step is not None and step != running.steps:
             running.miss(step)
         running.steps, running.within = running.steps + 1, True
-        return self._answers.begun(key[0], running, given)
+        with _lost_if_it_fails(running):
+            return self._answers.begun(key[0], running, given)
 
     def _completed(self, workflow_type: str, workflow_id: str, given: Mapping[str, Any]) -> LiveForecast | str:
         if self._nobody:
@@ -220,4 +222,15 @@ class Forecaster:
         if running is None or not running.within:
             return NO_STEP
         running.within = False
-        return self._answers.completed(key[0], running, given)
+        with _lost_if_it_fails(running):
+            return self._answers.completed(key[0], running, given)
+
+
+@contextmanager
+def _lost_if_it_fails(running: Running) -> Iterator[None]:
+    """An event that our own code could not carry through may have moved one state and not the other."""
+    try:
+        yield
+    except Exception:
+        running.miss(running.steps)
+        raise

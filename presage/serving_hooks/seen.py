@@ -11,13 +11,14 @@ from presage.serving_hooks.backoff import OnlineCounts
 
 STEPS_KEPT: Final = 64
 """Of so many of a workflow's first steps it is learnt how much was left at them."""
+_NO_COUNT: Final = 2**63
 
 
 class Seen:
     """The latest agents of a workflow, and what it had produced before each of its first steps.
 
     Attributes:
-        recent: the last K + 1 agents, oldest first; from the last one that was missed, or has no name.
+        recent: the last K + 1 agents, oldest first; from the last one that was missed, or had no name.
     """
 
     __slots__ = ("_agents", "_before", "_produced", "_within", "recent")
@@ -28,12 +29,12 @@ class Seen:
         self._before = array("d")
         self._produced, self._within = 0.0, False
 
-    def begun(self, counts: OnlineCounts, workflow_type: str, agent: str | None) -> None:
+    def begun(self, counts: OnlineCounts, workflow_type: str, agent: str) -> None:
         """A step begins. If the one before it was never completed, what that produced is unknown."""
         if self._within:
             self._unknown()
         self._within = True
-        if agent is None:
+        if not agent:
             self.recent = ()
             return
         counts.follow(workflow_type, self.recent, agent)
@@ -45,7 +46,7 @@ class Seen:
     def completed(self, output_tokens: object) -> float | None:
         """It has produced so many tokens; None where that is no number of tokens, and so unknown."""
         self._within = False
-        if isinstance(output_tokens, int | float | np.number) and 0 <= output_tokens < np.inf:
+        if isinstance(output_tokens, int | float | np.number) and 0 <= output_tokens < _NO_COUNT:
             produced = float(output_tokens)
             self._produced += produced
             return produced

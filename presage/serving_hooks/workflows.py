@@ -34,8 +34,13 @@ def short(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError("a name is a text")
     if len(name) <= LONGEST_NAME:
-        return intern(str(name))  # one copy, whoever says it
+        return name
     return f"{name[:64]}…{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}"
+
+
+def shared(name: str) -> str:
+    """The same, one copy for whoever says it: for names that many workflows have."""
+    return intern(str(short(name)))
 
 
 class Running:

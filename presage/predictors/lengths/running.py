@@ -47,7 +47,7 @@ class LengthWorkflow:
             InputError: as `begun`.
         """
         encoder = self._encoder
-        self._course.completed(np.float32(count_of(step, "output_tokens")))
+        self._course.completed(float(np.float32(count_of(step, "output_tokens"))))
         self._answer = encoder.sketched(step, "output_text")
         if encoder.ahead is not None and self._ahead is not None:
             encoder.ahead.completed(self._ahead, step)

@@ -1,0 +1,130 @@
+"""Whatever an engine tells, in whatever order: nothing is raised, every answer is whole, memory stays bounded."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving_samples import Clock, lengths_of
+from tiny_model import STATE_SIZE, Tiny
+
+from presage.predictors.next_agent import NextAgentPredictor
+from presage.serving_hooks.backoff import BackoffConfig, OnlineCounts
+from presage.serving_hooks.forecaster import Forecaster, LiveForecast
+from presage.serving_hooks.workflows import LONGEST_NAME, short
+
+MOST = 4
+
+names: st.SearchStrategy[Any] = st.one_of(
+    st.sampled_from(["retry", "planner", "coder", "a", "b", "", "x" * 100_000, "\ud800"]),
+    st.text(max_size=5),
+    st.sampled_from([None, 3, [], {}, b"bytes", float("nan"), ("a",)]),
+)
+numbers: st.SearchStrategy[Any] = st.one_of(
+    st.none(), st.integers(-5, 5000), st.floats(), st.sampled_from(["many", [1], 10**400, np.int64(3)])
+)
+texts: st.SearchStrategy[Any] = st.one_of(
+    st.none(), st.text(max_size=50), st.sampled_from([7, b"x", "word " * 1000, "\ud800"])
+)
+states: st.SearchStrategy[Any] = st.sampled_from(
+    [None, np.ones(STATE_SIZE, np.float32), np.zeros(3), np.full(STATE_SIZE, np.nan), "state", [[1.0]], object()]
+)
+ids = (st.one_of(st.just("retry"), names), st.one_of(st.sampled_from(["a", "b"]), names))
+begin = st.builds(
+    lambda w, i, a, step, tokens, text, system, model, state: (
+        "on_prefill",
+        (w, i, a),
+        {
+            "step": step,
+            "input_tokens": tokens,
+            "input_text": text,
+            "system_prompt": system,
+            "model": model,
+            "prefill_state": state,
+        },
+    ),
+    *ids,
+    names,
+    st.one_of(st.none(), st.integers(-1, 4), numbers),
+    numbers,
+    texts,
+    texts,
+    names,
+    states,
+)
+complete = st.builds(
+    lambda w, i, tokens, text, state: (
+        "on_completion",
+        (w, i),
+        {"output_tokens": tokens, "output_text": text, "completion_state": state},
+    ),
+    *ids,
+    numbers,
+    texts,
+    states,
+)
+end = st.builds(lambda w, i, cut: ("close", (w, i), {"cut": cut}), *ids, st.booleans())
+wait = st.builds(lambda s: ("wait", (s,), {}), st.floats(0, 100))
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny: Tiny) -> NextAgentPredictor:
+    return NextAgentPredictor.load(tiny.folder)
+
+
+@settings(max_examples=150)
+@given(events=st.lists(st.one_of(begin, begin, complete, complete, end, wait), max_size=40))
+def test_law_no_sequence_of_events_raises_or_is_kept(
+    tiny: Tiny, predictor: NextAgentPredictor, events: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+) -> None:
+    clock, counts = Clock(), OnlineCounts(BackoffConfig(types=2, agents=3, contexts=4, min_evidence=1))
+    forecaster = Forecaster(
+        predictor,
+        lengths=lengths_of(tiny.store),
+        counts=counts,
+        max_workflows=MOST,
+        time_to_live_s=60.0,
+        clock=clock,
+    )
+    answered = 0
+    for event, given_ids, given_values in events:
+        if event == "wait":
+            clock.now += given_ids[0]
+            continue
+        live = getattr(forecaster, event)(*given_ids, **given_values)
+        if event != "close":
+            answered += 1
+            whole(live)
+        assert len(forecaster) <= MOST
+        assert len(counts) <= 2
+    told = forecaster.counts
+    for guard in forecaster.guards.values():
+        assert guard.counts["failed"] == 0, "what a request brings wrong is not held against the predictor"
+    assert told["champion"] + told["back-off"] + told["none"] == answered
+    clock.now += 61.0
+    forecaster.expire()
+    assert len(forecaster) == 0
+
+
+def whole(live: LiveForecast) -> None:
+    """A forecast is a distribution at every horizon, or nothing and a reason."""
+    if live.source == "none":
+        assert live.probabilities.size == 0
+        assert live.reason
+        assert len(live.reason) < 100
+    else:
+        assert live.probabilities.shape == (3, len(live.agents) + 1)
+        assert live.probabilities.sum(axis=1) == pytest.approx(1, abs=1e-3)
+        assert (live.probabilities >= 0).all()
+        assert live.evidence >= 0
+    left = live.remaining
+    assert (left.source == "none") == (left.ranking is None)
+    assert len(left.tokens) == len(left.quantiles)
+    assert all(0 <= tokens < np.inf for tokens in left.tokens)
+
+
+@given(st.text(max_size=400), st.text(max_size=400))
+def test_law_short_names_are_bounded_and_differ_where_names_differ(one: str, other: str) -> None:
+    assert len(short(one)) <= LONGEST_NAME
+    assert (short(one) == short(other)) == (one == other)

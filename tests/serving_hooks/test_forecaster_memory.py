@@ -1,0 +1,67 @@
+"""Memory: bytes a workflow, and a soak of workflows that end and of workflows that never say so."""
+
+import gc
+import tracemalloc
+
+import pytest
+from serving_samples import Clock
+from tiny_model import Tiny
+
+from presage.predictors.next_agent import NextAgentPredictor
+from presage.serving_hooks.backoff import OnlineCounts
+from presage.serving_hooks.forecaster import Forecaster
+
+AGENTS = ("planner", "coder", "tester", "reviewer")
+
+
+def traced() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def steps(forecaster: Forecaster, name: str, count: int = 4) -> None:
+    for number in range(count):
+        forecaster.on_prefill("retry", name, AGENTS[number % 4], step=number, input_tokens=900)
+        forecaster.on_completion("retry", name, output_tokens=100)
+
+
+@pytest.mark.slow
+def test_a_workflow_costs_at_most_4_kb_beyond_its_predictors_state(tiny: Tiny) -> None:
+    predictor = NextAgentPredictor.load(tiny.folder)
+    forecaster, workflows = Forecaster(predictor, counts=OnlineCounts(), clock=Clock()), 10_000
+    steps(forecaster, "warm")
+    state = predictor.open("retry").nbytes
+    tracemalloc.start()
+    try:
+        before = traced()
+        for number in range(workflows):
+            steps(forecaster, f"workflow {number}")
+        each = (traced() - before) / workflows
+    finally:
+        tracemalloc.stop()
+    assert len(forecaster) == workflows + 1
+    assert each - state <= 4096, f"{each:.0f} bytes, {state} of them the predictor's"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [True, False], ids=["that end", "that fall silent"])
+def test_memory_is_flat_over_20_000_short_workflows(tiny: Tiny, ends: bool) -> None:
+    clock = Clock()
+    forecaster = Forecaster(
+        NextAgentPredictor.load(tiny.folder), counts=OnlineCounts(), time_to_live_s=100.0, clock=clock
+    )
+    tracemalloc.start()
+    try:
+        levels = []
+        for number in range(20_000):
+            clock.now += 1.0
+            steps(forecaster, f"workflow {number}", count=1 + number % 3)
+            if ends:
+                forecaster.close("retry", f"workflow {number}")
+            if number % 5_000 == 4_999:
+                levels.append(traced())
+    finally:
+        tracemalloc.stop()
+    assert len(forecaster) == (0 if ends else 100)
+    assert forecaster.expired == (0 if ends else 20_000 - 100)
+    assert max(levels[1:]) - levels[0] < 50_000, levels
