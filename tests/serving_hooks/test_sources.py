@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from serving_samples import lengths_of
-from tiny_model import Tiny
+from tiny_model import STATE_SIZE, Tiny
 
 from presage.errors import RegistryError
 from presage.predictors.artefact import CONFIG_FILE, artefact_digest, read_artefact, write_artefact
@@ -141,10 +141,14 @@ def test_an_artefact_of_the_other_kind_or_target_is_not_used(tiny: Tiny, lengths
 
 
 def test_a_predictor_that_fails_its_trial_is_not_used(tiny: Tiny, tmp_path: Path) -> None:
-    """Every file and shape of it is sound; its mixture weights are not."""
-    artefact = read_artefact(tiny.folder)
-    tensors = artefact.tensors | {"mixture/shares": np.full_like(artefact.tensors["mixture/shares"], 3.0)}
+    """Every file of it is sound; the text encoder that it was trained with is gone."""
+    artefact, tensors = read_artefact(tiny.folder), read_artefact(tiny.folder).tensors
+    states = {"kind": "encoder", "sizes": {"prefill": STATE_SIZE, "completion": STATE_SIZE}}
+    states |= {"encoder": str(tmp_path / "gone"), "encoder_digest": "sha256:0"}
     folder = tmp_path / "model"
-    write_artefact(folder, kind="next-agent", config=artefact.config, tensors=tensors, training_data={})
+    write_artefact(
+        folder, kind="next-agent", config=artefact.config | {"states": states}, tensors=tensors, training_data={}
+    )
     found = resolve_predictors(no_registry, next_agent=str(folder)).next_agent
-    assert (found.predictor, found.reason) == (None, "NotAForecast: probabilities that are no distributions")
+    assert found.predictor is None
+    assert str(tmp_path / "gone") in str(found.reason)
