@@ -8,7 +8,6 @@ forecast of that model any more.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -55,19 +54,15 @@ class Answers:
         """A step has read its prompt; `step` has the columns of the trace by name."""
         if self._counts is not None:
             running.seen.begun(self._counts, workflow_type, shared(step["agent"]))
-        said: LiveLengths | Refused
-        if self._lengths is None or isinstance(running.lengths, Refused):
-            said = running.lengths if isinstance(running.lengths, Refused) else _NONE
-        else:
+        said: LiveLengths | Refused = _why_not(self._lengths, running.lengths)
+        if self._lengths is not None and not isinstance(running.lengths, Refused):
             said = self._ask_lengths(partial(self._lengths.prefilled, running.lengths, step))
             if isinstance(said, Refused):
                 running.lengths = said
         running.said = self._left(workflow_type, running, said)
-        live: LiveForecast | Refused
-        if self._agents is None or isinstance(running.agents, Refused):
-            live = running.agents if isinstance(running.agents, Refused) else _NONE
-        else:
-            live = self._ask_agents(partial(self._agents.prefilled, running.agents, step["agent"], step))
+        live: LiveForecast | Refused = _why_not(self._agents, running.agents)
+        if self._agents is not None and not isinstance(running.agents, Refused):
+            live = self._ask_agents(partial(self._agents.prefilled, running.agents, step["agent"], step, running.said))
         return self._next(PREFILL, workflow_type, running, live, running.said)
 
     def completed(self, workflow_type: str, running: Running, step: Mapping[str, Any]) -> LiveForecast:
@@ -77,12 +72,10 @@ class Answers:
             done = self._ask_lengths(partial(running.lengths.completed, step))
             if isinstance(done, Refused):
                 running.lengths = done
-        live: LiveForecast | Refused
-        if self._agents is None or isinstance(running.agents, Refused):
-            live = running.agents if isinstance(running.agents, Refused) else _NONE
-        else:
-            live = self._ask_agents(partial(self._agents.completed, running.agents, step))
         left = running.said if produced is None else running.said.after(produced)
+        live: LiveForecast | Refused = _why_not(self._agents, running.agents)
+        if self._agents is not None and not isinstance(running.agents, Refused):
+            live = self._ask_agents(partial(self._agents.completed, running.agents, step, left))
         return self._next(COMPLETION, workflow_type, running, live, left)
 
     def ended(self, workflow_type: str, running: Running) -> None:
@@ -104,7 +97,7 @@ class Answers:
         if isinstance(live, Refused):
             running.agents = live
         elif live.source == "champion":
-            return replace(live, remaining=left)
+            return live
         recent = running.seen.recent
         counted = self._counts.next_agents(workflow_type, recent) if self._counts is not None else None
         if counted is not None and (isinstance(live, Refused) or counted.evidence > live.evidence):
@@ -112,7 +105,7 @@ class Answers:
             return LiveForecast(
                 "back-off", counted.evidence, moment, counted.probabilities, counted.agents, None, reason, left
             )
-        return self.nothing(moment, live.reason, left) if isinstance(live, Refused) else replace(live, remaining=left)
+        return self.nothing(moment, live.reason, left) if isinstance(live, Refused) else live
 
     def _left(self, workflow_type: str, running: Running, said: LiveLengths | Refused) -> LiveLengths:
         """The better one of what the model and the counts say of the tokens left."""
@@ -127,3 +120,8 @@ class Answers:
         if isinstance(said, Refused):
             return no_lengths(said.reason, self._lengths.version if self._lengths is not None else None)
         return said
+
+
+def _why_not(champion: object, state: object) -> Refused:
+    """Why nobody can be asked: there is no such model, or it has lost the workflow."""
+    return state if champion is not None and isinstance(state, Refused) else _NONE

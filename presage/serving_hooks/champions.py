@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
@@ -24,6 +25,20 @@ from presage.serving_hooks.live import STATES_LEFT_OUT, LiveForecast, LiveLength
 
 _OFF_BY: Final = 1e-3
 """How far probabilities may be from summing to 1: float32, over thousands of agents."""
+
+
+@njit(cache=True)
+def _distributions(out: NDArray[np.float32]) -> bool:
+    """Whether every row is one."""
+    for row in out:
+        total = 0.0
+        for share in row:
+            if not share >= 0.0:
+                return False
+            total += share
+        if not abs(total - 1.0) < _OFF_BY:
+            return False
+    return True
 
 
 class NextAgentChampion:
@@ -41,20 +56,20 @@ class NextAgentChampion:
         learnt = predictor.source.served_model
         self._states = learnt is None or served_model is None or learnt == served_model
 
-    def prefilled(self, workflow: Workflow, agent: str, step: Mapping[str, Any]) -> LiveForecast:
-        """A step has read its prompt."""
+    def prefilled(self, workflow: Workflow, agent: str, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast:
+        """A step has read its prompt; `left` goes with the forecast."""
         out = self._room()
         tokens, chars = log_sizes(step, "input")
         known = self.predictor.vocabulary.agent(agent)
         evidence = self.predictor.prefilled(workflow, known, tokens, chars, self._state(step, PREFILL), out)
-        return self._looked_at(PREFILL, evidence, out)
+        return self._looked_at(PREFILL, evidence, out, left)
 
-    def completed(self, workflow: Workflow, step: Mapping[str, Any]) -> LiveForecast:
-        """It has produced its last token."""
+    def completed(self, workflow: Workflow, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast:
+        """It has produced its last token; `left` goes with the forecast."""
         out = self._room()
         tokens, chars = log_sizes(step, "output")
         evidence = self.predictor.completed(workflow, tokens, chars, self._state(step, COMPLETION), out)
-        return self._looked_at(COMPLETION, evidence, out)
+        return self._looked_at(COMPLETION, evidence, out, left)
 
     def _room(self) -> NDArray[np.float32]:
         return np.full((self.predictor.horizon, self.predictor.vocabulary.outcomes), np.nan, np.float32)
@@ -62,13 +77,13 @@ class NextAgentChampion:
     def _state(self, step: Mapping[str, Any], moment: Moment) -> NDArray[np.float32]:
         return self.predictor.project(moment, self.predictor.source.of_step(step, moment) if self._states else None)
 
-    def _looked_at(self, moment: Moment, evidence: int, out: NDArray[np.float32]) -> LiveForecast:
+    def _looked_at(self, moment: Moment, evidence: int, out: NDArray[np.float32], left: LiveLengths) -> LiveForecast:
         agents = self.predictor.vocabulary.agents
-        if out.shape[1] != len(agents) + 1 or not (abs(out.sum(axis=1) - 1.0) < _OFF_BY).all() or out.min() < 0:
+        if out.shape[1] != len(agents) + 1 or not _distributions(out):
             raise NotAForecast("probabilities that are no distributions")
         source: Source = "back-off" if evidence < self.predictor.config.min_evidence else "champion"
         reason = None if self._states else STATES_LEFT_OUT
-        return LiveForecast(source, evidence, moment, out, agents, self.version, reason)
+        return LiveForecast(source, evidence, moment, out, agents, self.version, reason, left)
 
 
 class LengthChampion:

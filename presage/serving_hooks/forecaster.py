@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -29,7 +28,7 @@ from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
 from presage.serving_hooks.guard import Budget, Guard
 from presage.serving_hooks.live import MISSED_STEP, NO_MODEL, NO_STEP, LiveForecast, LiveLengths
-from presage.serving_hooks.workflows import Running, Workflows, shared, short
+from presage.serving_hooks.workflows import Workflows, shared, short
 
 __all__ = ["MISSED_STEP", "NO_MODEL", "NO_STEP", "Forecaster", "LiveForecast"]
 
@@ -211,8 +210,11 @@ class Forecaster:
         if step is not None and step != running.steps:
             running.miss(step)
         running.steps, running.within = running.steps + 1, True
-        with _lost_if_it_fails(running):
+        try:
             return self._answers.begun(key[0], running, given)
+        except Exception:
+            running.miss(running.steps)  # one state may have moved, and another not
+            raise
 
     def _completed(self, workflow_type: str, workflow_id: str, given: Mapping[str, Any]) -> LiveForecast | str:
         if self._nobody:
@@ -222,15 +224,8 @@ class Forecaster:
         if running is None or not running.within:
             return NO_STEP
         running.within = False
-        with _lost_if_it_fails(running):
+        try:
             return self._answers.completed(key[0], running, given)
-
-
-@contextmanager
-def _lost_if_it_fails(running: Running) -> Iterator[None]:
-    """An event that our own code could not carry through may have moved one state and not the other."""
-    try:
-        yield
-    except Exception:
-        running.miss(running.steps)
-        raise
+        except Exception:
+            running.miss(running.steps)
+            raise

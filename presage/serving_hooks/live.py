@@ -54,6 +54,8 @@ class LiveLengths:
 
         No new forecast: tokens produced are taken from every quantile, down to 0.
         """
+        if not self.tokens:
+            return self
         left = tuple(max(0.0, tokens - output_tokens) for tokens in self.tokens)
         return LiveLengths(self.source, self.evidence, self.quantiles, left, self.ranks, self.version, self.reason)
 

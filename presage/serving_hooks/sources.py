@@ -26,7 +26,7 @@ from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.registry.connect import Registry
 from presage.registry.resolve import resolve
 from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
-from presage.serving_hooks.live import NO_MODEL
+from presage.serving_hooks.live import NO_LENGTHS, NO_MODEL
 
 Predictor = TypeVar("Predictor")
 
@@ -117,8 +117,8 @@ def _try_next_agent(predictor: NextAgentPredictor) -> None:
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow = predictor.open(workflow_type)
         for agent in (*vocabulary.agents[:_TRIALS], ""):
-            champion.prefilled(workflow, agent, {"input_tokens": 1, "input_text": "a trial", **states})
-            champion.completed(workflow, {"output_tokens": 1, "output_text": "a trial", **states})
+            champion.prefilled(workflow, agent, {"input_tokens": 1, "input_text": "a trial", **states}, NO_LENGTHS)
+            champion.completed(workflow, {"output_tokens": 1, "output_text": "a trial", **states}, NO_LENGTHS)
 
 
 def _try_length(predictor: RemainingLengthPredictor) -> None:
