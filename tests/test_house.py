@@ -40,7 +40,13 @@ def test_nothing_heavy_is_loaded_for(doing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["presage.serving_hooks.forecaster", "presage.registry.gates", "presage.registry.length_gates"]
+    "module",
+    [
+        "presage.serving_hooks.forecaster",
+        "presage.serving_hooks.sources",
+        "presage.registry.gates",
+        "presage.registry.length_gates",
+    ],
 )
 def test_serving_and_gates_load_neither_torch_nor_mlflow(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'mlflow', 'vllm', 'pandas')))"

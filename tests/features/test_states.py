@@ -190,6 +190,24 @@ def test_auto_takes_the_best_there_is(table: pa.Table, kind: str) -> None:
     assert fit_states(table, states="auto", seed=0).kind == kind
 
 
+@pytest.mark.parametrize(
+    ("models", "wanted"),
+    [
+        (["m"] * 8, "m"),
+        ([*["m"] * 6, None, "other"], "m"),
+        (["m", "n"] * 4, None),
+        ([None] * 8, None),
+        (["m", None] * 4, None),
+    ],
+    ids=["one", "one where there are states", "two", "none named", "one and one unnamed"],
+)
+def test_captured_states_belong_to_the_one_model_that_is_named(models: list[str | None], wanted: str | None) -> None:
+    states = [*vectors(0)[:6], None, None] if models[-1] == "other" else vectors(0)
+    source = fit_states(steps(prefill_state=states, model=models), states="captured", seed=0)
+    assert source.served_model == again(source).served_model == wanted
+    assert fit_states(steps(input_text=["plan it"] * 8, model=models), states="text", seed=0).served_model is None
+
+
 def test_none_has_no_states() -> None:
     source = again(fit_states(with_states(), states="none", seed=0))
     assert source.states(with_states()) == {}
