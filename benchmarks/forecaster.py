@@ -90,7 +90,7 @@ def through(forecaster: Forecaster, step: dict[str, Any], under_way: int) -> tup
 
 def bytes_a_workflow(predictor: NextAgentPredictor, step: dict[str, Any]) -> tuple[float, int]:
     """What 10,000 workflows of four steps take each, and the part of it that is the predictor's own state."""
-    forecaster = Forecaster(predictor, counts=OnlineCounts())
+    forecaster = Forecaster(predictor, back_off=OnlineCounts())
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for number in range(MEASURED_WORKFLOWS):
@@ -121,7 +121,7 @@ def main() -> None:
             ("forecaster", through(Forecaster(agents, lengths=both), step, chosen.under_way)),
             (
                 "forecaster with counts",
-                through(Forecaster(agents, lengths=both, counts=OnlineCounts()), step, chosen.under_way),
+                through(Forecaster(agents, lengths=both, back_off=OnlineCounts()), step, chosen.under_way),
             ),
         ):
             prefilled, completed = events
@@ -131,7 +131,7 @@ def main() -> None:
                 taken["prefill_us"].append(median_us(prefilled, chosen.under_way))
                 taken["completion_us"].append(median_us(completed, chosen.under_way))
             rows[f"{name}: {kind}"] = {moment: float(np.median(of)) for moment, of in taken.items()}
-    counts_alone = through(Forecaster(None, counts=OnlineCounts()), step, chosen.under_way)
+    counts_alone = through(Forecaster(None, back_off=OnlineCounts()), step, chosen.under_way)
     rows["counts alone"] = {
         "prefill_us": median_us(counts_alone[0], chosen.under_way),
         "completion_us": median_us(counts_alone[1], chosen.under_way),

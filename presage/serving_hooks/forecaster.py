@@ -40,11 +40,11 @@ class Forecaster:
     """Holds the predictors and the state of every running workflow.
 
     Args:
-        predictor: fitted; without one there are counts, and without those every event is answered with "none".
+        predictor: fitted; without one there is the back-off, and without that every event is answered with "none".
         version: of the predictor in the registry, handed on with each forecast.
-        lengths: says how many output tokens are left; None leaves that to the counts.
+        lengths: says how many output tokens are left; None leaves that to the back-off.
         lengths_version: of that predictor.
-        counts: learn from the events, and answer where a predictor does not; None for no such answers.
+        back_off: counts that learn from the events, and answer where a predictor does not; None for no such answers.
         served_model: what the engine serves; see `NextAgentChampion`.
         max_workflows: states kept; the one longest without an event is dropped first. A dropped workflow that goes on
             is recognised by its step number, where the caller gives one, and gets no forecast; without step numbers
@@ -68,13 +68,14 @@ class Forecaster:
         *,
         lengths: RemainingLengthPredictor | None = None,
         lengths_version: int | None = None,
-        counts: OnlineCounts | None = None,
+        back_off: OnlineCounts | None = None,
         served_model: str | None = None,
         max_workflows: int = 100_000,
         time_to_live_s: float = 600.0,
         budget: Budget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.predictor, self.version, self.max_workflows = predictor, version, max_workflows
         self.counts: Counter[str] = Counter()
         self.counts_of_lengths: Counter[str] = Counter()
         self.expired = self.dropped = 0
@@ -83,11 +84,11 @@ class Forecaster:
             for kind, number in (("next-agent", version), ("remaining-length", lengths_version))
         ]
         self.guards = dict(zip(("next-agent", "remaining-length"), guards, strict=True))
-        self._nobody = predictor is None and lengths is None and counts is None
+        self._nobody = predictor is None and lengths is None and back_off is None
         self._answers = Answers(
             NextAgentChampion(predictor, version, served_model) if predictor is not None else None,
             LengthChampion(lengths, lengths_version) if lengths is not None else None,
-            counts,
+            back_off,
             *guards,
         )
         self._clock = clock

@@ -1,6 +1,7 @@
 """Both predictors, the counts behind them, and what happens to workflows and predictors that misbehave."""
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -72,7 +73,7 @@ def test_tokens_left_are_those_of_the_whole_prefix(
 
 
 def test_without_models_the_counts_answer_once_they_have_seen_enough() -> None:
-    forecaster = Forecaster(None, counts=OnlineCounts(BackoffConfig(min_evidence=6)), clock=Clock())
+    forecaster = Forecaster(None, back_off=OnlineCounts(BackoffConfig(min_evidence=6)), clock=Clock())
     first = walk(forecaster, "w-0")
     assert {live.source for live in first} == {"none"}
     assert first[0].reason == NO_MODEL
@@ -90,7 +91,7 @@ def test_without_models_the_counts_answer_once_they_have_seen_enough() -> None:
 def test_counts_that_have_seen_more_go_before_a_model_that_knows_too_little(
     predictor: NextAgentPredictor, lengths: RemainingLengthPredictor
 ) -> None:
-    forecaster = Forecaster(predictor, 3, lengths=lengths, counts=OnlineCounts(), clock=Clock())
+    forecaster = Forecaster(predictor, 3, lengths=lengths, back_off=OnlineCounts(), clock=Clock())
     assert walk(forecaster, "w-0")[0].source == "back-off"
     for number in range(1, 8):
         last = walk(forecaster, f"w-{number}")[0]
@@ -103,7 +104,7 @@ def test_counts_that_have_seen_more_go_before_a_model_that_knows_too_little(
 
 
 def test_where_the_model_errs_the_counts_answer_and_say_why(predictor: NextAgentPredictor) -> None:
-    forecaster = Forecaster(predictor, 3, counts=OnlineCounts(), clock=Clock())
+    forecaster = Forecaster(predictor, 3, back_off=OnlineCounts(), clock=Clock())
     for number in range(8):
         walk(forecaster, f"w-{number}", ("planner", "coder"), "retry")
     forecaster.on_prefill("retry", "w", "planner", prefill_state=np.zeros(3))
@@ -193,7 +194,7 @@ def test_a_late_predictor_is_switched_off(predictor: NextAgentPredictor) -> None
 def test_the_silent_end_and_who_comes_back_is_recognised(predictor: NextAgentPredictor) -> None:
     clock = Clock()
     counts = OnlineCounts(BackoffConfig(min_evidence=1))
-    forecaster = Forecaster(predictor, counts=counts, time_to_live_s=60.0, clock=clock)
+    forecaster = Forecaster(predictor, back_off=counts, time_to_live_s=60.0, clock=clock)
     forecaster.on_prefill("odd", "silent", "draft", step=0)
     forecaster.on_completion("odd", "silent", output_tokens=7)
     clock.now = 59.0
@@ -210,7 +211,7 @@ def test_the_silent_end_and_who_comes_back_is_recognised(predictor: NextAgentPre
 
 def test_a_workflow_that_is_cut_teaches_no_end() -> None:
     counts = OnlineCounts(BackoffConfig(min_evidence=1))
-    forecaster = Forecaster(None, counts=counts, clock=Clock())
+    forecaster = Forecaster(None, back_off=counts, clock=Clock())
     forecaster.on_prefill("odd", "w", "draft")
     forecaster.on_completion("odd", "w", output_tokens=7)
     forecaster.close("odd", "w", cut=True)
@@ -234,3 +235,27 @@ def test_states_of_another_served_model_are_left_out_and_it_is_said(predictor: N
         live = Forecaster(learnt, served_model=served, clock=Clock()).on_prefill(*ids, prefill_state=state)
         assert (live.source, live.reason) == ("champion", reason)
         assert np.array_equal(live.probabilities, wanted.probabilities)
+
+
+def test_one_event_ends_a_few_silent_workflows_and_the_next_ones_the_rest() -> None:
+    clock = Clock()
+    forecaster = Forecaster(None, back_off=OnlineCounts(), time_to_live_s=1.0, clock=clock)
+    for number in range(20):
+        forecaster.on_prefill("odd", f"w-{number}", "draft")
+    clock.now = 2.0
+    left = []
+    for _ in range(3):
+        forecaster.on_prefill("odd", "new", "draft")
+        left.append(len(forecaster))
+    assert left == [13, 5, 1]
+    assert (forecaster.expired, forecaster.dropped) == (20, 0)
+
+
+def test_no_text_of_a_request_is_kept(predictor: NextAgentPredictor, lengths: RemainingLengthPredictor) -> None:
+    texts = ["a prompt " * 20, "a system prompt " * 20, "an answer " * 20]
+    forecaster = Forecaster(predictor, lengths=lengths, back_off=OnlineCounts(), clock=Clock())
+    before = [sys.getrefcount(text) for text in texts]
+    for name in ("w", "v"):
+        forecaster.on_prefill("retry", name, "planner", input_text=texts[0], system_prompt=texts[1])
+        forecaster.on_completion("retry", name, output_text=texts[2])
+    assert [sys.getrefcount(text) for text in texts] == before

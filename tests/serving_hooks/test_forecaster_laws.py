@@ -82,7 +82,7 @@ def test_law_no_sequence_of_events_raises_or_is_kept(
     forecaster = Forecaster(
         predictor,
         lengths=lengths_of(tiny.store),
-        counts=counts,
+        back_off=counts,
         max_workflows=MOST,
         time_to_live_s=60.0,
         clock=clock,
