@@ -5,7 +5,8 @@
     │   ├── TraceError               a trace, or a table of outcomes, breaks its schema: names file, row and column
     │   ├── ConfigurationError       an option or a configuration file is not what a command takes
     │   ├── ArtefactError            a model folder is missing a file, altered, or of an unknown version
-    │   └── RegistryError            the registry is down, or has no such model, version or alias
+    │   ├── RegistryError            the registry is down, or has no such model, version or alias
+    │   └── EngineError              the engine beside us is not one the hooks know
     └── OutputError (OSError)        a result could not be written (disk full, no permission): exit code 2
 
 A gate that refuses a promotion is not an error: the command returns a verdict and exits with 3.
@@ -34,6 +35,10 @@ class ArtefactError(InputError):
 
 class RegistryError(InputError):
     """The registry cannot be reached, or does not hold what was asked for."""
+
+
+class EngineError(InputError):
+    """The serving engine is not one the hooks know."""
 
 
 class OutputError(PresageError, OSError):

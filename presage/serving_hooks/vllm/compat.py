@@ -1,0 +1,333 @@
+"""What of vLLM the hooks stand on: the only file that names its private API.
+
+vLLM promises plugin groups and `--scheduler-cls`; it does not promise what a scheduler looks like inside. So all that
+is relied on is listed here, compared with the vLLM that is installed, and an engine that differs is refused with the
+list of differences, before it serves anything. Signatures do not prove meaning: that the hooks do what they should is
+shown by the tests on the real scheduler.
+
+The seams translate vLLM's private calls into events of ours: a request leaves, blocks are filled, blocks are found.
+They add to a live object's class, not replace the object, so references that connectors hold stay valid.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from presage.errors import EngineError
+
+WINDOW: Final = "0.32"
+"""Versions read and tested, all patches of it."""
+
+SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "vllm.v1.core.sched.scheduler:Scheduler.add_request": ("self", "request"),
+    "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("self", "throttle_prefills"),
+    "vllm.v1.core.sched.scheduler:Scheduler._free_request": ("self", "request", "delay_free_blocks"),
+    "vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule": ("self", "throttle_prefills"),
+    "vllm.v1.core.sched.request_queue:create_request_queue": ("policy",),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots": (
+        "self",
+        "request",
+        "num_new_tokens",
+        "num_new_computed_tokens",
+        "new_computed_blocks",
+    ),
+    "vllm.v1.core.block_pool:BlockPool.cache_full_blocks": (
+        "self",
+        "request",
+        "blocks",
+        "num_cached_blocks",
+        "num_full_blocks",
+    ),
+    "vllm.v1.core.block_pool:BlockPool.evict_blocks": ("self", "block_ids"),
+    "vllm.v1.core.block_pool:BlockPool.reset_prefix_cache": ("self",),
+}
+"""Functions that are called or overridden, with their leading parameters."""
+
+METHODS: Final[Mapping[str, frozenset[str]]] = {
+    "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": frozenset(
+        {
+            "popleft",
+            "popleft_n",
+            "remove",
+            "append",
+            "append_n",
+            "prepend_n",
+            "get_all_free_blocks",
+            "iter_blocks_after",
+        }
+    ),
+    "vllm.v1.core.sched.request_queue:RequestQueue": frozenset(
+        {
+            "add_request",
+            "pop_request",
+            "peek_request",
+            "prepend_request",
+            "prepend_requests",
+            "remove_request",
+            "remove_requests",
+        }
+    ),
+}
+"""Classes that others stand in for: exactly these public methods, since one more would be one nobody answers."""
+
+ATTRIBUTES: Final = (
+    "requests",
+    "running",
+    "waiting",
+    "kv_holding_waiting",
+    "policy.value",
+    "cache_config.enable_prefix_caching",
+    "vllm_config.additional_config",
+    "kv_cache_manager.block_pool.blocks",
+    "kv_cache_manager.block_pool.free_block_queue.num_free_blocks",
+)
+"""Of a live scheduler; they come into being in constructors, so only an instance shows them."""
+
+
+class Block(Protocol):
+    """A KV-cache block, as far as it is read."""
+
+    block_id: int
+    block_hash: Any
+
+
+class FreeQueue(Protocol):
+    """vLLM's queue of free blocks, the first to be given up in front."""
+
+    num_free_blocks: int
+
+    def popleft_n(self, n: int) -> list[Any]: ...  # noqa: D102
+    def remove(self, block: Any) -> None: ...  # noqa: D102
+    def append_n(self, blocks: list[Any]) -> None: ...  # noqa: D102
+    def prepend_n(self, blocks: list[Any]) -> None: ...  # noqa: D102
+    def get_all_free_blocks(self) -> list[Any]: ...  # noqa: D102
+
+
+class BlockEvents(Protocol):
+    """Who is told what happens to blocks. Must not raise."""
+
+    def allocated(self, request: Any, found: Sequence[Block]) -> None:
+        """The request begins or resumes: it has its slots, and `found` of its prompt were in the cache."""
+
+    def filled(self, request: Any, blocks: Sequence[Block]) -> None:
+        """The request has written these blocks and the cache knows them now."""
+
+    def lost(self, blocks: Iterable[int]) -> None:
+        """The cache does not know the contents of these blocks any more."""
+
+
+def differences(version: str | None = None, load: Callable[[str], Any] = importlib.import_module) -> list[str]:
+    """How the vLLM at hand differs from the one the hooks know, one line each; empty if it does not.
+
+    Args:
+        version: of vLLM; None asks the installation.
+        load: imports a module by name.
+    """
+    found = []
+    version = version if version is not None else _installed()
+    if version is None:
+        return ["vLLM is not installed"]
+    if version != WINDOW and not version.startswith(WINDOW + "."):
+        found.append(f"version {version} is outside {WINDOW}.*")
+    for name, wanted in SIGNATURES.items():
+        function = _find(name, load)
+        if function is None:
+            found.append(f"{name} is not there")
+            continue
+        given = tuple(inspect.signature(function).parameters)[: len(wanted)]
+        if given != wanted:
+            found.append(f"{name} takes ({', '.join(given)}), not ({', '.join(wanted)})")
+    for name, methods in METHODS.items():
+        kind = _find(name, load)
+        if kind is None:
+            found.append(f"{name} is not there")
+            continue
+        public = {method for method, value in vars(kind).items() if inspect.isfunction(value) and method[0] != "_"}
+        found += [f"{name} has {method}, which is unknown" for method in sorted(public - methods)]
+        found += [f"{name} has no {method}" for method in sorted(methods - public)]
+    return found
+
+
+def check(version: str | None = None, load: Callable[[str], Any] = importlib.import_module) -> None:
+    """Refuses a vLLM that is not the one the hooks know.
+
+    Raises:
+        EngineError: with all differences.
+    """
+    _refuse(differences(version, load))
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuses a scheduler without what the hooks reach for.
+
+    Raises:
+        EngineError: with all that is missing.
+    """
+    _refuse([f"a scheduler has no {path}" for path in ATTRIBUTES if not _has(scheduler, path)])
+
+
+def _refuse(found: list[str]) -> None:
+    if found:
+        listed = "\n  ".join(found)
+        raise EngineError(
+            f"this vLLM is not one the hooks were written for; install vllm {WINDOW}.*, or leave --scheduler-cls "
+            f"out to run without Presage. What differs:\n  {listed}"
+        )
+
+
+def _installed() -> str | None:
+    try:
+        module = importlib.import_module("vllm")
+    except ImportError:
+        return None
+    return str(module.__version__)
+
+
+def _find(name: str, load: Callable[[str], Any]) -> Any:
+    module, path = name.split(":")
+    try:
+        found = load(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return found
+
+
+def _has(found: Any, path: str) -> bool:
+    for part in path.split("."):
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+class SchedulerSeam:
+    """Goes before a vLLM scheduler class: tells when a request leaves, however it ends."""
+
+    def request_left(self, request: Any) -> None:
+        """The request has finished or was aborted; its blocks are free. Must not raise."""
+        raise NotImplementedError
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        self.request_left(request)
+        return answer
+
+
+class _PoolSeam:
+    presage_events: BlockEvents
+
+    def cache_full_blocks(
+        self, request: Any, blocks: list[Any], num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any
+    ) -> None:
+        super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)  # type: ignore[misc]
+        if num_cached_blocks < num_full_blocks:
+            written = [block for block in blocks[num_cached_blocks:num_full_blocks] if block.block_hash is not None]
+            self.presage_events.filled(request, written)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        super().evict_blocks(block_ids)  # type: ignore[misc]
+        self.presage_events.lost(block_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        done = bool(super().reset_prefix_cache())  # type: ignore[misc]
+        if done:
+            self.presage_events.lost(range(len(self.blocks)))  # type: ignore[attr-defined]
+        return done
+
+
+class _ManagerSeam:
+    presage_events: BlockEvents
+
+    def allocate_slots(
+        self,
+        request: Any,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        given = super().allocate_slots(  # type: ignore[misc]
+            request, num_new_tokens, num_new_computed_tokens, new_computed_blocks, *args, **kwargs
+        )
+        if given is not None and new_computed_blocks is not None:
+            found = [block for group in new_computed_blocks.blocks for block in group if not block.is_null]
+            self.presage_events.allocated(request, found)
+        return given
+
+
+def requests(scheduler: Any) -> Mapping[str, Any]:
+    """All requests in the engine, by id."""
+    found: Mapping[str, Any] = scheduler.requests
+    return found
+
+
+def additional_config(scheduler: Any) -> object:
+    """What the operator gave as `--additional-config`."""
+    return scheduler.vllm_config.additional_config
+
+
+def by_priority(scheduler: Any) -> bool:
+    """Whether vLLM runs, and preempts, by the number a client gave as `priority`."""
+    return bool(scheduler.policy.value == "priority")
+
+
+def caches_prefixes(scheduler: Any) -> bool:
+    """Whether what free blocks hold is of use to anybody."""
+    return bool(scheduler.cache_config.enable_prefix_caching)
+
+
+def block_pool(scheduler: Any) -> Any:
+    """The pool of KV-cache blocks of a scheduler: `blocks`, and the queue of those that are free."""
+    return scheduler.kv_cache_manager.block_pool
+
+
+def free_queue(scheduler: Any) -> Any:
+    """The queue of free blocks that stands now."""
+    return block_pool(scheduler).free_block_queue
+
+
+def hook_blocks(scheduler: Any, queue: Any, events: BlockEvents) -> None:
+    """From now on `queue` is the queue of free blocks, and `events` hears of blocks."""
+    manager, pool = scheduler.kv_cache_manager, block_pool(scheduler)
+    pool.free_block_queue = queue
+    for live, seam in ((pool, _PoolSeam), (manager, _ManagerSeam)):
+        live.presage_events = events
+        live.__class__ = type(f"Presage{type(live).__name__}", (seam, type(live)), {})
+
+
+def hook_waiting(scheduler: Any, queue: Callable[[], Any]) -> None:
+    """Both queues of waiting requests are made by `queue` from now on; who waits already comes along."""
+    for name in ("waiting", "kv_holding_waiting"):
+        fresh = queue()
+        for request in getattr(scheduler, name):
+            fresh.add_request(request)
+        setattr(scheduler, name, fresh)
+
+
+def own_waiting(scheduler: Any) -> None:
+    """Both queues of waiting requests are vLLM's own again, the preempted in front. Between two iterations only."""
+    from vllm.v1.core.sched.request_queue import create_request_queue
+
+    for name in ("waiting", "kv_holding_waiting"):
+        own = create_request_queue(scheduler.policy)
+        waiting = list(getattr(scheduler, name))
+        for request in sorted(waiting, key=lambda r: (not r.num_preemptions, r.arrival_time, r.request_id)):
+            own.add_request(request)
+        setattr(scheduler, name, own)
+
+
+def waiting_queues(scheduler: Any) -> tuple[Any, Any]:
+    """The queues of waiting requests: those without blocks, those that hold blocks."""
+    return scheduler.waiting, scheduler.kv_holding_waiting
+
+
+def completed(request: Any) -> bool:
+    """Whether a request that has left had its last token, and was neither aborted nor failed."""
+    return str(request.get_finished_reason()) in ("stop", "length", "repetition")
