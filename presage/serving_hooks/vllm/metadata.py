@@ -1,0 +1,150 @@
+"""Which step of which workflow a request is: read out of what its client sent along.
+
+The names are those of `vllm_xargs` (`workflow_type`, `workflow_id`, `agent`, `step`, `workflow_end`, `session_id`)
+and those of Pythia's `app_metadata` (`workflow_type_id`, `agent_id`), flat or nested under that name. A session
+without a workflow id is a workflow of its own.
+
+What comes here was written by anybody who can send a request: nothing of it raises, nothing of it is printed, and what
+is not a short, printable name is left out and counted. A name is never cut: two long ones would become one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+MAX_NAME: Final = 256
+"""Characters of a name; longer ones are left out."""
+
+MAX_STEP: Final = 2**31 - 1
+
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "workflow_type": ("workflow_type", "workflow_type_id"),
+    "workflow_id": ("workflow_id",),
+    "agent": ("agent", "agent_id"),
+    "session_id": ("session_id",),
+}
+_YES: Final = frozenset({"true", "1", "yes"})
+_NO: Final = frozenset({"false", "0", "no", ""})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request as a step of a workflow.
+
+    Attributes:
+        workflow_type: the application; "" if the client did not say.
+        workflow_id: one run of it.
+        agent: the role; "" if the client did not say.
+        number: of the step in its workflow, from 0, if the client said.
+        last: the client says that the workflow ends with this step.
+    """
+
+    workflow_type: str
+    workflow_id: str
+    agent: str
+    number: int | None = None
+    last: bool = False
+
+    @property
+    def workflow(self) -> str:
+        """One name for workflow type and id. Names hold no control characters, so no two of them collide."""
+        return workflow_key(self.workflow_type, self.workflow_id)
+
+
+def workflow_key(workflow_type: str, workflow_id: str) -> str:
+    """The name by which policies know a workflow."""
+    return f"{workflow_type}\0{workflow_id}"
+
+
+def read(extra_args: object, session_id: object, counts: Counter[str]) -> Step | None:
+    """The step a request is, or None where it belongs to no workflow.
+
+    Args:
+        extra_args: `sampling_params.extra_args` of the request, anything at all.
+        session_id: as vLLM has it from the request or its header.
+        counts: how often what was left out, by "name: reason"; a closed set of keys.
+    """
+    sent = _sent(extra_args, counts)
+    names = {field: _first(sent, field, keys, counts) for field, keys in _NAMES.items()}
+    session = names["session_id"] or _name(session_id, "session_id", counts)
+    workflow_id = names["workflow_id"] or session
+    if workflow_id is None:
+        if names["workflow_type"] or names["agent"]:
+            counts["workflow_id: missing"] += 1
+        return None
+    return Step(
+        workflow_type=names["workflow_type"] or "",
+        workflow_id=workflow_id,
+        agent=names["agent"] or "",
+        number=_number(sent.get("step"), counts),
+        last=_flag(sent.get("workflow_end"), counts),
+    )
+
+
+def _sent(extra_args: object, counts: Counter[str]) -> Mapping[Any, Any]:
+    """The flat names, and behind them the nested ones."""
+    if extra_args is None:
+        return {}
+    if not isinstance(extra_args, dict):
+        counts["extra_args: wrong type"] += 1
+        return {}
+    nested = extra_args.get("app_metadata")
+    if nested is None:
+        return extra_args
+    if not isinstance(nested, dict):
+        counts["app_metadata: wrong type"] += 1
+        return extra_args
+    return {**nested, **extra_args}
+
+
+def _first(sent: Mapping[Any, Any], field: str, keys: tuple[str, ...], counts: Counter[str]) -> str | None:
+    for key in keys:
+        found = _name(sent.get(key), field, counts)
+        if found is not None:
+            return found
+    return None
+
+
+def _name(value: object, field: str, counts: Counter[str]) -> str | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
+        return str(value)
+    if not isinstance(value, str):
+        counts[f"{field}: wrong type"] += 1
+        return None
+    if len(value) > MAX_NAME:
+        counts[f"{field}: too long"] += 1
+        return None
+    if not value.isprintable():
+        counts[f"{field}: not printable"] += 1
+        return None
+    return value
+
+
+def _number(value: object, counts: Counter[str]) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and len(value) <= 10 and value.isascii() and value.isdigit():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP:
+        return value
+    counts["step: no number from 0"] += 1
+    return None
+
+
+def _flag(value: object, counts: Counter[str]) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    word = str(value).lower() if isinstance(value, str | int) and not _long(value) else None
+    if word in _YES or word in _NO:
+        return word in _YES
+    counts["workflow_end: neither true nor false"] += 1
+    return False
+
+
+def _long(value: str | int) -> bool:
+    return len(value) > MAX_NAME if isinstance(value, str) else value.bit_length() > 64

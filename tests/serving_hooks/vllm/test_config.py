@@ -1,0 +1,82 @@
+"""Settings have defaults, each policy its switch, and what nobody knows is refused in one sentence."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from presage.errors import ConfigurationError
+from presage.serving_hooks.policies.eviction import EvictionConfig
+from presage.serving_hooks.policies.priority import PriorityConfig
+from presage.serving_hooks.policies.score import ScoreConfig
+from presage.serving_hooks.vllm.config import PresageConfig, read_config
+from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
+
+
+@pytest.mark.parametrize("additional", [None, {}, {"other": 1}, {"presage": {}}, "a hash"])
+def test_what_is_not_said_is_the_policies_own_default(additional: Any) -> None:
+    config = read_config(additional)
+    assert (config.priority, config.eviction, config.forecasts) == (True, True, None)
+    assert config.priority_settings() == PriorityConfig()
+    assert config.score_settings() == ScoreConfig()
+    assert config.eviction_settings() == EvictionConfig()
+
+
+def test_what_is_said_arrives() -> None:
+    said = {"starved_after": 7, "quantum": 3, "horizon": 2, "gamma": 0.5, "tie": 0.0, "learn_sharing": False}
+    config = read_config({"presage": {**said, "eviction": False, "time_to_live_s": 60}})
+    assert config.priority_settings() == PriorityConfig(7, 3)
+    assert config.score_settings() == ScoreConfig(2, 0.5)
+    assert config.eviction_settings() == EvictionConfig(0.0, False)
+    assert (config.eviction, config.priority, config.time_to_live_s) == (False, True, 60)
+
+
+def test_an_unknown_key_is_one_clear_error() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read_config({"presage": {"evictoin": True, "gamma": 2, "quantum": "many"}})
+    said = str(refused.value)
+    assert "presage.evictoin is unknown; there are eviction, forecasts, gamma" in said
+    assert "presage.gamma is 2: input should be less than or equal to 1" in said
+    assert "presage.quantum is 'many'" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("given_", [[], "on", 3, {"time_to_live_s": float("inf")}, {"forecasts": "no function"}])
+def test_what_is_no_object_or_no_good_value_is_refused(given_: Any) -> None:
+    with pytest.raises(ConfigurationError, match="additional_config: presage"):
+        read_config({"presage": given_})
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(list(PresageConfig.model_fields)), st.none() | st.text() | st.floats() | st.integers()
+    )
+)
+def test_whatever_is_accepted_the_policies_accept_too(said: dict[str, Any]) -> None:
+    try:
+        config = read_config({"presage": said})
+    except ConfigurationError:
+        return
+    config.priority_settings(), config.score_settings(), config.eviction_settings()
+
+
+def test_every_setting_is_explained() -> None:
+    assert all(field.description for field in PresageConfig.model_fields.values())
+
+
+def nothing() -> Forecasts:
+    return Forecasts()
+
+
+def something_else() -> int:
+    return 3
+
+
+def test_forecasts_come_from_the_function_that_is_named() -> None:
+    assert load_forecasts(None) == load_forecasts(f"{__name__}:nothing") == Forecasts()
+    for name, said in (("something_else", "returns a int"), ("missing", "cannot be loaded")):
+        with pytest.raises(ConfigurationError, match=said):
+            load_forecasts(f"{__name__}:{name}")
+    with pytest.raises(ConfigurationError, match="cannot be loaded"):
+        load_forecasts("no_such_package.at_all:make")
