@@ -1,0 +1,191 @@
+"""The scored order of free blocks in place of vLLM's: the same methods, and who touched which block.
+
+vLLM's own queue stays underneath and hears of everything; the order of policies/eviction.py only says which block to
+take out of it next. So the order can be wrong, or fail, and no block is lost or given away twice: what it names and
+vLLM does not have as free ends the scored order, and the rest comes from vLLM's queue as ever. The price is one more
+step a block.
+
+Requests without a workflow are, all of them, one pseudo-workflow that is worth nothing to the forecasts: their blocks
+come after all retired ones and before all that an active workflow is expected to touch, among themselves the least
+recently used first, which is vLLM's own rule. An engine that serves no workflows therefore evicts as vLLM does.
+(A pseudo-workflow for each request would turn the rule "fewer users first" into a count of uses, and blocks of long
+conversations that are over would stay for ever.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
+from presage.serving_hooks.policies.score import Lookahead
+from presage.serving_hooks.vllm.compat import Block, FreeQueue
+from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.switch import Switch
+
+NO_WORKFLOW: Final = ""
+"""The pseudo-workflow; no workflow has this name, since all of theirs hold a separator."""
+
+_NOTHING: Final = Lookahead({}, (), ())
+
+
+class ScoredBlocks:
+    """Free blocks by score, with the methods of vLLM's free-block queue, and the attribution of blocks to workflows.
+
+    Args:
+        queue: vLLM's queue as it stands.
+        blocks: all blocks of the pool, each at its id.
+        config: of the order.
+        step_of: the step a request is, by request id; None for one without a workflow.
+        switch: off once the order has failed.
+    """
+
+    def __init__(
+        self,
+        queue: FreeQueue,
+        blocks: Sequence[Any],
+        config: EvictionConfig,
+        step_of: Callable[[str], Step | None],
+        switch: Switch,
+    ) -> None:
+        self.switch = switch
+        self._queue = queue
+        self._blocks = blocks
+        self._step_of = step_of
+        self._begun: set[str] = set()
+        self._owned = bytearray(len(blocks))
+        self._order = FreeOrder(len(blocks), config)
+        self._order.append(block.block_id for block in queue.get_all_free_blocks())
+        self._order.forecast("", NO_WORKFLOW, _NOTHING)
+
+    # What vLLM's pool calls.
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free blocks."""
+        return self._queue.num_free_blocks
+
+    def popleft(self) -> Any:
+        """The next free block to be given up.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if not self._queue.num_free_blocks:
+            raise ValueError("No free blocks available")  # vLLM's words
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[Any]:
+        """The next n free blocks to be given up."""
+        given: list[Any] = []
+        if self.switch.on and n <= self._queue.num_free_blocks:
+            try:
+                for block_id in self._order.pop(n):
+                    block = self._blocks[block_id]
+                    self._queue.remove(block)  # raises where the block is not free
+                    given.append(block)
+                    self._owned[block_id] = 0
+            except Exception as error:
+                self.switch.off(error)
+        return given + self._queue.popleft_n(n - len(given)) if len(given) < n else given
+
+    def remove(self, block: Any) -> None:
+        """A free block is in use again."""
+        self._queue.remove(block)
+        self.switch.attempt(self._order.remove, block.block_id)
+
+    def append(self, block: Any) -> None:
+        """A block is free, and keeps what it holds until it is given up."""
+        self.append_n([block])
+
+    def append_n(self, blocks: list[Any]) -> None:
+        """These blocks are free, and keep what they hold until they are given up."""
+        self._queue.append_n(blocks)
+        self.switch.attempt(self._freed, blocks)
+
+    def prepend_n(self, blocks: list[Any]) -> None:
+        """These blocks are free and hold nothing."""
+        self._queue.prepend_n(blocks)
+        self.switch.attempt(self._freed_blank, [block.block_id for block in blocks])
+
+    def get_all_free_blocks(self) -> list[Any]:
+        """All free blocks, the next to be given up first."""
+        if self.switch.on:
+            try:
+                return [self._blocks[block_id] for block_id in self._order]
+            except Exception as error:
+                self.switch.off(error)
+        return self._queue.get_all_free_blocks()
+
+    def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
+        """Free blocks in the order they are given up, those after `cursor`; all, if it is None or not free."""
+        blocks = self.get_all_free_blocks()
+        at = next((i for i, block in enumerate(blocks) if block is cursor), -1)
+        return iter(blocks[at + 1 :])
+
+    # What the hooks of the pool and the manager tell.
+
+    def allocated(self, request: Any, found: Sequence[Block]) -> None:
+        """A request begins or resumes, with these blocks of its prompt found."""
+        self.switch.attempt(self._found, request.request_id, found)
+
+    def filled(self, request: Any, blocks: Sequence[Block]) -> None:
+        """A request has written blocks that the cache knows now."""
+        self.switch.attempt(self._written, request.request_id, blocks)
+
+    def lost(self, blocks: Iterable[int]) -> None:
+        """What these blocks held is not in the cache any more, be they free or in use."""
+        self.switch.attempt(self._disown, blocks)
+
+    # What is known of workflows.
+
+    def forecast(self, step: Step, lookahead: Lookahead) -> None:
+        """A new forecast of the workflow that `step` belongs to."""
+        self.switch.attempt(self._order.forecast, step.workflow_type, step.workflow, lookahead)
+
+    def left(self, request_id: str) -> None:
+        """A request has left the engine."""
+        self._begun.discard(request_id)
+
+    def end(self, workflow: str) -> None:
+        """A workflow has ended."""
+        self.switch.attempt(self._order.end, workflow)
+
+    # What the switch guards.
+
+    def _found(self, request_id: str, found: Sequence[Block]) -> None:
+        step = self._step_of(request_id)
+        if step is None or request_id in self._begun:
+            self._written(request_id, found)
+            return
+        self._begun.add(request_id)
+        ids = self._own(found)
+        self._order.found(step.workflow_type, step.workflow, step.agent, ids)
+
+    def _written(self, request_id: str, blocks: Sequence[Block]) -> None:
+        step = self._step_of(request_id)
+        ids = self._own(blocks)
+        self._order.filled(step.workflow if step else NO_WORKFLOW, step.agent if step else "", ids)
+
+    def _freed(self, blocks: Sequence[Block]) -> None:
+        # What the cache knows and nobody has claimed came by a way we do not watch, a partial block for one.
+        strays = [block for block in blocks if not self._owned[block.block_id] and block.block_hash is not None]
+        if strays:
+            self._order.filled(NO_WORKFLOW, "", self._own(strays))
+        self._order.append([block.block_id for block in blocks])
+
+    def _freed_blank(self, ids: list[int]) -> None:
+        self._disown(ids)
+        self._order.append(ids)
+
+    def _own(self, blocks: Sequence[Block]) -> list[int]:
+        ids = [block.block_id for block in blocks]
+        for block_id in ids:
+            self._owned[block_id] = 1
+        return ids
+
+    def _disown(self, ids: Iterable[int]) -> None:
+        lost = [block_id for block_id in ids if self._owned[block_id]]
+        for block_id in lost:
+            self._owned[block_id] = 0
+        self._order.forget(lost)

@@ -1,0 +1,178 @@
+"""vLLM's schedulers with the policies in them: `--scheduler-cls presage.serving_hooks.vllm.scheduler.PresageScheduler`.
+
+The policies choose among what vLLM would do anyway: which waiting request first, which free block to give up. They
+change no token, start and stop no request. Each can be switched off by configuration, and switches itself off when it
+fails.
+
+Not done here: hidden states for the forecasts, prefetch, admission.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.blocks import ScoredBlocks
+from presage.serving_hooks.vllm.config import PresageConfig, read_config
+from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
+from presage.serving_hooks.vllm.metadata import Step, read
+from presage.serving_hooks.vllm.priorities import Priorities
+from presage.serving_hooks.vllm.switch import Switch
+from presage.serving_hooks.vllm.waiting import WaitingQueue
+from presage.serving_hooks.vllm.workflows import Workflows
+
+compat.check()
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402 -- once we know that it is there
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+
+
+class Policies(compat.SchedulerSeam):
+    """Goes before a vLLM scheduler class.
+
+    Raises:
+        ConfigurationError: when the engine starts, if `additional_config["presage"]` is no good.
+        EngineError: when the engine starts, if this scheduler is not the one the hooks know.
+    """
+
+    clock: ClassVar[Callable[[], float]] = time.monotonic
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        compat.check_scheduler(self)
+        config = read_config(compat.additional_config(self))
+        forecasts = self.forecasts(config)
+        self._iteration = 0
+        self._counts: Counter[str] = Counter()
+        self._workflows = Workflows(
+            forecasts, config.score_settings(), config.time_to_live_s, self._counts, type(self).clock
+        )
+        self._eviction = Switch("eviction", self._counts)
+        self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=(self._eviction,))
+        self._priorities = self._hook_waiting(config, forecasts) if config.priority else None
+        self._scored = self._hook_blocks(config) if config.eviction and compat.caches_prefixes(self) else None
+        self._workflows.retention = self._scored
+
+    def forecasts(self, config: PresageConfig) -> Forecasts:
+        """Who foretells, asked once."""
+        return load_forecasts(config.forecasts)
+
+    def add_request(self, request: Any) -> None:
+        """A request, or the next part of one that streams its input."""
+        if self._acts and request.request_id not in compat.requests(self):
+            self._bookkeeping.attempt(self._arrives, request)
+            if self._priorities is not None:
+                step = self._workflows.step(request.request_id)
+                self._priorities.add(
+                    request,
+                    self._iteration,
+                    step.workflow_type if step else "",
+                    self._workflows.remaining_tokens(request.request_id, request.num_prompt_tokens),
+                )
+        super().add_request(request)  # type: ignore[misc]
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        """One iteration."""
+        if not self._acts:
+            return super().schedule(throttle_prefills)  # type: ignore[misc]
+        self._iteration += 1
+        self._bookkeeping.attempt(self._workflows.expire)
+        self._age()
+        output = super().schedule(throttle_prefills)  # type: ignore[misc]
+        self._bookkeeping.attempt(self._begin, output)
+        if self._priorities is not None:
+            for request_id in self._priorities.selected(output.num_scheduled_tokens, self._iteration):
+                self._priorities.switch.attempt(self._moved, request_id)
+        return output
+
+    def request_left(self, request: Any) -> None:
+        """A request has finished or was aborted."""
+        if not self._acts:
+            return
+        self._bookkeeping.attempt(
+            self._workflows.leaves, request.request_id, compat.completed(request), request.num_output_tokens
+        )
+        if self._scored is not None:
+            self._scored.left(request.request_id)
+        if self._priorities is not None:
+            self._priorities.left(request.request_id)
+
+    def workflow_ended(self, workflow_type: str, workflow_id: str) -> bool:
+        """A workflow will send no more requests; whether it was known."""
+        if not self._bookkeeping.on:
+            return False
+        try:
+            return self._workflows.end(workflow_type, workflow_id)
+        except Exception as error:
+            self._bookkeeping.off(error)
+            return False
+
+    def presage_status(self) -> dict[str, Any]:
+        """Which policies are on, what was counted, and how many workflows are alive."""
+        switches = {"priority": self._priorities, "eviction": self._scored}
+        return {
+            "on": {name: policy is not None and policy.switch.on for name, policy in switches.items()},
+            "workflows": len(self._workflows),
+            "expired": self._workflows.expired,
+            "counts": dict(self._counts),
+        }
+
+    @property
+    def _acts(self) -> bool:
+        return self._priorities is not None or self._scored is not None
+
+    def _hook_waiting(self, config: PresageConfig, forecasts: Forecasts) -> Priorities:
+        switch = Switch("priority", self._counts)
+        priorities = Priorities(config.priority_settings(), forecasts.medians, compat.by_priority(self), switch)
+        compat.hook_waiting(self, lambda: WaitingQueue(priorities.key))
+        return priorities
+
+    def _hook_blocks(self, config: PresageConfig) -> ScoredBlocks:
+        scored = ScoredBlocks(
+            compat.free_queue(self),
+            compat.block_pool(self).blocks,
+            config.eviction_settings(),
+            self._workflows.step,
+            self._eviction,
+        )
+        compat.hook_blocks(self, scored, scored)
+        return scored
+
+    def _arrives(self, request: Any) -> None:
+        sent = request.sampling_params.extra_args if request.sampling_params is not None else None
+        step: Step | None = read(sent, request.session_id, self._counts)
+        if step is not None:
+            self._workflows.arrives(request.request_id, step)
+
+    def _begin(self, output: Any) -> None:
+        for new in output.scheduled_new_reqs:
+            self._workflows.begins(new.req_id, compat.requests(self)[new.req_id].num_prompt_tokens)
+
+    def _moved(self, request_id: str) -> None:
+        if self._priorities is not None:
+            self._priorities.fold(compat.requests(self)[request_id])
+        for queue in compat.waiting_queues(self):
+            queue.moved(request_id)
+
+    def _age(self) -> None:
+        priorities = self._priorities
+        if priorities is None:
+            return
+        for request_id in priorities.age(self._iteration):
+            priorities.switch.attempt(self._moved, request_id)
+        if not priorities.switch.on:
+            for request in compat.requests(self).values():
+                priorities.give_back(request)
+            compat.own_waiting(self)
+            self._priorities = None
+
+
+class PresageScheduler(Policies, AsyncScheduler):  # type: ignore[misc]
+    """The one for `--scheduler-cls`; a plain scheduler would cost an engine its asynchronous scheduling."""
+
+
+class PresageSyncScheduler(Policies, Scheduler):  # type: ignore[misc]
+    """For an engine started with `--no-async-scheduling`."""

@@ -1,0 +1,147 @@
+"""Which requests in the engine are steps of which workflows, what is forecast of them, and when they have ended.
+
+Knows no queues and no blocks: eviction is told forecasts and ends, priority asks for remaining tokens. A source of
+forecasts that raises is switched off; workflows then count as unknown, which is no worse than not asking.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.policies.lifecycle import Lifecycle
+from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
+from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.metadata import Step, workflow_key
+from presage.serving_hooks.vllm.switch import Switch
+
+
+class Retention(Protocol):
+    """Who keeps blocks by forecasts."""
+
+    def forecast(self, step: Step, lookahead: Lookahead) -> None:
+        """A new forecast of the workflow that `step` belongs to."""
+
+    def end(self, workflow: str) -> None:
+        """A workflow has ended."""
+
+
+class Workflows:
+    """Steps in the engine and workflows alive.
+
+    Args:
+        forecasts: who foretells.
+        score: K and γ.
+        time_to_live_s: of a workflow without requests.
+        counts: forecasts by source, and failures.
+        clock: seconds, rising.
+
+    Attributes:
+        retention: told forecasts and ends; None where eviction is vLLM's own.
+    """
+
+    def __init__(
+        self,
+        forecasts: Forecasts,
+        score: ScoreConfig,
+        time_to_live_s: float,
+        counts: Counter[str],
+        clock: Callable[[], float],
+    ) -> None:
+        self.retention: Retention | None = None
+        self._forecasts = forecasts
+        self._score = score
+        self._lifecycle = Lifecycle(time_to_live_s)
+        self._counts = counts
+        self._clock = clock
+        self._steps: dict[str, Step] = {}
+        self._names: dict[str, Step] = {}
+        self._next_agents = Switch("forecasts of next agents", counts)
+        self._remaining = Switch("forecasts of remaining tokens", counts)
+
+    def __len__(self) -> int:
+        return len(self._lifecycle)
+
+    @property
+    def expired(self) -> int:
+        """Workflows that fell silent."""
+        return self._lifecycle.expired
+
+    def step(self, request_id: str) -> Step | None:
+        """What a request in the engine is; None where it belongs to no workflow."""
+        return self._steps.get(request_id)
+
+    def arrives(self, request_id: str, step: Step) -> None:
+        """A request that is a step of a workflow enters the engine."""
+        self._steps[request_id] = self._names[step.workflow] = step
+        self._lifecycle.begin(step.workflow, self._clock())
+
+    def remaining_tokens(self, request_id: str, input_tokens: int) -> float | None:
+        """Output tokens of a step that has just arrived and of all later ones; None if nobody knows."""
+        step, source = self._steps.get(request_id), self._forecasts.remaining
+        if step is None or source is None or not self._remaining.on:
+            return None
+        try:
+            return source.remaining_tokens(step, input_tokens)
+        except Exception as error:
+            self._remaining.off(error)
+            return None
+
+    def begins(self, request_id: str, input_tokens: int) -> None:
+        """A step is selected for the first time. Its prompt is not read yet; only hidden states would wait."""
+        step, source = self._steps.get(request_id), self._forecasts.next_agents
+        if step is not None and source is not None:
+            self._foretell(
+                step,
+                lambda: source.on_prefill(
+                    step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
+                ),
+            )
+
+    def leaves(self, request_id: str, completed: bool, output_tokens: int) -> None:
+        """A request leaves the engine, with its last token or without."""
+        step, source = self._steps.pop(request_id, None), self._forecasts.next_agents
+        if step is None:
+            return
+        self._lifecycle.finish(step.workflow, self._clock())
+        if step.last or step.workflow not in self._lifecycle:
+            self._over(step)  # also one that ended while this request ran: what it touched since goes too
+        elif completed and source is not None:
+            self._foretell(
+                step, lambda: source.on_completion(step.workflow_type, step.workflow_id, output_tokens=output_tokens)
+            )
+
+    def end(self, workflow_type: str, workflow_id: str) -> bool:
+        """Somebody says that a workflow has ended; whether it was alive."""
+        step = self._names.get(workflow_key(workflow_type, workflow_id))
+        if step is not None:
+            self._over(step)
+        return step is not None
+
+    def expire(self) -> None:
+        """Workflows that have been silent too long have ended."""
+        for workflow in self._lifecycle.expire(self._clock()):
+            self._over(self._names[workflow])
+
+    def _over(self, step: Step) -> None:
+        self._names.pop(step.workflow, None)
+        self._lifecycle.end(step.workflow)
+        if self.retention is not None:
+            self.retention.end(step.workflow)
+        if self._forecasts.next_agents is not None:
+            self._next_agents.attempt(self._forecasts.next_agents.close, step.workflow_type, step.workflow_id)
+
+    def _foretell(self, step: Step, ask: Callable[[], LiveForecast]) -> None:
+        if self.retention is None:
+            return
+        seen = UNKNOWN
+        if self._next_agents.on:
+            try:
+                forecast = ask()
+                self._counts[f"forecast: {forecast.source}"] += 1
+                seen = lookahead(forecast.probabilities, forecast.agents, self._score)
+            except Exception as error:
+                self._next_agents.off(error)
+        self.retention.forecast(step, seen)
