@@ -136,7 +136,8 @@ class Engine:
     def run(self, most: int = 100_000) -> None:
         """Until nothing is left to do."""
         for _ in range(most):
-            if not self.scheduler.has_unfinished_requests() and not self._under_way:
+            if not self.scheduler.has_unfinished_requests():
+                self.drain()
                 return
             self.step()
         pytest.fail(f"not done after {most} steps")

@@ -1,0 +1,160 @@
+"""Whatever of ours fails is off from there on, counted and logged; every request is answered all the same."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_fuzz import Guessing, Noise, answered, pressed
+from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
+
+from presage.errors import ConfigurationError
+from presage.features.moment import PREFILL
+from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.policies.eviction import FreeOrder
+from presage.serving_hooks.policies.lifecycle import Lifecycle
+from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
+from presage.serving_hooks.vllm.config import PresageConfig
+from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.scheduler import PresageSyncScheduler
+from presage.serving_hooks.vllm.switch import Switch
+
+pytestmark = pytest.mark.vllm
+SECRET = "what the prompt says"
+
+
+class GuessingSync(Guessing, PresageSyncScheduler):
+    pass
+
+
+def breaks(monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str, after: int = 15) -> None:
+    """From its 15th call on, the method does half of its work and raises."""
+    whole: Callable[..., Any] = getattr(kind, method)
+    calls = [0]
+
+    def half(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] < after:
+            return whole(*args, **kwargs)
+        if calls[0] % 2:
+            whole(*args, **kwargs)
+        raise RuntimeError(SECRET)
+
+    monkeypatch.setattr(kind, method, half)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "off"),
+    [
+        *((FreeOrder, method, {"eviction"}) for method in ("pop", "append", "remove", "found", "filled", "forget")),
+        (FreeOrder, "forecast", {"eviction"}),
+        (FreeOrder, "end", {"eviction"}),
+        *((ShortestTotalJobFirst, method, {"priority"}) for method in ("add", "key", "age", "selected")),
+        (Lifecycle, "begin", {"eviction"}),
+        (Lifecycle, "expire", {"eviction"}),
+        (Noise, "on_prefill", set()),
+        (Noise, "on_completion", set()),
+        (Noise, "close", set()),
+        (Noise, "remaining_tokens", set()),
+    ],
+)
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_policy_that_raises_is_off_and_all_is_served(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[Any],
+    method: str,
+    off: set[str],
+    policy: str,
+) -> None:
+    breaks(monkeypatch, kind, method)
+    settings = {"starved_after": 3, "quantum": 2}
+    engine = Engine(build(tmp_path, GuessingSync, blocks=70, presage=settings, policy=policy))
+    with caplog.at_level(logging.ERROR, logger="presage"):
+        answered(engine, pressed(engine, 400, seed=5))
+    assert everything_is_free(engine.scheduler)
+    status = engine.scheduler.presage_status()
+    assert {name for name, on in status["on"].items() if not on} == off
+    assert any(reason.endswith(": RuntimeError") for reason in status["counts"])
+    assert "is off from here on: RuntimeError" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_an_order_that_names_a_block_in_use_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = FreeOrder.pop
+
+    def doubled(self: FreeOrder, n: int) -> list[int]:
+        given = whole(self, n)
+        return given if n < 3 else [*given[:-1], given[0]]
+
+    monkeypatch.setattr(FreeOrder, "pop", doubled)
+    engine = Engine(build(tmp_path, GuessingSync, blocks=70))
+    answered(engine, pressed(engine, 200, seed=6))
+    assert everything_is_free(engine.scheduler)
+    assert not engine.scheduler.presage_status()["on"]["eviction"]
+
+
+class Wrong:
+    """Forecasts of any shape."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def on_prefill(self, *_: object, **__: object) -> Any:
+        return LiveForecast("champion", 1, PREFILL, self.rows, ("coder",), 1)
+
+    on_completion = on_prefill
+
+    def close(self, workflow_type: str, workflow_id: str) -> None:
+        pass
+
+    def remaining_tokens(self, step: object, input_tokens: int) -> Any:
+        return "many"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [np.full((3, 2), np.nan), np.full((3, 2), np.inf), np.zeros((0, 0)), np.full((1, 2), -1e9), None, np.ones(3)],
+)
+def test_forecasts_that_are_none_do_no_harm(tmp_path: Path, rows: Any) -> None:
+    class WrongSync(PresageSyncScheduler):
+        def forecasts(self, config: PresageConfig) -> Forecasts:
+            return Forecasts(Wrong(rows), Wrong(rows))
+
+    engine = Engine(build(tmp_path, WrongSync, blocks=70))
+    answered(engine, pressed(engine, 200, seed=7))
+    assert everything_is_free(engine.scheduler)
+
+
+def test_a_failed_priority_leaves_vllms_own_queues_and_the_clients_own_numbers(tmp_path: Path) -> None:
+    scheduler = build(tmp_path, GuessingSync, blocks=70, policy="priority", seqs=1)
+    for number, priority in enumerate([3, 1, 2]):
+        scheduler.add_request(ask(f"r{number}", [1, 2, 3], 2, arrival=number, priority=priority))
+    scheduler._priorities.switch.off(RuntimeError(SECRET))
+    engine = Engine(scheduler)
+    engine.run()
+    own = build(tmp_path, Scheduler, blocks=70, policy="priority")
+    assert type(scheduler.waiting) is type(own.waiting)
+    assert engine.ended == ["r1", "r2", "r0"]
+
+
+def test_bad_settings_stop_the_engine_before_it_serves(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"presage\.gama is unknown"):
+        build(tmp_path, PresageSyncScheduler, blocks=70, presage={"gama": 0.5})
+
+
+def test_a_switch_takes_with_it_what_cannot_do_without() -> None:
+    from collections import Counter
+
+    counts: Counter[str] = Counter()
+    inner = Switch("inner", counts)
+    outer = Switch("outer", counts, takes=(inner,))
+    inner.attempt(list)
+    assert outer.on
+    outer.attempt(dict, 3)
+    assert (outer.on, inner.on, inner.reason) == (False, False, "TypeError")
+    outer.attempt(dict, 3)
+    assert counts == {"outer: TypeError": 1, "inner: TypeError": 1}

@@ -1,0 +1,160 @@
+"""Random requests, random metadata, aborts and preemptions: every request is answered, every block accounted for."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm_samples import AsyncScheduler, Engine, Request, Scheduler, ask, build, everything_is_free, token
+
+from presage.features.moment import PREFILL
+from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.vllm.config import PresageConfig
+from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.scheduler import PresageScheduler, PresageSyncScheduler
+
+pytestmark = pytest.mark.vllm
+AGENTS = ("coder", "tester", "writer")
+OFF = {"priority": False, "eviction": False}
+
+
+class Noise:
+    """Forecasts by chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = np.random.default_rng(seed)
+
+    def on_prefill(self, *_: object, **__: object) -> LiveForecast:
+        rows = self.draw.dirichlet(np.ones(len(AGENTS) + 1), size=3).astype(np.float32)
+        return LiveForecast("champion", 100, PREFILL, rows, AGENTS, 1)
+
+    on_completion = on_prefill
+
+    def close(self, workflow_type: str, workflow_id: str) -> None:
+        pass
+
+    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
+        return self.draw.choice([0.0, 10.0, 1000.0, math.inf, math.nan, -1.0])
+
+
+class Guessing:
+    def forecasts(self, config: PresageConfig) -> Forecasts:
+        noise = Noise(0)
+        return Forecasts(noise, noise, {"review": 50.0})
+
+
+class GuessingSync(Guessing, PresageSyncScheduler):
+    pass
+
+
+class GuessingAsync(Guessing, PresageScheduler):
+    pass
+
+
+def sent_by(draw: random.Random) -> dict[str, Any]:
+    """Metadata of all kinds, sound and unsound."""
+    kind = draw.random()
+    if kind < 0.25:
+        return {}
+    if kind < 0.3:
+        return {"workflow_id": draw.choice([[], -1.5, "x\n", "y" * 999, None]), "agent": draw.choice([1, None, {}])}
+    return {
+        "workflow_type": draw.choice(["review", "search"]),
+        "workflow_id": f"w{draw.randrange(60)}",
+        "agent": draw.choice([*AGENTS, "stranger"]),
+        "workflow_end": draw.random() < 0.1,
+    }
+
+
+def drawn(draw: random.Random, number: int) -> Request:
+    """A prompt begins with one of a few beginnings, so that requests share blocks."""
+    start, tokens = draw.randrange(12), draw.choice([1, 17, 64, 130, 300])
+    prompt = [(start * 37 + i) % 500 for i in range(tokens)] + [draw.randrange(500) for _ in range(draw.randrange(20))]
+    priority = draw.randrange(-2, 3)
+    return ask(f"r{number}", prompt, draw.randint(1, 12), arrival=number / 10, priority=priority, **sent_by(draw))
+
+
+def pressed(engine: Engine, requests: int, seed: int) -> dict[str, int]:
+    """Serves so many random requests, aborts some; the length of each answer that is due."""
+    draw, due, number = random.Random(seed), {}, 0
+    while number < requests:
+        for _ in range(draw.choice([0, 0, 1, 2, 6])):
+            request = drawn(draw, number)
+            due[request.request_id] = request.max_tokens
+            engine.scheduler.add_request(request)
+            number += 1
+        engine.step()
+        if number and draw.random() < 0.1:
+            name = f"r{draw.randrange(number)}"
+            if name not in engine.ended:
+                engine.abort(name)
+                due.pop(name, None)
+        if draw.random() < 0.002:
+            engine.drain()
+            engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.run()
+    return due
+
+
+def answered(engine: Engine, due: dict[str, int]) -> None:
+    for name, tokens in due.items():
+        assert engine.said[name] == [token(name)] * tokens
+    assert len(engine.ended) == len(set(engine.ended))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize(("kind", "ahead"), [(GuessingSync, False), (GuessingAsync, True)])
+def test_every_request_is_answered_and_every_block_accounted_for(
+    tmp_path: Path, kind: type[Any], ahead: bool, policy: str
+) -> None:
+    said = {"starved_after": 5, "quantum": 3, "time_to_live_s": 0.05}
+    engine = Engine(build(tmp_path, kind, blocks=70, presage=said, policy=policy), ahead)
+    answered(engine, pressed(engine, 2500, seed=1))
+    assert sum(len(preempted) for *_, preempted in engine.log) > 20
+    assert everything_is_free(engine.scheduler)
+    status = engine.scheduler.presage_status()
+    assert status["on"] == {"priority": True, "eviction": True}
+    assert status["expired"] > 0
+    assert not [reason for reason in status["counts"] if reason.endswith("Error")]
+    left = engine.scheduler
+    assert not left.requests
+    assert not left._workflows._steps
+    assert len(left._priorities._policy) == 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize(
+    ("stock", "ours", "ahead"), [(Scheduler, PresageSyncScheduler, False), (AsyncScheduler, PresageScheduler, True)]
+)
+def test_with_everything_off_each_step_is_vllms_own(
+    tmp_path: Path, stock: type[Any], ours: type[Any], ahead: bool, policy: str
+) -> None:
+    logs = []
+    for kind, presage in ((stock, None), (ours, OFF)):
+        engine = Engine(build(tmp_path, kind, blocks=70, presage=presage, policy=policy), ahead)
+        answered(engine, pressed(engine, 300, seed=2))
+        logs.append(engine.log)
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize(("kind", "ahead"), [(PresageSyncScheduler, False), (PresageScheduler, True)])
+def test_requests_without_workflows_are_evicted_as_vllm_evicts_them(
+    tmp_path: Path, kind: type[Any], ahead: bool
+) -> None:
+    logs = []
+    for presage in (OFF, {"priority": False}):
+        engine = Engine(build(tmp_path, kind, blocks=70, presage=presage), ahead)
+        draw = random.Random(3)
+        for number in range(300):
+            request = drawn(draw, number)
+            engine.scheduler.add_request(ask(f"r{number}", list(request.prompt_token_ids), request.max_tokens))
+            for _ in range(draw.choice([0, 1, 4])):
+                engine.step()
+        engine.run()
+        assert everything_is_free(engine.scheduler)
+        logs.append(engine.log)
+    assert logs[0] == logs[1]

@@ -1,0 +1,200 @@
+"""Forecasts, ends and silences change what vLLM gives up and whom it runs first, and nothing else."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from vllm_samples import Engine, ask, build
+
+from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.serving_hooks.forecaster import Forecaster, LiveForecast
+from presage.serving_hooks.vllm.config import PresageConfig
+from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.scheduler import PresageSyncScheduler
+
+pytestmark = pytest.mark.vllm
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Known:
+    """Says of each workflow how likely its next step is the planner's, and what it has left."""
+
+    def __init__(self, returns: Mapping[str, float], left: Mapping[str, float]) -> None:
+        self.returns, self.left = returns, left
+        self.told: list[tuple[object, ...]] = []
+
+    def on_prefill(self, workflow_type: str, workflow_id: str, agent: str, **more: Any) -> LiveForecast:
+        self.told.append(("begins", workflow_id, agent, more["step"], more["input_tokens"]))
+        return self._answer(workflow_id, PREFILL)
+
+    def on_completion(self, workflow_type: str, workflow_id: str, **more: Any) -> LiveForecast:
+        self.told.append(("completes", workflow_id, more["output_tokens"]))
+        return self._answer(workflow_id, COMPLETION)
+
+    def close(self, workflow_type: str, workflow_id: str) -> None:
+        self.told.append(("closes", workflow_id))
+
+    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
+        return self.left.get(step.workflow_id)
+
+    def _answer(self, workflow_id: str, moment: Moment) -> LiveForecast:
+        chance = self.returns.get(workflow_id, 0.5)
+        return LiveForecast("champion", 9, moment, np.array([[chance, 1 - chance]], np.float32), ("planner",), 1)
+
+
+class Told(PresageSyncScheduler):
+    """Knows what a test says."""
+
+    known: ClassVar[Known]
+
+    def forecasts(self, config: PresageConfig) -> Forecasts:
+        return Forecasts(self.known, self.known)
+
+
+def served(
+    folder: Path,
+    *,
+    returns: Mapping[str, float] | None = None,
+    left: Mapping[str, float] | None = None,
+    clock: Clock | None = None,
+    **more: Any,
+) -> tuple[Engine, Known]:
+    known_ = Known(returns or {}, left or {})
+    kind = type("Kind", (Told,), {"known": known_, "clock": clock or Clock()})
+    return Engine(build(folder, kind, **{"blocks": 90, **more})), known_
+
+
+def prompt(start: int, tokens: int) -> list[int]:
+    return [(start + i) % 500 for i in range(tokens)]
+
+
+def step(engine: Engine, name: str, start: int, tokens: int, **sent: object) -> int:
+    """A planner's step of the workflow its name begins with; prompt tokens it found in the cache."""
+    engine.scheduler.add_request(
+        ask(name, prompt(start, tokens), 2, workflow_type="t", workflow_id=name[0], agent="planner", **sent)
+    )
+    engine.run()
+    return engine.hits[name]
+
+
+def test_of_two_workflows_the_one_that_will_not_return_is_given_up(tmp_path: Path) -> None:
+    for returning, leaving in ("ab", "ba"):
+        engine, _ = served(tmp_path, returns={returning: 0.9, leaving: 0.1})
+        step(engine, "a1", 0, 640)
+        step(engine, "b1", 100, 640)
+        step(engine, "c1", 200, 768)
+        starts = {"a": 0, "b": 100}
+        assert step(engine, f"{returning}2", starts[returning], 656) == 640
+        assert step(engine, f"{leaving}2", starts[leaving], 656) == 0
+
+
+def test_a_silent_workflow_has_ended_after_its_time_and_an_ended_one_at_once(tmp_path: Path) -> None:
+    for how in ("silence", "word"):
+        clock = Clock()
+        engine, known = served(tmp_path, clock=clock, presage={"time_to_live_s": 60}, returns={"b": 1.0, "a": 0.1})
+        step(engine, "b1", 100, 640)
+        clock.now = 50.0
+        step(engine, "a1", 0, 640)
+        clock.now = 70.0 if how == "silence" else 55.0
+        if how == "word":
+            assert engine.scheduler.workflow_ended("t", "b")
+            assert not engine.scheduler.workflow_ended("t", "b")
+            assert not engine.scheduler.workflow_ended("nobody", "knows")
+        step(engine, "c1", 200, 768)
+        assert ("closes", "b") in known.told
+        assert step(engine, "a2", 0, 656) == 640  # though b was sure to return
+        assert engine.scheduler.presage_status()["expired"] == (how == "silence")
+
+
+def test_a_workflow_that_ends_while_a_request_of_it_runs_ends_with_it_again(tmp_path: Path) -> None:
+    engine, _ = served(tmp_path)
+    names = {"workflow_type": "t", "workflow_id": "a", "agent": "planner"}
+    engine.scheduler.add_request(ask("long", prompt(0, 64), 40, **names))
+    engine.scheduler.add_request(ask("last", prompt(0, 64), 2, **names, workflow_end="true"))
+    while "last" not in engine.ended:
+        engine.step()
+    assert len(engine.scheduler._workflows) == 0
+    engine.run()
+    assert engine.ended == ["last", "long"]
+    assert not engine.scheduler._scored._order._index.running.keys() - {""}  # nobody else is active
+
+
+def test_forecasts_are_told_what_happens(tmp_path: Path) -> None:
+    engine, known = served(tmp_path)
+    step(engine, "a1", 0, 40, step=0)
+    engine.scheduler.add_request(ask("a2", prompt(0, 50), 9, workflow_type="t", workflow_id="a", agent="coder", step=1))
+    engine.step()
+    engine.abort("a2")
+    engine.run()
+    assert known.told == [("begins", "a", "planner", 0, 40), ("completes", "a", 2), ("begins", "a", "coder", 1, 50)]
+    step(engine, "a3", 0, 40, workflow_end=1)
+    assert known.told[-1] == ("closes", "a")
+
+
+def test_the_forecaster_of_the_registry_is_one_of_them(tmp_path: Path) -> None:
+    source = Forecaster(None)
+
+    class Real(PresageSyncScheduler):
+        def forecasts(self, config: PresageConfig) -> Forecasts:
+            return Forecasts(source)
+
+    engine = Engine(build(tmp_path, Real, blocks=90))
+    step(engine, "a1", 0, 40)
+    assert source.counts == {"none": 2, "no model": 2}
+    assert engine.scheduler.presage_status()["counts"] == {"forecast: none": 2}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_the_least_work_left_runs_first_and_what_waits_too_long_before_it(tmp_path: Path, policy: str) -> None:
+    left = {"a": 5.0, "b": 900.0, "c": 10.0, "d": 20.0}
+
+    def order(starved_after: int) -> list[str]:
+        engine, _ = served(tmp_path, left=left, seqs=1, policy=policy, presage={"starved_after": starved_after})
+        for number, name in enumerate("abcd"):
+            request = ask(name, prompt(0, 20), 6, arrival=float(number), workflow_id=name)
+            engine.scheduler.add_request(request)
+            if name == "b":
+                for _ in range(4):  # it waits four iterations more than c and d
+                    engine.step()
+        engine.run()
+        return engine.ended
+
+    assert order(1000) == ["a", "c", "d", "b"]
+    assert order(4) == ["a", "b", "c", "d"]
+
+
+def test_a_clients_class_comes_before_our_key_where_vllm_goes_by_priority(tmp_path: Path) -> None:
+    def order(policy: str) -> list[str]:
+        engine, _ = served(tmp_path, left={"a": 1.0, "b": 2.0, "c": 3.0}, seqs=1, policy=policy)
+        for name, priority in (("c", 0), ("b", 0), ("a", 1)):
+            engine.scheduler.add_request(ask(name, prompt(0, 20), 3, priority=priority, workflow_id=name))
+        engine.run()
+        return engine.ended
+
+    assert order("fcfs") == ["a", "b", "c"]
+    assert order("priority") == ["b", "c", "a"]
+
+
+def test_without_prefix_caching_eviction_is_idle(tmp_path: Path) -> None:
+    engine, _ = served(tmp_path, caching=False)
+    assert step(engine, "a1", 0, 640) == step(engine, "a2", 0, 640) == 0
+    assert engine.scheduler.presage_status()["on"] == {"priority": True, "eviction": False}
+    assert type(engine.scheduler.kv_cache_manager).__name__ == "KVCacheManager"
+
+
+def test_after_a_reset_of_the_cache_nothing_is_kept_and_all_is_free(tmp_path: Path) -> None:
+    engine, _ = served(tmp_path, returns={"a": 1.0})
+    step(engine, "a1", 0, 640)
+    assert engine.scheduler.reset_prefix_cache()
+    scored = engine.scheduler._scored
+    assert len(scored._order) == scored._order.spare() == scored.num_free_blocks == 89
+    assert step(engine, "a2", 0, 640) == 0
