@@ -159,8 +159,8 @@ class ScoredBlocks:
             self._written(request_id, found)
             return
         self._begun.add(request_id)
-        ids = self._own(found)
-        self._order.found(step.workflow_type, step.workflow, step.agent, ids)
+        # vLLM caches what the step will write before this is told; those blocks are its agent's own and not counted.
+        self._order.found(step.workflow_type, step.workflow, step.agent, self._own(found))
 
     def _written(self, request_id: str, blocks: Sequence[Block]) -> None:
         step = self._step_of(request_id)

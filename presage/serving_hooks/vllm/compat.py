@@ -44,6 +44,7 @@ SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "vllm.v1.core.block_pool:BlockPool.evict_blocks": ("self", "block_ids"),
     "vllm.v1.core.block_pool:BlockPool.reset_prefix_cache": ("self",),
+    "vllm.v1.engine.core_client:AsyncMPClient.call_utility_all_async": ("self", "method"),
 }
 """Functions that are called or overridden, with their leading parameters."""
 
@@ -331,3 +332,17 @@ def waiting_queues(scheduler: Any) -> tuple[Any, Any]:
 def completed(request: Any) -> bool:
     """Whether a request that has left had its last token, and was neither aborted nor failed."""
     return str(request.get_finished_reason()) in ("stop", "length", "repetition")
+
+
+def add_to_engine(methods: Mapping[str, Callable[..., Any]]) -> None:
+    """Gives the engine's core these methods, which `call_engines` reaches from the process that serves HTTP."""
+    from vllm.v1.engine.core import EngineCore
+
+    for name, method in methods.items():
+        setattr(EngineCore, name, method)
+
+
+async def call_engines(client: Any, method: str, *args: str) -> list[Any]:
+    """Calls a method of the core of every engine behind a client; their answers."""
+    answers: list[Any] = await client.engine_core.call_utility_all_async(method, *args)
+    return answers

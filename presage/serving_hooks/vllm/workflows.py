@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from presage.serving_hooks.forecaster import LiveForecast
 from presage.serving_hooks.policies.lifecycle import Lifecycle
@@ -16,6 +16,10 @@ from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step, workflow_key
 from presage.serving_hooks.vllm.switch import Switch
+
+MOST_WORKFLOWS: Final = 100_000
+"""Alive at once. Names come with requests, and a table must not grow with them: further ones are served as requests
+without a workflow, and counted."""
 
 
 class Retention(Protocol):
@@ -75,6 +79,9 @@ class Workflows:
 
     def arrives(self, request_id: str, step: Step) -> None:
         """A request that is a step of a workflow enters the engine."""
+        if step.workflow not in self._lifecycle and len(self._lifecycle) >= MOST_WORKFLOWS:
+            self._counts["workflows: too many"] += 1
+            return
         self._steps[request_id] = self._names[step.workflow] = step
         self._lifecycle.begin(step.workflow, self._clock())
 

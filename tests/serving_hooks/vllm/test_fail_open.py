@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_fuzz import Guessing, Noise, answered, pressed
+from noise import Noise
+from test_fuzz import Guessing, answered, pressed
 from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 
 from presage.errors import ConfigurationError

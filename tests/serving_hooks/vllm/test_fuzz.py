@@ -1,43 +1,19 @@
 """Random requests, random metadata, aborts and preemptions: every request is answered, every block accounted for."""
 
-import math
 import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from noise import AGENTS, Noise
 from vllm_samples import AsyncScheduler, Engine, Request, Scheduler, ask, build, everything_is_free, token
 
-from presage.features.moment import PREFILL
-from presage.serving_hooks.forecaster import LiveForecast
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.scheduler import PresageScheduler, PresageSyncScheduler
 
 pytestmark = pytest.mark.vllm
-AGENTS = ("coder", "tester", "writer")
 OFF = {"priority": False, "eviction": False}
-
-
-class Noise:
-    """Forecasts by chance."""
-
-    def __init__(self, seed: int) -> None:
-        self.draw = np.random.default_rng(seed)
-
-    def on_prefill(self, *_: object, **__: object) -> LiveForecast:
-        rows = self.draw.dirichlet(np.ones(len(AGENTS) + 1), size=3).astype(np.float32)
-        return LiveForecast("champion", 100, PREFILL, rows, AGENTS, 1)
-
-    on_completion = on_prefill
-
-    def close(self, workflow_type: str, workflow_id: str) -> None:
-        pass
-
-    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
-        return self.draw.choice([0.0, 10.0, 1000.0, math.inf, math.nan, -1.0])
 
 
 class Guessing:

@@ -1,0 +1,72 @@
+"""Run as a program: serves requests on the real engine, prints tokens and what the hooks say of themselves as JSON.
+
+A process of its own, as in life: vLLM looks through all modules that are loaded when it starts.
+"""
+
+import json
+import os
+import random
+import sys
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that the scheduler can be asked
+os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+
+SCHEDULER = "presage.serving_hooks.vllm.scheduler.PresageSyncScheduler"
+
+
+def by_chance() -> Any:
+    """Forecasts of no use."""
+    from noise import Noise
+
+    from presage.serving_hooks.vllm.forecasts import Forecasts
+
+    noise = Noise(1)
+    return Forecasts(noise, noise)
+
+
+def requests(round_: int, draw: random.Random) -> tuple[list[Any], list[Any]]:
+    """Prompts of one round, which begin as those of the round before, and how to answer them."""
+    from vllm import SamplingParams
+
+    prompts, wanted = [], []
+    for number in range(20):
+        start = number % 6
+        own = [draw.randrange(500) for _ in range(draw.randrange(20))]
+        prompts.append({"prompt_token_ids": [(start * 41 + i) % 500 for i in range(60 + 90 * round_)] + own})
+        sent = {"workflow_type": "t", "workflow_id": f"w{start}", "agent": draw.choice(["coder", "tester"])}
+        extra = {} if number % 5 == 0 else {**sent, "workflow_end": round_ == 2}
+        wanted.append(
+            SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, extra_args=extra, detokenize=False)
+        )
+    return prompts, wanted
+
+
+def main(model: str, settings: Any) -> dict[str, Any]:
+    from vllm import LLM
+
+    hooks = {} if settings is None else {"scheduler_cls": SCHEDULER, "additional_config": {"presage": settings}}
+    llm = LLM(
+        model=model,
+        dtype="float32",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_model_len=1024,
+        block_size=32,
+        num_gpu_blocks_override=40,
+        max_num_seqs=8,
+        max_num_batched_tokens=256,
+        enable_prefix_caching=True,
+        seed=0,
+        **hooks,
+    )
+    draw, tokens = random.Random(0), []
+    for round_ in range(3):
+        prompts, wanted = requests(round_, draw)
+        tokens += [list(answer.outputs[0].token_ids) for answer in llm.generate(prompts, wanted, use_tqdm=False)]
+    scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler
+    return {"tokens": tokens, "status": None if settings is None else scheduler.presage_status()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], json.loads(sys.argv[2]))))

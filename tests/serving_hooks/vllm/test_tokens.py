@@ -1,0 +1,61 @@
+"""On the real engine: the same tokens with the hooks off, on, and on with forecasts by chance."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its engine")
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights, made on the spot."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        initializer_range=0.3,  # so that the most likely token is not a tie
+    )
+    folder = tmp_path_factory.mktemp("model")
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def served(model: Path, settings: dict[str, Any] | None) -> Any:
+    done = subprocess.run(
+        [sys.executable, "serve_tokens.py", str(model), json.dumps(settings)],
+        cwd=HERE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_hooks_change_no_token(model: Path) -> None:
+    own = served(model, None)["tokens"]
+    assert len({json.dumps(tokens) for tokens in own}) > 40  # answers differ, so a mix-up would show
+    for settings in ({}, {"forecasts": "serve_tokens:by_chance", "starved_after": 4, "quantum": 2}):
+        hooked = served(model, settings)
+        assert hooked["tokens"] == own
+        assert hooked["status"]["on"] == {"priority": True, "eviction": True}
+        assert ("forecast: champion" in hooked["status"]["counts"]) == bool(settings)
