@@ -52,7 +52,6 @@ class ScoredBlocks:
         self._queue = queue
         self._blocks = blocks
         self._step_of = step_of
-        self._begun: set[str] = set()
         self._owned = bytearray(len(blocks))
         self._order = FreeOrder(len(blocks), config)
         self._order.append(block.block_id for block in queue.get_all_free_blocks())
@@ -123,11 +122,7 @@ class ScoredBlocks:
         at = next((i for i, block in enumerate(blocks) if block is cursor), -1)
         return iter(blocks[at + 1 :])
 
-    # What the hooks of the pool and the manager tell.
-
-    def allocated(self, request: Any, found: Sequence[Block]) -> None:
-        """A request begins or resumes, with these blocks of its prompt found."""
-        self.switch.attempt(self._found, request.request_id, found)
+    # What the hooks of the pool tell.
 
     def filled(self, request: Any, blocks: Sequence[Block]) -> None:
         """A request has written blocks that the cache knows now."""
@@ -139,13 +134,13 @@ class ScoredBlocks:
 
     # What is known of workflows.
 
+    def begins(self, request_id: str, found: list[int]) -> None:
+        """A request is selected for the first time, with these blocks of its prompt found."""
+        self.switch.attempt(self._found, request_id, found)
+
     def forecast(self, step: Step, lookahead: Lookahead) -> None:
         """A new forecast of the workflow that `step` belongs to."""
         self.switch.attempt(self._order.forecast, step.workflow_type, step.workflow, lookahead)
-
-    def left(self, request_id: str) -> None:
-        """A request has left the engine."""
-        self._begun.discard(request_id)
 
     def end(self, workflow: str) -> None:
         """A workflow has ended."""
@@ -153,14 +148,13 @@ class ScoredBlocks:
 
     # What the switch guards.
 
-    def _found(self, request_id: str, found: Sequence[Block]) -> None:
+    def _found(self, request_id: str, found: list[int]) -> None:
+        # vLLM has cached by now what the step will write; those blocks are its agent's own and not counted.
         step = self._step_of(request_id)
-        if step is None or request_id in self._begun:
-            self._written(request_id, found)
-            return
-        self._begun.add(request_id)
-        # vLLM caches what the step will write before this is told; those blocks are its agent's own and not counted.
-        self._order.found(step.workflow_type, step.workflow, step.agent, self._own(found))
+        if step is None:
+            self._order.filled(NO_WORKFLOW, "", found)
+        else:
+            self._order.found(step.workflow_type, step.workflow, step.agent, found)
 
     def _written(self, request_id: str, blocks: Sequence[Block]) -> None:
         step = self._step_of(request_id)

@@ -5,7 +5,7 @@ is relied on is listed here, compared with the vLLM that is installed, and an en
 list of differences, before it serves anything. Signatures do not prove meaning: that the hooks do what they should is
 shown by the tests on the real scheduler.
 
-The seams translate vLLM's private calls into events of ours: a request leaves, blocks are filled, blocks are found.
+The seams translate vLLM's private calls into events of ours: a request leaves, blocks are filled, blocks are lost.
 They add to a live object's class, not replace the object, so references that connectors hold stay valid.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from presage.errors import EngineError
@@ -28,13 +28,6 @@ SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.v1.core.sched.scheduler:Scheduler._free_request": ("self", "request", "delay_free_blocks"),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule": ("self", "throttle_prefills"),
     "vllm.v1.core.sched.request_queue:create_request_queue": ("policy",),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots": (
-        "self",
-        "request",
-        "num_new_tokens",
-        "num_new_computed_tokens",
-        "new_computed_blocks",
-    ),
     "vllm.v1.core.block_pool:BlockPool.cache_full_blocks": (
         "self",
         "request",
@@ -83,7 +76,9 @@ ATTRIBUTES: Final = (
     "policy.value",
     "cache_config.enable_prefix_caching",
     "vllm_config.additional_config",
+    "kv_cache_config.kv_cache_groups",
     "kv_cache_manager.block_pool.blocks",
+    "kv_cache_manager.block_pool.null_block.block_id",
     "kv_cache_manager.block_pool.free_block_queue.num_free_blocks",
 )
 """Of a live scheduler; they come into being in constructors, so only an instance shows them."""
@@ -110,9 +105,6 @@ class FreeQueue(Protocol):
 
 class BlockEvents(Protocol):
     """Who is told what happens to blocks. Must not raise."""
-
-    def allocated(self, request: Any, found: Sequence[Block]) -> None:
-        """The request begins or resumes: it has its slots, and `found` of its prompt were in the cache."""
 
     def filled(self, request: Any, blocks: Sequence[Block]) -> None:
         """The request has written these blocks and the cache knows them now."""
@@ -242,27 +234,6 @@ class _PoolSeam:
         return done
 
 
-class _ManagerSeam:
-    presage_events: BlockEvents
-
-    def allocate_slots(
-        self,
-        request: Any,
-        num_new_tokens: int,
-        num_new_computed_tokens: int = 0,
-        new_computed_blocks: Any = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        given = super().allocate_slots(  # type: ignore[misc]
-            request, num_new_tokens, num_new_computed_tokens, new_computed_blocks, *args, **kwargs
-        )
-        if given is not None and new_computed_blocks is not None:
-            found = [block for group in new_computed_blocks.blocks for block in group if not block.is_null]
-            self.presage_events.allocated(request, found)
-        return given
-
-
 def requests(scheduler: Any) -> Mapping[str, Any]:
     """All requests in the engine, by id."""
     found: Mapping[str, Any] = scheduler.requests
@@ -296,11 +267,23 @@ def free_queue(scheduler: Any) -> Any:
 
 def hook_blocks(scheduler: Any, queue: Any, events: BlockEvents) -> None:
     """From now on `queue` is the queue of free blocks, and `events` hears of blocks."""
-    manager, pool = scheduler.kv_cache_manager, block_pool(scheduler)
+    pool = block_pool(scheduler)
     pool.free_block_queue = queue
-    for live, seam in ((pool, _PoolSeam), (manager, _ManagerSeam)):
-        live.presage_events = events
-        live.__class__ = type(f"Presage{type(live).__name__}", (seam, type(live)), {})
+    pool.presage_events = events
+    pool.__class__ = type(f"Presage{type(pool).__name__}", (_PoolSeam, type(pool)), {})
+
+
+def begun(scheduler: Any, output: Any) -> Iterator[tuple[Any, list[int]]]:
+    """The requests an iteration selects for the first time, and which blocks of their prompts were in the cache."""
+    sizes = [group.kv_cache_spec.block_size for group in scheduler.kv_cache_config.kv_cache_groups]
+    nothing = block_pool(scheduler).null_block.block_id  # stands where a window has moved on
+    for new in output.scheduled_new_reqs:
+        found = (
+            block_id
+            for block_ids, size in zip(new.block_ids, sizes, strict=True)
+            for block_id in block_ids[: new.num_computed_tokens // size]
+        )
+        yield scheduler.requests[new.req_id], [block_id for block_id in found if block_id != nothing]
 
 
 def hook_waiting(scheduler: Any, queue: Callable[[], Any]) -> None:

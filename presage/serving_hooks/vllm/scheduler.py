@@ -95,8 +95,6 @@ class Policies(compat.SchedulerSeam):
         self._bookkeeping.attempt(
             self._workflows.leaves, request.request_id, compat.completed(request), request.num_output_tokens
         )
-        if self._scored is not None:
-            self._scored.left(request.request_id)
         if self._priorities is not None:
             self._priorities.left(request.request_id)
 
@@ -148,8 +146,10 @@ class Policies(compat.SchedulerSeam):
             self._workflows.arrives(request.request_id, step)
 
     def _begin(self, output: Any) -> None:
-        for new in output.scheduled_new_reqs:
-            self._workflows.begins(new.req_id, compat.requests(self)[new.req_id].num_prompt_tokens)
+        for request, found in compat.begun(self, output):
+            if self._scored is not None:
+                self._scored.begins(request.request_id, found)
+            self._workflows.begins(request.request_id, request.num_prompt_tokens)
 
     def _moved(self, request_id: str) -> None:
         if self._priorities is not None:

@@ -188,7 +188,7 @@ def test_without_prefix_caching_eviction_is_idle(tmp_path: Path) -> None:
     engine, _ = served(tmp_path, caching=False)
     assert step(engine, "a1", 0, 640) == step(engine, "a2", 0, 640) == 0
     assert engine.scheduler.presage_status()["on"] == {"priority": True, "eviction": False}
-    assert type(engine.scheduler.kv_cache_manager).__name__ == "KVCacheManager"
+    assert type(engine.scheduler.kv_cache_manager.block_pool).__name__ == "BlockPool"
 
 
 def test_after_a_reset_of_the_cache_nothing_is_kept_and_all_is_free(tmp_path: Path) -> None:
