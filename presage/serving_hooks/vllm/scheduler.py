@@ -82,7 +82,7 @@ class Policies(compat.SchedulerSeam):
         self._bookkeeping.attempt(self._workflows.expire)
         self._age()
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
-        self._bookkeeping.attempt(self._begin, output)
+        self._bookkeeping.attempt(self._note, output)
         if self._priorities is not None:
             for request_id in self._priorities.selected(output.num_scheduled_tokens, self._iteration):
                 self._priorities.switch.attempt(self._moved, request_id)
@@ -145,7 +145,11 @@ class Policies(compat.SchedulerSeam):
         if step is not None:
             self._workflows.arrives(request.request_id, step)
 
-    def _begin(self, output: Any) -> None:
+    def _note(self, output: Any) -> None:
+        for request_id in output.preempted_req_ids or ():
+            self._workflows.interrupted(request_id)
+        for request_id in output.scheduled_cached_reqs.resumed_req_ids:
+            self._workflows.resumes(request_id)
         for request, found in compat.begun(self, output):
             if self._scored is not None:
                 self._scored.begins(request.request_id, found)

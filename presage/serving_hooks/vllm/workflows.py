@@ -14,6 +14,7 @@ from presage.serving_hooks.forecaster import LiveForecast
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.known_steps import arrived, interrupted
 from presage.serving_hooks.vllm.metadata import Step, workflow_key
 from presage.serving_hooks.vllm.switch import Switch
 
@@ -62,6 +63,7 @@ class Workflows:
         self._clock = clock
         self._steps: dict[str, Step] = {}
         self._names: dict[str, Step] = {}
+        self._seen: dict[str, LiveForecast] = {}
         self._next_agents = Switch("forecasts of next agents", counts)
         self._remaining = Switch("forecasts of remaining tokens", counts)
 
@@ -84,6 +86,7 @@ class Workflows:
             return
         self._steps[request_id] = self._names[step.workflow] = step
         self._lifecycle.begin(step.workflow, self._clock())
+        self._tell(step, arrived)
 
     def remaining_tokens(self, request_id: str, input_tokens: int) -> float | None:
         """Output tokens of a step that has just arrived and of all later ones; None if nobody knows."""
@@ -106,6 +109,18 @@ class Workflows:
                     step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
                 ),
             )
+
+    def interrupted(self, request_id: str) -> None:
+        """A step is preempted: it has lost its blocks, and will look for them in the cache."""
+        step = self._steps.get(request_id)
+        if step is not None:
+            self._tell(step, interrupted)
+
+    def resumes(self, request_id: str) -> None:
+        """A step that was preempted is selected again."""
+        step = self._steps.get(request_id)
+        if step is not None:
+            self._tell(step, lambda forecast, _: forecast)
 
     def leaves(self, request_id: str, completed: bool, output_tokens: int) -> None:
         """A request leaves the engine, with its last token or without."""
@@ -134,6 +149,7 @@ class Workflows:
 
     def _over(self, step: Step) -> None:
         self._names.pop(step.workflow, None)
+        self._seen.pop(step.workflow, None)
         self._lifecycle.end(step.workflow)
         if self.retention is not None:
             self.retention.end(step.workflow)
@@ -143,12 +159,22 @@ class Workflows:
     def _foretell(self, step: Step, ask: Callable[[], LiveForecast]) -> None:
         if self.retention is None:
             return
+        self._seen.pop(step.workflow, None)
         seen = UNKNOWN
         if self._next_agents.on:
             try:
                 forecast = ask()
                 self._counts[f"forecast: {forecast.source}"] += 1
-                seen = lookahead(forecast.probabilities, forecast.agents, self._score)
+                seen = self._looked(forecast)
+                self._seen[step.workflow] = forecast
             except Exception as error:
                 self._next_agents.off(error)
         self.retention.forecast(step, seen)
+
+    def _tell(self, step: Step, change: Callable[[LiveForecast, str], LiveForecast]) -> None:
+        forecast = self._seen.get(step.workflow)
+        if forecast is not None and self.retention is not None:
+            self.retention.forecast(step, self._looked(change(forecast, step.agent)))
+
+    def _looked(self, forecast: LiveForecast) -> Lookahead:
+        return lookahead(forecast.probabilities, forecast.agents, self._score)

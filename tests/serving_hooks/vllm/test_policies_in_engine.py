@@ -97,6 +97,16 @@ def test_of_two_workflows_the_one_that_will_not_return_is_given_up(tmp_path: Pat
         assert step(engine, f"{leaving}2", starts[leaving], 656) == 0
 
 
+def test_a_workflow_whose_request_waits_keeps_its_blocks_however_unlikely_the_request_was(tmp_path: Path) -> None:
+    engine, _ = served(tmp_path, returns={"a": 0.1, "b": 0.9}, left={"a": 1000.0, "c": 1.0}, seqs=1)
+    step(engine, "a1", 0, 640)
+    step(engine, "b1", 100, 640)
+    engine.scheduler.add_request(ask("c1", prompt(200, 768), 2, workflow_type="t", workflow_id="c", agent="planner"))
+    assert step(engine, "a2", 0, 656) == 640  # c runs before it, and takes its space from b
+    assert engine.ended == ["a1", "b1", "c1", "a2"]
+    assert step(engine, "b2", 100, 656) == 0
+
+
 def test_a_silent_workflow_has_ended_after_its_time_and_an_ended_one_at_once(tmp_path: Path) -> None:
     for how in ("silence", "word"):
         clock = Clock()

@@ -1,0 +1,117 @@
+"""What eviction is told of a workflow, from its first request to its end."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from presage.features.moment import COMPLETION, PREFILL
+from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
+from presage.serving_hooks.vllm import workflows
+from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.workflows import Workflows
+
+AGENTS = ("coder", "tester")
+CODER = Step("review", "r1", "coder")
+TESTER = Step("review", "r1", "tester")
+AHEAD = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.0, 0.5, 0.5]], np.float32)
+
+
+class Source:
+    """The same forecast at any moment."""
+
+    def on_prefill(self, *_: object, **__: object) -> LiveForecast:
+        return LiveForecast("champion", 9, PREFILL, AHEAD, AGENTS, 1)
+
+    def on_completion(self, *_: object, **__: object) -> LiveForecast:
+        return LiveForecast("champion", 9, COMPLETION, AHEAD, AGENTS, 1)
+
+    def close(self, workflow_type: str, workflow_id: str) -> None:
+        pass
+
+
+class Heard:
+    """Keeps what eviction is told: worths of both agents' blocks as shares of a certain touch."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def forecast(self, step: Step, lookahead: Lookahead) -> None:
+        worth = tuple(round(lookahead.worth((agent,))[0] / UNIT, 4) for agent in AGENTS)
+        self.told.append("unknown" if lookahead is UNKNOWN else worth)
+
+    def end(self, workflow: str) -> None:
+        self.told.append("end")
+
+
+def watched(forecasts: Forecasts) -> tuple[Workflows, Heard]:
+    """γ = 0.5, so that the sums can be done by hand."""
+    of = Workflows(forecasts, ScoreConfig(3, 0.5), 60.0, Counter(), lambda: 0.0)
+    of.retention = heard = Heard()
+    return of, heard
+
+
+# Σ γ^(k−1) Π(1 − END) P^(k), by hand: weights 1, 0.5 · 0.75, 0.5² · 0.75 · 0.75
+PLAIN = (round(0.5 + 0.375 * 0.25, 4), round(0.25 + 0.375 * 0.5 + 0.140625 * 0.5, 4))
+# The tester is there: its row has no END, so weights 1, 0.5, 0.5² · 0.75
+WAITS = (round(0.5 * 0.25, 4), round(1 + 0.5 * 0.5 + 0.1875 * 0.5, 4))
+# The coder is computed again: rows certain, first, second; weights 1, 0.5, 0.5² · 0.75
+AGAIN = (round(1 + 0.5 * 0.5 + 0.1875 * 0.25, 4), round(0.5 * 0.25 + 0.1875 * 0.5, 4))
+
+
+def test_a_step_that_waits_is_certain_and_one_that_is_preempted_is_so_again() -> None:
+    of, heard = watched(Forecasts(Source()))
+    of.arrives("1", CODER)
+    of.begins("1", 10)
+    of.interrupted("1")
+    of.resumes("1")
+    of.leaves("1", True, 5)
+    of.arrives("2", TESTER)
+    of.begins("2", 10)
+    of.leaves("2", False, 0)  # aborted: nothing new is known
+    of.arrives("3", Step("review", "r1", "stranger"))
+    assert heard.told == [PLAIN, AGAIN, PLAIN, PLAIN, WAITS, PLAIN, PLAIN]
+
+
+def test_without_a_source_nothing_is_told_but_ends() -> None:
+    of, heard = watched(Forecasts())
+    for name, step in (("1", CODER), ("2", Step("review", "r1", "tester", last=True))):
+        of.arrives(name, step)
+        of.begins(name, 10)
+        of.interrupted(name)
+        of.leaves(name, True, 5)
+    assert heard.told == ["end"]
+
+
+def test_a_source_that_fails_makes_workflows_unknown() -> None:
+    class Failing(Source):
+        def on_completion(self, *_: object, **__: object) -> LiveForecast:
+            raise RuntimeError
+
+    of, heard = watched(Forecasts(Failing()))
+    of.arrives("1", CODER)
+    of.begins("1", 10)
+    of.leaves("1", True, 5)
+    of.arrives("2", TESTER)
+    of.begins("2", 10)
+    assert heard.told == [PLAIN, "unknown", "unknown"]
+
+
+def test_names_without_end_do_not_grow_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflows, "MOST_WORKFLOWS", 3)
+    of, _ = watched(Forecasts(Source()))
+    for number in range(10):
+        of.arrives(str(number), Step("review", f"r{number}", "coder"))
+    assert len(of) == 3
+    assert of.step("2") is not None
+    assert of.step("3") is None
+    of.arrives("again", Step("review", "r0", "coder"))  # one that is known goes on
+    assert of.step("again") is not None
+    of.leaves("3", True, 1)
+    of.leaves("1", True, 1)
+    assert of.end("review", "r1")
+    of.arrives("new", Step("review", "r11", "coder"))
+    assert of.step("new") is not None
