@@ -135,8 +135,9 @@ def test_a_failed_priority_leaves_vllms_own_queues_and_the_clients_own_numbers(t
     for number, priority in enumerate([3, 1, 2]):
         scheduler.add_request(ask(f"r{number}", [1, 2, 3], 2, arrival=number, priority=priority))
     scheduler._priorities.switch.off(RuntimeError(SECRET))
-    engine = Engine(scheduler)
+    engine, requests = Engine(scheduler), list(scheduler.requests.values())
     engine.run()
+    assert [request.priority for request in requests] == [3, 1, 2]
     own = build(tmp_path, Scheduler, blocks=70, policy="priority")
     assert type(scheduler.waiting) is type(own.waiting)
     assert engine.ended == ["r1", "r2", "r0"]

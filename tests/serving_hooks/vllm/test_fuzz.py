@@ -102,6 +102,14 @@ def test_every_request_is_answered_and_every_block_accounted_for(
     assert len(left._priorities._policy) == 0
 
 
+def there_was_something_to_decide(log: list[Any]) -> None:
+    """Prompts were found in part, were lost in part, and requests were preempted."""
+    hits = log[-1][1]
+    assert sum(1 for tokens in hits.values() if tokens) > 20
+    assert sum(1 for tokens in hits.values() if not tokens) > 20
+    assert any(preempted for *_, preempted in log)
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize(
     ("stock", "ours", "ahead"), [(Scheduler, PresageSyncScheduler, False), (AsyncScheduler, PresageScheduler, True)]
@@ -115,6 +123,7 @@ def test_with_everything_off_each_step_is_vllms_own(
         answered(engine, pressed(engine, 300, seed=2))
         logs.append(engine.log)
     assert logs[0] == logs[1]
+    there_was_something_to_decide(logs[0])
 
 
 @pytest.mark.parametrize(("kind", "ahead"), [(PresageSyncScheduler, False), (PresageScheduler, True)])
@@ -127,10 +136,11 @@ def test_requests_without_workflows_are_evicted_as_vllm_evicts_them(
         draw = random.Random(3)
         for number in range(300):
             request = drawn(draw, number)
-            engine.scheduler.add_request(ask(f"r{number}", list(request.prompt_token_ids), request.max_tokens))
-            for _ in range(draw.choice([0, 1, 4])):
+            engine.scheduler.add_request(ask(f"r{number}", list(request.prompt_token_ids), 3 * request.max_tokens))
+            for _ in range(draw.choice([0, 0, 0, 4])):
                 engine.step()
         engine.run()
         assert everything_is_free(engine.scheduler)
         logs.append(engine.log)
     assert logs[0] == logs[1]
+    there_was_something_to_decide(logs[0])
