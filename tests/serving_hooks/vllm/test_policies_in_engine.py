@@ -6,14 +6,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from vllm_samples import Engine, ask, build
+from vllm_samples import Engine, Scheduler, ask, build
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecaster import Forecaster, LiveForecast
+from presage.serving_hooks.vllm.compat import SchedulerSeam
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step
-from presage.serving_hooks.vllm.scheduler import PresageSyncScheduler
+from presage.serving_hooks.vllm.scheduler import Policies, PresageSyncScheduler
 
 pytestmark = pytest.mark.vllm
 
@@ -208,3 +209,19 @@ def test_after_a_reset_of_the_cache_nothing_is_kept_and_all_is_free(tmp_path: Pa
     scored = engine.scheduler._scored
     assert len(scored._order) == scored._order.spare() == scored.num_free_blocks == 89
     assert step(engine, "a2", 0, 640) == 0
+
+
+def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
+    own, hooked = build(tmp_path, Scheduler, blocks=90), build(tmp_path, PresageSyncScheduler, blocks=90)
+    ours = {name for kind in (Policies, SchedulerSeam) for name in vars(kind) if not name.startswith("__")}
+    assert ours & set(dir(own)) == {"add_request", "schedule", "_free_request"}  # which are overridden
+    added = set(vars(hooked)) - set(vars(own))
+    assert added == {
+        "_bookkeeping",
+        "_counts",
+        "_eviction",
+        "_iteration",
+        "_priorities",
+        "_scored",
+        "_workflows",
+    }
