@@ -1,0 +1,74 @@
+"""What an engine is told by the registry's champions: one forecast a step, asked for by two policies."""
+
+from pathlib import Path
+
+import pytest
+from serving_samples import lengths_of
+from tiny_model import Tiny
+
+from presage.registry.connect import open_registry
+from presage.registry.package import register
+from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.registered import AskedOnArrival, champions
+
+ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
+
+
+def step(agent: str, number: int, workflow_id: str = "w") -> Step:
+    return Step("retry", workflow_id, agent, number, False)
+
+
+@pytest.fixture(scope="module")
+def lengths(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lengths") / "model"
+    lengths_of(tiny.store).save(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_champions_of_the_registry_answer_both_policies(
+    tiny: Tiny, lengths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    registry = open_registry(uri)
+    for name, folder in (("next-agent", tiny.folder), ("remaining-length", lengths)):
+        register(registry, folder, name=name, metrics={}, params={}, tags={}, input_example=[ROW])
+        registry.client.set_registered_model_alias(name, "champion", "1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    made = champions()
+    assert made.next_agents is made.remaining is not None
+    left = made.remaining.remaining_tokens(step("planner", 0), 100)
+    assert left is not None
+    assert left > 0
+    live = made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100)
+    assert (live.source, live.version, live.remaining.source, live.remaining.version) == ("champion", 1, "champion", 1)
+    assert live.remaining.ranking == left
+    assert made.next_agents.on_completion("retry", "w", output_tokens=20).source == "champion"
+
+
+def test_one_step_is_one_event_whoever_asks_first(tiny: Tiny) -> None:
+    forecaster = Forecaster(tiny.training.predictor, 3)
+    asked = AskedOnArrival(forecaster)
+    for number, agent in enumerate(("planner", "coder", "tester")):
+        if number != 1:  # at one step priority is vLLM's own, and nobody asks on arrival
+            asked.remaining_tokens(step(agent, number), 100)
+        live = asked.on_prefill("retry", "w", agent, step=number, input_tokens=100)
+        assert live.source == "champion", live.reason
+        assert asked.on_completion("retry", "w", output_tokens=9).source == "champion"
+    assert forecaster.counts["champion"] == 6
+    asked.remaining_tokens(step("coder", 3), 100)
+    asked.close("retry", "w")
+    assert len(forecaster) == 0
+    assert asked.on_prefill("retry", "w", "planner", step=0, input_tokens=1).source == "champion"
+
+
+def test_without_a_registry_nothing_is_known_and_nothing_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:9")
+    made = champions()
+    assert made.remaining is not None
+    assert made.next_agents is not None
+    assert made.remaining.remaining_tokens(step("planner", 0), 100) is None
+    assert made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100).source == "none"
