@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from timing import median_us
 
 from presage.datasets.law import generate
 from presage.features.call_graph import transition_matrix
@@ -34,6 +33,7 @@ from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import artefact_size_bytes
 from presage.predictors.baselines.published import PublishedConfig, PublishedNetwork
 from presage.predictors.next_agent import NextAgentPredictor
+from presage.training.timing import median_us
 from presage.training.validation_split import split_validation
 
 BATCH = 1024

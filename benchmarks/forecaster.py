@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from timing import median_us
 
 from presage.datasets.law import generate
 from presage.features.lengths import LengthEncoder, length_rows
@@ -35,6 +34,7 @@ from presage.predictors.steps import log_sizes
 from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.forecaster import Forecaster
 from presage.training.next_agent import train
+from presage.training.timing import median_us
 
 ROUNDS = 4000
 MEASURED_WORKFLOWS = 10_000

@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 from quantile_forest import RandomForestQuantileRegressor
-from timing import median_us
 
 from presage.datasets.length_law import generate_lengths
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
@@ -31,6 +30,7 @@ from presage.predictors.artefact import artefact_size_bytes
 from presage.predictors.lengths.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS
 from presage.predictors.lengths.log_estimator import ERROR_FOLDS
 from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
+from presage.training.timing import median_us
 
 BATCH = 1024
 STEPS_A_WORKFLOW = 4.0

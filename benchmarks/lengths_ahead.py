@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from timing import median_us
 
 from presage.datasets.length_law import generate_lengths
 from presage.datasets.read import read_traces
@@ -39,6 +38,7 @@ from presage.training.lengths.evaluate import difference
 from presage.training.lengths.metrics import Share
 from presage.training.lengths.train import LengthTraining, train_lengths
 from presage.training.next_agent import train
+from presage.training.timing import median_us
 
 FOLDS = 5
 REQUESTS = 500

@@ -43,6 +43,13 @@ Settings = Annotated[
 OutFolder = Annotated[
     Path | None, typer.Option("--out", help="Folder for artefact, metrics.json and report.", show_default=False)
 ]
+Baselines = Annotated[
+    str,
+    typer.Option(
+        help="What to compare with, separated by commas: default (all), none, or names; a wrong name lists them.",
+        metavar="NAMES",
+    ),
+]
 Register = Annotated[bool, typer.Option("--register/--no-register", help="Register the version with MLflow.")]
 
 

@@ -65,13 +65,7 @@ def router(
     config: options.ConfigFile = None,
     settings: options.Settings = None,
     seed: options.Seed = 0,
-    baselines: Annotated[
-        str,
-        typer.Option(
-            help="What to compare with, separated by commas: default (all), none, or names; a wrong name lists them.",
-            metavar="NAMES",
-        ),
-    ] = "default",
+    baselines: options.Baselines = "default",
     out_folder: options.OutFolder = None,
     name: Annotated[str, typer.Option(help="Model to register a version of.")] = "router",
     register: options.Register = True,

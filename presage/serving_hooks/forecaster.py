@@ -28,6 +28,7 @@ from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
 from presage.serving_hooks.guard import Budget, Guard
 from presage.serving_hooks.live import MISSED_STEP, NO_MODEL, NO_STEP, LiveForecast, LiveLengths
+from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
 from presage.serving_hooks.workflows import Workflows, shared, short
 
 __all__ = ["MISSED_STEP", "NO_MODEL", "NO_STEP", "Forecaster", "LiveForecast"]
@@ -71,7 +72,7 @@ class Forecaster:
         back_off: OnlineCounts | None = None,
         served_model: str | None = None,
         max_workflows: int = 100_000,
-        time_to_live_s: float = 600.0,
+        time_to_live_s: float = TIME_TO_LIVE_S,
         budget: Budget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes
 from presage.predictors.estimator import NextAgentEstimator
+from presage.training.choose import check_names, choose_names
 
 if TYPE_CHECKING:
     from presage.predictors.baselines.mlp import Size as MlpSize
@@ -157,14 +157,9 @@ def choose(names: str) -> tuple[str, ...]:
     Raises:
         ConfigurationError: there is no such baseline and no such set.
     """
-    chosen = [name for item in names.split(",") for name in SETS.get(item, (item,))]
-    check(chosen)
-    return tuple(dict.fromkeys(chosen))
+    return choose_names(names, BASELINES, SETS)
 
 
 def check(names: Iterable[str]) -> None:
     """Raises ConfigurationError unless each is the name of a baseline."""
-    if unknown := [name for name in names if name not in BASELINES]:
-        raise ConfigurationError(
-            f"no baseline {unknown[0]!r}; there are: {', '.join(BASELINES)}; and the sets {', '.join(SETS)}"
-        )
+    check_names(names, BASELINES, SETS)

@@ -15,7 +15,7 @@ from presage.serving_hooks.vllm.registered import AskedOnArrival, champions
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
 
 
-def step(agent: str, number: int, workflow_id: str = "w") -> Step:
+def step(agent: str, number: int | None, workflow_id: str = "w") -> Step:
     return Step("retry", workflow_id, agent, number, False)
 
 
@@ -61,6 +61,20 @@ def test_one_step_is_one_event_whoever_asks_first(tiny: Tiny) -> None:
     asked.close("retry", "w")
     assert len(forecaster) == 0
     assert asked.on_prefill("retry", "w", "planner", step=0, input_tokens=1).source == "champion"
+
+
+def test_steps_that_wait_side_by_side_are_one_event_each(tiny: Tiny) -> None:
+    forecaster = Forecaster(tiny.training.predictor, 3)
+    asked = AskedOnArrival(forecaster)
+    for agent in ("planner", "coder"):
+        asked.remaining_tokens(step(agent, None), 100)
+    counted = sum(forecaster.counts.values())
+    for agent in ("coder", "planner"):
+        asked.on_prefill("retry", "w", agent, input_tokens=100)
+    assert sum(forecaster.counts.values()) == counted
+    for agent in range(1000):  # requests that are aborted before they begin
+        asked.remaining_tokens(step(f"agent-{agent}", None), 100)
+    assert len(asked._early["retry", "w"]) == 64
 
 
 def test_without_a_registry_nothing_is_known_and_nothing_raised(

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Final
 
 from presage.errors import ConfigurationError
+
+TIME_TO_LIVE_S: Final = 600.0
+"""Unless said otherwise: longer than most tools take."""
 
 
 @dataclass(slots=True)
@@ -28,7 +32,7 @@ class Lifecycle:
         expired: workflows that ended this way.
     """
 
-    def __init__(self, time_to_live_s: float = 600.0) -> None:
+    def __init__(self, time_to_live_s: float = TIME_TO_LIVE_S) -> None:
         if not time_to_live_s > 0:
             raise ConfigurationError(f"time_to_live_s is {time_to_live_s}; give seconds above 0")
         self.time_to_live_s = time_to_live_s

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.policies.eviction import EvictionConfig
+from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 
@@ -47,7 +48,10 @@ class PresageConfig(BaseModel):
         EvictionConfig.learn_sharing, description="count which agents read what others wrote, and score by it"
     )
     time_to_live_s: float = Field(
-        600.0, gt=0, allow_inf_nan=False, description="seconds without a request after which a workflow counts as ended"
+        TIME_TO_LIVE_S,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds without a request after which a workflow counts as ended",
     )
 
     def priority_settings(self) -> PriorityConfig:

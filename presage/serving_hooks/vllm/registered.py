@@ -11,7 +11,9 @@ answers from the rest.
 
 from __future__ import annotations
 
+import math
 import os
+from typing import Final
 
 from presage.registry.connect import Registry, open_registry
 from presage.serving_hooks.backoff import OnlineCounts
@@ -20,6 +22,10 @@ from presage.serving_hooks.live import LiveForecast
 from presage.serving_hooks.sources import resolve_predictors
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.workflows import MOST_WORKFLOWS
+
+_MOST_EARLY: Final = 64
+"""Steps of one workflow that have arrived and not begun; of more, the oldest are asked for anew."""
 
 
 class AskedOnArrival:
@@ -27,14 +33,17 @@ class AskedOnArrival:
 
     def __init__(self, forecaster: Forecaster) -> None:
         self._forecaster = forecaster
-        self._early: dict[tuple[str, str], LiveForecast] = {}
+        self._early: dict[tuple[str, str], dict[tuple[str, int | None], LiveForecast]] = {}
 
     def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
         """Output tokens of this step and all later ones, when it arrives; None if nobody knows."""
         live = self._forecaster.on_prefill(
             step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
         )
-        self._early[step.workflow_type, step.workflow_id] = live
+        early = self._early.setdefault((step.workflow_type, step.workflow_id), {})
+        early[step.agent, step.number] = live
+        if len(early) > _MOST_EARLY:
+            del early[next(iter(early))]
         return live.remaining.ranking
 
     def on_prefill(
@@ -47,7 +56,7 @@ class AskedOnArrival:
         input_tokens: int | None = None,
     ) -> LiveForecast:
         """What was said on arrival; asked anew where priority is vLLM's own."""
-        early = self._early.pop((workflow_type, workflow_id), None)
+        early = self._early.get((workflow_type, workflow_id), {}).pop((agent, step), None)
         if early is not None:
             return early
         return self._forecaster.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
@@ -75,6 +84,9 @@ def champions() -> Forecasts:
         lengths=found.remaining_length.predictor,
         lengths_version=found.remaining_length.version,
         back_off=OnlineCounts(),
+        # The hooks say when a workflow has ended, by their own time to live and their own bound.
+        max_workflows=MOST_WORKFLOWS,
+        time_to_live_s=math.inf,
     )
     asked = AskedOnArrival(forecaster)
     return Forecasts(next_agents=asked, remaining=asked)

@@ -20,16 +20,17 @@ import pyarrow as pa
 from presage.datasets.describe import describe
 from presage.datasets.digest import digest
 from presage.datasets.tasks import task_keys
-from presage.errors import ConfigurationError
 from presage.features.lengths import LengthEncoder, LengthRows, Target, length_rows
 from presage.predictors.ahead import AgentsAhead, GivenModel
 from presage.predictors.lengths.baselines import LENGTH_BASELINES, Constant
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
+from presage.training.choose import check_names, choose_names, every
 from presage.training.configuration import Limits
 from presage.training.lengths.ahead import expected_out_of_fold
 from presage.training.lengths.evaluate import LengthEvaluation, Predict, evaluate
 from presage.training.record import Progress, versions
 from presage.training.sets import SHARED_TASKS, set_apart, shared_tasks, workflow_names
+from presage.training.timing import median_us
 from presage.training.training import Training
 from presage.training.validation_split import tasks_apart
 
@@ -43,7 +44,6 @@ FLOOR: Final = "constant"
 """The baseline of an evaluation: fitted on the very steps it is judged on, no constant does better there."""
 
 _TIMED: Final = 1000
-_WARM_UP: Final = 50
 
 
 class LengthTraining(Training[RemainingLengthPredictor, LengthEvaluation]):
@@ -95,7 +95,7 @@ def train_lengths(
         TraceError: the traces are too few to split, or no output tokens are known.
     """
     config, tell = config or RemainingLengthConfig(), progress or (lambda _, __: None)
-    check_baselines(baselines)
+    check_names(baselines, LENGTH_BASELINES, every(LENGTH_BASELINES))
     parts = set_apart(table, test, seed)
     tell("reading prompts", None)
     encoder = LengthEncoder.fit(parts.train, seed=seed)
@@ -182,31 +182,15 @@ def evaluate_lengths(
 
 def quantiles_latency_us(predictor: RemainingLengthPredictor, rows: LengthRows) -> float:
     """Median of all quantiles from one feature row, microseconds, over a thousand rows; one thread, as measured."""
-    taken = []
-    for place in range(_TIMED + _WARM_UP):
-        row = place % len(rows)
-        of = int(rows.workflow_type[row]), int(rows.agent[row]), int(rows.model[row])
-        begun = time.perf_counter_ns()
-        predictor.estimator.predict_one(*of, rows.numbers[row])
-        taken.append(time.perf_counter_ns() - begun)
-    return float(np.median(taken[_WARM_UP:])) / 1000
+    columns = (rows.workflow_type, rows.agent, rows.model)
+    of = [(*map(int, row), numbers) for *row, numbers in zip(*columns, rows.numbers, strict=True)][:_TIMED]
+    return median_us(lambda i: predictor.estimator.predict_one(*of[i % len(of)]), _TIMED)
 
 
 def choose_baselines(names: str) -> tuple[str, ...]:
-    """The baselines that a comma-separated list stands for; "default" and "all" are every one, "none" is none.
+    """The baselines that a comma-separated list stands for.
 
     Raises:
         ConfigurationError: there is no such baseline.
     """
-    sets = {"default": tuple(LENGTH_BASELINES), "all": tuple(LENGTH_BASELINES), "none": ()}
-    chosen = [name for item in names.split(",") for name in sets.get(item, (item,))]
-    check_baselines(chosen)
-    return tuple(dict.fromkeys(chosen))
-
-
-def check_baselines(names: Sequence[str]) -> None:
-    """Raises ConfigurationError unless each is the name of a baseline."""
-    if unknown := [name for name in names if name not in LENGTH_BASELINES]:
-        raise ConfigurationError(
-            f"no baseline {unknown[0]!r} of lengths; there are: {', '.join(LENGTH_BASELINES)}; default, all and none"
-        )
+    return choose_names(names, LENGTH_BASELINES, every(LENGTH_BASELINES))

@@ -16,15 +16,17 @@ import numpy as np
 
 from presage.datasets.outcomes.schema import Outcomes, outcomes_digest, prompt_keys
 from presage.datasets.outcomes.split import choose_models, split_outcomes
-from presage.errors import ConfigurationError, TraceError
+from presage.errors import TraceError
 from presage.predictors.router import RouterConfig, RouterPredictor
 from presage.predictors.routing.scorer import Scorer
+from presage.training.choose import check_names, choose_names, every
 from presage.training.configuration import Limits
 from presage.training.record import Progress, versions
 from presage.training.router.baselines import BASELINES, BaseRate, Routes
 from presage.training.router.evaluate import RouterEvaluation, evaluate
 from presage.training.router.held_out import held_out
 from presage.training.sets import TEST_FRACTION
+from presage.training.timing import median_us
 from presage.training.training import Training
 
 CALIBRATION_FRACTION: Final = 0.25
@@ -39,7 +41,6 @@ FitScorer = Callable[[Outcomes, Outcomes], Scorer]
 """Fits a scorer on the first, and may choose by the second when to stop."""
 
 _TIMED: Final = 300
-_WARM_UP: Final = 20
 
 
 class RouterTraining(Training[RouterPredictor, RouterEvaluation]):
@@ -92,7 +93,7 @@ def train_router(
     """
     config, tell = config or RouterConfig(), progress or (lambda _, __: None)
     config.check()
-    check_baselines(baselines)
+    check_names(baselines, BASELINES, every(BASELINES))
     chosen = choose_models(outcomes)
     models = chosen.outcomes.models
     train, held, shared = _parts(chosen.outcomes, test, seed)
@@ -169,33 +170,17 @@ def evaluate_router(
 
 def forecast_latency_us(predictor: RouterPredictor, outcomes: Outcomes) -> float:
     """Median of one forecast, microseconds, over up to 300 prompts; one thread, as measured."""
-    taken = []
-    for place in range(min(_TIMED, 4 * len(outcomes)) + _WARM_UP):
-        prompt = outcomes.prompts[place % len(outcomes)]
-        begun = time.perf_counter_ns()
-        predictor.forecast(prompt)
-        taken.append(time.perf_counter_ns() - begun)
-    return float(np.median(taken[_WARM_UP:])) / 1000
+    prompts = outcomes.prompts
+    return median_us(lambda i: predictor.forecast(prompts[i % len(prompts)]), min(_TIMED, 4 * len(prompts)))
 
 
 def choose_baselines(names: str) -> tuple[str, ...]:
-    """The baselines that a comma-separated list stands for; "default" and "all" are every one, "none" is none.
+    """The baselines that a comma-separated list stands for.
 
     Raises:
         ConfigurationError: there is no such baseline.
     """
-    sets = {"default": tuple(BASELINES), "all": tuple(BASELINES), "none": ()}
-    chosen = [name for item in names.split(",") for name in sets.get(item, (item,))]
-    check_baselines(chosen)
-    return tuple(dict.fromkeys(chosen))
-
-
-def check_baselines(names: Sequence[str]) -> None:
-    """Raises ConfigurationError unless each is the name of a baseline."""
-    if unknown := [name for name in names if name not in BASELINES]:
-        raise ConfigurationError(
-            f"no baseline {unknown[0]!r} of routers; there are: {', '.join(BASELINES)}; default, all and none"
-        )
+    return choose_names(names, BASELINES, every(BASELINES))
 
 
 def _parts(outcomes: Outcomes, test: Outcomes | None, seed: int) -> tuple[Outcomes, Outcomes, int]:

@@ -1,4 +1,4 @@
-"""How long a call takes, for the benchmarks: warm, the median of many."""
+"""How long a call takes: warm, the median of many, one thread, on whatever else the machine is doing."""
 
 from __future__ import annotations
 
