@@ -31,7 +31,7 @@ from vllm_samples import AsyncScheduler, Engine, ask, build
 
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.scheduler import PresageScheduler
+from presage.serving_hooks.vllm.scheduler import WorkflowScheduler
 
 BLOCKS, SEQS, BUDGET, STEPS = 50_000, 64, 2048, 5
 VARIANTS: dict[str, dict[str, Any] | None] = {
@@ -66,7 +66,7 @@ class Drawn:
         return float(input_tokens)
 
 
-class Hooked(PresageScheduler):
+class Hooked(WorkflowScheduler):
     """With forecasts that cost nothing."""
 
     def forecasts(self, config: PresageConfig) -> Forecasts:

@@ -1,4 +1,4 @@
-"""vLLM's schedulers with the policies in them: `--scheduler-cls presage.serving_hooks.vllm.scheduler.PresageScheduler`.
+"""vLLM's schedulers with the policies in them: `--scheduler-cls presage.serving_hooks.vllm.WorkflowScheduler`.
 
 The policies choose among what vLLM would do anyway: which waiting request first, which free block to give up. They
 change no token, start and stop no request. Each can be switched off by configuration, and switches itself off when it
@@ -174,9 +174,19 @@ class Policies(compat.SchedulerSeam):
             self._priorities = None
 
 
-class PresageScheduler(Policies, AsyncScheduler):  # type: ignore[misc]
-    """The one for `--scheduler-cls`; a plain scheduler would cost an engine its asynchronous scheduling."""
+class SyncWorkflowScheduler(Policies, Scheduler):  # type: ignore[misc]
+    """On an engine without asynchronous scheduling; `WorkflowScheduler` becomes it by itself there."""
 
 
-class PresageSyncScheduler(Policies, Scheduler):  # type: ignore[misc]
-    """For an engine started with `--no-async-scheduling`."""
+class WorkflowScheduler(Policies, AsyncScheduler):  # type: ignore[misc]
+    """The one for `--scheduler-cls`.
+
+    vLLM schedules ahead only with a scheduler derived from its asynchronous one, and decides only after it has seen the
+    class whether the engine can: so this is that class, and gives its sibling where the engine cannot.
+    """
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """The sibling, where the engine does not schedule ahead."""
+        if cls is WorkflowScheduler and not vllm_config.scheduler_config.async_scheduling:
+            return SyncWorkflowScheduler(vllm_config, *args, **kwargs)
+        return super().__new__(cls)

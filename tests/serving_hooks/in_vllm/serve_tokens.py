@@ -12,7 +12,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that the scheduler can be asked
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 
-SCHEDULER = "presage.serving_hooks.vllm.scheduler.PresageSyncScheduler"
+SCHEDULER = "presage.serving_hooks.vllm.WorkflowScheduler"
 
 
 def by_chance() -> Any:

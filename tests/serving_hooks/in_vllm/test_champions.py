@@ -8,7 +8,7 @@ from vllm_samples import Engine, ask, build
 
 from presage.registry.connect import open_registry
 from presage.registry.package import register
-from presage.serving_hooks.vllm.scheduler import PresageSyncScheduler
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -24,7 +24,7 @@ def test_forecasts_of_a_champion_reach_the_scheduler(
     register(registry, tiny.folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[row])
     registry.client.set_registered_model_alias("next-agent", "champion", "1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    scheduler = build(tmp_path / "model", PresageSyncScheduler, blocks=64, presage=SETTINGS)
+    scheduler = build(tmp_path / "model", SyncWorkflowScheduler, blocks=64, presage=SETTINGS)
     engine = Engine(scheduler)
     for number, agent in enumerate(("planner", "coder", "tester")):
         prompt = list(range(40 + 20 * number))

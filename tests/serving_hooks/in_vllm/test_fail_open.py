@@ -19,14 +19,14 @@ from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.scheduler import PresageSyncScheduler
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.vllm.switch import Switch
 
 pytestmark = pytest.mark.vllm
 SECRET = "what the prompt says"
 
 
-class GuessingSync(Guessing, PresageSyncScheduler):
+class GuessingSync(Guessing, SyncWorkflowScheduler):
     pass
 
 
@@ -121,7 +121,7 @@ class Wrong:
     [np.full((3, 2), np.nan), np.full((3, 2), np.inf), np.zeros((0, 0)), np.full((1, 2), -1e9), None, np.ones(3)],
 )
 def test_forecasts_that_are_none_do_no_harm(tmp_path: Path, rows: Any) -> None:
-    class WrongSync(PresageSyncScheduler):
+    class WrongSync(SyncWorkflowScheduler):
         def forecasts(self, config: PresageConfig) -> Forecasts:
             return Forecasts(Wrong(rows), Wrong(rows))
 
@@ -145,7 +145,7 @@ def test_a_failed_priority_leaves_vllms_own_queues_and_the_clients_own_numbers(t
 
 def test_bad_settings_stop_the_engine_before_it_serves(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"presage\.gama is unknown"):
-        build(tmp_path, PresageSyncScheduler, blocks=70, presage={"gama": 0.5})
+        build(tmp_path, SyncWorkflowScheduler, blocks=70, presage={"gama": 0.5})
 
 
 def test_a_switch_takes_with_it_what_cannot_do_without() -> None:

@@ -10,7 +10,7 @@ from vllm_samples import AsyncScheduler, Engine, Request, Scheduler, ask, build,
 
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.scheduler import PresageScheduler, PresageSyncScheduler
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 
 pytestmark = pytest.mark.vllm
 OFF = {"priority": False, "eviction": False}
@@ -22,11 +22,11 @@ class Guessing:
         return Forecasts(noise, noise, {"review": 50.0})
 
 
-class GuessingSync(Guessing, PresageSyncScheduler):
+class GuessingSync(Guessing, SyncWorkflowScheduler):
     pass
 
 
-class GuessingAsync(Guessing, PresageScheduler):
+class GuessingAsync(Guessing, WorkflowScheduler):
     pass
 
 
@@ -112,7 +112,7 @@ def there_was_something_to_decide(log: list[Any]) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize(
-    ("stock", "ours", "ahead"), [(Scheduler, PresageSyncScheduler, False), (AsyncScheduler, PresageScheduler, True)]
+    ("stock", "ours", "ahead"), [(Scheduler, SyncWorkflowScheduler, False), (AsyncScheduler, WorkflowScheduler, True)]
 )
 def test_with_everything_off_each_step_is_vllms_own(
     tmp_path: Path, stock: type[Any], ours: type[Any], ahead: bool, policy: str
@@ -126,7 +126,7 @@ def test_with_everything_off_each_step_is_vllms_own(
     there_was_something_to_decide(logs[0])
 
 
-@pytest.mark.parametrize(("kind", "ahead"), [(PresageSyncScheduler, False), (PresageScheduler, True)])
+@pytest.mark.parametrize(("kind", "ahead"), [(SyncWorkflowScheduler, False), (WorkflowScheduler, True)])
 def test_requests_without_workflows_are_evicted_as_vllm_evicts_them(
     tmp_path: Path, kind: type[Any], ahead: bool
 ) -> None:

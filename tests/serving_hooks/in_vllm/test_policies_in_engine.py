@@ -14,7 +14,7 @@ from presage.serving_hooks.vllm.compat import SchedulerSeam
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step
-from presage.serving_hooks.vllm.scheduler import Policies, PresageSyncScheduler
+from presage.serving_hooks.vllm.scheduler import Policies, SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
 
@@ -52,7 +52,7 @@ class Known:
         return LiveForecast("champion", 9, moment, np.array([[chance, 1 - chance]], np.float32), ("planner",), 1)
 
 
-class Told(PresageSyncScheduler):
+class Told(SyncWorkflowScheduler):
     """Knows what a test says."""
 
     known: ClassVar[Known]
@@ -154,7 +154,7 @@ def test_forecasts_are_told_what_happens(tmp_path: Path) -> None:
 def test_the_forecaster_of_the_registry_is_one_of_them(tmp_path: Path) -> None:
     source = Forecaster(None)
 
-    class Real(PresageSyncScheduler):
+    class Real(SyncWorkflowScheduler):
         def forecasts(self, config: PresageConfig) -> Forecasts:
             return Forecasts(source)
 
@@ -212,7 +212,7 @@ def test_after_a_reset_of_the_cache_nothing_is_kept_and_all_is_free(tmp_path: Pa
 
 
 def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
-    own, hooked = build(tmp_path, Scheduler, blocks=90), build(tmp_path, PresageSyncScheduler, blocks=90)
+    own, hooked = build(tmp_path, Scheduler, blocks=90), build(tmp_path, SyncWorkflowScheduler, blocks=90)
     ours = {name for kind in (Policies, SchedulerSeam) for name in vars(kind) if not name.startswith("__")}
     assert ours & set(dir(own)) == {"add_request", "schedule", "_free_request"}  # which are overridden
     added = set(vars(hooked)) - set(vars(own))

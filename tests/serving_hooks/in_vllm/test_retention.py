@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from vllm_samples import Engine, Scheduler, ask, build
 
-from presage.serving_hooks.vllm.scheduler import PresageSyncScheduler
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
 PREFIX, OTHER, LATER = 640, 640, 768
@@ -33,7 +33,7 @@ def found_on_return(folder: Path, kind: type[Scheduler]) -> tuple[int, int, Engi
 
 def test_a_workflow_keeps_its_prefix_and_one_that_has_ended_gives_up_its_own(tmp_path: Path) -> None:
     assert found_on_return(tmp_path, Scheduler)[0] == 0
-    kept, left, engine = found_on_return(tmp_path, PresageSyncScheduler)
+    kept, left, engine = found_on_return(tmp_path, SyncWorkflowScheduler)
     assert kept == PREFIX
     assert left == 0
     assert engine.scheduler.presage_status()["on"] == {"priority": True, "eviction": True}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build, everything_is_free
 
-from presage.serving_hooks.vllm.scheduler import PresageScheduler, PresageSyncScheduler
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 
 pytestmark = pytest.mark.vllm
 
@@ -32,7 +32,7 @@ def talked(engine: Engine) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("stock", "ours", "ahead"), [(Scheduler, PresageSyncScheduler, False), (AsyncScheduler, PresageScheduler, True)]
+    ("stock", "ours", "ahead"), [(Scheduler, SyncWorkflowScheduler, False), (AsyncScheduler, WorkflowScheduler, True)]
 )
 def test_a_stream_is_answered_as_vllm_answers_it(tmp_path: Path, stock: Any, ours: Any, ahead: bool) -> None:
     own, hooked = (Engine(build(tmp_path, kind, blocks=90), ahead) for kind in (stock, ours))
