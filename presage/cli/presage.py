@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli import forecast, models, outcomes, route, study, traces
+from presage.cli import forecast, models, outcomes, route, serve, study, traces, vllm_check
 from presage.cli.boundary import Boundary
 
 app = typer.Typer(
@@ -35,6 +35,13 @@ app.command(
 app.command(epilog="Example:  presage models --json")(models.models)
 app.command(epilog="Example:  presage promote next-agent --version 3 --traces held-out/ --dry-run")(models.promote)
 app.command(epilog="Example:  presage rollback next-agent")(models.rollback)
+app.command(
+    no_args_is_help=True,
+    context_settings={"ignore_unknown_options": True},
+    epilog="Example:  presage serve Qwen/Qwen3-8B --max-model-len 8192 --additional-config.presage.gamma 0.8\n\n"
+    "docs/serving.md says what clients send, and how to see that it works.",
+)(serve.serve)
+app.command(epilog="Example:  presage vllm-check --registry sqlite:///mlflow.db --json")(vllm_check.vllm_check)
 
 
 def main() -> None:

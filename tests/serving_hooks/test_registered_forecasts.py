@@ -1,5 +1,7 @@
 """What an engine is told by the registry's champions: one forecast a step, asked for by two policies."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ from tiny_model import Tiny
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.registered import AskedOnArrival, champions
+from presage.serving_hooks.vllm.where import where
 
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
 
@@ -36,7 +40,10 @@ def test_champions_of_the_registry_answer_both_policies(
         register(registry, folder, name=name, metrics={}, params={}, tags={}, input_example=[ROW])
         registry.client.set_registered_model_alias(name, "champion", "1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    made = champions()
+    made = champions(PresageConfig())
+    assert made.models == {
+        kind: f"models:/{kind}@champion, version 1" for kind in ("next-agent", "remaining-length")
+    }
     assert made.next_agents is made.remaining is not None
     left = made.remaining.remaining_tokens(step("planner", 0), 100)
     assert left is not None
@@ -77,12 +84,67 @@ def test_steps_that_wait_side_by_side_are_one_event_each(tiny: Tiny) -> None:
     assert len(asked._early["retry", "w"]) == 64
 
 
-def test_without_a_registry_nothing_is_known_and_nothing_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("uri", [None, "http://localhost:9", "sqlite:///not-there.db", "sqlite:////empty.db", "mlruns"])
+def test_without_a_registry_nothing_is_known_nothing_raised_and_nothing_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, uri: str | None
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:9")
-    made = champions()
+    monkeypatch.chdir(tmp_path)
+    if uri == "sqlite:////empty.db":
+        (tmp_path / "empty.db").touch()
+        uri = f"sqlite:///{tmp_path / 'empty.db'}"
+    before = {path: path.stat().st_size for path in tmp_path.iterdir()}
+    made = champions(PresageConfig(registry=uri))
     assert made.remaining is not None
     assert made.next_agents is not None
     assert made.remaining.remaining_tokens(step("planner", 0), 100) is None
     assert made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100).source == "none"
+    assert all(said.startswith("none: ") for said in made.models.values())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]  # once, for both models
+    assert {path: path.stat().st_size for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_what_the_registry_does_not_hold_is_told_and_the_rest_is_used(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    registry = open_registry(uri)
+    register(registry, tiny.folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[ROW])
+    here = tmp_path / "elsewhere"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    config = PresageConfig(registry=uri, next_agent="models:/next-agent/1")
+    models = champions(config).models
+    assert models["next-agent"] == "models:/next-agent/1, version 1"
+    assert "no model 'remaining-length'" in models["remaining-length"]
+    assert not list(here.iterdir())
+
+
+def test_a_folder_needs_no_registry_and_null_no_model(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = PresageConfig(next_agent=str(tiny.folder), remaining_length=None, forecast_deadline_ms=7)
+    made = champions(config)
+    assert made.models == {"next-agent": str(tiny.folder), "remaining-length": "none: no model"}
+    assert made.next_agents is not None
+    assert made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100).source == "champion"
+
+
+def test_an_artefact_of_another_schema_is_told_and_not_used(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.folder, folder)
+    card = folder / "config.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "format_version": 99}))
+    models = champions(PresageConfig(next_agent=str(folder), remaining_length=None)).models
+    assert models["next-agent"].startswith("none: ")
+    assert "99" in models["next-agent"]
+
+
+def test_the_settings_go_before_the_environment_and_that_before_the_working_directory(tmp_path: Path) -> None:
+    named = {"MLFLOW_TRACKING_URI": "http://named"}
+    assert where(None, {}, tmp_path) is None
+    (tmp_path / "mlflow.db").touch()
+    assert where(None, {}, tmp_path) == f"sqlite:///{tmp_path / 'mlflow.db'}"
+    assert where(None, named, tmp_path) == "http://named"
+    assert where("http://said", named, tmp_path) == "http://said"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -76,6 +77,7 @@ ATTRIBUTES: Final = (
     "policy.value",
     "cache_config.enable_prefix_caching",
     "vllm_config.additional_config",
+    "vllm_config.diffusion_config",
     "kv_cache_config.kv_cache_groups",
     "kv_cache_manager.block_pool.blocks",
     "kv_cache_manager.block_pool.null_block.block_id",
@@ -121,7 +123,7 @@ def differences(version: str | None = None, load: Callable[[str], Any] = importl
         load: imports a module by name.
     """
     found = []
-    version = version if version is not None else _installed()
+    version = version if version is not None else installed()
     if version is None:
         return ["vLLM is not installed"]
     if version != WINDOW and not version.startswith(WINDOW + "."):
@@ -163,6 +165,19 @@ def check_scheduler(scheduler: Any) -> None:
     _refuse([f"a scheduler has no {path}" for path in ATTRIBUTES if not _has(scheduler, path)])
 
 
+def check_engine(scheduler: Any) -> None:
+    """Refuses an engine that needs a scheduler of its own, where ours would stand in its place.
+
+    Raises:
+        EngineError: a diffusion model is to be served.
+    """
+    if scheduler.vllm_config.diffusion_config is not None:
+        raise EngineError(
+            "diffusion models need vLLM's diffusion scheduler, which --scheduler-cls would replace; leave it out to "
+            "serve this model without Presage"
+        )
+
+
 def _refuse(found: list[str]) -> None:
     if found:
         listed = "\n  ".join(found)
@@ -172,7 +187,8 @@ def _refuse(found: list[str]) -> None:
         )
 
 
-def _installed() -> str | None:
+def installed() -> str | None:
+    """The version of vLLM at hand; None if there is none."""
     try:
         module = importlib.import_module("vllm")
     except ImportError:
@@ -329,3 +345,32 @@ async def call_engines(client: Any, method: str, *args: str) -> list[Any]:
     """Calls a method of the core of every engine behind a client; their answers."""
     answers: list[Any] = await client.engine_core.call_utility_all_async(method, *args)
     return answers
+
+
+def log_as_vllm_does() -> None:
+    """Our log lines go where vLLM's go, unless the operator has said where ours go."""
+    ours, theirs = logging.getLogger("presage"), logging.getLogger("vllm")
+    if theirs.handlers and not ours.handlers and not logging.getLogger().handlers:
+        ours.handlers, ours.propagate = theirs.handlers, False
+        ours.setLevel(theirs.level)
+
+
+def platform() -> tuple[str, str]:
+    """The platform that vLLM has found, and the name of its device: ("cpu", "cpu").
+
+    Raises:
+        Exception: of any kind, where a tensor cannot be made on it.
+    """
+    import torch
+    from vllm.platforms import current_platform
+
+    torch.zeros(1, device=current_platform.device_type)
+    return str(current_platform.device_name or current_platform.device_type), str(current_platform.get_device_name())
+
+
+def schedules_ahead(scheduler_cls: str) -> bool:
+    """Whether an engine with this scheduler and no other option prepares a step while the one before runs."""
+    from vllm.config import SchedulerConfig, VllmConfig
+
+    config = VllmConfig(scheduler_config=SchedulerConfig.default_factory(scheduler_cls=scheduler_cls))
+    return bool(config.scheduler_config.async_scheduling)

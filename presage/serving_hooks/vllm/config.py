@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.guard import Budget
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
 from presage.serving_hooks.policies.priority import PriorityConfig
@@ -24,8 +25,38 @@ class PresageConfig(BaseModel):
     forecasts: str | None = Field(
         None,
         pattern=r"^[\w.]+:\w+$",
-        description="package.module:function, called without arguments when the engine starts; returns Forecasts. "
-        "Without it no workflow has a forecast",
+        description="package.module:function, called without arguments when the engine starts; returns Forecasts, "
+        "which stand in place of the registry's models",
+    )
+    next_agent: str | None = Field(
+        "models:/next-agent@champion",
+        min_length=1,
+        description="who comes next, for eviction: models:/NAME@ALIAS, models:/NAME/VERSION or an artefact folder; "
+        "null for none",
+    )
+    remaining_length: str | None = Field(
+        "models:/remaining-length@champion",
+        min_length=1,
+        description="how many output tokens are left, for priority; likewise",
+    )
+    registry: str | None = Field(
+        None,
+        min_length=1,
+        description="MLflow tracking URI of the registry. Without it that of MLFLOW_TRACKING_URI, else mlflow.db in "
+        "the working directory if it is there, else there is no registry. None is ever created",
+    )
+    forecast_deadline_ms: float = Field(
+        1000 * Budget.deadline_s,
+        ge=0.001,
+        allow_inf_nan=False,
+        description="milliseconds a forecast may take before it counts as late",
+    )
+    error_budget: float = Field(
+        Budget.share,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="share of a model's last forecasts that may fail or be late; above it the model is switched off",
     )
     priority: bool = Field(True, description="shortest total job first with ageing, in place of vLLM's waiting queues")
     eviction: bool = Field(
@@ -53,6 +84,10 @@ class PresageConfig(BaseModel):
         allow_inf_nan=False,
         description="seconds without a request after which a workflow counts as ended",
     )
+
+    def forecast_budget(self) -> Budget:
+        """What each model may cost."""
+        return Budget(deadline_s=self.forecast_deadline_ms / 1000, share=self.error_budget)
 
     def priority_settings(self) -> PriorityConfig:
         """S and Q."""

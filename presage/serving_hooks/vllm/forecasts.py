@@ -12,6 +12,7 @@ from typing import Protocol
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.metadata import Step
 
 
@@ -48,25 +49,26 @@ class Forecasts:
 
     Attributes:
         next_agents: for eviction. remaining: for priority. medians: remaining output tokens at the start, the median
-        of each workflow type; for requests without a forecast.
+        of each workflow type; for requests without a forecast. models: what an operator is told of each source.
     """
 
     next_agents: NextAgents | None = None
     remaining: RemainingTokens | None = None
     medians: Mapping[str, float] = field(default_factory=dict)
+    models: Mapping[str, str] = field(default_factory=dict)
 
 
-def load_forecasts(name: str | None) -> Forecasts:
-    """Calls the function an operator has named.
-
-    Args:
-        name: package.module:function; None gives no forecasts.
+def load_forecasts(config: PresageConfig) -> Forecasts:
+    """Who foretells: the function an operator has named, else the registry's models.
 
     Raises:
         ConfigurationError: there is no such function, or it returns something else.
     """
+    name = config.forecasts
     if name is None:
-        return Forecasts()
+        from presage.serving_hooks.vllm.registered import champions
+
+        return champions(config)
     module, function = name.split(":")
     try:
         made = getattr(importlib.import_module(module), function)()

@@ -4,16 +4,18 @@ Two plugins by the name `presage`, for vLLM keeps the two apart: one adds method
 the routes that call them. vLLM loads routes only where `VLLM_PLUGINS=presage` names them; without them a workflow
 still ends by `workflow_end` on its last request, or by its time to live.
 
-    POST /v1/workflows/end   {"workflow_type": "review", "workflow_id": "r1"}   ->  {"ended": true}
-    GET  /v1/workflows/status                                                    ->  {"engines": [...]}
+    POST /v1/workflows/r1/end?workflow_type=review   ->  {"ended": true}
+    GET  /v1/workflows/status                        ->  {"engines": [...]}
+
+The type may also stand in the body, `{"workflow_type": "review"}`; without one it is that of requests that give none.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from presage.serving_hooks.vllm import compat
@@ -42,13 +44,16 @@ def register() -> None:
         logger.warning("the end of a workflow cannot be said over HTTP: %s", type(error).__name__)
 
 
+Type = Annotated[str | None, Query(max_length=MAX_NAME)]
+Id = Annotated[str, Path(min_length=1, max_length=MAX_NAME)]
+
+
 class WorkflowEnd(BaseModel):
-    """A workflow that sends no more requests; names as its requests gave them."""
+    """What the body may say of a workflow that sends no more requests."""
 
     model_config = ConfigDict(extra="forbid")
 
-    workflow_type: str = Field("", max_length=MAX_NAME)
-    workflow_id: str = Field(min_length=1, max_length=MAX_NAME)
+    workflow_type: str = Field(max_length=MAX_NAME)
 
 
 class WorkflowRoutes:
@@ -63,15 +68,19 @@ class WorkflowRoutes:
     def attach_router(self, app: FastAPI) -> None:
         """Adds the routes."""
 
-        async def end(body: WorkflowEnd) -> dict[str, bool]:
-            answers = await self._call("presage_workflow_ended", body.workflow_type, body.workflow_id)
+        async def end(workflow_id: Id, workflow_type: Type = None, body: WorkflowEnd | None = None) -> dict[str, bool]:
+            said = {name for name in (workflow_type, body.workflow_type if body else None) if name is not None}
+            if len(said) > 1:
+                raise HTTPException(400, "the query and the body name two workflow types; give one")
+            answers = await self._call("presage_workflow_ended", said.pop() if said else "", workflow_id)
             return {"ended": any(answers)}
 
-        async def said() -> dict[str, list[Any]]:
+        async def status_of_all() -> dict[str, list[Any]]:
             return {"engines": await self._call("presage_status")}
 
-        app.add_api_route("/v1/workflows/end", end, methods=["POST"])
-        app.add_api_route("/v1/workflows/status", said, methods=["GET"])
+        # An id may hold a slash: a path, not one part of it.
+        app.add_api_route("/v1/workflows/{workflow_id:path}/end", end, methods=["POST"])
+        app.add_api_route("/v1/workflows/status", status_of_all, methods=["GET"])
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Is told of the engine; None on a server without one."""

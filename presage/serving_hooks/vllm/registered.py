@@ -1,4 +1,4 @@
-"""Forecasts from the registry's champions: `"forecasts": "presage.serving_hooks.vllm.registered:champions"`.
+"""Forecasts from the registry's models: what the engine does if nothing else is said.
 
 `models:/next-agent@champion` says who comes next, for eviction; `models:/remaining-length@champion`, where there is
 one, how many tokens are left, for priority. Where neither is there, or the registry is down, counts learnt online
@@ -11,21 +11,32 @@ answers from the rest.
 
 from __future__ import annotations
 
+import logging
 import math
-import os
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
-from presage.registry.connect import Registry, open_registry
+from presage.errors import PresageError, RegistryError
+from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.forecaster import Forecaster
 from presage.serving_hooks.live import LiveForecast
-from presage.serving_hooks.sources import resolve_predictors
+from presage.serving_hooks.sources import Held, Predictors, resolve_predictors
+from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.where import open_existing, where
 from presage.serving_hooks.vllm.workflows import MOST_WORKFLOWS
 
 _MOST_EARLY: Final = 64
 """Steps of one workflow that have arrived and not begun; of more, the oldest are asked for anew."""
+
+NO_REGISTRY: Final = (
+    f"no registry: neither the setting presage.registry nor MLFLOW_TRACKING_URI names one, and the working directory "
+    f"holds no {DATABASE_FILE}"
+)
+
+_log = logging.getLogger(__name__)
 
 
 class AskedOnArrival:
@@ -71,22 +82,68 @@ class AskedOnArrival:
         self._forecaster.close(workflow_type, workflow_id)
 
 
-def champions() -> Forecasts:
-    """The champions of the registry that `MLFLOW_TRACKING_URI` names; without it, of the working directory."""
+def champions(config: PresageConfig, served_model: str | None = None) -> Forecasts:
+    """The models that the settings name, by default the registry's champions, and counts learnt online behind them.
 
-    def registry() -> Registry:
-        return open_registry(os.environ.get("MLFLOW_TRACKING_URI"))
+    Raises nothing for a registry that is down or a model that is not there: the engine serves without.
 
-    found = resolve_predictors(registry, remaining_length="models:/remaining-length@champion")
+    Args:
+        config: names models and registry.
+        served_model: what the engine serves; hidden states belong to one model.
+    """
+    found = predictors(config)
     forecaster = Forecaster(
         found.next_agent.predictor,
         found.next_agent.version,
         lengths=found.remaining_length.predictor,
         lengths_version=found.remaining_length.version,
         back_off=OnlineCounts(),
+        served_model=served_model,
         # The hooks say when a workflow has ended, by their own time to live and their own bound.
         max_workflows=MOST_WORKFLOWS,
         time_to_live_s=math.inf,
+        budget=config.forecast_budget(),
     )
     asked = AskedOnArrival(forecaster)
-    return Forecasts(next_agents=asked, remaining=asked)
+    parts = {"next-agent": found.next_agent, "remaining-length": found.remaining_length}
+    models = {kind: told(held) for kind, held in parts.items()}
+    for kind, held in parts.items():
+        if held.predictor is not None:
+            _log.info("%s: %s", kind, models[kind])
+    return Forecasts(next_agents=asked, remaining=asked, models=models)
+
+
+def predictors(config: PresageConfig) -> Predictors:
+    """The models that the settings name, each with the reason where there is none. Says to the log what is missing."""
+    uri = where(config.registry)
+    registry: Registry | None = None
+    without = NO_REGISTRY
+    if uri is not None:
+        try:
+            registry = open_existing(uri)
+        except Exception as error:
+            without = str(error) if isinstance(error, PresageError) else f"{uri}: {type(error).__name__}"
+
+    def opened() -> Registry:
+        if registry is None:
+            raise RegistryError(without)
+        return registry
+
+    wanted = config.next_agent, config.remaining_length
+    # Without a registry nobody is asked, or the log would say it once a model.
+    asked = [None if registry is None and name is not None and name.startswith("models:") else name for name in wanted]
+    if asked != [*wanted]:
+        _log.warning("%s; forecasts come from counts of what is seen here, once there are enough", without.rstrip("."))
+    found = resolve_predictors(opened, next_agent=asked[0], remaining_length=asked[1])
+    if asked[0] != wanted[0]:
+        found = replace(found, next_agent=Held(None, wanted[0], reason=without))
+    if asked[1] != wanted[1]:
+        found = replace(found, remaining_length=Held(None, wanted[1], reason=without))
+    return found
+
+
+def told(held: Held[Any]) -> str:
+    """What became of one model, in a sentence."""
+    if held.predictor is None:
+        return f"none: {held.reason}"
+    return str(held.reference) if held.version is None else f"{held.reference}, version {held.version}"

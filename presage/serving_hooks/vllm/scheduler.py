@@ -43,8 +43,11 @@ class Policies(compat.SchedulerSeam):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         compat.check_scheduler(self)
+        compat.check_engine(self)
+        compat.log_as_vllm_does()
         config = read_config(compat.additional_config(self))
         forecasts = self.forecasts(config)
+        self._models = dict(forecasts.models)
         self._iteration = 0
         self._counts: Counter[str] = Counter()
         self._workflows = Workflows(
@@ -58,7 +61,7 @@ class Policies(compat.SchedulerSeam):
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """Who foretells, asked once."""
-        return load_forecasts(config.forecasts)
+        return load_forecasts(config)
 
     def add_request(self, request: Any) -> None:
         """A request, or the next part of one that streams its input."""
@@ -109,12 +112,13 @@ class Policies(compat.SchedulerSeam):
             return False
 
     def presage_status(self) -> dict[str, Any]:
-        """Which policies are on, what was counted, and how many workflows are alive."""
+        """Which policies are on, who foretells, what was counted, and how many workflows are alive."""
         switches = {"priority": self._priorities, "eviction": self._scored}
         return {
             "on": {name: policy is not None and policy.switch.on for name, policy in switches.items()},
             "workflows": len(self._workflows),
             "expired": self._workflows.expired,
+            "models": self._models,
             "counts": dict(self._counts),
         }
 

@@ -1,4 +1,4 @@
-"""A champion of the registry is asked by vLLM's own scheduler, by name of the settings alone."""
+"""A champion of the registry is asked by vLLM's own scheduler, without a word in the settings."""
 
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-SETTINGS = {"forecasts": "presage.serving_hooks.vllm.registered:champions"}
 
 
 def test_forecasts_of_a_champion_reach_the_scheduler(
@@ -24,7 +23,7 @@ def test_forecasts_of_a_champion_reach_the_scheduler(
     register(registry, tiny.folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[row])
     registry.client.set_registered_model_alias("next-agent", "champion", "1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    scheduler = build(tmp_path / "model", SyncWorkflowScheduler, blocks=64, presage=SETTINGS)
+    scheduler = build(tmp_path / "model", SyncWorkflowScheduler, blocks=64)
     engine = Engine(scheduler)
     for number, agent in enumerate(("planner", "coder", "tester")):
         prompt = list(range(40 + 20 * number))
@@ -34,5 +33,6 @@ def test_forecasts_of_a_champion_reach_the_scheduler(
         engine.run()
     told = scheduler.presage_status()
     assert told["counts"]["forecast: champion"] == 6  # at the beginning and at the end of each step
+    assert told["models"]["next-agent"] == "models:/next-agent@champion, version 1"
     assert all(told["on"].values())
     assert engine.ended == ["r0", "r1", "r2"]

@@ -1,5 +1,8 @@
 """Settings have defaults, each policy its switch, and what nobody knows is refused in one sentence."""
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.guard import Budget
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
@@ -17,7 +21,11 @@ from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
 @pytest.mark.parametrize("additional", [None, {}, {"other": 1}, {"presage": {}}, "a hash"])
 def test_what_is_not_said_is_the_policies_own_default(additional: Any) -> None:
     config = read_config(additional)
-    assert (config.priority, config.eviction, config.forecasts) == (True, True, None)
+    assert (config.priority, config.eviction, config.forecasts, config.registry) == (True, True, None, None)
+    assert (config.next_agent, config.remaining_length) == tuple(
+        f"models:/{kind}@champion" for kind in ("next-agent", "remaining-length")
+    )
+    assert config.forecast_budget() == Budget()
     assert config.priority_settings() == PriorityConfig()
     assert config.score_settings() == ScoreConfig()
     assert config.eviction_settings() == EvictionConfig()
@@ -25,7 +33,10 @@ def test_what_is_not_said_is_the_policies_own_default(additional: Any) -> None:
 
 def test_what_is_said_arrives() -> None:
     said = {"starved_after": 7, "quantum": 3, "horizon": 2, "gamma": 0.5, "tie": 0.0, "learn_sharing": False}
-    config = read_config({"presage": {**said, "eviction": False, "time_to_live_s": 60}})
+    more = {"forecast_deadline_ms": 2, "error_budget": 0.5, "next_agent": None, "registry": "http://there"}
+    config = read_config({"presage": {**said, **more, "eviction": False, "time_to_live_s": 60}})
+    assert (config.forecast_budget().deadline_s, config.forecast_budget().share) == (0.002, 0.5)
+    assert (config.next_agent, config.registry) == (None, "http://there")
     assert config.priority_settings() == PriorityConfig(7, 3)
     assert config.score_settings() == ScoreConfig(2, 0.5)
     assert config.eviction_settings() == EvictionConfig(0.0, False)
@@ -36,7 +47,7 @@ def test_an_unknown_key_is_one_clear_error() -> None:
     with pytest.raises(ConfigurationError) as refused:
         read_config({"presage": {"evictoin": True, "gamma": 2, "quantum": "many"}})
     said = str(refused.value)
-    assert "presage.evictoin is unknown; there are eviction, forecasts, gamma" in said
+    assert "presage.evictoin is unknown; there are error_budget, eviction, forecast_deadline_ms, forecasts, gamma" in said
     assert "presage.gamma is 2: input should be less than or equal to 1" in said
     assert "presage.quantum is 'many'" in said
     assert "\n" not in said
@@ -58,7 +69,7 @@ def test_whatever_is_accepted_the_policies_accept_too(said: dict[str, Any]) -> N
         config = read_config({"presage": said})
     except ConfigurationError:
         return
-    config.priority_settings(), config.score_settings(), config.eviction_settings()
+    config.priority_settings(), config.score_settings(), config.eviction_settings(), config.forecast_budget()
 
 
 def test_every_setting_is_explained() -> None:
@@ -74,9 +85,20 @@ def something_else() -> int:
 
 
 def test_forecasts_come_from_the_function_that_is_named() -> None:
-    assert load_forecasts(None) == load_forecasts(f"{__name__}:nothing") == Forecasts()
+    assert load_forecasts(PresageConfig(forecasts=f"{__name__}:nothing")) == Forecasts()
     for name, said in (("something_else", "returns a int"), ("missing", "cannot be loaded")):
         with pytest.raises(ConfigurationError, match=said):
-            load_forecasts(f"{__name__}:{name}")
+            load_forecasts(PresageConfig(forecasts=f"{__name__}:{name}"))
     with pytest.raises(ConfigurationError, match="cannot be loaded"):
-        load_forecasts("no_such_package.at_all:make")
+        load_forecasts(PresageConfig(forecasts="no_such_package.at_all:make"))
+
+
+def test_the_documentation_lists_the_settings_and_no_others() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
+    section = text.split("## Settings\n")[1].split("\n## ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
+    told = {name: row[2].strip() for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    assert told == {
+        name: "none" if field.default is None else json.dumps(field.default).strip('"')
+        for name, field in PresageConfig.model_fields.items()
+    }

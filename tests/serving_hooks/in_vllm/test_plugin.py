@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from fastapi import FastAPI
@@ -14,9 +15,9 @@ from presage.serving_hooks.vllm import compat, plugin
 class Engines:
     """Two engine cores, of which the second has our scheduler and knows one workflow."""
 
-    def __init__(self) -> None:
+    def __init__(self, workflow_type: str = "review", workflow_id: str = "r1") -> None:
         ours = SimpleNamespace(
-            workflow_ended=lambda *names: names == ("review", "r1"), presage_status=lambda: {"on": {}}
+            workflow_ended=lambda *names: names == (workflow_type, workflow_id), presage_status=lambda: {"on": {}}
         )
         self.cores = [SimpleNamespace(scheduler=scheduler) for scheduler in (SimpleNamespace(), ours)]
         self.engine_core = self
@@ -36,20 +37,40 @@ def client(engines: Engines | None) -> TestClient:
 def test_an_end_is_told_to_all_engines() -> None:
     http = client(Engines())
     for name, ended in (("r1", True), ("r2", False)):
-        answer = http.post("/v1/workflows/end", json={"workflow_type": "review", "workflow_id": name})
-        assert (answer.status_code, answer.json()) == (200, {"ended": ended})
+        for said in ({"params": {"workflow_type": "review"}}, {"json": {"workflow_type": "review"}}):
+            answer = http.post(f"/v1/workflows/{name}/end", **said)
+            assert (answer.status_code, answer.json()) == (200, {"ended": ended})
     assert http.get("/v1/workflows/status").json() == {"engines": [{}, {"on": {}}]}
 
 
+def test_a_workflow_without_a_type_is_another_one() -> None:
+    assert client(Engines()).post("/v1/workflows/r1/end").json() == {"ended": False}
+    assert client(Engines("", "r1")).post("/v1/workflows/r1/end").json() == {"ended": True}
+
+
+@pytest.mark.parametrize("name", ["a/b", "end", "a b?c", "ü", "status"])
+def test_an_id_is_any_name_a_request_may_give(name: str) -> None:
+    url = f"/v1/workflows/{quote(name, safe='')}/end"
+    assert client(Engines("", name)).post(url).json() == {"ended": True}
+
+
 @pytest.mark.parametrize(
-    "body", [{}, {"workflow_id": ""}, {"workflow_id": "x" * 257}, {"workflow_id": "r", "agent": "a"}]
+    ("url", "body", "code"),
+    [
+        (f"/v1/workflows/{'x' * 257}/end", None, 422),
+        (f"/v1/workflows/r1/end?workflow_type={'x' * 257}", None, 422),
+        ("/v1/workflows/r1/end", {"agent": "a"}, 422),
+        ("/v1/workflows/r1/end", {"workflow_type": 3}, 422),
+        ("/v1/workflows/r1/end?workflow_type=a", {"workflow_type": "b"}, 400),
+        ("/v1/workflows//end", None, 422),
+    ],
 )
-def test_what_names_no_workflow_is_refused(body: dict[str, str]) -> None:
-    assert client(Engines()).post("/v1/workflows/end", json=body).status_code == 422
+def test_what_names_no_workflow_is_refused(url: str, body: Any, code: int) -> None:
+    assert client(Engines()).post(url, json=body).status_code == code
 
 
 def test_a_server_without_an_engine_says_so() -> None:
-    assert client(None).post("/v1/workflows/end", json={"workflow_id": "r1"}).status_code == 503
+    assert client(None).post("/v1/workflows/r1/end").status_code == 503
 
 
 def test_registering_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:

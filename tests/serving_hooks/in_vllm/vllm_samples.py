@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,13 @@ def build(
     seqs: int = 16,
     tokens: int = 256,
     caching: bool = True,
+    groups: Sequence[Any] = (),
+    **more: Any,
 ) -> Any:
-    """A scheduler over a cache of `blocks` blocks of 16 tokens, one of which vLLM keeps for itself."""
+    """A scheduler over a cache of `blocks` blocks of 16 tokens, one of which vLLM keeps for itself.
+
+    `groups` are KV-cache specs, by default one of full attention; `more` goes to `VllmConfig`.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(QWEN), encoding="utf-8")
     cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=caching)
@@ -73,14 +78,17 @@ def build(
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
         additional_config={} if presage is None else {"presage": dict(presage)},
+        **more,
     )
     cache.num_gpu_blocks = blocks
     init_none_hash(HASH)
-    attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    layers = groups or [FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)]
     return kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
-            num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)]
+            num_blocks=blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec([f"layer-{i}"], spec) for i, spec in enumerate(layers)],
         ),
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK,

@@ -1,0 +1,109 @@
+"""What an engine with the hooks would find where it is started: one finding for each thing it needs.
+
+Asks as the engine does, with the same functions, so that what is found here is what happens there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Final, Literal
+
+from presage.serving_hooks.sources import Held
+from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.command import ENDPOINTS, PLUGIN, SCHEDULER
+from presage.serving_hooks.vllm.config import PresageConfig
+from presage.serving_hooks.vllm.registered import predictors, told
+from presage.serving_hooks.vllm.where import open_existing, where
+
+GENERAL: Final = "vllm.general_plugins"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        what: was looked at.
+        state: "ok"; "less": the engine starts, and does with less; "no": it does not start, or not as it was told.
+        found: in words.
+    """
+
+    what: str
+    state: Literal["ok", "less", "no"]
+    found: str
+
+
+def findings(registry: str | None, report: Callable[[str], None]) -> list[Finding]:
+    """Looks at vLLM, its plugins, the platform, the registry and the models.
+
+    Args:
+        registry: as the setting of that name.
+        report: told what is being looked at.
+    """
+    report("looking at vLLM")
+    found = [_version(), *_plugins()]
+    report("looking at the platform")
+    found += _platform()
+    report("asking the registry")
+    return found + _registry(PresageConfig(registry=registry))
+
+
+def _version() -> Finding:
+    differing = compat.differences()
+    if differing:
+        return Finding("vLLM", "no", "; ".join(differing))
+    return Finding("vLLM", "ok", f"{compat.installed()}, supported ({compat.WINDOW}.*)")
+
+
+def _plugins() -> list[Finding]:
+    groups = {GENERAL: "methods of the engine", ENDPOINTS: "HTTP routes"}
+    return [_plugin(group, called) for group, called in groups.items()]
+
+
+def _plugin(group: str, called: str) -> Finding:
+    what = f"plugin: {called}"
+    plugins = [plugin for plugin in entry_points(group=group) if plugin.name == PLUGIN]
+    if not plugins:
+        return Finding(what, "no", f"{group} holds no {PLUGIN}; install Presage again, its metadata is of another time")
+    try:
+        plugins[0].load()
+    except Exception as error:
+        return Finding(what, "no", f"cannot be loaded: {type(error).__name__}")
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if (allowed is None and group == ENDPOINTS) or (allowed is not None and PLUGIN not in allowed.split(",")):
+        return Finding(what, "ok", "there; `presage serve` adds it to VLLM_PLUGINS, `vllm serve` wants it named there")
+    return Finding(what, "ok", "there")
+
+
+def _platform() -> list[Finding]:
+    try:
+        kind, device = compat.platform()
+        ahead = compat.schedules_ahead(SCHEDULER)
+    except Exception as error:
+        return [Finding("platform", "no", f"a tensor cannot be made on it, or no engine configured: {type(error).__name__}")]
+    how = "asynchronous: a step is scheduled while the one before runs" if ahead else "synchronous"
+    return [Finding("platform", "ok", kind if kind == device else f"{kind}, {device}"), Finding("scheduling", "ok", how)]
+
+
+def _registry(config: PresageConfig) -> list[Finding]:
+    uri = where(config.registry)
+    if uri is None:
+        answers = Finding("registry", "less", "none, and none is needed: counts learnt online answer after a while")
+    else:
+        try:
+            open_existing(uri)
+            answers = Finding("registry", "ok", f"{uri} answers")
+        except Exception as error:
+            answers = Finding("registry", "no", str(error))
+    held = predictors(config)
+    parts = {"next-agent": held.next_agent, "remaining-length": held.remaining_length}
+    return [answers, *(_model(kind, part, answers.state == "ok") for kind, part in parts.items())]
+
+
+def _model(kind: str, held: Held[Any], registry: bool) -> Finding:
+    if held.predictor is not None:
+        return Finding(f"model: {kind}", "ok", told(held))
+    return Finding(f"model: {kind}", "less", told(held) if registry else "none, without a registry")
