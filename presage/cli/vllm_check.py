@@ -33,8 +33,8 @@ def vllm_check(
     """
     out = Output(as_json)
     if settings:
-        data = {"settings": listed()}
-        out.result(data, *(_table_of_settings(data["settings"]) if not as_json else ()))
+        known = listed()
+        out.result({"settings": known}, *(_table_of_settings(known) if not as_json else ()))
         return
     wanted_vllm()
     from presage.serving_hooks.vllm.installation import findings
@@ -42,9 +42,8 @@ def vllm_check(
     with out.working() as report:
         found = findings(registry, lambda doing: report(doing, None))
     ready = all(finding.state != "no" for finding in found)
-    out.result(
-        {"ready": ready, "findings": [vars(finding) for finding in found]}, *(_told(found, ready) if not as_json else ())
-    )
+    data = {"ready": ready, "findings": [vars(finding) for finding in found]}
+    out.result(data, *(_told(found, ready) if not as_json else ()))
     if not ready:
         raise typer.Exit(REFUSED)
 

@@ -41,9 +41,7 @@ def test_champions_of_the_registry_answer_both_policies(
         registry.client.set_registered_model_alias(name, "champion", "1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     made = champions(PresageConfig())
-    assert made.models == {
-        kind: f"models:/{kind}@champion, version 1" for kind in ("next-agent", "remaining-length")
-    }
+    assert made.models == {kind: f"models:/{kind}@champion, version 1" for kind in ("next-agent", "remaining-length")}
     assert made.next_agents is made.remaining is not None
     left = made.remaining.remaining_tokens(step("planner", 0), 100)
     assert left is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -93,8 +94,7 @@ def _options(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _of_file(path: Path) -> list[tuple[str, Any]]:
-    import yaml
-
+    yaml: Any = import_module("yaml")  # which comes with vLLM
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from presage.serving_hooks.sources import Held
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.command import ENDPOINTS, PLUGIN, SCHEDULER
-from presage.serving_hooks.vllm.config import PresageConfig
+from presage.serving_hooks.vllm.config import PresageConfig, read_config
 from presage.serving_hooks.vllm.registered import predictors, told
 from presage.serving_hooks.vllm.where import open_existing, where
 
@@ -46,9 +46,9 @@ def findings(registry: str | None, report: Callable[[str], None]) -> list[Findin
     report("looking at vLLM")
     found = [_version(), *_plugins()]
     report("looking at the platform")
-    found += _platform()
+    found += [_platform(), _scheduling()]
     report("asking the registry")
-    return found + _registry(PresageConfig(registry=registry))
+    return found + _registry(read_config({"presage": {"registry": registry}}))
 
 
 def _version() -> Finding:
@@ -78,14 +78,21 @@ def _plugin(group: str, called: str) -> Finding:
     return Finding(what, "ok", "there")
 
 
-def _platform() -> list[Finding]:
+def _platform() -> Finding:
     try:
         kind, device = compat.platform()
+    except Exception as error:
+        return Finding("platform", "no", f"a tensor cannot be made on it: {type(error).__name__}")
+    return Finding("platform", "ok", kind if kind == device else f"{kind}, {device}")
+
+
+def _scheduling() -> Finding:
+    try:
         ahead = compat.schedules_ahead(SCHEDULER)
     except Exception as error:
-        return [Finding("platform", "no", f"a tensor cannot be made on it, or no engine configured: {type(error).__name__}")]
+        return Finding("scheduling", "no", f"vLLM makes no configuration with {SCHEDULER}: {type(error).__name__}")
     how = "asynchronous: a step is scheduled while the one before runs" if ahead else "synchronous"
-    return [Finding("platform", "ok", kind if kind == device else f"{kind}, {device}"), Finding("scheduling", "ok", how)]
+    return Finding("scheduling", "ok", how)
 
 
 def _registry(config: PresageConfig) -> list[Finding]:
@@ -99,8 +106,9 @@ def _registry(config: PresageConfig) -> list[Finding]:
         except Exception as error:
             answers = Finding("registry", "no", str(error))
     held = predictors(config)
-    parts = {"next-agent": held.next_agent, "remaining-length": held.remaining_length}
-    return [answers, *(_model(kind, part, answers.state == "ok") for kind, part in parts.items())]
+    there = answers.state == "ok"
+    models = [_model("next-agent", held.next_agent, there), _model("remaining-length", held.remaining_length, there)]
+    return [answers, *models]
 
 
 def _model(kind: str, held: Held[Any], registry: bool) -> Finding:

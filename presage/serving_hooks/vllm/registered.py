@@ -105,7 +105,7 @@ def champions(config: PresageConfig, served_model: str | None = None) -> Forecas
         budget=config.forecast_budget(),
     )
     asked = AskedOnArrival(forecaster)
-    parts = {"next-agent": found.next_agent, "remaining-length": found.remaining_length}
+    parts: dict[str, Held[Any]] = {"next-agent": found.next_agent, "remaining-length": found.remaining_length}
     models = {kind: told(held) for kind, held in parts.items()}
     for kind, held in parts.items():
         if held.predictor is not None:

