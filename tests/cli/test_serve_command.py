@@ -56,7 +56,7 @@ def test_another_scheduler_stays_and_that_is_said() -> None:
     made = command(["m", "--scheduler-cls", "mine.Scheduler"], None)
     assert made.arguments == ("serve", "m", "--scheduler-cls", "mine.Scheduler")
     assert "--scheduler-cls mine.Scheduler stays as you said it" in made.notes[0]
-    assert "the policies are not in this engine" in run("serve", "m", "--scheduler-cls", "a.B", "--dry-run").err
+    assert "leaves the policies out" in run("serve", "m", "--scheduler-cls", "a.B", "--dry-run").err
 
 
 def test_what_a_file_says_counts_as_said(tmp_path: Path) -> None:

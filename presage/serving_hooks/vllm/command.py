@@ -20,8 +20,10 @@ SCHEDULER: Final = "presage.serving_hooks.vllm.WorkflowScheduler"
 PLUGIN: Final = "presage"
 ENDPOINTS: Final = "vllm.endpoint_plugins"
 
-ADDED: Final[Sequence[tuple[str, str]]] = (("--scheduler-cls", SCHEDULER),)
-"""Options that are added where nobody has said them, with their values."""
+ADDED: Final[Sequence[tuple[str, str, str]]] = (
+    ("--scheduler-cls", SCHEDULER, "a class that does not derive from it leaves the policies out"),
+)
+"""Options that are added where nobody has said them: option, value, and what another value means."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,11 @@ def command(arguments: Sequence[str], plugins: str | None, others: Iterable[str]
     read_config(_additional(said))
     added: list[str] = []
     notes = []
-    for option, value in ADDED:
+    for option, value, otherwise in ADDED:
         if option not in said:
             added += (option, value)
         elif said[option] != value:
-            notes.append(
-                f"{option} {said[option]} stays as you said it; without {value}, or a class derived from it, the "
-                "policies are not in this engine"
-            )
+            notes.append(f"{option} {said[option]} stays as you said it, in place of {value}; {otherwise}")
     names = list(others) if plugins is None else plugins.split(",")
     listed = ",".join(dict.fromkeys([*filter(None, names), PLUGIN]))
     return Command(("serve", *arguments, *added), listed, tuple(notes))
