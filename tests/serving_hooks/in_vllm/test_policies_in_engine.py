@@ -221,6 +221,7 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_counts",
         "_eviction",
         "_iteration",
+        "_models",
         "_priorities",
         "_scored",
         "_workflows",

@@ -80,6 +80,7 @@ def build(
         additional_config={} if presage is None else {"presage": dict(presage)},
         **more,
     )
+    config.scheduler_config.async_scheduling = issubclass(kind, AsyncScheduler)  # which the CPU platform takes back
     cache.num_gpu_blocks = blocks
     init_none_hash(HASH)
     layers = groups or [FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)]
