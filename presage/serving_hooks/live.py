@@ -20,6 +20,7 @@ MISSED_STEP: Final = "an earlier step was missed"
 SWITCHED_OFF: Final = "the predictor is switched off"
 STATES_LEFT_OUT: Final = "states left out: the predictor learnt those of another served model"
 LITTLE_SEEN: Final = "too little seen"
+NOT_AWAITED: Final = "a state of a step that is not the one that began last, or had its state"
 
 
 @dataclass(frozen=True, slots=True)
