@@ -13,10 +13,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.features.moment import Moment
 from presage.registry.connect import Registry, open_registry
 from presage.serving_hooks.backoff import OnlineCounts
+from presage.serving_hooks.champions import Projection
 from presage.serving_hooks.forecaster import Forecaster
 from presage.serving_hooks.live import LiveForecast
 from presage.serving_hooks.sources import resolve_predictors
@@ -61,9 +67,33 @@ class AskedOnArrival:
             return early
         return self._forecaster.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
 
-    def on_completion(self, workflow_type: str, workflow_id: str, *, output_tokens: int | None = None) -> LiveForecast:
-        """The step that began last has produced its last token."""
-        return self._forecaster.on_completion(workflow_type, workflow_id, output_tokens=output_tokens)
+    @property
+    def projections(self) -> Mapping[Moment, Projection]:
+        """How hidden states are projected, by moment; empty where none are read."""
+        return self._forecaster.projections
+
+    def await_states(self) -> None:
+        """Prefill states come after `on_prefill` from now on."""
+        self._forecaster.awaits_states = True
+
+    def on_prefill_state(
+        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+    ) -> LiveForecast | None:
+        """The prefill state of a step has come; see `Forecaster.on_prefill_state`."""
+        return self._forecaster.on_prefill_state(workflow_type, workflow_id, projected, of)
+
+    def on_completion(
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        *,
+        output_tokens: int | None = None,
+        projected: NDArray[np.float32] | None = None,
+    ) -> LiveForecast:
+        """The step that began last has produced its last token; `projected` is its completion state."""
+        return self._forecaster.on_completion(
+            workflow_type, workflow_id, output_tokens=output_tokens, projected=projected
+        )
 
     def close(self, workflow_type: str, workflow_id: str) -> None:
         """The workflow has ended."""
@@ -71,8 +101,11 @@ class AskedOnArrival:
         self._forecaster.close(workflow_type, workflow_id)
 
 
-def champions() -> Forecasts:
-    """The champions of the registry that `MLFLOW_TRACKING_URI` names; without it, of the working directory."""
+def champions(served_model: str | None = None) -> Forecasts:
+    """The champions of the registry that `MLFLOW_TRACKING_URI` names; without it, of the working directory.
+
+    Hidden states of another model than `served_model` are left out.
+    """
 
     def registry() -> Registry:
         return open_registry(os.environ.get("MLFLOW_TRACKING_URI"))
@@ -84,6 +117,7 @@ def champions() -> Forecasts:
         lengths=found.remaining_length.predictor,
         lengths_version=found.remaining_length.version,
         back_off=OnlineCounts(),
+        served_model=served_model,
         # The hooks say when a workflow has ended, by their own time to live and their own bound.
         max_workflows=MOST_WORKFLOWS,
         time_to_live_s=math.inf,
