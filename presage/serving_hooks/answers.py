@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.champions import PROJECTED, LengthChampion, NextAgentChampion, Projection
+from presage.serving_hooks.champions import PROJECTED, LengthChampion, NextAgentChampion
 from presage.serving_hooks.guard import Guard, Refused
-from presage.serving_hooks.live import LITTLE_SEEN, NO_MODEL, NOTHING, LiveForecast, LiveLengths, no_lengths
+from presage.serving_hooks.live import LITTLE_SEEN, NO_MODEL, NOTHING, LiveForecast, LiveLengths, Projection, no_lengths
 from presage.serving_hooks.workflows import Awaited, Running, shared
 
 _NONE: Final = Refused(NO_MODEL)

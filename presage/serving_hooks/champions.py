@@ -22,10 +22,7 @@ from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.next_agent import NextAgentPredictor, Workflow
 from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.predictors.steps import log_sizes
-from presage.serving_hooks.live import STATES_LEFT_OUT, LiveForecast, LiveLengths, NotAForecast
-
-Projection = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""W float32 [d, p] and b [p]; a state x becomes x @ W + b."""
+from presage.serving_hooks.live import STATES_LEFT_OUT, LiveForecast, LiveLengths, NotAForecast, Projection
 
 PROJECTED: Final = "projected"
 """In a step's columns, beside those of a trace: its state, float32 [p], projected where it was computed."""

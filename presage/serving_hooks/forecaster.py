@@ -26,9 +26,17 @@ from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.serving_hooks.answers import Answers
 from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.champions import PROJECTED, LengthChampion, NextAgentChampion, Projection
+from presage.serving_hooks.champions import PROJECTED, LengthChampion, NextAgentChampion
 from presage.serving_hooks.guard import Budget, Guard, Refused
-from presage.serving_hooks.live import MISSED_STEP, NO_MODEL, NO_STEP, NOT_AWAITED, LiveForecast, LiveLengths
+from presage.serving_hooks.live import (
+    MISSED_STEP,
+    NO_MODEL,
+    NO_STEP,
+    NOT_AWAITED,
+    LiveForecast,
+    LiveLengths,
+    Projection,
+)
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
 from presage.serving_hooks.workflows import Workflows, shared, short
 

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from presage.features.moment import Moment
 from presage.predictors.forecast import Source
 
+Projection = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""W float32 [d, p] and b [p]; a hidden state x becomes x @ W + b."""
+
 NO_MODEL: Final = "no model"
 NO_STEP: Final = "completion of a step that never began here, or has completed"
 MISSED_STEP: Final = "an earlier step was missed"

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from presage.features.moment import Moment
 from presage.registry.connect import Registry, open_registry
 from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.champions import Projection
 from presage.serving_hooks.forecaster import Forecaster
-from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.live import LiveForecast, Projection
 from presage.serving_hooks.sources import resolve_predictors
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step

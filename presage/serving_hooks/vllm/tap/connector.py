@@ -4,7 +4,8 @@
         "kv_connector_module_path": "presage.serving_hooks.vllm.tap.connector"}'
 
 A producer, since vLLM holds blocks back for whoever reads cache from elsewhere, and nobody does here. One class for
-both ends, as vLLM wants it: each process has one of them.
+both ends, as vLLM wants it: each process has one of them. This file and those it imports do without numba: a vLLM for
+CPUs that has no Triton looks through all loaded modules when its worker starts, and fails at numba's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 
 from presage.features.moment import Moment
-from presage.serving_hooks.champions import Projection
+from presage.serving_hooks.live import Projection
 from presage.serving_hooks.vllm.tap.messages import States, Wanted
 from presage.serving_hooks.vllm.tap.rows import Projector
 from presage.serving_hooks.vllm.tap.wanted import WantedRows

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from presage.features.moment import Moment
-from presage.serving_hooks.champions import Projection
+from presage.serving_hooks.live import Projection
 
 Rows = tuple[Sequence[str], NDArray[np.float32]]
 """Request ids, and a projected state of each, float32 [n, p]."""

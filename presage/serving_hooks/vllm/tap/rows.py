@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from presage.features.moment import Moment
-from presage.serving_hooks.champions import Projection
+from presage.serving_hooks.live import Projection
 
 
 class Projector:
