@@ -1,4 +1,4 @@
-"""What of vLLM the hooks stand on: the only file that names its private API.
+"""What of vLLM the hooks stand on: the only file that names its private API, but for workers (`compat_worker.py`).
 
 vLLM promises plugin groups and `--scheduler-cls`; it does not promise what a scheduler looks like inside. So all that
 is relied on is listed here, compared with the vLLM that is installed, and an engine that differs is refused with the
