@@ -163,10 +163,11 @@ class Workflows:
             return
         self._interrupted.discard(request_id)
         self._lifecycle.finish(step.workflow, self._clock())
-        state = self._last_states(request_id, completed)
+        waits = self._without_state.pop(request_id, None) is not None
         if step.last or step.workflow not in self._lifecycle:
             self._over(step)  # also one that ended while this request ran: what it touched since goes too
         elif completed and source is not None:
+            state = self._last_states(request_id, waits)
             self._foretell(
                 step,
                 lambda: source.on_completion(
@@ -186,10 +187,12 @@ class Workflows:
         for workflow in self._lifecycle.expire(self._clock()):
             self._over(self._names[workflow])
 
-    def _last_states(self, request_id: str, completed: bool) -> dict[str, NDArray[np.float32]]:
-        """The completion state, where it is had, as `on_completion` is told; counts what is missing."""
-        waits = self._without_state.pop(request_id, None) is not None
-        if self._tapped is None or not completed:
+    def _last_states(self, request_id: str, waits: bool) -> dict[str, NDArray[np.float32]]:
+        """The completion state, where it is had, as `on_completion` is told; counts what is missing.
+
+        With `waits` the prefill state has never come.
+        """
+        if self._tapped is None:
             return {}
         if waits:
             self._counts["prefill states: missing"] += 1

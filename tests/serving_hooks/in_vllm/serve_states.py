@@ -1,9 +1,9 @@
-"""Run as a program: serves workflows on the real engine, tapped or not, and prints what came of their states as JSON.
+"""Run as a program: serves workflows on the real engine, tapped, and prints what came of their states as JSON.
 
 Short chunks, a cache too small for all (so requests are preempted), prefixes that are shared, answers of one token,
 answers that end by a stop token, requests that are aborted, requests without a workflow. Every row the tap takes, and
 every state that reaches the forecasts, is noted on the way and compared with a forward pass of Hugging Face's model in
-float32.
+float32. Said "apart", engine and worker are processes of their own, as in life, and only what they tell is printed.
 """
 
 import json
@@ -13,13 +13,14 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that both ends can be looked at
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(len(sys.argv) - 3)  # in one process both ends can be looked at
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 
 import numpy as np
 
 from presage.features.moment import COMPLETION, PREFILL
 
+APART = sys.argv[3:] == ["apart"]
 HOOKS = {
     "scheduler_cls": "presage.serving_hooks.vllm.WorkflowScheduler",
     "additional_config": {"presage": {"forecasts": "presage.serving_hooks.vllm.registered:champions"}},
@@ -33,7 +34,7 @@ TAP = {
     },
 }
 AGENTS = ("planner", "coder", "tester", "coder", "tester")
-STOP = 7
+STOP = list(range(0, 512, 16))
 
 
 class Noted:
@@ -69,8 +70,8 @@ class Noted:
             self.read[name] = self.step
             prefill(workflows, name, state)
 
-        def last_passes(workflows: Any, name: str, completed: bool) -> Any:
-            found = last(workflows, name, completed)
+        def last_passes(workflows: Any, name: str, waits: bool) -> Any:
+            found = last(workflows, name, waits)
             if "projected" in found:
                 self.states[COMPLETION][name] = found["projected"]
             return found
@@ -100,7 +101,7 @@ def requests(draw: random.Random) -> list[tuple[str, list[int], Any]]:
                 temperature=0.0,
                 max_tokens=tokens,
                 ignore_eos=True,
-                stop_token_ids=[STOP] if workflow % 3 == 0 else None,
+                stop_token_ids=STOP if workflow % 3 == 0 else None,
                 extra_args=None if workflow == 11 else sent,
                 detokenize=False,
             )
@@ -158,11 +159,11 @@ def compared(model: str, noted: Noted, tokens: dict[str, list[int]]) -> dict[str
     return {"off": dict(off), "checked": dict(checked)}
 
 
-def main(model: str, served: str, tapped: bool) -> dict[str, Any]:
+def main(model: str, served: str) -> dict[str, Any]:
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
-    tap = {**TAP, "kv_transfer_config": KVTransferConfig(**TAP["kv_transfer_config"])} if tapped else {}
+    tap = {**TAP, "kv_transfer_config": KVTransferConfig(**TAP["kv_transfer_config"])}
     noted = Noted()
     llm = LLM(
         model=model,
@@ -178,9 +179,14 @@ def main(model: str, served: str, tapped: bool) -> dict[str, Any]:
         enable_prefix_caching=True,
         disable_log_stats=False,
         seed=0,
+        **({"distributed_executor_backend": "mp"} if APART else {}),
         **HOOKS,
         **tap,
     )
+    if APART:
+        tokens, reasons = serve(llm, noted)
+        status = llm.llm_engine.engine_core.call_utility("presage_status")  # type: ignore[attr-defined]
+        return {"tokens": tokens, "reasons": reasons, "status": status}
     noted.watch()
     scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler
     counted: dict[str, int] = defaultdict(int)
@@ -204,9 +210,9 @@ def main(model: str, served: str, tapped: bool) -> dict[str, Any]:
         "late": {steps: late.count(steps) for steps in sorted(set(late))},
         "changed": [sum(noted.changed), len(noted.changed)],
         **counted,
-        **(compared(model, noted, tokens) if tapped else {}),
+        **compared(model, noted, tokens),
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2], sys.argv[3] == "tapped")))
+    print(json.dumps(main(sys.argv[1], sys.argv[2])))

@@ -53,10 +53,10 @@ def registry(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {"MLFLOW_TRACKING_URI": uri, "PREDICTOR": str(tiny.folder)}
 
 
-def served(model: Path, name: str, how: str, registry: dict[str, str]) -> Any:
+def served(model: Path, name: str, registry: dict[str, str], *how: str) -> Any:
     paths = os.pathsep.join([str(HERE.parents[2]), str(HERE)])
     done = subprocess.run(
-        [sys.executable, "serve_states.py", str(model), name, how],
+        [sys.executable, "serve_states.py", str(model), name, *how],
         cwd=HERE,
         env={**os.environ, **registry, "PYTHONPATH": paths},
         capture_output=True,
@@ -64,18 +64,24 @@ def served(model: Path, name: str, how: str, registry: dict[str, str]) -> Any:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])  # vLLM may say more
 
 
 @pytest.fixture(scope="module")
 def tapped(model: Path, registry: dict[str, str]) -> Any:
-    return served(model, "synthetic", "tapped", registry)
+    return served(model, "synthetic", registry)
+
+
+@pytest.fixture(scope="module")
+def apart(model: Path, registry: dict[str, str]) -> Any:
+    """The same with engine and worker in processes of their own."""
+    return served(model, "synthetic", registry, "apart")
 
 
 @pytest.fixture(scope="module")
 def other(model: Path, registry: dict[str, str]) -> Any:
     """The same engine, connector and worker as well; but it serves a model by another name."""
-    return served(model, "another", "tapped", registry)
+    return served(model, "another", registry)
 
 
 def test_the_engine_was_made_to_do_what_is_hard(tapped: Any) -> None:
@@ -112,7 +118,7 @@ def test_states_of_another_model_are_not_tapped_and_the_forecast_says_so(other: 
     assert other["status"]["states"].startswith("off: nobody reads")
     assert not [key for key in other["status"]["counts"] if "states:" in key]
     assert other["status"]["counts"]["forecast: champion"] >= 100
-    assert (other["checked"], other["changed"]) == ({}, [0, 0])
+    assert (other["checked"], other["off"], other["changed"]) == ({}, {}, [0, 0])
 
 
 def test_states_change_no_token(tapped: Any, other: Any) -> None:
@@ -120,3 +126,15 @@ def test_states_change_no_token(tapped: Any, other: Any) -> None:
     assert len({json.dumps(tapped["tokens"][name]) for name in finished}) > 30
     for name in finished:
         assert tapped["tokens"][name] == other["tokens"][name]
+
+
+def test_states_come_from_a_worker_in_a_process_of_its_own(tapped: Any, apart: Any) -> None:
+    counts, known = apart["status"]["counts"], tapped["status"]["counts"]
+    assert apart["status"]["states"] == "on"
+    finished = sum(reason != "abort" for reason in apart["reasons"].values())
+    assert finished >= 50
+    assert counts["completion states: used"] == counts["prefill states: used"] == known["completion states: used"]
+    assert not [name for name in counts if "missing" in name or "late" in name]
+    for name, reason in apart["reasons"].items():
+        if reason != "abort":
+            assert apart["tokens"][name] == tapped["tokens"][name]
