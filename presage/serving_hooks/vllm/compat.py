@@ -194,7 +194,7 @@ def _refuse(found: list[str]) -> None:
         listed = "\n  ".join(found)
         raise EngineError(
             f"this vLLM is not one the hooks were written for; install vllm {WINDOW}.*, or leave --scheduler-cls "
-            f"out to run without Presage. What differs:\n  {listed}"
+            f"and --worker-cls out to run without Presage. What differs:\n  {listed}"
         )
 
 
