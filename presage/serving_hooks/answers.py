@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
+from presage.serving_hooks.champions import PROJECTED, LengthChampion, NextAgentChampion
 from presage.serving_hooks.guard import Guard, Refused
-from presage.serving_hooks.live import LITTLE_SEEN, NO_MODEL, NOTHING, LiveForecast, LiveLengths, no_lengths
-from presage.serving_hooks.workflows import Running, shared
+from presage.serving_hooks.live import LITTLE_SEEN, NO_MODEL, NOTHING, LiveForecast, LiveLengths, Projection, no_lengths
+from presage.serving_hooks.workflows import Awaited, Running, shared
 
 _NONE: Final = Refused(NO_MODEL)
 
@@ -50,8 +50,20 @@ class Answers:
             self._ask_lengths(partial(lengths.predictor.open, workflow_type)) if lengths is not None else _NONE,
         )
 
-    def begun(self, workflow_type: str, running: Running, step: Mapping[str, Any]) -> LiveForecast:
-        """A step has read its prompt; `step` has the columns of the trace by name."""
+    @property
+    def projections(self) -> dict[Moment, Projection]:
+        """See `NextAgentChampion.projections`."""
+        return self._agents.projections if self._agents is not None else {}
+
+    def begun(
+        self, workflow_type: str, running: Running, step: Mapping[str, Any], awaits_state: bool = False
+    ) -> LiveForecast:
+        """A step has read its prompt; `step` has the columns of the trace by name.
+
+        With `awaits_state` its state may come later, by `with_state`.
+        """
+        running.awaited = None
+        before = running.agents.copy() if awaits_state and not isinstance(running.agents, Refused) else None
         if self._counts is not None:
             running.seen.begun(self._counts, workflow_type, shared(step["agent"]))
         said: LiveLengths | Refused = _why_not(self._lengths, running.lengths)
@@ -63,10 +75,28 @@ class Answers:
         live: LiveForecast | Refused = _why_not(self._agents, running.agents)
         if self._agents is not None and not isinstance(running.agents, Refused):
             live = self._ask_agents(partial(self._agents.prefilled, running.agents, step["agent"], step, running.said))
+        answer = self._next(PREFILL, workflow_type, running, live, running.said)
+        if before is not None and not isinstance(running.agents, Refused):
+            running.awaited = Awaited(before, step, answer)
+        return answer
+
+    def with_state(self, workflow_type: str, running: Running, awaited: Awaited, projected: Any) -> LiveForecast:
+        """The step that began last once more, from where the workflow stood before it, with its projected state.
+
+        What the counts learnt of the step, and what was said of the tokens left, stays as it is.
+        """
+        running.awaited = None
+        agents, workflow = self._agents, running.agents
+        live: LiveForecast | Refused = _why_not(agents, workflow)
+        if agents is not None and not isinstance(workflow, Refused):
+            workflow[:] = awaited.before
+            step = {**awaited.step, PROJECTED: projected}
+            live = self._ask_agents(partial(agents.prefilled, workflow, step["agent"], step, running.said))
         return self._next(PREFILL, workflow_type, running, live, running.said)
 
     def completed(self, workflow_type: str, running: Running, step: Mapping[str, Any]) -> LiveForecast:
         """It has produced its last token."""
+        running.awaited = None
         produced = running.seen.completed(step["output_tokens"])
         if not isinstance(running.lengths, Refused):
             done = self._ask_lengths(partial(running.lengths.completed, step))

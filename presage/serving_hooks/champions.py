@@ -15,13 +15,17 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from presage.errors import InputError
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.forecast import Source
 from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.next_agent import NextAgentPredictor, Workflow
 from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.predictors.steps import log_sizes
-from presage.serving_hooks.live import STATES_LEFT_OUT, LiveForecast, LiveLengths, NotAForecast
+from presage.serving_hooks.live import STATES_LEFT_OUT, LiveForecast, LiveLengths, NotAForecast, Projection
+
+PROJECTED: Final = "projected"
+"""In a step's columns, beside those of a trace: its state, float32 [p], projected where it was computed."""
 
 _OFF_BY: Final = 1e-3
 """How far probabilities may be from summing to 1: float32, over thousands of agents."""
@@ -56,6 +60,15 @@ class NextAgentChampion:
         learnt = predictor.source.served_model
         self._states = learnt is None or served_model is None or learnt == served_model
 
+    @property
+    def projections(self) -> dict[Moment, Projection]:
+        """How hidden states that an engine taps are projected, by moment; empty where none are read, or another's."""
+        source = self.predictor.source
+        if source.kind != "captured" or not self._states:
+            return {}
+        found = {moment: self.predictor.projection(moment) for moment in source.sizes}
+        return {moment: projection for moment, projection in found.items() if projection is not None}
+
     def prefilled(self, workflow: Workflow, agent: str, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast:
         """A step has read its prompt; `left` goes with the forecast."""
         out = self._room()
@@ -75,7 +88,23 @@ class NextAgentChampion:
         return np.full((self.predictor.horizon, self.predictor.vocabulary.outcomes), np.nan, np.float32)
 
     def _state(self, step: Mapping[str, Any], moment: Moment) -> NDArray[np.float32]:
+        projected = step.get(PROJECTED)
+        if projected is not None:
+            return self._projected(projected, moment)
         return self.predictor.project(moment, self.predictor.source.of_step(step, moment) if self._states else None)
+
+    def _projected(self, state: Any, moment: Moment) -> NDArray[np.float32]:
+        """A state that a worker has projected. Kernels do not look at widths, so it is looked at here."""
+        wanted = self.predictor.projection(moment)
+        if not self._states or wanted is None:
+            return self.predictor.project(moment, None)
+        row = np.asarray(state)
+        if row.dtype != np.float32 or row.shape != wanted[1].shape or not np.isfinite(row).all():
+            raise InputError(
+                f"a projected state at {moment} is not {len(wanted[1])} finite numbers of float32; project it with "
+                "the projection of the predictor that is asked"
+            )
+        return np.ascontiguousarray(row)
 
     def _looked_at(self, moment: Moment, evidence: int, out: NDArray[np.float32], left: LiveLengths) -> LiveForecast:
         agents = self.predictor.vocabulary.agents

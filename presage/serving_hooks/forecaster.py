@@ -18,6 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
@@ -25,9 +26,17 @@ from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.serving_hooks.answers import Answers
 from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
-from presage.serving_hooks.guard import Budget, Guard
-from presage.serving_hooks.live import MISSED_STEP, NO_MODEL, NO_STEP, LiveForecast, LiveLengths
+from presage.serving_hooks.champions import PROJECTED, LengthChampion, NextAgentChampion
+from presage.serving_hooks.guard import Budget, Guard, Refused
+from presage.serving_hooks.live import (
+    MISSED_STEP,
+    NO_MODEL,
+    NO_STEP,
+    NOT_AWAITED,
+    LiveForecast,
+    LiveLengths,
+    Projection,
+)
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
 from presage.serving_hooks.workflows import Workflows, shared, short
 
@@ -57,6 +66,9 @@ class Forecaster:
     Attributes:
         counts: forecasts by source, and reasons why the model did not answer.
         counts_of_lengths: the same of the tokens left.
+        states: hidden states that came after their step had begun: "used", or why not.
+        awaits_states: prefill states come after their step has begun, by `on_prefill_state`; costs a copy of a
+            workflow's state while a step waits for its own.
         expired: workflows that ended by falling silent.
         dropped: workflows that had to make room.
         guards: of each predictor, by its kind.
@@ -79,6 +91,8 @@ class Forecaster:
         self.predictor, self.version, self.max_workflows = predictor, version, max_workflows
         self.counts: Counter[str] = Counter()
         self.counts_of_lengths: Counter[str] = Counter()
+        self.states: Counter[str] = Counter()
+        self.awaits_states = False
         self.expired = self.dropped = 0
         guards = [
             Guard(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
@@ -142,13 +156,61 @@ class Forecaster:
         output_tokens: int | None = None,
         output_text: str | None = None,
         completion_state: NDArray[Any] | None = None,
+        projected: NDArray[np.float32] | None = None,
     ) -> LiveForecast:
         """The step that began last in this workflow has produced its last token: what comes after it?
 
-        The tokens left are those said when the step began, less what it has produced.
+        The tokens left are those said when the step began, less what it has produced. `projected` is the completion
+        state as `projections` makes it, float32 [c], in the place of `completion_state`.
         """
-        given = {"output_tokens": output_tokens, "output_text": output_text, "completion_state": completion_state}
+        given = {
+            "output_tokens": output_tokens,
+            "output_text": output_text,
+            "completion_state": completion_state,
+            PROJECTED: projected,
+        }
         return self._answered(COMPLETION, partial(self._completed, workflow_type, workflow_id, given))
+
+    @property
+    def projections(self) -> dict[Moment, Projection]:
+        """W and b by moment for a worker that projects hidden states; empty where none of the served model are read.
+
+        Captured states are rounded to float16 before they are projected, as traces keep them.
+        """
+        return self._answers.projections
+
+    def on_prefill_state(
+        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+    ) -> LiveForecast | None:
+        """The prefill state of a step has come, after the step began: its forecast once more, now with the state.
+
+        The numbers are those of `on_prefill` with the state. An event is counted once, so this counts in `states`
+        alone.
+
+        Args:
+            workflow_type: as `on_prefill` had it.
+            workflow_id: as `on_prefill` had it.
+            projected: the state as `projections` makes it, float32 [p].
+            of: what `on_prefill` answered for this step.
+
+        Returns:
+            None where the state comes too late, or cannot be used: what was answered before goes on to hold.
+        """
+        try:
+            key = short(workflow_type), short(workflow_id)
+            running = self._workflows.heard(key, self._clock())
+            if running is None or running.awaited is None or running.awaited.answered is not of:
+                self.states[NOT_AWAITED] += 1
+                return None
+            live = self._answers.with_state(key[0], running, running.awaited, projected)
+        except Exception as error:
+            self.states[type(error).__name__] += 1
+            return None
+        if isinstance(running.agents, Refused):
+            self.states[running.agents.reason] += 1
+            return None
+        self.states["used"] += 1
+        return live
 
     def close(self, workflow_type: str, workflow_id: str, *, cut: bool = False) -> None:
         """The workflow has ended; its state goes. Closing one that is not there is no error.
@@ -213,7 +275,7 @@ class Forecaster:
             running.miss(step)
         running.steps, running.within = running.steps + 1, True
         try:
-            return self._answers.begun(key[0], running, given)
+            return self._answers.begun(key[0], running, given, self.awaits_states)
         except Exception:
             running.miss(running.steps)  # one state may have moved, and another not
             raise

@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 from presage.features.moment import Moment
 from presage.predictors.forecast import Source
 
+Projection = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""W float32 [d, p] and b [p]; a hidden state x becomes x @ W + b."""
+
 NO_MODEL: Final = "no model"
 NO_STEP: Final = "completion of a step that never began here, or has completed"
 MISSED_STEP: Final = "an earlier step was missed"
 SWITCHED_OFF: Final = "the predictor is switched off"
 STATES_LEFT_OUT: Final = "states left out: the predictor learnt those of another served model"
 LITTLE_SEEN: Final = "too little seen"
+NOT_AWAITED: Final = "a state of a step that is not the one that began last, or had its state"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,17 @@ length, with a digest in the place of the rest: an id of a megabyte must not be 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from sys import intern
-from typing import Final
+from typing import Any, Final
 
 from presage.errors import ConfigurationError
 from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.next_agent import Workflow
 from presage.serving_hooks.guard import Refused
-from presage.serving_hooks.live import MISSED_STEP, NO_LENGTHS
+from presage.serving_hooks.live import MISSED_STEP, NO_LENGTHS, LiveForecast
 from presage.serving_hooks.seen import Seen
 
 LONGEST_NAME: Final = 128
@@ -43,6 +44,21 @@ def shared(name: str) -> str:
     return intern(str(short(name)))
 
 
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A step that has begun and whose state is still to come.
+
+    Attributes:
+        before: the workflow before it, a copy.
+        step: what was given of the step.
+        answered: the forecast that was made without the state.
+    """
+
+    before: Workflow
+    step: Mapping[str, Any]
+    answered: LiveForecast
+
+
 class Running:
     """A workflow under way.
 
@@ -53,19 +69,22 @@ class Running:
         said: what was said of the tokens left when the last step began.
         heard_at: of its last event, seconds.
         seen: what counts are to learn of it.
+        awaited: the step that began last, as long as its state may come.
     """
 
-    __slots__ = ("agents", "heard_at", "lengths", "said", "seen", "steps", "within")
+    __slots__ = ("agents", "awaited", "heard_at", "lengths", "said", "seen", "steps", "within")
 
     def __init__(self, agents: Workflow | Refused, lengths: LengthWorkflow | Refused) -> None:
         self.agents, self.lengths, self.said = agents, lengths, NO_LENGTHS
         self.steps, self.within, self.heard_at = 0, False, 0.0
         self.seen = Seen()
+        self.awaited: Awaited | None = None
 
     def miss(self, step: int) -> None:
         """Steps before number `step` went by unseen: no predictor knows any more where the workflow stands."""
         self.agents = self.lengths = Refused(MISSED_STEP)
         self.seen.missed()
+        self.awaited = None
         self.steps = step
 
 

@@ -4,14 +4,17 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from serving_samples import lengths_of
 from tiny_model import Tiny
 
+from presage.features.moment import COMPLETION, PREFILL
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecaster import Forecaster
 from presage.serving_hooks.vllm.config import PresageConfig
+from presage.serving_hooks.vllm.forecasts import ReadsStates
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.registered import AskedOnArrival, champions
 from presage.serving_hooks.vllm.where import where
@@ -50,6 +53,10 @@ def test_champions_of_the_registry_answer_both_policies(
     assert (live.source, live.version, live.remaining.source, live.remaining.version) == ("champion", 1, "champion", 1)
     assert live.remaining.ranking == left
     assert made.next_agents.on_completion("retry", "w", output_tokens=20).source == "champion"
+    for served, moments in (("synthetic", {PREFILL, COMPLETION}), (None, {PREFILL, COMPLETION}), ("another", set())):
+        reads = champions(served).next_agents
+        assert isinstance(reads, ReadsStates)
+        assert set(reads.projections) == moments, "the states of the traces are those of the model synthetic"
 
 
 def test_one_step_is_one_event_whoever_asks_first(tiny: Tiny) -> None:
@@ -66,6 +73,23 @@ def test_one_step_is_one_event_whoever_asks_first(tiny: Tiny) -> None:
     asked.close("retry", "w")
     assert len(forecaster) == 0
     assert asked.on_prefill("retry", "w", "planner", step=0, input_tokens=1).source == "champion"
+
+
+def test_a_state_finds_the_step_that_was_asked_for_on_arrival(tiny: Tiny) -> None:
+    asked = AskedOnArrival(Forecaster(tiny.training.predictor, 3))
+    asked.await_states()
+    state, last = (np.ones(len(asked.projections[moment][1]), np.float32) for moment in (PREFILL, COMPLETION))
+    asked.remaining_tokens(step("planner", 0), 100)
+    first = asked.on_prefill("retry", "w", "planner", step=0, input_tokens=100)
+    live = asked.on_prefill_state("retry", "w", state, first)
+    assert live is not None
+    assert not np.allclose(live.probabilities, first.probabilities)
+    with_state = asked.on_completion("retry", "w", output_tokens=9, projected=last)
+    assert with_state.source == "champion"
+    asked.remaining_tokens(step("coder", 1), 100)
+    second = asked.on_prefill("retry", "w", "coder", step=1, input_tokens=100)
+    asked.remaining_tokens(step("tester", 2), 100)
+    assert asked.on_prefill_state("retry", "w", state, second) is None, "the tester's step has begun"
 
 
 def test_steps_that_wait_side_by_side_are_one_event_each(tiny: Tiny) -> None:

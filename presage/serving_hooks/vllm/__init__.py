@@ -10,9 +10,13 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """The scheduler, imported where it is asked for: the rest of this package does without vLLM."""
+    """The scheduler and the worker, imported where it is asked for: the rest of this package does without vLLM."""
     if name == "WorkflowScheduler":
         from presage.serving_hooks.vllm.scheduler import WorkflowScheduler
 
         return WorkflowScheduler
+    if name == "StatesWorker":
+        from presage.serving_hooks.vllm.tap.worker import StatesWorker
+
+        return StatesWorker
     raise AttributeError(f"module {__name__} has no attribute {name}")

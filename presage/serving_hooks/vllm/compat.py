@@ -1,4 +1,4 @@
-"""What of vLLM the hooks stand on: the only file that names its private API.
+"""What of vLLM the hooks stand on: the only file that names its private API, but for workers (`compat_worker.py`).
 
 vLLM promises plugin groups and `--scheduler-cls`; it does not promise what a scheduler looks like inside. So all that
 is relied on is listed here, compared with the vLLM that is installed, and an engine that differs is refused with the
@@ -16,9 +16,11 @@ import importlib.metadata
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from presage.errors import EngineError
+
+Kind = TypeVar("Kind")
 
 WINDOW: Final = "0.32"
 """Versions read and tested, all patches of it."""
@@ -39,6 +41,16 @@ SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.v1.core.block_pool:BlockPool.evict_blocks": ("self", "block_ids"),
     "vllm.v1.core.block_pool:BlockPool.reset_prefix_cache": ("self",),
     "vllm.v1.engine.core_client:AsyncMPClient.call_utility_all_async": ("self", "method"),
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": ("self", "scheduler_output", "model_runner_output"),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_meta": (
+        "self",
+        "scheduler_output",
+    ),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.bind_connector_metadata": (
+        "self",
+        "connector_metadata",
+    ),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_worker_meta": ("self",),
 }
 """Functions that are called or overridden, with their leading parameters."""
 
@@ -78,6 +90,9 @@ ATTRIBUTES: Final = (
     "cache_config.enable_prefix_caching",
     "vllm_config.additional_config",
     "vllm_config.diffusion_config",
+    "connector",
+    "vllm_config.model_config.served_model_name",
+    "vllm_config.speculative_config",
     "kv_cache_config.kv_cache_groups",
     "kv_cache_manager.block_pool.blocks",
     "kv_cache_manager.block_pool.null_block.block_id",
@@ -115,12 +130,18 @@ class BlockEvents(Protocol):
         """The cache does not know the contents of these blocks any more."""
 
 
-def differences(version: str | None = None, load: Callable[[str], Any] = importlib.import_module) -> list[str]:
+def differences(
+    version: str | None = None,
+    load: Callable[[str], Any] = importlib.import_module,
+    signatures: Mapping[str, tuple[str, ...]] = SIGNATURES,
+    methods: Mapping[str, frozenset[str]] = METHODS,
+) -> list[str]:
     """How the vLLM at hand differs from the one the hooks know, one line each; empty if it does not.
 
     Args:
         version: of vLLM; None asks the installation.
         load: imports a module by name.
+        signatures, methods: what is compared.
     """
     found = []
     version = version if version is not None else installed()
@@ -128,7 +149,7 @@ def differences(version: str | None = None, load: Callable[[str], Any] = importl
         return ["vLLM is not installed"]
     if version != WINDOW and not version.startswith(WINDOW + "."):
         found.append(f"version {version} is outside {WINDOW}.*")
-    for name, wanted in SIGNATURES.items():
+    for name, wanted in signatures.items():
         function = _find(name, load)
         if function is None:
             found.append(f"{name} is not there")
@@ -136,24 +157,29 @@ def differences(version: str | None = None, load: Callable[[str], Any] = importl
         given = tuple(inspect.signature(function).parameters)[: len(wanted)]
         if given != wanted:
             found.append(f"{name} takes ({', '.join(given)}), not ({', '.join(wanted)})")
-    for name, methods in METHODS.items():
+    for name, known in methods.items():
         kind = _find(name, load)
         if kind is None:
             found.append(f"{name} is not there")
             continue
         public = {method for method, value in vars(kind).items() if inspect.isfunction(value) and method[0] != "_"}
-        found += [f"{name} has {method}, which is unknown" for method in sorted(public - methods)]
-        found += [f"{name} has no {method}" for method in sorted(methods - public)]
+        found += [f"{name} has {method}, which is unknown" for method in sorted(public - known)]
+        found += [f"{name} has no {method}" for method in sorted(known - public)]
     return found
 
 
-def check(version: str | None = None, load: Callable[[str], Any] = importlib.import_module) -> None:
+def check(
+    version: str | None = None,
+    load: Callable[[str], Any] = importlib.import_module,
+    signatures: Mapping[str, tuple[str, ...]] = SIGNATURES,
+    methods: Mapping[str, frozenset[str]] = METHODS,
+) -> None:
     """Refuses a vLLM that is not the one the hooks know.
 
     Raises:
         EngineError: with all differences.
     """
-    _refuse(differences(version, load))
+    _refuse(differences(version, load, signatures, methods))
 
 
 def check_scheduler(scheduler: Any) -> None:
@@ -183,7 +209,7 @@ def _refuse(found: list[str]) -> None:
         listed = "\n  ".join(found)
         raise EngineError(
             f"this vLLM is not one the hooks were written for; install vllm {WINDOW}.*, or leave --scheduler-cls "
-            f"out to run without Presage. What differs:\n  {listed}"
+            f"and --worker-cls out to run without Presage. What differs:\n  {listed}"
         )
 
 
@@ -331,6 +357,53 @@ def waiting_queues(scheduler: Any) -> tuple[Any, Any]:
 def completed(request: Any) -> bool:
     """Whether a request that has left had its last token, and was neither aborted nor failed."""
     return str(request.get_finished_reason()) in ("stop", "length", "repetition")
+
+
+def served_model(scheduler: Any) -> str:
+    """The name by which clients ask for the model, the first if there are several."""
+    return str(scheduler.vllm_config.model_config.served_model_name)
+
+
+def hidden_size(scheduler: Any) -> int:
+    """Numbers in a hidden state of the model."""
+    return int(scheduler.vllm_config.model_config.get_hidden_size())
+
+
+def speculates(scheduler: Any) -> bool:
+    """Whether a step may produce several tokens a request."""
+    return scheduler.vllm_config.speculative_config is not None
+
+
+def of_kind(kind: type[Kind], found: Any) -> Iterator[Kind]:
+    """What is of this kind: the object itself, or what vLLM's `MultiConnector` has put together in it."""
+    several = getattr(found, "_connectors", None) or getattr(found, "metadata", None)
+    for one in several if isinstance(several, list | tuple) else (found,):
+        if isinstance(one, kind):
+            yield one
+
+
+def connector(scheduler: Any, kind: type[Kind]) -> Kind | None:
+    """The scheduler's end of the KV connector of this kind."""
+    return next(of_kind(kind, scheduler.connector), None)
+
+
+def worker_meta(output: Any) -> Any:
+    """What the workers' ends of the KV connectors sent along with the tokens of an iteration; None for nothing."""
+    return output.kv_connector_output.kv_connector_worker_meta if output.kv_connector_output is not None else None
+
+
+def prompts(output: Any) -> Iterator[tuple[str, int]]:
+    """Requests that an iteration selects for the first time, and the tokens of their prompts."""
+    return ((new.req_id, new.prompt_len) for new in output.scheduled_new_reqs)
+
+
+def reached(output: Any) -> Iterator[tuple[str, int]]:
+    """Requests that an iteration selects, and how many of their tokens are computed after it."""
+    cached, tokens = output.scheduled_cached_reqs, output.num_scheduled_tokens
+    for new in output.scheduled_new_reqs:
+        yield new.req_id, new.num_computed_tokens + tokens[new.req_id]
+    for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        yield name, computed + tokens[name]
 
 
 def add_to_engine(methods: Mapping[str, Callable[..., Any]]) -> None:

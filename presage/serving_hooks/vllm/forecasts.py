@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
+from presage.features.moment import Moment
 from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.live import Projection
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.metadata import Step
 
@@ -36,6 +42,31 @@ class NextAgents(Protocol):
     def close(self, workflow_type: str, workflow_id: str) -> None: ...  # noqa: D102
 
 
+@runtime_checkable
+class ReadsStates(Protocol):
+    """Next agents that read hidden states of the model that is served; see `Forecaster`."""
+
+    @property
+    def projections(self) -> Mapping[Moment, Projection]:
+        """W and b by moment; empty where no states are read."""
+
+    def await_states(self) -> None:
+        """Prefill states come after `on_prefill` from now on."""
+
+    def on_prefill_state(  # noqa: D102
+        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+    ) -> LiveForecast | None: ...
+
+    def on_completion(  # noqa: D102
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        *,
+        output_tokens: int | None = None,
+        projected: NDArray[np.float32] | None = None,
+    ) -> LiveForecast: ...
+
+
 class RemainingTokens(Protocol):
     """How much work a workflow has left."""
 
@@ -58,8 +89,12 @@ class Forecasts:
     models: Mapping[str, str] = field(default_factory=dict)
 
 
-def load_forecasts(config: PresageConfig) -> Forecasts:
+def load_forecasts(config: PresageConfig, served_model: str | None = None) -> Forecasts:
     """Who foretells: the function an operator has named, else the registry's models.
+
+    Args:
+        config: names the function or the models.
+        served_model: by its name; given to a function that takes it.
 
     Raises:
         ConfigurationError: there is no such function, or it returns something else.
@@ -68,10 +103,12 @@ def load_forecasts(config: PresageConfig) -> Forecasts:
     if name is None:
         from presage.serving_hooks.vllm.registered import champions
 
-        return champions(config)
+        return champions(config, served_model)
     module, function = name.split(":")
     try:
-        made = getattr(importlib.import_module(module), function)()
+        make = getattr(importlib.import_module(module), function)
+        takes = "served_model" in inspect.signature(make).parameters
+        made = make(served_model=served_model) if takes else make()
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"presage.forecasts is {name}, which cannot be loaded: {error}") from error
     if not isinstance(made, Forecasts):

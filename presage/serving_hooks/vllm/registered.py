@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from presage.errors import PresageError, RegistryError
+from presage.features.moment import Moment
 from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.forecaster import Forecaster
-from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.live import LiveForecast, Projection
 from presage.serving_hooks.sources import Held, Predictors, resolve_predictors
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
@@ -72,9 +77,33 @@ class AskedOnArrival:
             return early
         return self._forecaster.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
 
-    def on_completion(self, workflow_type: str, workflow_id: str, *, output_tokens: int | None = None) -> LiveForecast:
-        """The step that began last has produced its last token."""
-        return self._forecaster.on_completion(workflow_type, workflow_id, output_tokens=output_tokens)
+    @property
+    def projections(self) -> Mapping[Moment, Projection]:
+        """How hidden states are projected, by moment; empty where none are read."""
+        return self._forecaster.projections
+
+    def await_states(self) -> None:
+        """Prefill states come after `on_prefill` from now on."""
+        self._forecaster.awaits_states = True
+
+    def on_prefill_state(
+        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+    ) -> LiveForecast | None:
+        """The prefill state of a step has come; see `Forecaster.on_prefill_state`."""
+        return self._forecaster.on_prefill_state(workflow_type, workflow_id, projected, of)
+
+    def on_completion(
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        *,
+        output_tokens: int | None = None,
+        projected: NDArray[np.float32] | None = None,
+    ) -> LiveForecast:
+        """The step that began last has produced its last token; `projected` is its completion state."""
+        return self._forecaster.on_completion(
+            workflow_type, workflow_id, output_tokens=output_tokens, projected=projected
+        )
 
     def close(self, workflow_type: str, workflow_id: str) -> None:
         """The workflow has ended."""

@@ -4,7 +4,7 @@ The policies choose among what vLLM would do anyway: which waiting request first
 change no token, start and stop no request. Each can be switched off by configuration, and switches itself off when it
 fails.
 
-Not done here: hidden states for the forecasts, prefetch, admission.
+Not done here: prefetch, admission.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
 from presage.serving_hooks.vllm.metadata import Step, read
 from presage.serving_hooks.vllm.priorities import Priorities
 from presage.serving_hooks.vllm.switch import Switch
+from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
 from presage.serving_hooks.vllm.waiting import WaitingQueue
 from presage.serving_hooks.vllm.workflows import Workflows
 
@@ -58,10 +59,12 @@ class Policies(compat.SchedulerSeam):
         self._priorities = self._hook_waiting(config, forecasts) if config.priority else None
         self._scored = self._hook_blocks(config) if config.eviction and compat.caches_prefixes(self) else None
         self._workflows.retention = self._scored
+        self._states = StatesOfSteps(self._workflows)
+        self._states.begin(self, forecasts)
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """Who foretells, asked once."""
-        return load_forecasts(config)
+        return load_forecasts(config, compat.served_model(self))
 
     def add_request(self, request: Any) -> None:
         """A request, or the next part of one that streams its input."""
@@ -91,6 +94,11 @@ class Policies(compat.SchedulerSeam):
                 self._priorities.switch.attempt(self._moved, request_id)
         return output
 
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """What an iteration has computed; hidden states first."""
+        self._bookkeeping.attempt(self._states.read, model_runner_output)
+        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+
     def request_left(self, request: Any) -> None:
         """A request has finished or was aborted."""
         if not self._acts:
@@ -119,6 +127,7 @@ class Policies(compat.SchedulerSeam):
             "workflows": len(self._workflows),
             "expired": self._workflows.expired,
             "models": self._models,
+            "states": self._states.told,
             "counts": dict(self._counts),
         }
 

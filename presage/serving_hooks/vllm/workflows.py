@@ -10,10 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from presage.serving_hooks.forecaster import LiveForecast
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
-from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.known_steps import arrived, interrupted
 from presage.serving_hooks.vllm.metadata import Step, workflow_key
 from presage.serving_hooks.vllm.switch import Switch
@@ -31,6 +34,10 @@ class Retention(Protocol):
 
     def end(self, workflow: str) -> None:
         """A workflow has ended."""
+
+
+CompletionState = Callable[[str], "NDArray[np.float32] | None"]
+"""The completion state of a request that has just had its last token; None if none has come."""
 
 
 class Workflows:
@@ -64,6 +71,9 @@ class Workflows:
         self._steps: dict[str, Step] = {}
         self._names: dict[str, Step] = {}
         self._seen: dict[str, LiveForecast] = {}
+        self._tapped: tuple[ReadsStates, CompletionState] | None = None
+        self._without_state: dict[str, LiveForecast] = {}
+        self._interrupted: set[str] = set()
         self._next_agents = Switch("forecasts of next agents", counts)
         self._remaining = Switch("forecasts of remaining tokens", counts)
 
@@ -99,8 +109,12 @@ class Workflows:
             self._remaining.off(error)
             return None
 
+    def tap(self, source: ReadsStates, completion: CompletionState) -> None:
+        """Hidden states of steps come from now on: of prompts by `prefill_state`, of answers from `completion`."""
+        self._tapped = source, completion
+
     def begins(self, request_id: str, input_tokens: int) -> None:
-        """A step is selected for the first time. Its prompt is not read yet; only hidden states would wait."""
+        """A step is selected for the first time. Its prompt is not read yet; its hidden state may come later."""
         step, source = self._steps.get(request_id), self._forecasts.next_agents
         if step is not None and source is not None:
             self._foretell(
@@ -110,29 +124,55 @@ class Workflows:
                 ),
             )
 
+        if self._tapped is not None and step is not None and step.workflow in self._seen:
+            self._without_state[request_id] = self._seen[step.workflow]
+
+    def prefill_state(self, request_id: str, projected: NDArray[np.float32]) -> None:
+        """The hidden state of a step's prompt has come: its forecast is made again."""
+        step, of = self._steps.get(request_id), self._without_state.pop(request_id, None)
+        if self._tapped is None or step is None or of is None or not self._next_agents.on:
+            return
+        try:
+            forecast = self._tapped[0].on_prefill_state(step.workflow_type, step.workflow_id, projected, of)
+        except Exception as error:
+            self._next_agents.off(error)
+            return
+        self._counts["prefill states: late" if forecast is None else "prefill states: used"] += 1
+        if forecast is not None:
+            self._seen[step.workflow] = forecast
+            self._tell(step, interrupted if request_id in self._interrupted else _as_it_is)
+
     def interrupted(self, request_id: str) -> None:
         """A step is preempted: it has lost its blocks, and will look for them in the cache."""
         step = self._steps.get(request_id)
         if step is not None:
+            self._interrupted.add(request_id)
             self._tell(step, interrupted)
 
     def resumes(self, request_id: str) -> None:
         """A step that was preempted is selected again."""
         step = self._steps.get(request_id)
         if step is not None:
-            self._tell(step, lambda forecast, _: forecast)
+            self._interrupted.discard(request_id)
+            self._tell(step, _as_it_is)
 
     def leaves(self, request_id: str, completed: bool, output_tokens: int) -> None:
         """A request leaves the engine, with its last token or without."""
         step, source = self._steps.pop(request_id, None), self._forecasts.next_agents
         if step is None:
             return
+        self._interrupted.discard(request_id)
         self._lifecycle.finish(step.workflow, self._clock())
+        waits = self._without_state.pop(request_id, None) is not None
         if step.last or step.workflow not in self._lifecycle:
             self._over(step)  # also one that ended while this request ran: what it touched since goes too
         elif completed and source is not None:
+            state = self._last_states(request_id, waits)
             self._foretell(
-                step, lambda: source.on_completion(step.workflow_type, step.workflow_id, output_tokens=output_tokens)
+                step,
+                lambda: source.on_completion(
+                    step.workflow_type, step.workflow_id, output_tokens=output_tokens, **state
+                ),
             )
 
     def end(self, workflow_type: str, workflow_id: str) -> bool:
@@ -146,6 +186,19 @@ class Workflows:
         """Workflows that have been silent too long have ended."""
         for workflow in self._lifecycle.expire(self._clock()):
             self._over(self._names[workflow])
+
+    def _last_states(self, request_id: str, waits: bool) -> dict[str, NDArray[np.float32]]:
+        """The completion state, where it is had, as `on_completion` is told; counts what is missing.
+
+        With `waits` the prefill state has never come.
+        """
+        if self._tapped is None:
+            return {}
+        if waits:
+            self._counts["prefill states: missing"] += 1
+        state = self._tapped[1](request_id)
+        self._counts["completion states: missing" if state is None else "completion states: used"] += 1
+        return {"projected": state} if state is not None else {}
 
     def _over(self, step: Step) -> None:
         self._names.pop(step.workflow, None)
@@ -178,3 +231,7 @@ class Workflows:
 
     def _looked(self, forecast: LiveForecast) -> Lookahead:
         return lookahead(forecast.probabilities, forecast.agents, self._score)
+
+
+def _as_it_is(forecast: LiveForecast, _: str) -> LiveForecast:
+    return forecast

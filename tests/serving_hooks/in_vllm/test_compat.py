@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from presage.errors import EngineError
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm import compat, compat_worker
 
 
 def made_up() -> dict[str, ModuleType]:
@@ -88,6 +88,13 @@ def test_a_scheduler_without_what_is_reached_for_is_refused() -> None:
     with pytest.raises(EngineError, match=r"no kv_holding_waiting") as refused:
         compat.check_scheduler(SimpleNamespace(requests={}, running=[], waiting=[]))
     assert "no waiting" not in str(refused.value)
+
+
+def test_workers_that_differ_are_refused_where_the_tap_is_asked_for() -> None:
+    compat.check("0.32.0", loader(made_up()))
+    with pytest.raises(EngineError, match=r"GPUModelRunner\.sample is not there") as refused:
+        compat_worker.check("0.32.0", loader(made_up()))
+    assert str(refused.value).count("is not there") == len(compat_worker.SIGNATURES)
 
 
 @pytest.mark.vllm

@@ -1,7 +1,7 @@
 """What eviction is told of a workflow, from its first request to its end."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -115,3 +115,102 @@ def test_names_without_end_do_not_grow_the_tables(monkeypatch: pytest.MonkeyPatc
     assert of.end("review", "r1")
     of.arrives("new", Step("review", "r11", "coder"))
     assert of.step("new") is not None
+
+
+class Tapped(Source):
+    """Another forecast once it has a state: the tester comes for certain, and then the end."""
+
+    def __init__(self) -> None:
+        self.completed: list[Any] = []
+        self.awaits = False
+
+    projections: ClassVar[Any] = {PREFILL: (np.eye(2, dtype=np.float32), np.zeros(2, np.float32))}
+
+    def await_states(self) -> None:
+        self.awaits = True
+
+    def on_prefill_state(self, workflow_type: str, workflow_id: str, projected: Any, of: Any) -> LiveForecast | None:
+        if projected[0] < 0:
+            return None  # too late
+        return LiveForecast("champion", 9, PREFILL, KNOWN, AGENTS, 1)
+
+    def on_completion(self, *_: object, projected: Any = None, **__: object) -> LiveForecast:
+        self.completed.append(None if projected is None else projected.tolist())
+        return LiveForecast("champion", 9, COMPLETION, AHEAD, AGENTS, 1)
+
+
+KNOWN = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]], np.float32)
+SURE = (0.0, 1.0)
+# The coder is computed again: rows certain, first, second of KNOWN; weights 1, 0.5, 0.25
+SURE_AGAIN = (1.0, 0.5)
+STATE = np.ones(2, np.float32)
+
+
+def tapped(state: Any = STATE) -> tuple[Workflows, Heard, Tapped, Counter[str]]:
+    source, counts = Tapped(), Counter[str]()
+    of = Workflows(Forecasts(source), ScoreConfig(3, 0.5), 60.0, counts, lambda: 0.0)
+    of.retention = heard = Heard()
+    of.tap(source, lambda _: state)
+    return of, heard, source, counts
+
+
+def test_a_state_that_comes_changes_the_score_once() -> None:
+    of, heard, source, counts = tapped()
+    of.arrives("1", CODER)
+    of.begins("1", 10)
+    of.prefill_state("1", STATE)
+    of.prefill_state("1", STATE)
+    of.prefill_state("a request without a workflow", STATE)
+    of.leaves("1", True, 5)
+    assert heard.told == [PLAIN, SURE, PLAIN]
+    assert source.completed == [[1.0, 1.0]]
+    assert {name: count for name, count in counts.items() if "states" in name} == {
+        "prefill states: used": 1,
+        "completion states: used": 1,
+    }
+
+
+def test_a_state_of_a_step_that_is_preempted_holds_for_the_step_that_is_computed_again() -> None:
+    of, heard, _, _ = tapped()
+    of.arrives("1", CODER)
+    of.begins("1", 10)
+    of.interrupted("1")
+    of.prefill_state("1", STATE)
+    of.resumes("1")
+    assert heard.told == [PLAIN, AGAIN, SURE_AGAIN, SURE]
+
+
+def test_states_that_are_late_or_missing_are_counted_and_those_of_aborted_requests_are_not() -> None:
+    of, heard, source, counts = tapped(None)
+    of.arrives("1", CODER)
+    of.begins("1", 10)
+    of.prefill_state("1", -STATE)
+    of.leaves("1", True, 5)
+    of.arrives("2", TESTER)
+    of.begins("2", 10)
+    of.leaves("2", True, 5)
+    of.arrives("3", CODER)
+    of.begins("3", 10)
+    of.leaves("3", False, 0)
+    assert SURE not in heard.told
+    assert source.completed == [None, None]
+    assert {name: count for name, count in counts.items() if "states" in name} == {
+        "prefill states: late": 1,
+        "prefill states: missing": 1,
+        "completion states: missing": 2,
+    }
+
+
+def test_a_source_that_fails_at_a_state_is_switched_off_and_the_score_stays() -> None:
+    class Failing(Tapped):
+        def on_prefill_state(self, *_: object, **__: object) -> LiveForecast | None:
+            raise RuntimeError
+
+    source = Failing()
+    of, heard = watched(Forecasts(source))
+    of.tap(source, lambda _: None)
+    of.arrives("1", CODER)
+    of.begins("1", 10)
+    of.prefill_state("1", STATE)
+    of.leaves("1", True, 5)
+    assert heard.told == [PLAIN, "unknown"]

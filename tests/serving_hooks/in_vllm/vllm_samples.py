@@ -15,7 +15,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its o
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -55,6 +55,7 @@ def build(
     tokens: int = 256,
     caching: bool = True,
     groups: Sequence[Any] = (),
+    connector: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Any:
     """A scheduler over a cache of `blocks` blocks of 16 tokens, one of which vLLM keeps for itself.
@@ -77,6 +78,7 @@ def build(
         ),
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
+        kv_transfer_config=KVTransferConfig(**connector) if connector is not None else None,
         additional_config={} if presage is None else {"presage": dict(presage)},
         **more,
     )

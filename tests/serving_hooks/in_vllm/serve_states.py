@@ -1,0 +1,218 @@
+"""Run as a program: serves workflows on the real engine, tapped, and prints what came of their states as JSON.
+
+Short chunks, a cache too small for all (so requests are preempted), prefixes that are shared, answers of one token,
+answers that end by a stop token, requests that are aborted, requests without a workflow. Every row the tap takes, and
+every state that reaches the forecasts, is noted on the way and compared with a forward pass of Hugging Face's model in
+float32. Said "apart", engine and worker are processes of their own, as in life, and only what they tell is printed.
+"""
+
+import json
+import os
+import random
+import sys
+from collections import defaultdict
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(len(sys.argv) - 3)  # in one process both ends can be looked at
+os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+
+import numpy as np
+
+from presage.features.moment import COMPLETION, PREFILL
+
+APART = sys.argv[3:] == ["apart"]
+HOOKS = {
+    "scheduler_cls": "presage.serving_hooks.vllm.WorkflowScheduler",
+    "additional_config": {"presage": {"forecasts": "presage.serving_hooks.vllm.registered:champions"}},
+}
+TAP = {
+    "worker_cls": "presage.serving_hooks.vllm.StatesWorker",
+    "kv_transfer_config": {
+        "kv_connector": "StatesConnector",
+        "kv_connector_module_path": "presage.serving_hooks.vllm.tap.connector",
+        "kv_role": "kv_producer",
+    },
+}
+AGENTS = ("planner", "coder", "tester", "coder", "tester")
+STOP = list(range(0, 512, 16))
+
+
+class Noted:
+    """What passes, by moment and request; the step that computed it, the step in which it is read."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, Any]] = {PREFILL: {}, COMPLETION: {}}
+        self.states: dict[str, dict[str, Any]] = {PREFILL: {}, COMPLETION: {}}
+        self.computed: dict[str, int] = {}
+        self.read: dict[str, int] = {}
+        self.changed: list[bool] = []
+        self.step = 0
+
+    def watch(self) -> None:
+        """Stands between the parts; each goes on as it would."""
+        from presage.serving_hooks.forecaster import Forecaster
+        from presage.serving_hooks.vllm.tap.connector import StatesConnector
+        from presage.serving_hooks.vllm.workflows import Workflows
+
+        captured, prefill = StatesConnector.captured, Workflows.prefill_state
+        last, again = Workflows._last_states, Forecaster.on_prefill_state
+
+        def rows_pass(connector: Any, ids: Any, rows: Any) -> None:
+            for moment, names in connector._rows.items():
+                for name in names:
+                    self.rows[moment][name] = rows()[list(ids).index(name)].float().numpy().copy()
+                    if moment == PREFILL:
+                        self.computed[name] = self.step
+            captured(connector, ids, rows)
+
+        def state_passes(workflows: Any, name: str, state: Any) -> None:
+            self.states[PREFILL][name] = state
+            self.read[name] = self.step
+            prefill(workflows, name, state)
+
+        def last_passes(workflows: Any, name: str, waits: bool) -> Any:
+            found = last(workflows, name, waits)
+            if "projected" in found:
+                self.states[COMPLETION][name] = found["projected"]
+            return found
+
+        def answered(forecaster: Any, workflow_type: str, workflow_id: str, projected: Any, of: Any) -> Any:
+            live = again(forecaster, workflow_type, workflow_id, projected, of)
+            if live is not None:
+                self.changed.append(not np.allclose(live.probabilities, of.probabilities, atol=1e-6))
+            return live
+
+        StatesConnector.captured, Workflows.prefill_state = rows_pass, state_passes  # type: ignore[assignment,method-assign]
+        Workflows._last_states, Forecaster.on_prefill_state = last_passes, answered  # type: ignore[assignment,method-assign]
+
+
+def requests(draw: random.Random) -> list[tuple[str, list[int], Any]]:
+    """Name, prompt, and how to answer it, of the steps of twelve workflows, round by round."""
+    from vllm import SamplingParams
+
+    made = []
+    for number, agent in enumerate(AGENTS):
+        for workflow in range(12):
+            prompt = [(workflow // 2 * 41 + i) % 500 for i in range(30 + 45 * number)]
+            prompt += [draw.randrange(500) for _ in range(draw.randrange(12))]
+            tokens = 1 if (workflow + number) % 4 == 0 else draw.randrange(10, 60)
+            sent = {"workflow_type": "retry", "workflow_id": f"w{workflow}", "agent": agent, "step": number}
+            wanted = SamplingParams(
+                temperature=0.0,
+                max_tokens=tokens,
+                ignore_eos=True,
+                stop_token_ids=STOP if workflow % 3 == 0 else None,
+                extra_args=None if workflow == 11 else sent,
+                detokenize=False,
+            )
+            made.append((f"{workflow}.{number}", prompt, wanted))
+    return made
+
+
+def serve(llm: Any, noted: Noted) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Tokens and finish reasons by name; one request of each round is aborted after a few steps."""
+    engine, tokens, reasons = llm.llm_engine, {}, {}
+    made = requests(random.Random(0))
+    for number in range(len(AGENTS)):
+        for name, prompt, wanted in made[12 * number : 12 * number + 12]:
+            engine.add_request(name, {"prompt_token_ids": prompt}, wanted)
+        for step in range(10_000):
+            if not engine.has_unfinished_requests():
+                break
+            if step == 3 + 4 * number:
+                engine.abort_request([f"{10}.{number}"])
+            noted.step += 1
+            for answer in engine.step():
+                if answer.finished:
+                    tokens[answer.request_id] = list(answer.outputs[0].token_ids)
+                    reasons[answer.request_id] = answer.outputs[0].finish_reason
+    return tokens, reasons
+
+
+def compared(model: str, noted: Noted, tokens: dict[str, list[int]]) -> dict[str, Any]:
+    """The largest difference of any row to Hugging Face's, and of any state to the projection of its row."""
+    import torch
+    from transformers import AutoModel
+
+    from presage.predictors.next_agent import NextAgentPredictor
+
+    reference = AutoModel.from_pretrained(model, dtype=torch.float32).eval()
+    predictor = NextAgentPredictor.load(os.environ["PREDICTOR"])
+    off: dict[str, float] = defaultdict(float)
+    checked: dict[str, int] = defaultdict(int)
+    for name, prompt, _ in requests(random.Random(0)):
+        own = next((key for key in noted.rows[PREFILL] if key == name or key.startswith(f"{name}-")), None)
+        if own is None or name not in tokens:
+            continue
+        with torch.inference_mode():
+            rows = reference(torch.tensor([prompt + tokens[name]])).last_hidden_state[0].numpy()
+        at = {PREFILL: len(prompt) - 1, COMPLETION: len(prompt) + len(tokens[name]) - 2}
+        for moment, place in at.items():
+            if own not in noted.states[moment]:
+                continue
+            row, state = noted.rows[moment][own], noted.states[moment][own]
+            step = {f"{moment}_state": row}
+            wanted = predictor.project(moment, predictor.source.of_step(step, moment))
+            off[moment] = max(off[moment], float(np.abs(row - rows[place]).max()))
+            off["projection"] = max(off["projection"], float(np.abs(state - wanted).max()))
+            checked[moment] += 1
+    return {"off": dict(off), "checked": dict(checked)}
+
+
+def main(model: str, served: str) -> dict[str, Any]:
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    tap = {**TAP, "kv_transfer_config": KVTransferConfig(**TAP["kv_transfer_config"])}
+    noted = Noted()
+    llm = LLM(
+        model=model,
+        served_model_name=served,
+        dtype="float32",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_model_len=512,
+        block_size=32,
+        num_gpu_blocks_override=20,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        enable_prefix_caching=True,
+        disable_log_stats=False,
+        seed=0,
+        **({"distributed_executor_backend": "mp"} if APART else {}),
+        **HOOKS,
+        **tap,
+    )
+    if APART:
+        tokens, reasons = serve(llm, noted)
+        status = llm.llm_engine.engine_core.call_utility("presage_status")  # type: ignore[attr-defined]
+        return {"tokens": tokens, "reasons": reasons, "status": status}
+    noted.watch()
+    scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler
+    counted: dict[str, int] = defaultdict(int)
+    schedule = scheduler.schedule
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        counted["preempted"] += len(output.preempted_req_ids or ())
+        counted["hits"] += sum(new.num_computed_tokens for new in output.scheduled_new_reqs)
+        counted["chunks"] += sum(1 for name in output.num_scheduled_tokens if scheduler.requests[name].is_prefill_chunk)
+        return output
+
+    scheduler.schedule = watched
+    tokens, reasons = serve(llm, noted)
+    late = [noted.read[name] - step for name, step in noted.computed.items() if name in noted.read]
+    return {
+        "tokens": tokens,
+        "reasons": reasons,
+        "status": scheduler.presage_status(),
+        "steps": noted.step,
+        "late": {steps: late.count(steps) for steps in sorted(set(late))},
+        "changed": [sum(noted.changed), len(noted.changed)],
+        **counted,
+        **compared(model, noted, tokens),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], sys.argv[2])))

@@ -1,0 +1,140 @@
+"""On the real engine: hidden states are those of the model, they reach the forecasts, and they change no token."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_model import STATE_SIZE, Tiny
+
+from presage.registry.connect import open_registry
+from presage.registry.package import register
+
+pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its engine")
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights whose states are as wide as those the predictor learnt."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512,
+        hidden_size=STATE_SIZE,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        initializer_range=0.5,
+    )
+    folder = tmp_path_factory.mktemp("model")
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def registry(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which the small predictor is the champion; it learnt states of the model "synthetic"."""
+    uri = f"sqlite:///{tmp_path_factory.mktemp('registry') / 'mlflow.db'}"
+    at = open_registry(uri)
+    row = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
+    register(at, tiny.folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[row])
+    at.client.set_registered_model_alias("next-agent", "champion", "1")
+    return {"MLFLOW_TRACKING_URI": uri, "PREDICTOR": str(tiny.folder)}
+
+
+def served(model: Path, name: str, registry: dict[str, str], *how: str) -> Any:
+    paths = os.pathsep.join([str(HERE.parents[2]), str(HERE)])
+    done = subprocess.run(
+        [sys.executable, "serve_states.py", str(model), name, *how],
+        cwd=HERE,
+        env={**os.environ, **registry, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])  # vLLM may say more
+
+
+@pytest.fixture(scope="module")
+def tapped(model: Path, registry: dict[str, str]) -> Any:
+    return served(model, "synthetic", registry)
+
+
+@pytest.fixture(scope="module")
+def apart(model: Path, registry: dict[str, str]) -> Any:
+    """The same with engine and worker in processes of their own."""
+    return served(model, "synthetic", registry, "apart")
+
+
+@pytest.fixture(scope="module")
+def other(model: Path, registry: dict[str, str]) -> Any:
+    """The same engine, connector and worker as well; but it serves a model by another name."""
+    return served(model, "another", registry)
+
+
+def test_the_engine_was_made_to_do_what_is_hard(tapped: Any) -> None:
+    assert tapped["preempted"] > 3
+    assert tapped["chunks"] > 50
+    assert tapped["hits"] >= 64
+    assert "stop" in tapped["reasons"].values()
+    assert sum(len(tokens) == 1 for tokens in tapped["tokens"].values()) > 10
+
+
+def test_states_are_those_of_hugging_face_in_float32(tapped: Any) -> None:
+    assert min(tapped["checked"]["prefill"], tapped["checked"]["completion"]) >= 50
+    assert max(tapped["off"].values()) < 1e-4, tapped["off"]
+
+
+def test_states_reach_the_forecasts_and_change_them(tapped: Any) -> None:
+    counts = tapped["status"]["counts"]
+    assert tapped["status"]["states"] == "on"
+    assert counts["completion states: used"] == tapped["checked"]["completion"]
+    assert counts["prefill states: used"] >= tapped["checked"]["prefill"]
+    assert "completion states: missing" not in counts
+    assert "prefill states: missing" not in counts
+    assert counts["forecast: champion"] >= 100
+    assert all(tapped["status"]["on"].values())
+    changed, made_again = tapped["changed"]
+    assert changed > made_again // 2
+
+
+def test_every_state_is_read_in_the_step_that_computed_it(tapped: Any) -> None:
+    assert list(tapped["late"]) == ["0"]
+
+
+def test_states_of_another_model_are_not_tapped_and_the_forecast_says_so(other: Any) -> None:
+    assert other["status"]["states"].startswith("off: nobody reads")
+    assert not [key for key in other["status"]["counts"] if "states:" in key]
+    assert other["status"]["counts"]["forecast: champion"] >= 100
+    assert (other["checked"], other["off"], other["changed"]) == ({}, {}, [0, 0])
+
+
+def test_states_change_no_token(tapped: Any, other: Any) -> None:
+    finished = [name for name, reason in tapped["reasons"].items() if reason != "abort"]
+    assert len({json.dumps(tapped["tokens"][name]) for name in finished}) > 30
+    for name in finished:
+        assert tapped["tokens"][name] == other["tokens"][name]
+
+
+def test_states_come_from_a_worker_in_a_process_of_its_own(tapped: Any, apart: Any) -> None:
+    counts, known = apart["status"]["counts"], tapped["status"]["counts"]
+    assert apart["status"]["states"] == "on"
+    finished = sum(reason != "abort" for reason in apart["reasons"].values())
+    assert finished >= 50
+    assert counts["completion states: used"] == counts["prefill states: used"] == known["completion states: used"]
+    assert not [name for name in counts if "missing" in name or "late" in name]
+    for name, reason in apart["reasons"].items():
+        if reason != "abort":
+            assert apart["tokens"][name] == tapped["tokens"][name]
