@@ -18,6 +18,7 @@ NO_MODEL: Final = "no model"
 NO_STEP: Final = "completion of a step that never began here, or has completed"
 MISSED_STEP: Final = "an earlier step was missed"
 SWITCHED_OFF: Final = "the predictor is switched off"
+NOT_BACK: Final = "the predictor did not come back"
 STATES_LEFT_OUT: Final = "states left out: the predictor learnt those of another served model"
 LITTLE_SEEN: Final = "too little seen"
 

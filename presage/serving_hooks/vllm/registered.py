@@ -18,6 +18,7 @@ from typing import Final
 from presage.registry.connect import Registry, open_registry
 from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.guard import HANG_S, Budget
 from presage.serving_hooks.live import LiveForecast
 from presage.serving_hooks.sources import resolve_predictors
 from presage.serving_hooks.vllm.forecasts import Forecasts
@@ -84,6 +85,8 @@ def champions() -> Forecasts:
         lengths=found.remaining_length.predictor,
         lengths_version=found.remaining_length.version,
         back_off=OnlineCounts(),
+        # They have been tried: nothing is left to compile, so the first calls are waited for no longer than others.
+        budget=Budget(first_hang_s=HANG_S),
         # The hooks say when a workflow has ended, by their own time to live and their own bound.
         max_workflows=MOST_WORKFLOWS,
         time_to_live_s=math.inf,
