@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
+from presage.registry.connect import Registry
 from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.forecaster import Forecaster, LiveForecast
+from presage.serving_hooks.sources import resolve_predictors
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.registered import AskedOnArrival
@@ -69,11 +72,19 @@ class Oracle:
         return LiveForecast("champion", 1, moment, rows, AGENTS, None)
 
 
-def learn(style: Style) -> NextAgentPredictor:
-    """A small predictor, from traces of other workflows."""
+def learn(style: Style, folder: Path) -> NextAgentPredictor:
+    """A small predictor, from traces of other workflows; loaded and tried, as an engine does when it starts."""
     table = validate(conform(pa.Table.from_pylist(traced(draw(TRAINING, ELSEWHERE), style)), "drawn"), "drawn")
     config = NextAgentConfig(network=NetworkConfig(epochs=10), boosting=BoostingConfig(rounds=20))
-    return train(table, None, config, horizon=HORIZON, baselines=("markov-1",), name=TYPE).predictor
+    train(table, None, config, horizon=HORIZON, baselines=("markov-1",), name=TYPE).save(folder)
+    found = resolve_predictors(_no_registry, next_agent=str(folder)).next_agent
+    if found.predictor is None:
+        raise RuntimeError(found.reason)
+    return found.predictor
+
+
+def _no_registry() -> Registry:
+    raise AssertionError("a folder needs no registry")
 
 
 def told(kind: str, workflows: Mapping[str, Sequence[Planned]], predictor: NextAgentPredictor | None) -> Forecasts:

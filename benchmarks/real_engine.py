@@ -168,14 +168,14 @@ def main() -> None:
     args = parser.parse_args()
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        llm = start(Path(folder))
+        llm = start(Path(folder) / "model")
         # vLLM looks through all modules that are loaded when it starts, and stumbles over some.
         from loop_forecasts import hooked, learn, told
         from vllm.v1.core.sched.scheduler import Scheduler
 
         print(f"{'':24}{'blocks':>8}{'prompt':>10}{'cached':>10}{'share':>8}{'x stock':>9}{'iterations':>12}")
         for style in args.styles:
-            predictor = learn(style) if "learned" in args.forecasts else None
+            predictor = learn(style, Path(folder) / style) if "learned" in args.forecasts else None
             ratios: dict[str, list[float]] = {kind: [] for kind in args.forecasts}
             report[style] = {"seeds": {}, "times": {}}
             for seed in args.seeds:

@@ -40,6 +40,7 @@ from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
 from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.guard import Budget
 from presage.training.next_agent import train
 
 BLOCKS, BLOCK, WORKFLOWS = 50_000, 16, 10_000
@@ -125,7 +126,8 @@ def main() -> None:
     state = predictor.open("retry").nbytes
 
     def forecast() -> type[Any]:
-        return told(Forecaster(predictor, back_off=OnlineCounts()))
+        # Tracing slows every call; what is late must not switch the predictor off.
+        return told(Forecaster(predictor, back_off=OnlineCounts(), budget=Budget(deadline_s=60.0, hang_s=None)))
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -17,6 +17,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from presage.errors import ConfigurationError, InputError
@@ -96,21 +97,21 @@ class Guard:
         self._thread = OwnThread(called) if budget.hang_s is not None else None
         self._bad: deque[bool] = deque(maxlen=budget.window)
         self._spent = 0
+        self._took = 0.0
 
     def ask(self, call: Callable[[], Answer]) -> Answer | Refused:
         """What the call answers, or why it did not. What a request brought wrong is not held against the predictor."""
         if self.off:
             return Refused(SWITCHED_OFF)
-        started = self.clock()
         try:
-            answer = self._called(call)
+            answer = self._called(partial(self._timed, call))
         except NotBack:
             self._leave()
             return Refused(NOT_BACK)
         except Exception as error:
-            self._done(started, failed=type(error) is not InputError)
+            self._done(failed=type(error) is not InputError)
             return Refused(type(error).__name__)  # its message might repeat what the request says
-        self._done(started, failed=False)
+        self._done(failed=False)
         return answer
 
     def _called(self, call: Callable[[], Answer]) -> Answer:
@@ -121,8 +122,16 @@ class Guard:
         answer: Answer = thread.call(call, self.budget.first_hang_s if first else most_s)
         return answer
 
-    def _done(self, started: float, failed: bool) -> None:
-        late = self.clock() - started > self.budget.deadline_s
+    def _timed(self, call: Callable[[], Answer]) -> Answer:
+        """On the thread that calls: what handing over takes is not held against the predictor."""
+        started = self.clock()
+        try:
+            return call()
+        finally:
+            self._took = self.clock() - started
+
+    def _done(self, failed: bool) -> None:
+        late = self._took > self.budget.deadline_s
         self.counts["calls"] += 1
         self.counts[FAILED] += failed
         self.counts[LATE] += late

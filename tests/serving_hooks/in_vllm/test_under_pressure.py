@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_workflows_find_more_of_their_prompts_than_with_vllm_alone() -> None:
-    asked = "--workflows 24 --at-once 16 --seeds 0 --styles own --forecasts none oracle".split()
+    load = ["--workflows", "24", "--at-once", "16", "--seeds", "0", "--styles", "own"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "real_engine.py"), *asked],
+        [sys.executable, str(ROOT / "benchmarks" / "real_engine.py"), *load, "--forecasts", "none", "oracle"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
