@@ -1,19 +1,24 @@
 """What do the hooks add to an iteration of vLLM's scheduler, against that scheduler itself?
 
-vLLM's own scheduler and KV-cache manager without a model: 50,000 blocks of 16 tokens, up to 64 requests at once,
-workflows of five steps that share a prompt of their type and go on with their own history. Rounds of the variants
-take turns, so that a busy machine slows all alike. "schedule" is `schedule()`, "update" `update_from_output()`,
-"arrive" `add_request()`; CPU time of the thread, and ratios to stock in the same round. Forecasts are drawn
-beforehand: what a predictor costs is not in it (forecast_latency.py has that).
+vLLM's own scheduler and KV-cache manager without a model, one iteration ahead: 50,000 blocks of 16 tokens, 64 requests
+running and 500 waiting, all the time. Workflows of five steps share a prompt of their type and go on with their own
+history; where a step ends the next one arrives, where a workflow ends another begins. "schedule" is `schedule()`,
+"update" `update_from_output()`, "arrive" one `add_request()`, "step" all of these from one iteration to the next; CPU
+time of the thread. Rounds of the variants take turns, so that a busy machine slows all alike.
 
-    python benchmarks/vllm_overhead.py [--workflows 120] [--rounds 5]
+"added" is the median step less stock's of the same round, and so for the 99th percentile: the variants choose other
+requests, so steps cannot be compared one by one. Forecasts are drawn beforehand: what a predictor costs is not in it
+(forecast_latency.py and guard.py have that).
 
-Needs vLLM 0.32. Prints a table of microseconds and of ratios to stock, and one JSON line at the end.
+    python benchmarks/vllm_overhead.py [--iterations 2000] [--rounds 3] [--waiting 500]
+
+Needs vLLM 0.32. Prints a table of microseconds, and one JSON line at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -21,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +40,11 @@ from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import WorkflowScheduler
 
 BLOCKS, SEQS, BUDGET, STEPS = 50_000, 64, 2048, 5
+WARM = 2500
+"""Iterations before any is counted: by then every block has been used once."""
+BURST = 4
+"""Workflows that begin between two iterations at most, while the engine fills."""
+CALLS = ("schedule", "update", "arrive", "step")
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "stock": None,
     "hooks, all off": {"priority": False, "eviction": False},
@@ -49,6 +60,7 @@ class Drawn:
     def __init__(self) -> None:
         noise = Noise(0)
         self.seen = [noise.on_prefill() for _ in range(1000)]
+        self.left = [float(tokens) for tokens in noise.draw.integers(10, 2000, 1000)]
         self.turn = 0
 
     def on_prefill(self, *_: object, **__: object) -> Any:
@@ -62,8 +74,9 @@ class Drawn:
         """Keeps nothing."""
 
     def remaining_tokens(self, step: object, input_tokens: int) -> float:
-        """A number that differs."""
-        return float(input_tokens)
+        """One that has nothing to do with the request: what runs first must be as much work as without the hooks."""
+        self.turn += 1
+        return self.left[self.turn % len(self.left)]
 
 
 class Hooked(WorkflowScheduler):
@@ -76,82 +89,133 @@ class Hooked(WorkflowScheduler):
 
 
 class Timed:
-    """Keeps the time of every call of a scheduler's methods."""
+    """Keeps the time of every call of a scheduler's methods, and of all of them a step."""
 
     def __init__(self, scheduler: Any) -> None:
-        self.taken: dict[str, list[int]] = defaultdict(list)
+        self.taken: dict[str, list[int]] = {name: [] for name in CALLS}
+        self._now = 0
         for method, name in (("schedule", "schedule"), ("update_from_output", "update"), ("add_request", "arrive")):
             setattr(scheduler, method, self._timed(getattr(scheduler, method), name))
+
+    def stepped(self) -> None:
+        """An iteration is over, with what arrived before it."""
+        self.taken["step"].append(self._now)
+        self._now = 0
 
     def _timed(self, call: Any, name: str) -> Any:
         def timed(*args: Any) -> Any:
             begun = time.thread_time_ns()
             answer = call(*args)
-            self.taken[name].append(time.thread_time_ns() - begun)
+            took = time.thread_time_ns() - begun
+            self.taken[name].append(took)
+            self._now += took
             return answer
 
         return timed
 
 
-def served(folder: Path, settings: dict[str, Any] | None, workflows: int) -> dict[str, list[int]]:
-    """Nanoseconds of each call while so many workflows are served, two thirds of the slots busy."""
+@dataclass
+class Under:
+    """A workflow under way."""
+
+    name: str
+    kind: int
+    step: int = 0
+    history: list[int] = field(default_factory=list)
+
+
+class Load:
+    """Workflows without end: so many have a request in the engine, all the time."""
+
+    def __init__(self, scheduler: Any, at_once: int) -> None:
+        self.scheduler, self.at_once = scheduler, at_once
+        self.draw = random.Random(0)
+        self.system = {kind: [self.draw.randrange(500) for _ in range(400)] for kind in range(8)}
+        self.under_way: dict[str, Under] = {}
+        self.begun = 0
+
+    def arrive(self, ended: list[str]) -> None:
+        """These requests have ended: others come in their place."""
+        for request_id in ended:
+            of = self.under_way.pop(request_id)
+            if of.step + 1 < STEPS:
+                self.send(Under(of.name, of.kind, of.step + 1, of.history))
+        for _ in range(min(BURST, self.at_once - len(self.under_way))):
+            self.send(Under(f"w{self.begun}", self.begun % 8))
+            self.begun += 1
+
+    def send(self, of: Under) -> None:
+        """The next step of a workflow."""
+        draw = self.draw
+        of.history = of.history + [draw.randrange(500) for _ in range(draw.randrange(60, 300))]
+        request = ask(
+            f"{of.name}.{of.step}",
+            self.system[of.kind] + of.history,
+            draw.randrange(10, 120),
+            workflow_type=f"t{of.kind}",
+            workflow_id=of.name,
+            agent=draw.choice(AGENTS),
+            workflow_end=of.step == STEPS - 1,
+        )
+        self.under_way[request.request_id] = of
+        self.scheduler.add_request(request)
+
+
+def served(folder: Path, settings: dict[str, Any] | None, waiting: int, iterations: int) -> dict[str, list[int]]:
+    """Nanoseconds of each call, once the engine is full and the cache has been."""
     kind = AsyncScheduler if settings is None else Hooked
     scheduler = build(folder, kind, blocks=BLOCKS, presage=settings, seqs=SEQS, tokens=BUDGET)
-    timed, engine, draw = Timed(scheduler), Engine(scheduler, ahead=True), random.Random(0)
-    system = {kind: [draw.randrange(500) for _ in range(400)] for kind in range(8)}
-    waiting = [(f"w{number}", number % 8, 0, list[int]()) for number in range(workflows)]
-    under_way: dict[str, tuple[str, int, int, list[int]]] = {}
-    done = 0
-    while waiting or under_way:
-        while waiting and len(under_way) < SEQS * 2 // 3:
-            name, kind_, step, history = waiting.pop(0)
-            history = history + [draw.randrange(500) for _ in range(draw.randrange(60, 300))]
-            request = ask(
-                f"{name}.{step}",
-                system[kind_] + history,
-                draw.randrange(10, 120),
-                workflow_type=f"t{kind_}",
-                workflow_id=name,
-                agent=draw.choice(AGENTS),
-                workflow_end=step == STEPS - 1,
-            )
-            scheduler.add_request(request)
-            under_way[request.request_id] = (name, kind_, step, history)
+    timed, engine = Timed(scheduler), Engine(scheduler, ahead=True)
+    load, done = Load(scheduler, SEQS + waiting), 0
+    gc.collect()
+    gc.freeze()  # as vLLM does when its engine has started
+    for iteration in range(WARM + iterations):
+        if iteration == WARM:
+            for taken in timed.taken.values():
+                taken.clear()
+        load.arrive(engine.ended[done:])
+        done = len(engine.ended)
         engine.step()
         engine.log.clear()
-        for finished in engine.ended[done:]:
-            name, kind_, step, history = under_way.pop(finished)
-            if step + 1 < STEPS:
-                waiting.append((name, kind_, step + 1, history))
-        done = len(engine.ended)
+        timed.stepped()
+    assert len(scheduler.running) > 0.9 * SEQS
+    assert len(scheduler.waiting) >= 0.9 * waiting
+    gc.unfreeze()
     return timed.taken
+
+
+def quantiles(taken: list[int]) -> tuple[float, float]:
+    """Median and 99th percentile, microseconds."""
+    return statistics.median(taken) / 1000, sorted(taken)[int(0.99 * len(taken))] / 1000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--workflows", type=int, default=120)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--iterations", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--waiting", type=int, default=500)
     args = parser.parse_args()
-    medians: dict[tuple[str, str], list[float]] = defaultdict(list)
-    tails: dict[tuple[str, str], list[float]] = defaultdict(list)
+    rounds: dict[str, list[dict[str, tuple[float, float]]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.rounds):
             for name, settings in VARIANTS.items():
-                for call, taken in served(Path(folder), settings, args.workflows).items():
-                    medians[name, call].append(statistics.median(taken) / 1000)
-                    tails[name, call].append(sorted(taken)[int(0.99 * len(taken))] / 1000)
-    report = {}
-    print(f"{'':16}" + "".join(f"{call:>12}{'p99':>9}{'ratio':>7}" for call in ("schedule", "update", "arrive")))
+                taken = served(Path(folder), settings, args.waiting, args.iterations)
+                rounds[name].append({call: quantiles(of) for call, of in taken.items()})
+    report: dict[str, Any] = {}
+    print(f"{'':16}" + "".join(f"{call:>10}{'p99':>8}" for call in CALLS) + f"{'added':>10}{'p99':>8}")
     for name in VARIANTS:
-        line, report[name] = f"{name:16}", {}
-        for call in ("schedule", "update", "arrive"):
-            median, p99 = statistics.median(medians[name, call]), statistics.median(tails[name, call])
-            pairs = zip(medians[name, call], medians["stock", call], strict=True)
-            ratio = statistics.median(own / stock for own, stock in pairs)
-            line += f"{median:12.1f}{p99:9.1f}{ratio:7.2f}"
-            report[name][call] = {"us": round(median, 1), "p99_us": round(p99, 1), "ratio": round(ratio, 3)}
-        print(line)
-    print(json.dumps({"benchmark": "vllm_overhead", "workflows": args.workflows, "rounds": args.rounds, **report}))
+        pairs = list(zip(rounds[name], rounds["stock"], strict=True))
+        table = {call: [own[call] for own, _ in pairs] for call in CALLS}
+        table["added"] = [
+            (own["step"][0] - stock["step"][0], own["step"][1] - stock["step"][1]) for own, stock in pairs
+        ]
+        said = {
+            call: [round(statistics.median(of), 1) for of in zip(*each, strict=True)] for call, each in table.items()
+        }
+        print(f"{name:16}" + "".join(f"{median:10.1f}{p99:8.1f}" for median, p99 in said.values()))
+        report[name] = {call: {"us": median, "p99_us": p99} for call, (median, p99) in said.items()}
+    settings = {"waiting": args.waiting, "iterations": args.iterations, "rounds": args.rounds}
+    print(json.dumps({"benchmark": "vllm_overhead", **settings, **report}))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,36 @@
 """A deadline and an error budget: a predictor that fails or dawdles too often is switched off, and stays off.
 
-Calls are synchronous and cannot be interrupted: late means that a call took longer than the deadline, which is known
-only when it has come back. Its answer is used all the same; the budget is what keeps the next ones from coming late.
+Late means that a call took longer than the deadline, which is known only when it has come back. Its answer is used all
+the same; the budget is what keeps the next ones from coming late.
 
-Told to the log once, with counts and nothing of any request. The clock is the caller's.
+One that does not come back is left: calls are made on a thread of the guard's own (own_thread.py), and after `hang_s`
+the caller goes on without an answer. That predictor is off for good, since its thread may still change what it holds.
+
+Told to the log once, with counts and nothing of any request. The clock is the caller's; how long a call is waited for
+is real time, whatever that clock says.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from presage.errors import ConfigurationError, InputError
-from presage.serving_hooks.live import SWITCHED_OFF
+from presage.serving_hooks.live import NOT_BACK, SWITCHED_OFF
+from presage.serving_hooks.own_thread import NotBack, OwnThread
 
 Answer = TypeVar("Answer")
 
 FAILED: Final = "failed"
 LATE: Final = "late"
+HUNG: Final = "hung"
+HANG_S: Final = 0.25
+"""Unless said otherwise: a thousand times what a forecast takes, and still a pause that a client hardly notices."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,16 +44,23 @@ class Budget:
         window: calls looked back on.
         share: of those, how many may have failed or been late; above it the predictor is switched off.
         at_least: calls before anything is concluded.
+        hang_s: seconds after which a call is left and the predictor off for good. None waits for ever, and spares the
+            way to another thread and back (benchmarks/guard.py).
+        first_hang_s: the same for the first `at_least` calls, which may have to compile.
     """
 
     deadline_s: float = 0.005
     window: int = 1000
     share: float = 0.05
     at_least: int = 50
+    hang_s: float | None = HANG_S
+    first_hang_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not self.deadline_s > 0:
-            raise ConfigurationError(f"deadline_s is {self.deadline_s}; give seconds above 0")
+        for name in ("deadline_s", "hang_s", "first_hang_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds <= threading.TIMEOUT_MAX:
+                raise ConfigurationError(f"{name} is {seconds}; give seconds above 0")
         if not 0 <= self.share < 1:
             raise ConfigurationError(f"share is {self.share}; give a share of the calls, at least 0 and below 1")
         if not 1 <= self.at_least <= self.window:
@@ -69,31 +86,52 @@ class Guard:
 
     Attributes:
         off: whether it is switched off.
-        counts: calls, those that failed, those that were late, and how often it was switched off.
+        hung: whether a call was left.
+        counts: calls, those that failed, were late or hung, and how often it was switched off.
     """
 
     def __init__(self, called: str, budget: Budget, clock: Callable[[], float]) -> None:
         self.called, self.budget, self.clock = called, budget, clock
-        self.off = False
+        self.off = self.hung = False
         self.counts: Counter[str] = Counter()
+        self._thread = OwnThread(called) if budget.hang_s is not None else None
         self._bad: deque[bool] = deque(maxlen=budget.window)
         self._spent = 0
+        self._took = 0.0
 
     def ask(self, call: Callable[[], Answer]) -> Answer | Refused:
         """What the call answers, or why it did not. What a request brought wrong is not held against the predictor."""
         if self.off:
             return Refused(SWITCHED_OFF)
-        started = self.clock()
         try:
-            answer = call()
+            answer = self._called(partial(self._timed, call))
+        except NotBack:
+            self._leave()
+            return Refused(NOT_BACK)
         except Exception as error:
-            self._done(started, failed=type(error) is not InputError)
+            self._done(failed=type(error) is not InputError)
             return Refused(type(error).__name__)  # its message might repeat what the request says
-        self._done(started, failed=False)
+        self._done(failed=False)
         return answer
 
-    def _done(self, started: float, failed: bool) -> None:
-        late = self.clock() - started > self.budget.deadline_s
+    def _called(self, call: Callable[[], Answer]) -> Answer:
+        thread, most_s = self._thread, self.budget.hang_s
+        if thread is None or most_s is None:
+            return call()
+        first = self.counts["calls"] < self.budget.at_least
+        answer: Answer = thread.call(call, self.budget.first_hang_s if first else most_s)
+        return answer
+
+    def _timed(self, call: Callable[[], Answer]) -> Answer:
+        """On the thread that calls: what handing over takes is not held against the predictor."""
+        started = self.clock()
+        try:
+            return call()
+        finally:
+            self._took = self.clock() - started
+
+    def _done(self, failed: bool) -> None:
+        late = self._took > self.budget.deadline_s
         self.counts["calls"] += 1
         self.counts[FAILED] += failed
         self.counts[LATE] += late
@@ -105,9 +143,22 @@ class Guard:
             self._switch_off()
 
     def reset(self) -> None:
-        """Switches it on again, with its whole budget."""
-        self.off, self._spent = False, 0
+        """Switches it on again, with its whole budget; not one that hung, which takes a new predictor."""
+        self.off, self._spent = self.hung, 0
         self._bad.clear()
+
+    def _leave(self) -> None:
+        self.off = self.hung = True
+        self._thread = None  # what comes back at last finds nobody
+        self.counts["calls"] += 1
+        self.counts[HUNG] += 1
+        self.counts["switched off"] += 1
+        _log.error(
+            "%s is switched off for good: its call number %d did not come back. A new start of the engine, or a new "
+            "forecaster, takes it up again.",
+            self.called,
+            self.counts["calls"],
+        )
 
     def _switch_off(self) -> None:
         self.off = True

@@ -1,13 +1,19 @@
-"""A predictor over its budget is switched off, said once with counts, and stays off until it is reset."""
+"""A predictor over its budget is switched off, said once with counts, and stays off until it is reset.
 
+One that does not come back is left behind, and off for good.
+"""
+
+import gc
 import logging
+import threading
+from dataclasses import replace
 
 import pytest
 from serving_samples import Clock
 
 from presage.errors import ArtefactError, ConfigurationError, InputError
 from presage.serving_hooks.guard import Budget, Guard, Refused
-from presage.serving_hooks.live import SWITCHED_OFF
+from presage.serving_hooks.live import NOT_BACK, SWITCHED_OFF
 
 BUDGET = Budget(deadline_s=1.0, window=10, share=0.2, at_least=5)
 
@@ -17,7 +23,7 @@ def guarded() -> tuple[Guard, Clock]:
     return Guard("next-agent version 3", BUDGET, clock), clock
 
 
-def broken(error: Exception | None = None) -> str:
+def broken(error: BaseException | None = None) -> str:
     raise error or RuntimeError("the text of a request")
 
 
@@ -95,8 +101,73 @@ def test_what_a_request_brings_wrong_is_not_held_against_the_predictor() -> None
     assert guard.off
 
 
+def threads_of(called: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == called]
+
+
+def test_a_call_that_never_comes_back_is_left_and_the_predictor_off_for_good(caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard("hangs", replace(BUDGET, hang_s=0.02, first_hang_s=0.02), Clock())
+    comes_back, called = threading.Event(), []
+    with caplog.at_level(logging.ERROR):
+        assert guard.ask(comes_back.wait) == Refused(NOT_BACK)
+        assert guard.ask(lambda: called.append(1)) == Refused(SWITCHED_OFF)
+        guard.reset()
+        assert guard.ask(lambda: called.append(1)) == Refused(SWITCHED_OFF), "its thread may still change what it holds"
+    assert (called, guard.off, guard.hung, guard.counts["hung"], guard.counts["calls"]) == ([], True, True, 1, 1)
+    assert [record.getMessage()[:32] for record in caplog.records] == ["hangs is switched off for good: "]
+    (left,) = threads_of("hangs")
+    assert left.daemon, "an engine that stops does not wait for it"
+    comes_back.set()
+    left.join(10.0)
+    assert not threads_of("hangs"), "once it comes back, it finds nobody and ends"
+
+
+def test_first_calls_may_compile() -> None:
+    guard = Guard("compiles", replace(BUDGET, hang_s=0.02, first_hang_s=60.0), Clock())
+    compiled = threading.Event()
+    threading.Timer(0.2, compiled.set).start()
+    assert guard.ask(compiled.wait) is True
+    for _ in range(BUDGET.at_least):
+        guard.ask(lambda: 1)
+    assert guard.ask(threading.Event().wait) == Refused(NOT_BACK)
+
+
+def test_calls_are_made_on_a_thread_that_ends_with_the_guard() -> None:
+    guard, here = Guard("of its own", BUDGET, Clock()), threading.get_ident()
+    assert len({guard.ask(threading.get_ident) for _ in range(20)} - {here}) == 1
+    (thread,) = threads_of("of its own")
+    del guard
+    gc.collect()
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
+def test_without_a_limit_calls_are_made_where_they_are_asked_for() -> None:
+    guard = Guard("unwatched", replace(BUDGET, hang_s=None), Clock())
+    assert guard.ask(threading.get_ident) == threading.get_ident()
+    assert guard.ask(broken) == Refused("RuntimeError")
+    assert not threads_of("unwatched")
+
+
+def test_what_is_no_error_of_the_predictor_reaches_the_caller() -> None:
+    guard, _ = guarded()
+    with pytest.raises(KeyboardInterrupt):
+        guard.ask(lambda: broken(KeyboardInterrupt()))
+    assert guard.ask(lambda: 3) == 3
+
+
 @pytest.mark.parametrize(
-    "changes", [{"deadline_s": 0}, {"share": 1.0}, {"share": -0.1}, {"at_least": 0}, {"window": 3}]
+    "changes",
+    [
+        {"hang_s": 0},
+        {"hang_s": float("nan")},
+        {"first_hang_s": -1.0},
+        {"deadline_s": 0},
+        {"share": 1.0},
+        {"share": -0.1},
+        {"at_least": 0},
+        {"window": 3},
+    ],
 )
 def test_a_budget_that_is_none_is_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="give"):

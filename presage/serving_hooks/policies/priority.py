@@ -133,15 +133,16 @@ class ShortestTotalJobFirst:
 
     def selected(self, requests: Iterable[str], iteration: int) -> list[str]:
         """After `iteration` has selected: those that have had their quantum, whose keys have risen."""
-        fallen = []
+        fallen, known, quantum = [], self._requests, self.config.quantum
+        last = iteration + 1  # the next wait can begin with the next iteration
         for request in requests:
-            of = self._requests.get(request)
+            of = known.get(request)
             if of is None:
                 continue
-            of.last = iteration + 1  # the next wait can begin with the next iteration
+            of.last = last
             if of.level < 0:
                 of.served += 1
-                if of.served >= self.config.quantum:
+                if of.served >= quantum:
                     of.level, of.served = of.level + 1, 0
                     fallen.append(request)
         self.demoted += len(fallen)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.guard import Budget
+from presage.serving_hooks.guard import HANG_S, Budget
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
 from presage.serving_hooks.policies.priority import PriorityConfig
@@ -86,8 +86,11 @@ class PresageConfig(BaseModel):
     )
 
     def forecast_budget(self) -> Budget:
-        """What each model may cost."""
-        return Budget(deadline_s=self.forecast_deadline_ms / 1000, share=self.error_budget)
+        """What each model may cost.
+
+        It has been tried: nothing is left to compile, so the first calls are waited for no longer than others.
+        """
+        return Budget(deadline_s=self.forecast_deadline_ms / 1000, share=self.error_budget, first_hang_s=HANG_S)
 
     def priority_settings(self) -> PriorityConfig:
         """S and Q."""

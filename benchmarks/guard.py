@@ -1,0 +1,56 @@
+"""What does it cost to call a predictor so that a call that never comes back can be left?
+
+Calls of three lengths through the guard of the serving hooks: "watched" on its own thread, "unwatched" (`hang_s` None)
+on the caller's, and without a guard. One machine, in turn, medians and 99th percentiles in microseconds. Most of the
+difference is the system's, which wakes one thread and then the other: it depends on the machine more than on us.
+
+    python benchmarks/guard.py [--calls 5000]
+
+Prints a table of microseconds, and one JSON line at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+
+from presage.serving_hooks.guard import Budget, Guard
+
+WORK = {"no work": 0, "a short call": 300, "a long call": 3000}
+
+
+def timed(call: Callable[[], object], taken: list[int]) -> None:
+    begun = time.perf_counter_ns()
+    call()
+    taken.append(time.perf_counter_ns() - begun)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--calls", type=int, default=5000)
+    args = parser.parse_args()
+    watched = Guard("watched", Budget(deadline_s=1.0), time.monotonic)
+    unwatched = Guard("unwatched", Budget(deadline_s=1.0, hang_s=None), time.monotonic)
+    report: dict[str, dict[str, dict[str, float]]] = {}
+    print(f"{'':14}" + "".join(f"{name:>12}{'p99':>8}" for name in ("alone", "unwatched", "watched")))
+    for name, size in WORK.items():
+        work = partial(sum, range(size))
+        ways = {"alone": work, "unwatched": partial(unwatched.ask, work), "watched": partial(watched.ask, work)}
+        taken: dict[str, list[int]] = {way: [] for way in ways}
+        for _ in range(args.calls):
+            for way, call in ways.items():
+                timed(call, taken[way])
+        report[name] = {}
+        for way, times in taken.items():
+            times.sort()
+            median, p99 = times[len(times) // 2] / 1000, times[len(times) * 99 // 100] / 1000
+            report[name][way] = {"us": round(median, 1), "p99_us": round(p99, 1)}
+        print(f"{name:14}" + "".join(f"{of['us']:12.1f}{of['p99_us']:8.1f}" for of in report[name].values()))
+    print(json.dumps({"benchmark": "guard", "calls": args.calls, **report}))
+
+
+if __name__ == "__main__":
+    main()

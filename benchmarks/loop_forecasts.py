@@ -1,0 +1,103 @@
+"""Forecasts for the workflows of retry_loops.py: none, learnt from others of their kind, or what was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from retry_loops import AGENTS, TYPE, Planned, Style, draw, traced
+
+from presage.datasets.schema import conform
+from presage.datasets.validate import validate
+from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.predictors.boosting import BoostingConfig
+from presage.predictors.network_weights import NetworkConfig
+from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.parts import NextAgentConfig
+from presage.registry.connect import Registry
+from presage.serving_hooks.backoff import OnlineCounts
+from presage.serving_hooks.forecaster import Forecaster, LiveForecast
+from presage.serving_hooks.sources import resolve_predictors
+from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.registered import AskedOnArrival
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+from presage.training.next_agent import train
+
+HORIZON = 3
+TRAINING, ELSEWHERE = 400, 1_000_000
+"""Workflows a predictor learns from, and the seed they are drawn by."""
+
+
+class Oracle:
+    """Knows what was drawn: who comes next, and how many tokens are left."""
+
+    def __init__(self, workflows: Mapping[str, Sequence[Planned]]) -> None:
+        self._workflows = workflows
+        self._at: dict[str, int] = {}
+
+    def on_prefill(
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        agent: str,
+        *,
+        step: int | None = None,
+        input_tokens: int | None = None,
+    ) -> LiveForecast:
+        """A step begins; it says which."""
+        self._at[workflow_id] = step or 0
+        return self._ahead(PREFILL, workflow_id)
+
+    def on_completion(self, workflow_type: str, workflow_id: str, *, output_tokens: int | None = None) -> LiveForecast:
+        """It is over."""
+        return self._ahead(COMPLETION, workflow_id)
+
+    def close(self, workflow_type: str, workflow_id: str) -> None:
+        """Nothing is kept of a workflow that has ended."""
+        self._at.pop(workflow_id, None)
+
+    def remaining_tokens(self, step: Step, input_tokens: int) -> float:
+        """Of this step and all later ones."""
+        return float(sum(planned.answer for planned in self._workflows[step.workflow_id][step.number or 0 :]))
+
+    def _ahead(self, moment: Moment, workflow_id: str) -> LiveForecast:
+        rows = np.zeros((HORIZON, len(AGENTS) + 1), np.float32)
+        steps, at = self._workflows[workflow_id], self._at[workflow_id]
+        for row, place in zip(rows, range(at + 1, at + 1 + HORIZON), strict=True):
+            row[AGENTS.index(steps[place].agent) if place < len(steps) else -1] = 1.0
+        return LiveForecast("champion", 1, moment, rows, AGENTS, None)
+
+
+def learn(style: Style, folder: Path) -> NextAgentPredictor:
+    """A small predictor, from traces of other workflows; loaded and tried, as an engine does when it starts."""
+    table = validate(conform(pa.Table.from_pylist(traced(draw(TRAINING, ELSEWHERE), style)), "drawn"), "drawn")
+    config = NextAgentConfig(network=NetworkConfig(epochs=10), boosting=BoostingConfig(rounds=20))
+    train(table, None, config, horizon=HORIZON, baselines=("markov-1",), name=TYPE).save(folder)
+    found = resolve_predictors(_no_registry, next_agent=str(folder)).next_agent
+    if found.predictor is None:
+        raise RuntimeError(found.reason)
+    return found.predictor
+
+
+def _no_registry() -> Registry:
+    raise AssertionError("a folder needs no registry")
+
+
+def told(kind: str, workflows: Mapping[str, Sequence[Planned]], predictor: NextAgentPredictor | None) -> Forecasts:
+    """Forecasts of one kind."""
+    if kind == "none":
+        return Forecasts()
+    if kind == "oracle":
+        oracle = Oracle(workflows)
+        return Forecasts(oracle, oracle)
+    asked = AskedOnArrival(Forecaster(predictor, back_off=OnlineCounts()))
+    return Forecasts(asked, asked)
+
+
+def hooked(forecasts: Forecasts) -> type[Any]:
+    """A scheduler that is told these."""
+    return type("Told", (SyncWorkflowScheduler,), {"forecasts": lambda self, config: forecasts})

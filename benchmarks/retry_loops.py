@@ -1,0 +1,105 @@
+"""Workflows with retry loops, drawn beforehand: a planner, rounds of retriever, reader and verifier, and a writer.
+
+What each step adds and how long its answer and its tool take is drawn; what a prompt holds besides is what agents have
+answered so far, so prompts are the same for all schedulers as long as answers are. Two ways to write prompts. "shared":
+the common history, the agent's instruction at the end. "own": each agent goes on with its own conversation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+AGENTS = ("planner", "retriever", "reader", "verifier", "writer")
+TYPE, VOCABULARY, MOST_STEPS = "loops", 500, 14
+Style = Literal["shared", "own"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One step: its agent, the tokens it adds to the prompt, those it answers, and iterations until the next comes."""
+
+    agent: str
+    new: list[int]
+    answer: int
+    pause: int
+
+
+def draw(count: int, seed: int) -> dict[str, list[Planned]]:
+    """Workflows by id. How often the verifier asks for another round differs between them, and nothing says so."""
+    rng = random.Random(seed)
+    drawn = {}
+    for number in range(count):
+        agents, again = list(AGENTS[:4]), rng.choice([0.25, 0.55, 0.75])
+        while rng.random() < again and len(agents) + 4 <= MOST_STEPS:
+            agents += AGENTS[1:4]
+        drawn[f"w{seed}-{number}"] = [
+            Planned(
+                agent,
+                [rng.randrange(VOCABULARY) for _ in range(rng.randint(20, 130))],
+                min(80, int(rng.lognormvariate(3.0, 0.6)) + 4),
+                int(rng.expovariate(1 / 20)),
+            )
+            for agent in [*agents, AGENTS[4]]
+        ]
+    return drawn
+
+
+@dataclass
+class Written:
+    """The prompts of one workflow as it goes on."""
+
+    style: Style
+    history: list[int] = field(default_factory=list)
+    own: dict[str, list[int]] = field(default_factory=dict)
+
+    def prompt(self, step: Planned) -> list[int]:
+        """What the step is sent."""
+        base, role = _fixed("base", 100), _fixed(step.agent, 60)
+        if self.style == "shared":
+            return base + self.history + step.new + role[:20]
+        return base + role + self.own.get(step.agent, []) + step.new
+
+    def answered(self, step: Planned, answer: Sequence[int]) -> None:
+        """The step is over."""
+        said = [*step.new, *answer]
+        self.history = self.history + said
+        self.own[step.agent] = self.own.get(step.agent, []) + said
+
+    def held(self) -> int:
+        """Tokens that some prompt to come may begin with."""
+        if self.style == "shared":
+            return 100 + len(self.history)
+        return 100 + sum(60 + len(said) for said in self.own.values())
+
+
+def working_set(workflows: Mapping[str, Sequence[Planned]], style: Style) -> float:
+    """Tokens that one workflow wants to find again, on average over its steps."""
+    held = []
+    for steps in workflows.values():
+        written = Written(style)
+        for step in steps:
+            written.answered(step, [0] * step.answer)
+            held.append(written.held())
+    return float(np.mean(held))
+
+
+def traced(workflows: Mapping[str, Sequence[Planned]], style: Style) -> list[dict[str, Any]]:
+    """The rows of a trace of these workflows."""
+    rows = []
+    for name, steps in workflows.items():
+        written = Written(style)
+        for number, step in enumerate(steps):
+            sizes = {"input_tokens": len(written.prompt(step)), "output_tokens": step.answer}
+            rows.append({"workflow_type": TYPE, "workflow_id": name, "step": number, "agent": step.agent, **sizes})
+            written.answered(step, [0] * step.answer)
+    return rows
+
+
+def _fixed(name: str, tokens: int) -> list[int]:
+    rng = random.Random(name)
+    return [rng.randrange(VOCABULARY) for _ in range(tokens)]

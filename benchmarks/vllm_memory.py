@@ -1,0 +1,147 @@
+"""How much memory do the hooks in vLLM's scheduler take: a block, a workflow, and after a hundred thousand workflows?
+
+vLLM's own scheduler and KV-cache manager without a model. "A block": 50,000 blocks, each written by some workflow,
+none of which has ended. "A workflow": 10,000 of them alive and silent, two steps each, forecast by a small predictor
+of a known law with counts behind it; the predictor's own state is left out. Both are traced Python memory, with the
+hooks less without. "Soak": short workflows that begin and end, one after the other; resident memory of the process and
+blocks of Python's allocator, at every fifth of the way.
+
+    python benchmarks/vllm_memory.py [--soak 100000]
+
+Needs vLLM 0.32. Prints tables, and one JSON line at the end.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import argparse
+import gc
+import json
+import resource
+import sys
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
+
+from told import AGENTS, told
+from vllm_samples import Engine, Scheduler, ask, build
+
+from presage.datasets.law import generate
+from presage.predictors.boosting import BoostingConfig
+from presage.predictors.network_weights import NetworkConfig
+from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.parts import NextAgentConfig
+from presage.serving_hooks.backoff import OnlineCounts
+from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.guard import Budget
+from presage.training.next_agent import train
+
+BLOCKS, BLOCK, WORKFLOWS = 50_000, 16, 10_000
+Made = Callable[[], type[Any]]
+
+
+def learned() -> NextAgentPredictor:
+    """A small predictor of a known law."""
+    config = NextAgentConfig(network=NetworkConfig(epochs=3), boosting=BoostingConfig(rounds=5))
+    return train(generate("retry", 80, 0, state_size=16).table, None, config, baselines=("markov-1",)).predictor
+
+
+def send(engine: Engine, workflow: int, step: int, tokens: int, last: bool) -> None:
+    """A step of a workflow, whose prompts begin as no other's."""
+    prompt = [workflow % 500, workflow // 500, *range(tokens * (step + 1) - 2)]
+    said = {"workflow_type": "retry", "workflow_id": f"w{workflow}", "agent": AGENTS[step], "step": step}
+    engine.scheduler.add_request(ask(f"w{workflow}.{step}", prompt, 2, **said, workflow_end=last))
+
+
+def forget(engine: Engine) -> None:
+    """What the harness keeps is no part of the figure."""
+    for kept in (engine.hits, engine.said, engine.ended, engine.log):
+        kept.clear()
+
+
+def serve(engine: Engine, workflows: int, steps: int, tokens: int, end: bool, first: int = 0) -> None:
+    """So many workflows, 64 at once."""
+    for start in range(first, first + workflows, 64):
+        for step in range(steps):
+            for workflow in range(start, min(start + 64, first + workflows)):
+                send(engine, workflow, step, tokens, end and step == steps - 1)
+            engine.run()
+        forget(engine)
+
+
+def traced(folder: Path, kind: type[Any], workflows: int, steps: int, tokens: int) -> int:
+    """Bytes that a scheduler keeps after so many workflows, none of which has ended."""
+    gc.collect()
+    tracemalloc.start()
+    engine = Engine(build(folder, kind, blocks=BLOCKS, seqs=64, tokens=2048))
+    serve(engine, workflows, steps, tokens, end=False)
+    gc.collect()
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return kept
+
+
+def beyond_stock(folder: Path, made: Made, workflows: int, steps: int, tokens: int) -> int:
+    """The same, with the hooks less without."""
+    return traced(folder, made(), workflows, steps, tokens) - traced(folder, Scheduler, workflows, steps, tokens)
+
+
+def resident() -> float:
+    """Megabytes of the process."""
+    with Path("/proc/self/statm").open() as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
+
+
+def soak(folder: Path, made: Made, workflows: int) -> list[dict[str, float]]:
+    """Short workflows, one after the other."""
+    engine = Engine(build(folder, made(), blocks=1000, seqs=64, tokens=2048))
+    levels = []
+    for part in range(5):
+        serve(engine, workflows // 5, 2, 32, end=True, first=part * (workflows // 5))
+        gc.collect()
+        levels.append(
+            {
+                "workflows": (part + 1) * (workflows // 5),
+                "resident_mb": round(resident(), 2),
+                "python_blocks": sys.getallocatedblocks(),
+            }
+        )
+        print("{workflows:12}{resident_mb:14.2f}{python_blocks:16}".format(**levels[-1]), flush=True)
+    assert engine.scheduler.presage_status()["on"] == {"priority": True, "eviction": True}
+    return levels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--soak", type=int, default=100_000)
+    args = parser.parse_args()
+    predictor = learned()
+    state = predictor.open("retry").nbytes
+
+    def forecast() -> type[Any]:
+        # Tracing slows every call; what is late must not switch the predictor off.
+        return told(Forecaster(predictor, back_off=OnlineCounts(), budget=Budget(deadline_s=60.0, hang_s=None)))
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        serve(Engine(build(folder, forecast(), blocks=1000)), 64, 2, 32, end=True)  # what is compiled is compiled
+        tokens = 100 * BLOCK
+        block = beyond_stock(folder, forecast, BLOCKS // 100, 1, tokens) / BLOCKS
+        print(f"a block: {block:.0f} bytes")
+        workflow = beyond_stock(folder, forecast, WORKFLOWS, 2, 32) / WORKFLOWS - state
+        print(f"a workflow: {workflow:.0f} bytes, and {state} of the predictor's state")
+        print(f"{'workflows':>12}{'resident MB':>14}{'Python blocks':>16}")
+        levels = soak(folder, forecast, args.soak)
+    report = {"block_bytes": round(block), "workflow_bytes": round(workflow), "state_bytes": state, "soak": levels}
+    print(json.dumps({"benchmark": "vllm_memory", **report}))
+
+
+if __name__ == "__main__":
+    main()

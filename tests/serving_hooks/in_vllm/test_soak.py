@@ -1,0 +1,70 @@
+"""After thousands of workflows every table is empty, or as small as it was: nothing is kept of what has ended."""
+
+import random
+from pathlib import Path
+
+import pytest
+from tiny_model import Tiny
+from told import left_behind, nothing_owned, send, told
+from vllm_samples import Engine, build, everything_is_free
+
+from presage.serving_hooks.backoff import OnlineCounts
+from presage.serving_hooks.forecaster import Forecaster
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+WORKFLOWS = 5000
+
+
+class Clock:
+    """Goes on by itself."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def test_nothing_is_left_of_workflows_that_have_ended(tiny: Tiny, tmp_path: Path) -> None:
+    """By their last request, over HTTP, by falling silent; some are aborted, some go on after their end."""
+    clock, draw = Clock(), random.Random(0)
+    forecaster = Forecaster(tiny.training.predictor, back_off=OnlineCounts(), time_to_live_s=1e9)
+    scheduler = build(
+        tmp_path / "model",
+        told(forecaster, clock=clock),
+        blocks=64,
+        presage={"time_to_live_s": 5.0, "starved_after": 9},
+    )
+    engine = Engine(scheduler)
+    stale = []
+    for number in range(WORKFLOWS):
+        name, way = f"w{number}", draw.choice(["flag", "http", "silent", "abort", "after"])
+        for step in range(draw.randint(1, 3)):
+            request = send(engine, name, step)
+            for _ in range(draw.randint(0, 4)):
+                engine.step()
+            if way == "abort" and request not in engine.ended:
+                engine.abort(request)
+        if way == "flag":
+            send(engine, name, 3, workflow_end=True)
+        elif way in ("http", "after"):
+            scheduler.workflow_ended("retry", name)
+        if way == "after":
+            send(engine, name, 4, workflow_end=True)
+        if number % 100 == 99:
+            stale.append(len(scheduler._scored._order._heap) + len(scheduler.waiting._heap))
+            engine.log.clear()
+    engine.run()
+    clock.now += 10.0
+    scheduler.schedule()
+    assert scheduler.presage_status()["on"] == {"priority": True, "eviction": True}
+    assert scheduler.presage_status()["expired"] > WORKFLOWS / 10
+    assert not any(left_behind(scheduler).values()), left_behind(scheduler)
+    assert nothing_owned(scheduler)
+    assert everything_is_free(scheduler)
+    order = scheduler._scored._order
+    assert order._index.groups <= 64, "no more groups than blocks"
+    assert len(order._heap) <= 64 + 2 * 64 + 1
+    assert max(stale) < 1000, "stale entries are thrown away as they come"
+    assert len(scheduler._priorities._policy._wake) < 1000
+    assert set(order.sharing._rates) == {"retry"}

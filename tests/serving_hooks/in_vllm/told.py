@@ -1,0 +1,77 @@
+"""vLLM's own scheduler, told by a forecaster of ours, and workflows of law "retry" that ask it."""
+
+from typing import Any
+
+from vllm_samples import Engine, ask
+
+from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.vllm.blocks import NO_WORKFLOW
+from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.registered import AskedOnArrival
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+
+AGENTS = ("planner", "coder", "tester")
+
+
+def told(forecaster: Forecaster, **more: Any) -> type[SyncWorkflowScheduler]:
+    """A scheduler of which both policies ask this one."""
+    asked = AskedOnArrival(forecaster)
+    return type("Told", (SyncWorkflowScheduler,), {"forecasts": lambda self, config: Forecasts(asked, asked), **more})
+
+
+def send(engine: Engine, workflow: str, step: int, **sent: Any) -> str:
+    """The next step of a workflow, whose prompt begins as the one before; the name of the request."""
+    start = sum(workflow.encode()) % 97
+    prompt = [(start + i) % 500 for i in range(30 + 25 * step)]
+    name = f"{workflow}.{step}"
+    said = {"workflow_type": "retry", "workflow_id": workflow, "agent": AGENTS[step % 3], "step": step, **sent}
+    engine.scheduler.add_request(ask(name, prompt, 3, **said))
+    return name
+
+
+def serve(engine: Engine, workflows: int, steps: int = 3, *, first: int = 0, end: bool = True) -> list[str]:
+    """So many workflows, eight at once; the requests."""
+    sent = []
+    for start in range(first, first + workflows, 8):
+        for step in range(steps):
+            for number in range(start, min(start + 8, first + workflows)):
+                sent.append(send(engine, f"w{number}", step, workflow_end=end and step == steps - 1))
+            engine.run()
+    return sent
+
+
+def whole(predictor: Any, **instead: Any) -> Any:
+    """The predictor, but for these attributes."""
+
+    class Instead:
+        def __getattr__(self, name: str) -> Any:
+            return instead[name] if name in instead else getattr(predictor, name)
+
+    return Instead()
+
+
+def left_behind(scheduler: Any) -> dict[str, int]:
+    """How much is kept in each table that grows with requests and workflows."""
+    workflows, priorities, order = scheduler._workflows, scheduler._priorities, scheduler._scored._order
+    tables = {
+        "requests": scheduler.requests,
+        "steps": workflows._steps,
+        "names": workflows._names,
+        "forecasts seen": workflows._seen,
+        "alive": workflows._lifecycle,
+        "priorities given": priorities._given,
+        "keys": priorities._policy,
+        "waiting": scheduler.waiting,
+        "holding": scheduler.kv_holding_waiting,
+        "workflows with blocks": order._index.running.keys() - {NO_WORKFLOW},
+    }
+    asked = workflows._forecasts.next_agents
+    if isinstance(asked, AskedOnArrival):
+        tables |= {"asked early": asked._early, "forecaster": asked._forecaster}
+    return {name: len(table) for name, table in tables.items()}
+
+
+def nothing_owned(scheduler: Any) -> bool:
+    """No free block is kept for a workflow."""
+    order = scheduler._scored._order
+    return bool(order.spare() == len(order))
