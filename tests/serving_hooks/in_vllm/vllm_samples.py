@@ -124,14 +124,18 @@ class Engine:
 
     def step(self) -> None:
         """One iteration, or with `ahead` the first half of one and the second of the one before."""
+        self.schedule()
+        if len(self._under_way) > self.ahead:
+            self._finish()
+
+    def schedule(self) -> None:
+        """The first half of an iteration; its output is under way."""
         output = self.scheduler.schedule()
         for new in output.scheduled_new_reqs:
             self.hits[new.req_id] = new.num_computed_tokens
         preempted = tuple(sorted(output.preempted_req_ids or ()))
         self.log.append((dict(output.num_scheduled_tokens), dict(self.hits), preempted))
         self._under_way.append((output, self._computed(output)))
-        if len(self._under_way) > self.ahead:
-            self._finish()
 
     def run(self, most: int = 100_000) -> None:
         """Until nothing is left to do."""
