@@ -155,8 +155,21 @@ class Gate:
         if not self._accounts or not self._due(idle, now):
             return []
         changed: list[str] = []
-        self.switch.attempt(self._decide, now, idle, changed)
+        self.switch.attempt(self._decide, now, changed)
         return changed if self.switch.on else self._open()
+
+    def let_one_in(self) -> list[str]:
+        """Nothing runs, and nothing waits that is not held: the requests of the workflow that was held longest."""
+        if not self.switch.on:
+            return self._open()
+        now = self._clock()
+        waiting = [account for account in self._accounts.values() if account.waits()]
+        if not waiting:
+            return []
+        one = max(waiting, key=lambda account: account.waited_s(now))
+        self.switch.attempt(one.hold, False, now)
+        self.counts["let in, since nothing ran"] += 1
+        return list(one.requests) if self.switch.on else self._open()
 
     def status(self) -> dict[str, Any]:
         """How many workflows are held while a request of theirs waits and while their tool runs, how long, and why."""
@@ -177,7 +190,7 @@ class Gate:
 
     # What the switch guards.
 
-    def _decide(self, now: float, idle: bool, changed: list[str]) -> None:
+    def _decide(self, now: float, changed: list[str]) -> None:
         self._area, self._decided_at, self._news = self._load_area(now), now, False
         self._forget(now)
         self._rates = self._workload.rates(self.times.costs(now), self._most_decoding)
@@ -191,18 +204,7 @@ class Gate:
                 self.counts["exempt"] += 1
             if account.hold(not (name in decision.run or account.exempt), now):
                 changed += account.requests
-        if idle and not any(a.requests and not a.held for a in self._accounts.values()):
-            changed += self._let_one_in(now)
         self._log(decision, now)
-
-    def _let_one_in(self, now: float) -> Sequence[str]:
-        waiting = [account for account in self._accounts.values() if account.waits()]
-        if not waiting:
-            return ()
-        one = max(waiting, key=lambda account: account.waited_s(now))
-        one.hold(False, now)
-        self.counts["let in, since nothing ran"] += 1
-        return list(one.requests)
 
     def _forget(self, now: float) -> None:
         ended = [name for name, one in self._accounts.items() if not one.requests and not self._alive(name)]

@@ -3,8 +3,9 @@
 Of a workflow's blocks only hashes are kept (policies/distinct.py), never a token. Its working set is what it has
 touched so far, each block once, and what its next step is expected to add: the prompt that waits, or else as many new
 tokens as its steps had on average; and the output of a step, or what is left of the workflow where that is less. A
-beginning that several workflows share is counted for each of them: that is too much, by much the same factor at every
-load, and losses are measured against the same loads.
+beginning that several workflows share is counted for each of them, and what no later prompt reads (an output behind an
+instruction that moves) is counted too: that is too much, by much the same factor at every load, and losses are measured
+against the same loads.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from presage.serving_hooks.vllm import compat
@@ -176,7 +176,12 @@ class Policies(compat.SchedulerSeam):
     def _admit(self) -> None:
         if self._gate is None:
             return
-        for request_id in self._gate.decide(compat.stands_still(self)):
+        self._refile(self._gate.decide(compat.stands_still(self)))
+        if compat.stands_still(self):
+            self._refile(self._gate.let_one_in())
+
+    def _refile(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
             request = compat.requests(self).get(request_id)
             if request is not None:
                 compat.waiting_queues(self)[0].refile(request_id)
