@@ -74,6 +74,8 @@ def build(
         device_config=DeviceConfig("cpu"),
         additional_config={} if presage is None else {"presage": dict(presage)},
     )
+    # On a CPU vLLM never schedules ahead; here nothing is computed, so it may.
+    config.scheduler_config.async_scheduling = issubclass(kind, AsyncScheduler)
     cache.num_gpu_blocks = blocks
     init_none_hash(HASH)
     attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
