@@ -96,7 +96,10 @@ class AdmissionConfig:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is expected if so many workflows may run: their load on the cache, the share lost, steps a second."""
+    """What is expected if so many workflows may run: their load on the cache, the share lost, steps a second.
+
+    Nothing measured, no steps a second.
+    """
 
     workflows: int
     load: float
@@ -145,13 +148,15 @@ class Admission:
 
     Attributes:
         counts: decisions, those that held somebody, workflows held, paused and restored.
+        load: on the cache of those that may run since the last decision.
     """
 
     cache_tokens: float
     config: AdmissionConfig = field(default_factory=AdmissionConfig)
     counts: Counter[str] = field(default_factory=Counter)
-    _load: float = 0.0
+    load: float = 0.0
     _waits: dict[str, _Wait] = field(default_factory=dict, repr=False)
+    _inside: frozenset[str] = field(default=frozenset(), repr=False)
     _curve: MissCurve = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -159,9 +164,17 @@ class Admission:
             raise InputError(f"cache_tokens is {self.cache_tokens}; give what the cache holds, above 0")
         self._curve = MissCurve(self.config.forget_s)
 
-    def observe(self, lost_tokens: float, reusable_tokens: float, now: float) -> None:
-        """Since the last decision prompts could have reused so many tokens, and so many of them were prefilled."""
-        self._curve.observe(self._load, lost_tokens, reusable_tokens, now)
+    def observe(self, lost_tokens: float, reusable_tokens: float, now: float, load: float | None = None) -> None:
+        """Prompts could have reused so many tokens, and so many of them were prefilled.
+
+        Args:
+            lost_tokens: that were prefilled.
+            reusable_tokens: that an endless cache would have had.
+            now: seconds.
+            load: on the cache while they were lost; None takes that of the last decision. What a workflow lost while
+                it was held says nothing of any load, and is not to be told here.
+        """
+        self._curve.observe(self.load if load is None else load, lost_tokens, reusable_tokens, now)
 
     def waited_s(self, workflow: Workflow, now: float) -> float:
         """Seconds a workflow has been kept from taking a step, over its life."""
@@ -172,8 +185,8 @@ class Admission:
         """The workflow has ended. No error if it is not there."""
         self._waits.pop(workflow, None)
 
-    def decide(self, workflows: Iterable[Workflow], rates: Rates, now: float) -> Decision:
-        """Who of all active workflows may run from now on."""
+    def decide(self, workflows: Iterable[Workflow], rates: Rates | None, now: float) -> Decision:
+        """Who of all active workflows may run from now on; all of them while `rates` are None, not yet measured."""
         line, must = self._line(workflows, now)
         if not line:
             nothing = Outlook(0, 0.0, 0.0, 0.0)
@@ -181,26 +194,29 @@ class Admission:
         count = np.arange(1, len(line) + 1, dtype=np.float64)
         load = np.cumsum([self._weight(workflow, now) for workflow in line]) / self.cache_tokens
         share = self._curve.share(load, now)
-        per_s = steps_per_s(rates, self.cache_tokens, count, share)
-        worth = per_s * np.maximum(0.0, self.config.horizon_s - self._again_s(line, share, rates))
-        best = int(np.argmax(worth))
-        if worth[best] <= worth[-1] * (1 + self.config.margin):
-            best = len(line) - 1
+        best, per_s = len(line) - 1, np.zeros(len(line))
+        if rates is not None:
+            per_s = steps_per_s(rates, self.cache_tokens, count, share)
+            worth = per_s * np.maximum(0.0, self.config.horizon_s - self._again_s(line, share, rates))
+            if worth.max() > worth[-1] * (1 + self.config.margin):
+                best = int(np.argmax(worth))
         running = max(best + 1, must)
-        self._load = float(load[running - 1])
+        self.load = float(load[running - 1])
         self._remember(line, running, now)
 
         def outlook(at: int) -> Outlook:
             return Outlook(at + 1, float(load[at]), float(share[at]), float(per_s[at]))
 
         held = {w.id: PAUSED if w.phase is Phase.TOOL else FULL for w in line[running:]}
-        return Decision(frozenset(w.id for w in line[:running]), held, outlook(best), outlook(len(line) - 1))
+        self._inside = frozenset(w.id for w in line[:running])
+        return Decision(self._inside, held, outlook(best), outlook(len(line) - 1))
 
     def _line(self, workflows: Iterable[Workflow], now: float) -> tuple[list[Workflow], int]:
         """All workflows, who runs first first; and how many at least run: those whose request is being computed.
 
-        Then those that were let in and are in a tool call, large ones first, as the small are paused first; then those
-        that want to run, the least work left first. Whoever was paused stays so while its tool runs.
+        Then those that were let in, since the cache has what they need: first who is ready, the least work left first,
+        then who is in a tool call, large ones first, as the small are paused first. Then the others that want to run,
+        the least work left first. Whoever was paused stays so while its tool runs.
         """
 
         def place(w: Workflow) -> tuple[float, ...]:
@@ -210,8 +226,9 @@ class Admission:
             if held and w.phase is Phase.TOOL:
                 return 2, 0, 0, 0.0
             level = math.floor(self.waited_s(w, now) / self.config.patience_s)
-            inside = not held and w.phase is Phase.TOOL
-            return 1, -level, 0 if inside else 1, -w.footprint_tokens if inside else w.remaining_tokens
+            if w.phase is Phase.TOOL:
+                return 1, -level, 1, -w.footprint_tokens
+            return 1, -level, 0 if w.id in self._inside else 2, w.remaining_tokens
 
         line = sorted(workflows, key=lambda w: (place(w), w.since, w.id))
         return line, sum(w.phase is Phase.STEP for w in line)

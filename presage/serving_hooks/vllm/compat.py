@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from presage.errors import EngineError
+from presage.serving_hooks.vllm.waiting import WaitingQueue
 
 Kind = TypeVar("Kind")
 
@@ -28,6 +29,7 @@ WINDOW: Final = "0.32"
 SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.v1.core.sched.scheduler:Scheduler.add_request": ("self", "request"),
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("self", "throttle_prefills"),
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": ("self", "scheduler_output", "model_runner_output"),
     "vllm.v1.core.sched.scheduler:Scheduler._free_request": ("self", "request", "delay_free_blocks"),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule": ("self", "throttle_prefills"),
     "vllm.v1.core.sched.request_queue:create_request_queue": ("policy",),
@@ -86,6 +88,9 @@ ATTRIBUTES: Final = (
     "running",
     "waiting",
     "kv_holding_waiting",
+    "deferred_waiting",
+    "hash_block_size",
+    "max_num_running_reqs",
     "policy.value",
     "cache_config.enable_prefix_caching",
     "vllm_config.additional_config",
@@ -347,6 +352,80 @@ def own_waiting(scheduler: Any) -> None:
         for request in sorted(waiting, key=lambda r: (not r.num_preemptions, r.arrival_time, r.request_id)):
             own.add_request(request)
         setattr(scheduler, name, own)
+
+
+def own_order(scheduler: Any, held: Callable[[Any], bool]) -> WaitingQueue:
+    """A queue in the order of vLLM's own."""
+    if by_priority(scheduler):
+        return WaitingQueue(lambda request: (request.priority, request.arrival_time, request.request_id), held)
+    return WaitingQueue(lambda request: (), held, in_front=True)
+
+
+def untouched(request: Any) -> bool:
+    """Whether nothing is lost if a waiting request waits longer: no blocks, no output, no other engine behind it."""
+    return not (
+        request.num_computed_tokens
+        or request.num_preemptions
+        or request.resumable
+        or request.kv_transfer_params
+        or request.status.name == "WAITING_FOR_REMOTE_KVS"
+    )
+
+
+def defer(scheduler: Any, request: Any, deferred: bool) -> None:
+    """vLLM counts a waiting request among those that it passes by, or does not any more."""
+    (scheduler.deferred_waiting.add if deferred else scheduler.deferred_waiting.discard)(request)
+
+
+def stands_still(scheduler: Any) -> bool:
+    """Nothing runs, and there is nothing to choose."""
+    return not (scheduler.running or any(map(bool, waiting_queues(scheduler))))
+
+
+def cache_tokens(scheduler: Any) -> float:
+    """Tokens that fit into the KV cache: each takes a place in a block of every group of layers."""
+    sizes = [group.kv_cache_spec.block_size for group in scheduler.kv_cache_config.kv_cache_groups]
+    return float((len(block_pool(scheduler).blocks) - 1) / sum(1 / size for size in sizes))
+
+
+def block_tokens(scheduler: Any) -> int:
+    """Tokens of each of a request's `block_hashes`."""
+    return int(scheduler.hash_block_size)
+
+
+def most_running(scheduler: Any) -> int:
+    """Requests that run at once."""
+    return int(scheduler.max_num_running_reqs)
+
+
+def computed_hashes(scheduler: Any, request: Any) -> Sequence[bytes]:
+    """The hashes of a request's blocks that have been computed."""
+    hashes: Sequence[bytes] = request.block_hashes
+    return hashes[: request.num_computed_tokens // block_tokens(scheduler)]
+
+
+def prompt_hashes(scheduler: Any, request: Any) -> Sequence[bytes]:
+    """The hashes of the blocks of a request's prompt that a cache might have; its last token is always computed."""
+    hashes: Sequence[bytes] = request.block_hashes
+    return hashes[: (request.num_prompt_tokens - 1) // block_tokens(scheduler)]
+
+
+def found_tokens(output: Any) -> Mapping[str, int]:
+    """Of the requests an iteration selects for the first time: tokens of their prompts that need not be computed."""
+    return {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+
+
+def iteration_tokens(scheduler: Any, output: Any) -> tuple[int, int]:
+    """Tokens that an iteration which has just been scheduled decodes, and those it prefills."""
+    decoded = 0
+    for request_id, tokens in output.num_scheduled_tokens.items():
+        request = scheduler.requests[request_id]
+        # After a preemption all but the last token are computed again, those of the output too.
+        if tokens == 1 or (
+            request.num_computed_tokens - tokens >= request.num_prompt_tokens and not request.num_preemptions
+        ):
+            decoded += tokens
+    return decoded, output.total_num_scheduled_tokens - decoded
 
 
 def waiting_queues(scheduler: Any) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.guard import HANG_S, Budget
+from presage.serving_hooks.policies.admission import AdmissionConfig
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
 from presage.serving_hooks.policies.priority import PriorityConfig
@@ -84,6 +85,41 @@ class PresageConfig(BaseModel):
         allow_inf_nan=False,
         description="seconds without a request after which a workflow counts as ended",
     )
+    admission: bool = Field(
+        True,
+        description="hold workflows back where measurements promise more steps a second for it; idle without prefix "
+        "caching",
+    )
+    admission_margin: float = Field(
+        AdmissionConfig.margin,
+        ge=0,
+        allow_inf_nan=False,
+        description="holding must promise this much more steps a second than letting all run, as a share",
+    )
+    admission_patience_s: float = Field(
+        AdmissionConfig.patience_s,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds of being held that put a workflow before all that were held for less",
+    )
+    admission_horizon_s: float = Field(
+        AdmissionConfig.horizon_s,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds over which a pause must earn back what it makes the engine compute again",
+    )
+    admission_forget_s: float = Field(
+        AdmissionConfig.forget_s,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds for which a measured share of lost tokens counts",
+    )
+    held_at_most_s: float = Field(
+        600.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds a workflow is held back over its life, then never again",
+    )
 
     def forecast_budget(self) -> Budget:
         """What each model may cost.
@@ -103,6 +139,15 @@ class PresageConfig(BaseModel):
     def eviction_settings(self) -> EvictionConfig:
         """How scores become an order."""
         return EvictionConfig(self.tie, self.learn_sharing)
+
+    def admission_settings(self) -> AdmissionConfig:
+        """What holding must promise, and for how long it may last."""
+        return AdmissionConfig(
+            margin=self.admission_margin,
+            patience_s=self.admission_patience_s,
+            horizon_s=self.admission_horizon_s,
+            forget_s=self.admission_forget_s,
+        )
 
 
 def read_config(additional: object) -> PresageConfig:

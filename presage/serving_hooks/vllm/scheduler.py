@@ -1,20 +1,21 @@
 """vLLM's schedulers with the policies in them: `--scheduler-cls presage.serving_hooks.vllm.WorkflowScheduler`.
 
 The policies choose among what vLLM would do anyway: which waiting request first, which free block to give up. They
-change no token, start and stop no request. Each can be switched off by configuration, and switches itself off when it
-fails.
+change no token, start and stop no request; admission lets some wait longer. Each can be switched off by configuration,
+and switches itself off when it fails.
 
-Not done here: prefetch, admission.
+Not done here: prefetch.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.admission import Gate
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
 from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
@@ -22,7 +23,7 @@ from presage.serving_hooks.vllm.metadata import Step, read
 from presage.serving_hooks.vllm.priorities import Priorities
 from presage.serving_hooks.vllm.switch import Switch
 from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
-from presage.serving_hooks.vllm.waiting import WaitingQueue
+from presage.serving_hooks.vllm.waiting import WaitingQueue, nobody
 from presage.serving_hooks.vllm.workflows import Workflows
 
 compat.check()
@@ -55,8 +56,12 @@ class Policies(compat.SchedulerSeam):
             forecasts, config.score_settings(), config.time_to_live_s, self._counts, type(self).clock
         )
         self._eviction = Switch("eviction", self._counts)
-        self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=(self._eviction,))
-        self._priorities = self._hook_waiting(config, forecasts) if config.priority else None
+        self._gate = self._make_gate(config) if config.admission and compat.caches_prefixes(self) else None
+        takes = (self._eviction,) if self._gate is None else (self._eviction, self._gate.switch)
+        self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=takes)
+        self._priorities = self._make_priorities(config, forecasts) if config.priority else None
+        if self._priorities is not None or self._gate is not None:
+            compat.hook_waiting(self, self._queue)
         self._scored = self._hook_blocks(config) if config.eviction and compat.caches_prefixes(self) else None
         self._workflows.retention = self._scored
         self._states = StatesOfSteps(self._workflows)
@@ -68,17 +73,21 @@ class Policies(compat.SchedulerSeam):
 
     def add_request(self, request: Any) -> None:
         """A request, or the next part of one that streams its input."""
-        if self._acts and request.request_id not in compat.requests(self):
+        comes = self._acts and request.request_id not in compat.requests(self)
+        if comes:
             self._bookkeeping.attempt(self._arrives, request)
+            step = self._workflows.step(request.request_id)
+            left = None
+            if self._priorities is not None or self._gate is not None:
+                left = self._workflows.remaining_tokens(request.request_id, request.num_prompt_tokens)
             if self._priorities is not None:
-                step = self._workflows.step(request.request_id)
-                self._priorities.add(
-                    request,
-                    self._iteration,
-                    step.workflow_type if step else "",
-                    self._workflows.remaining_tokens(request.request_id, request.num_prompt_tokens),
-                )
+                self._priorities.add(request, self._iteration, step.workflow_type if step else "", left)
+            if self._gate is not None and step is not None:
+                asked = request.num_prompt_tokens, compat.prompt_hashes(self, request)
+                self._gate.switch.attempt(self._gate.arrives, request.request_id, step, *asked, left)
         super().add_request(request)  # type: ignore[misc]
+        if comes and self._holds(request):
+            compat.defer(self, request, True)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """One iteration."""
@@ -87,8 +96,12 @@ class Policies(compat.SchedulerSeam):
         self._iteration += 1
         self._bookkeeping.attempt(self._workflows.expire)
         self._age()
+        began_at = type(self).clock()
+        self._admit()
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
         self._bookkeeping.attempt(self._note, output)
+        if self._gate is not None:
+            self._gate.switch.attempt(self._begun, self._gate, output, began_at)
         if self._priorities is not None:
             for request_id in self._priorities.selected(output.num_scheduled_tokens, self._iteration):
                 self._priorities.switch.attempt(self._moved, request_id)
@@ -96,6 +109,8 @@ class Policies(compat.SchedulerSeam):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """What an iteration has computed; hidden states first."""
+        if self._gate is not None:
+            self._gate.switch.attempt(self._gate.times.updated, scheduler_output, type(self).clock())
         self._bookkeeping.attempt(self._states.read, model_runner_output)
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
@@ -106,6 +121,14 @@ class Policies(compat.SchedulerSeam):
         self._bookkeeping.attempt(
             self._workflows.leaves, request.request_id, compat.completed(request), request.num_output_tokens
         )
+        if self._gate is not None:
+            self._gate.switch.attempt(
+                self._gate.leaves,
+                request.request_id,
+                compat.computed_hashes(self, request),
+                compat.completed(request),
+                request.num_output_tokens,
+            )
         if self._priorities is not None:
             self._priorities.left(request.request_id)
 
@@ -121,7 +144,7 @@ class Policies(compat.SchedulerSeam):
 
     def presage_status(self) -> dict[str, Any]:
         """Which policies are on, who foretells, what was counted, and how many workflows are alive."""
-        switches = {"priority": self._priorities, "eviction": self._scored}
+        switches = {"priority": self._priorities, "eviction": self._scored, "admission": self._gate}
         return {
             "on": {name: policy is not None and policy.switch.on for name, policy in switches.items()},
             "workflows": len(self._workflows),
@@ -129,17 +152,54 @@ class Policies(compat.SchedulerSeam):
             "models": self._models,
             "states": self._states.told,
             "counts": dict(self._counts),
+            "admission": self._gate.status() if self._gate is not None else None,
         }
 
     @property
     def _acts(self) -> bool:
-        return self._priorities is not None or self._scored is not None
+        return not (self._priorities is None and self._scored is None and self._gate is None)
 
-    def _hook_waiting(self, config: PresageConfig, forecasts: Forecasts) -> Priorities:
+    def _make_priorities(self, config: PresageConfig, forecasts: Forecasts) -> Priorities:
         switch = Switch("priority", self._counts)
-        priorities = Priorities(config.priority_settings(), forecasts.medians, compat.by_priority(self), switch)
-        compat.hook_waiting(self, lambda: WaitingQueue(priorities.key))
-        return priorities
+        return Priorities(config.priority_settings(), forecasts.medians, compat.by_priority(self), switch)
+
+    def _make_gate(self, config: PresageConfig) -> Gate:
+        return Gate(
+            config.admission_settings(),
+            config.held_at_most_s,
+            compat.cache_tokens(self),
+            compat.block_tokens(self),
+            compat.most_running(self),
+            self._workflows.__contains__,
+            type(self).clock,
+            Switch("admission", self._counts),
+        )
+
+    def _queue(self) -> WaitingQueue:
+        held = self._holds if self._gate is not None else nobody
+        return compat.own_order(self, held) if self._priorities is None else WaitingQueue(self._priorities.key, held)
+
+    def _holds(self, request: Any) -> bool:
+        return self._gate is not None and self._gate.holds(request.request_id) and compat.untouched(request)
+
+    def _admit(self) -> None:
+        if self._gate is None:
+            return
+        self._refile(self._gate.decide(compat.stands_still(self)))
+        if compat.stands_still(self):
+            self._refile(self._gate.let_one_in())
+
+    def _refile(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            request = compat.requests(self).get(request_id)
+            if request is not None:
+                compat.waiting_queues(self)[0].refile(request_id)
+                compat.defer(self, request, self._holds(request) and request in compat.waiting_queues(self)[0])
+
+    def _begun(self, gate: Gate, output: Any, began_at: float) -> None:
+        gate.times.scheduled(output, *compat.iteration_tokens(self, output), began_at)
+        for request_id, found in compat.found_tokens(output).items():
+            gate.begins(request_id, found, compat.prompt_hashes(self, compat.requests(self)[request_id]))
 
     def _hook_blocks(self, config: PresageConfig) -> ScoredBlocks:
         scored = ScoredBlocks(
@@ -185,6 +245,8 @@ class Policies(compat.SchedulerSeam):
                 priorities.give_back(request)
             compat.own_waiting(self)
             self._priorities = None
+            if self._gate is not None:
+                compat.hook_waiting(self, self._queue)
 
 
 class SyncWorkflowScheduler(Policies, Scheduler):  # type: ignore[misc]

@@ -1,7 +1,13 @@
-"""Waiting requests in the order of policies/priority.py, in place of vLLM's queues: the same methods.
+"""Waiting requests by key, in place of vLLM's queues: the same methods. Some of them may be held.
 
 One lazy heap: a key that has changed pushes a new entry, the old one is skipped when it comes up. What vLLM puts back
-in front, because it could not start or was preempted, goes to where its key says.
+in front, because it could not start or was preempted, goes to where its key says; among equal keys in front of all
+where the queue stands for vLLM's own first-come order.
+
+A held request waits here as any other does: it is counted, found and removed, and only the choice of the next request
+passes it by. vLLM asks a queue for its truth to see whether there is anything to choose, and for its length to see
+whether there is anything to do; so an engine with none but held requests stays awake, and does not stand still for want
+of a choice.
 """
 
 from __future__ import annotations
@@ -11,8 +17,13 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-Order = tuple[float, ...]
-"""The lower runs first; all of a queue have the same length."""
+Order = tuple[float | str, ...]
+"""The lower runs first; all of a queue have the same length and kinds."""
+
+
+def nobody(request: Any) -> bool:
+    """Holds no request."""
+    return False
 
 
 class WaitingQueue:
@@ -20,31 +31,47 @@ class WaitingQueue:
 
     Args:
         key: of a request; asked when it is added, and when `moved` says that it has changed. Must not raise.
+        held: whether a request is passed by; asked when it is added, and when `refile` says that it may have changed.
+            Must not raise.
+        in_front: what is prepended comes before equal keys, the last prepended first, as in vLLM's first-come queue.
     """
 
-    def __init__(self, key: Callable[[Any], Order]) -> None:
+    def __init__(
+        self, key: Callable[[Any], Order], held: Callable[[Any], bool] = nobody, *, in_front: bool = False
+    ) -> None:
         self._key = key
+        self._is_held = held
+        self._in_front = in_front
         self._waiting: dict[str, tuple[Order, int, Any]] = {}
+        self._held: set[str] = set()
         self._heap: list[tuple[Order, int, Any]] = []
         self._next = itertools.count()
+        self._before = itertools.count(-1, -1)
 
     def add_request(self, request: Any) -> None:
         """A request begins to wait."""
-        entry = (self._key(request), next(self._next), request)
-        self._waiting[request.request_id] = entry
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 64 + 2 * len(self._waiting):
-            self._heap = list(self._waiting.values())
-            heapq.heapify(self._heap)
+        self._enter(request, next(self._next))
 
     def prepend_request(self, request: Any) -> None:
         """A request waits again."""
-        self.add_request(request)
+        self._enter(request, next(self._before if self._in_front else self._next))
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
         """Requests wait again."""
         for request in requests:
-            self.add_request(request)
+            self.prepend_request(request)
+
+    def refile(self, request_id: str) -> None:
+        """Whether a request is held may have changed; where it stands has not. No error if it does not wait here."""
+        entry = self._waiting.get(request_id)
+        if entry is None:
+            return
+        held = self._is_held(entry[-1])
+        if held and request_id not in self._held:
+            self._held.add(request_id)  # its entry in the heap is skipped when it comes up
+        elif not held and request_id in self._held:
+            self._held.remove(request_id)
+            self._push(entry)
 
     def moved(self, request_id: str) -> None:
         """The key of a request has changed. No error if it does not wait here."""
@@ -60,7 +87,8 @@ class WaitingQueue:
         """
         while self._heap:
             entry = self._heap[0]
-            if self._waiting.get(entry[-1].request_id) is entry:
+            name = entry[-1].request_id
+            if self._waiting.get(name) is entry and name not in self._held:
                 return entry[-1]
             heapq.heappop(self._heap)
         raise IndexError("peek from an empty queue")  # vLLM's words
@@ -73,7 +101,7 @@ class WaitingQueue:
         """
         request = self.peek_request()
         heapq.heappop(self._heap)
-        del self._waiting[request.request_id]
+        self._leave(request)
         return request
 
     def remove_request(self, request: Any) -> None:
@@ -84,24 +112,45 @@ class WaitingQueue:
         """
         if request not in self:
             raise ValueError("the request does not wait in this queue")
-        del self._waiting[request.request_id]
+        self._leave(request)
 
     def remove_requests(self, requests: Iterable[Any]) -> None:
         """These requests, where they wait here, wait no longer."""
         for request in requests:
             if request in self:
-                del self._waiting[request.request_id]
+                self._leave(request)
 
     def __contains__(self, request: Any) -> bool:
         entry = self._waiting.get(request.request_id)
         return entry is not None and entry[-1] is request
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        """Whether there is a request to choose."""
+        return len(self._waiting) > len(self._held)
 
     def __len__(self) -> int:
+        """Requests that wait, held or not."""
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Any]:
-        """The first to run first. Sorts: for what happens seldom."""
+        """The first to run first, the held ones where they would stand. Sorts: for what happens seldom."""
         return iter([entry[-1] for entry in sorted(self._waiting.values())])
+
+    def _enter(self, request: Any, number: int) -> None:
+        entry = (self._key(request), number, request)
+        self._waiting[request.request_id] = entry
+        if self._is_held(request):
+            self._held.add(request.request_id)
+        else:
+            self._held.discard(request.request_id)
+            self._push(entry)
+
+    def _push(self, entry: tuple[Order, int, Any]) -> None:
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 64 + 2 * len(self._waiting):
+            self._heap = [entry for name, entry in self._waiting.items() if name not in self._held]
+            heapq.heapify(self._heap)
+
+    def _leave(self, request: Any) -> None:
+        del self._waiting[request.request_id]
+        self._held.discard(request.request_id)

@@ -80,6 +80,10 @@ class Workflows:
     def __len__(self) -> int:
         return len(self._lifecycle)
 
+    def __contains__(self, workflow: str) -> bool:
+        """Whether a workflow is alive."""
+        return workflow in self._lifecycle
+
     @property
     def expired(self) -> int:
         """Workflows that fell silent."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.guard import Budget
+from presage.serving_hooks.policies.admission import AdmissionConfig
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
@@ -29,6 +30,7 @@ def test_what_is_not_said_is_the_policies_own_default(additional: Any) -> None:
     assert config.priority_settings() == PriorityConfig()
     assert config.score_settings() == ScoreConfig()
     assert config.eviction_settings() == EvictionConfig()
+    assert config.admission_settings() == AdmissionConfig()
 
 
 def test_what_is_said_arrives() -> None:
@@ -41,13 +43,16 @@ def test_what_is_said_arrives() -> None:
     assert config.score_settings() == ScoreConfig(2, 0.5)
     assert config.eviction_settings() == EvictionConfig(0.0, False)
     assert (config.eviction, config.priority, config.time_to_live_s) == (False, True, 60)
+    said = {"margin": 0.2, "patience_s": 5, "horizon_s": 9.5, "forget_s": 60}
+    config = read_config({"presage": {f"admission_{name}": value for name, value in said.items()}})
+    assert config.admission_settings() == AdmissionConfig(**said)
 
 
 def test_an_unknown_key_is_one_clear_error() -> None:
     with pytest.raises(ConfigurationError) as refused:
         read_config({"presage": {"evictoin": True, "gamma": 2, "quantum": "many"}})
     said = str(refused.value)
-    assert "presage.evictoin is unknown; there are error_budget, eviction, forecast_deadline_ms, forecasts" in said
+    assert "presage.evictoin is unknown; there are admission, admission_forget_s, " in said
     assert "presage.gamma is 2: input should be less than or equal to 1" in said
     assert "presage.quantum is 'many'" in said
     assert "\n" not in said
@@ -70,6 +75,7 @@ def test_whatever_is_accepted_the_policies_accept_too(said: dict[str, Any]) -> N
     except ConfigurationError:
         return
     config.priority_settings(), config.score_settings(), config.eviction_settings(), config.forecast_budget()
+    config.admission_settings()
 
 
 def test_every_setting_is_explained() -> None:

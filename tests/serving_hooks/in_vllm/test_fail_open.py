@@ -53,8 +53,8 @@ def breaks(monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str, after:
         (FreeOrder, "forecast", {"eviction"}),
         (FreeOrder, "end", {"eviction"}),
         *((ShortestTotalJobFirst, method, {"priority"}) for method in ("add", "key", "age", "selected")),
-        (Lifecycle, "begin", {"eviction"}),
-        (Lifecycle, "expire", {"eviction"}),
+        (Lifecycle, "begin", {"eviction", "admission"}),
+        (Lifecycle, "expire", {"eviction", "admission"}),
         (Noise, "on_prefill", set()),
         (Noise, "on_completion", set()),
         (Noise, "close", set()),
@@ -131,7 +131,8 @@ def test_forecasts_that_are_none_do_no_harm(tmp_path: Path, rows: Any) -> None:
 
 
 def test_a_failed_priority_leaves_vllms_own_queues_and_the_clients_own_numbers(tmp_path: Path) -> None:
-    scheduler = build(tmp_path, GuessingSync, blocks=70, policy="priority", seqs=1)
+    alone = {"admission": False}
+    scheduler = build(tmp_path, GuessingSync, blocks=70, policy="priority", seqs=1, presage=alone)
     for number, priority in enumerate([3, 1, 2]):
         scheduler.add_request(ask(f"r{number}", [1, 2, 3], 2, arrival=number, priority=priority))
     scheduler._priorities.switch.off(RuntimeError(SECRET))

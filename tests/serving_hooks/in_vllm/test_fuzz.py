@@ -13,7 +13,7 @@ from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 
 pytestmark = pytest.mark.vllm
-OFF = {"priority": False, "eviction": False}
+OFF = {"priority": False, "eviction": False, "admission": False}
 
 
 class Guessing:
@@ -93,7 +93,7 @@ def test_every_request_is_answered_and_every_block_accounted_for(
     assert sum(len(preempted) for *_, preempted in engine.log) > 20
     assert everything_is_free(engine.scheduler)
     status = engine.scheduler.presage_status()
-    assert status["on"] == {"priority": True, "eviction": True}
+    assert status["on"] == {"priority": True, "eviction": True, "admission": True}
     assert status["expired"] > 0
     assert not [reason for reason in status["counts"] if reason.endswith("Error")]
     left = engine.scheduler

@@ -198,7 +198,7 @@ def test_a_clients_class_comes_before_our_key_where_vllm_goes_by_priority(tmp_pa
 def test_without_prefix_caching_eviction_is_idle(tmp_path: Path) -> None:
     engine, _ = served(tmp_path, caching=False)
     assert step(engine, "a1", 0, 640) == step(engine, "a2", 0, 640) == 0
-    assert engine.scheduler.presage_status()["on"] == {"priority": True, "eviction": False}
+    assert engine.scheduler.presage_status()["on"] == {"priority": True, "eviction": False, "admission": False}
     assert type(engine.scheduler.kv_cache_manager.block_pool).__name__ == "BlockPool"
 
 
@@ -214,12 +214,18 @@ def test_after_a_reset_of_the_cache_nothing_is_kept_and_all_is_free(tmp_path: Pa
 def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
     own, hooked = build(tmp_path, Scheduler, blocks=90), build(tmp_path, SyncWorkflowScheduler, blocks=90)
     ours = {name for kind in (Policies, SchedulerSeam) for name in vars(kind) if not name.startswith("__")}
-    assert ours & set(dir(own)) == {"add_request", "schedule", "_free_request"}  # which are overridden
+    assert ours & set(dir(own)) == {
+        "add_request",
+        "schedule",
+        "update_from_output",
+        "_free_request",
+    }  # which are overridden
     added = set(vars(hooked)) - set(vars(own))
     assert added == {
         "_bookkeeping",
         "_counts",
         "_eviction",
+        "_gate",
         "_iteration",
         "_models",
         "_priorities",

@@ -36,4 +36,4 @@ def test_a_workflow_keeps_its_prefix_and_one_that_has_ended_gives_up_its_own(tmp
     kept, left, engine = found_on_return(tmp_path, SyncWorkflowScheduler)
     assert kept == PREFIX
     assert left == 0
-    assert engine.scheduler.presage_status()["on"] == {"priority": True, "eviction": True}
+    assert engine.scheduler.presage_status()["on"] == {"priority": True, "eviction": True, "admission": True}

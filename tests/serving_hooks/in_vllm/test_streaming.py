@@ -38,5 +38,5 @@ def test_a_stream_is_answered_as_vllm_answers_it(tmp_path: Path, stock: Any, our
     own, hooked = (Engine(build(tmp_path, kind, blocks=90), ahead) for kind in (stock, ours))
     assert talked(own) == talked(hooked) != []
     assert everything_is_free(hooked.scheduler)
-    assert hooked.scheduler.presage_status()["on"] == {"priority": True, "eviction": True}
+    assert hooked.scheduler.presage_status()["on"] == {"priority": True, "eviction": True, "admission": True}
     assert not hooked.scheduler._workflows._steps

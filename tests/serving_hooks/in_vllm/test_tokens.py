@@ -57,5 +57,5 @@ def test_the_hooks_change_no_token(model: Path) -> None:
     for settings in ({}, {"forecasts": "serve_tokens:by_chance", "starved_after": 4, "quantum": 2}):
         hooked = served(model, settings)
         assert hooked["tokens"] == own
-        assert hooked["status"]["on"] == {"priority": True, "eviction": True}
+        assert hooked["status"]["on"] == {"priority": True, "eviction": True, "admission": True}
         assert ("forecast: champion" in hooked["status"]["counts"]) == bool(settings)

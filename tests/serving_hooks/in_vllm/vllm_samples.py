@@ -82,7 +82,8 @@ def build(
         additional_config={} if presage is None else {"presage": dict(presage)},
         **more,
     )
-    config.scheduler_config.async_scheduling = issubclass(kind, AsyncScheduler)  # which the CPU platform takes back
+    # On a CPU vLLM never schedules ahead; here nothing is computed, so it may.
+    config.scheduler_config.async_scheduling = issubclass(kind, AsyncScheduler)
     cache.num_gpu_blocks = blocks
     init_none_hash(HASH)
     layers = groups or [FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)]
@@ -135,14 +136,18 @@ class Engine:
 
     def step(self) -> None:
         """One iteration, or with `ahead` the first half of one and the second of the one before."""
+        self.schedule()
+        if len(self._under_way) > self.ahead:
+            self._finish()
+
+    def schedule(self) -> None:
+        """The first half of an iteration; its output is under way."""
         output = self.scheduler.schedule()
         for new in output.scheduled_new_reqs:
             self.hits[new.req_id] = new.num_computed_tokens
         preempted = tuple(sorted(output.preempted_req_ids or ()))
         self.log.append((dict(output.num_scheduled_tokens), dict(self.hits), preempted))
         self._under_way.append((output, self._computed(output)))
-        if len(self._under_way) > self.ahead:
-            self._finish()
 
     def run(self, most: int = 100_000) -> None:
         """Until nothing is left to do."""

@@ -49,6 +49,13 @@ def test_without_a_measured_loss_nobody_is_held() -> None:
     assert admission.counts["decisions that held somebody"] == 0
 
 
+def test_while_the_engine_is_not_measured_nobody_is_held_but_losses_count_at_their_load() -> None:
+    admission = thrashed(CROWD)
+    decision = admission.decide(CROWD, None, 1.0)
+    assert (decision.held, decision.everybody.load, decision.everybody.steps_per_s) == ({}, pytest.approx(4.0), 0.0)
+    assert admission.decide(CROWD, HISTORY_FIRST, 1.0).held
+
+
 def test_where_holding_pays_those_with_least_left_run_and_the_others_are_told_why() -> None:
     admission = thrashed(CROWD)
     decision = admission.decide(CROWD, HISTORY_FIRST, 1.0)
@@ -87,6 +94,15 @@ def test_of_those_whose_tool_runs_the_smallest_are_paused_and_stay_so_until_it_e
     assert (again.run, admission.waited_s(small, 2.0)) == ({"new", "w00"}, 0.0)
     assert admission.counts["paused"] >= len(decision.held)
     assert admission.counts["restored"] == 1
+
+
+def test_who_was_let_in_comes_before_who_has_less_left_for_the_cache_has_what_it_needs() -> None:
+    admission = thrashed(CROWD)
+    first = admission.decide(CROWD, HISTORY_FIRST, 1.0).run
+    more = [ready(f"n{i}", remaining=1.0, since=1.0) for i in range(20)]
+    again = admission.decide([*CROWD, *more], HISTORY_FIRST, 1.1)
+    assert again.held
+    assert first <= again.run
 
 
 def test_a_gain_within_the_margin_holds_nobody() -> None:

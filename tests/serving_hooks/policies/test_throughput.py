@@ -84,13 +84,35 @@ def test_losses_seen_at_a_low_load_count_there_and_no_lower() -> None:
     assert curve.at(0.4, 0) == 0
 
 
-def test_more_load_never_loses_less_and_too_little_seen_does_not_count() -> None:
+def test_where_more_load_seems_to_lose_less_the_two_are_one() -> None:
     curve = Curve(600)
     curve.observe(1.0, 0.5 * ENOUGH_TOKENS, ENOUGH_TOKENS, 0)
-    curve.observe(2.0, 0.2 * ENOUGH_TOKENS, ENOUGH_TOKENS, 0)
-    curve.observe(3.0, ENOUGH_TOKENS - 1, ENOUGH_TOKENS - 1, 0)
-    curve.observe(4.0, 1, 0, 0)
-    assert curve.at(2.1, 0) == curve.at(5, 0) == pytest.approx(0.5)
+    curve.observe(2.0, 0.6 * ENOUGH_TOKENS, 3 * ENOUGH_TOKENS, 0)
+    at = (1.0625 + 3 * 2.0625) / 4
+    assert curve.at(at, 0) == curve.at(5, 0) == pytest.approx(1.1 / 4)
+    assert curve.at((0.75 + at) / 2, 0) == pytest.approx(1.1 / 8)
+
+
+def test_too_little_seen_does_not_count_until_its_neighbours_make_it_enough() -> None:
+    curve = Curve(600)
+    for load in (1.0, 1.5, 2.0):
+        curve.observe(load, 0.2 * ENOUGH_TOKENS, 0.4 * ENOUGH_TOKENS, 0)
+        assert curve.at(9, 0) == (pytest.approx(0.5) if load == 2.0 else 0)
+    curve.observe(3.0, 1, 0, 0)
+    assert curve.at(1.5625, 0) == curve.at(9, 0) == pytest.approx(0.5)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 1), st.integers(1, 3 * ENOUGH_TOKENS)), max_size=20),
+    st.lists(st.floats(0, 6), min_size=2),
+)
+def test_more_load_never_loses_less(seen: list[tuple[float, float, int]], loads: list[float]) -> None:
+    curve = Curve(600)
+    for load, share, tokens in seen:
+        curve.observe(load, share * tokens, tokens, 0)
+    shares = curve.share(np.array(sorted(loads)), 0)
+    assert (np.diff(shares) >= -1e-12).all()
+    assert ((shares >= 0) & (shares <= 1)).all()
 
 
 def test_the_past_is_outweighed_and_at_last_forgotten() -> None:

@@ -1,0 +1,255 @@
+"""Admission in the engine: policies/admission.py is told what happens, and whom it holds is passed by in the queue.
+
+Held are requests that wait and have had nothing of the engine yet; a workflow of which any request runs, or was
+preempted, is not held, nor is a request that belongs to no workflow. Deciding is a matter of a few times a second: at
+most every `AFTER_EVENT_S` when workflows come, go or change phase, and less often the more workflows there are, so that
+it stays a small share of the engine's time.
+
+Whatever the policy says, three things hold. A workflow is held for `held_at_most_s` over its life, then never again.
+An engine in which nothing runs lets somebody in at once: it never stands still while a request waits. And once
+something in here has failed, nobody is held any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision
+from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.policies.workload import Workload
+from presage.serving_hooks.vllm.admission_accounts import Account
+from presage.serving_hooks.vllm.admission_times import IterationTimes
+from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.switch import Switch
+
+logger = logging.getLogger(__name__)
+
+EVERY_S: Final = 0.25
+AFTER_EVENT_S: Final = 0.05
+_EACH_S: Final = 200e-6
+"""Of a pause between two decisions for each workflow there is: deciding takes a few microseconds for each."""
+
+_LOG_EVERY_S: Final = 60.0
+
+
+class Gate:
+    """Who is held.
+
+    Args:
+        config: of the policy.
+        held_at_most_s: seconds a workflow may be held over its life.
+        cache_tokens: what the cache holds.
+        block_tokens: tokens of one block hash.
+        most_decoding: requests that run at once.
+        alive: whether a workflow without requests has not ended.
+        clock: seconds, rising.
+        switch: off once it has failed.
+
+    Attributes:
+        times: told of iterations.
+        counts: of the policy's decisions, and exemptions.
+        longest_held_s: of all workflows, over their lives.
+    """
+
+    def __init__(
+        self,
+        config: AdmissionConfig,
+        held_at_most_s: float,
+        cache_tokens: float,
+        block_tokens: int,
+        most_decoding: int,
+        alive: Callable[[str], bool],
+        clock: Callable[[], float],
+        switch: Switch,
+    ) -> None:
+        self.switch = switch
+        self.times = IterationTimes()
+        self.counts: Counter[str] = Counter()
+        self.longest_held_s = 0.0
+        self._admission = Admission(cache_tokens, config, self.counts)
+        self._held_at_most_s = held_at_most_s
+        self._block_tokens = block_tokens
+        self._most_decoding = most_decoding
+        self._alive = alive
+        self._clock = clock
+        self._workload = Workload()
+        self._accounts: dict[str, Account] = {}
+        self._workflow_of: dict[str, str] = {}
+        self._area = 0.0
+        self._decided_at = self._logged_at = -math.inf
+        self._news = False
+        self._holding = False
+        self._held_s = 0.0
+        self._last: Decision | None = None
+        self._rates: Rates | None = None
+
+    # What happens.
+
+    def arrives(
+        self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes], remaining_tokens: float | None
+    ) -> None:
+        """A step of a workflow enters the engine."""
+        now = self._clock()
+        account = self._accounts.get(step.workflow)
+        if account is None:
+            # Where some are held a newcomer waits for the next decision, a moment from now.
+            account = self._accounts[step.workflow] = Account(step.workflow_type, now, held=self._holding)
+        elif not account.requests:
+            self._workload.paused(account.workflow_type, account.agent, now - account.since)
+        if remaining_tokens is None or not remaining_tokens >= 0:  # NaN is no forecast either
+            remaining_tokens = math.inf
+        reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
+        self._workflow_of[request_id] = step.workflow
+        account.arrives(request_id, step.agent, prompt_tokens, reusable, remaining_tokens, now)
+        self._news = True
+
+    def begins(self, request_id: str, found_tokens: int, hashes: Sequence[bytes]) -> None:
+        """A request is selected for the first time; so many tokens of its prompt were in a cache."""
+        account = self._account(request_id)
+        if account is None or account.requests[request_id].begun:  # the next part of a streamed input
+            return
+        now = self._clock()
+        asked = account.begins(request_id, hashes, now)
+        reusable, prompt = asked.reusable_tokens, asked.new_tokens + asked.reusable_tokens
+        # What others computed is not lost when it is not there, and is no new token when it is.
+        self._workload.begins(prompt - max(reusable, found_tokens), reusable)
+        if account.kept and now > account.left_at:
+            load = (self._load_area(now) - account.load_area) / (now - account.left_at)
+            self._admission.observe(max(0, reusable - found_tokens), reusable, now, load)
+        self._news = True
+
+    def leaves(self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int) -> None:
+        """A request leaves the engine, with these blocks computed."""
+        account = self._account(request_id)
+        if account is None:
+            return
+        del self._workflow_of[request_id]
+        now = self._clock()
+        account.leaves(request_id, hashes, output_tokens, now)
+        account.left_at, account.load_area = now, self._load_area(now)
+        if completed:
+            self._workload.completes(output_tokens)
+        self._news = True
+
+    # What the engine asks.
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request that has had nothing of the engine yet is to be passed by."""
+        account = self._account(request_id) if self.switch.on else None
+        return account is not None and account.waits()
+
+    def decide(self, idle: bool) -> list[str]:
+        """Before an iteration: the requests which `holds` may answer differently for now.
+
+        Args:
+            idle: nothing runs, and nothing waits that is not held.
+        """
+        if not self.switch.on:
+            return self._open()
+        now = self._clock()
+        if not self._accounts or not self._due(idle, now):
+            return []
+        changed: list[str] = []
+        self.switch.attempt(self._decide, now, changed)
+        return changed if self.switch.on else self._open()
+
+    def let_one_in(self) -> list[str]:
+        """Nothing runs, and nothing waits that is not held: the requests of the workflow that was held longest."""
+        if not self.switch.on:
+            return self._open()
+        now = self._clock()
+        waiting = [account for account in self._accounts.values() if account.waits()]
+        if not waiting:
+            return []
+        one = max(waiting, key=lambda account: account.waited_s(now))
+        self.switch.attempt(one.hold, False, now)
+        self.counts["let in, since nothing ran"] += 1
+        return list(one.requests) if self.switch.on else self._open()
+
+    def status(self) -> dict[str, Any]:
+        """How many workflows are held while a request of theirs waits and while their tool runs, how long, and why."""
+        now = self._clock()
+        waits = [account.waits() for account in self._accounts.values()]
+        last = self._last
+        return {
+            "held": sum(waits),
+            "held_requests": sum(map(self.holds, self._workflow_of)),
+            "paused": sum(account.held for account in self._accounts.values()) - sum(waits),
+            "held_s": self._held_s + sum(account.waited_s(now) for account in self._accounts.values()),
+            "longest_held_s": self._longest(now),
+            "decisions": dict(self.counts),
+            "reasons": dict(Counter(last.held.values())) if last else {},
+            "outlook": {"chosen": asdict(last.chosen), "everybody": asdict(last.everybody)} if last else None,
+            "rates": asdict(self._rates) if self._rates else None,
+        }
+
+    # What the switch guards.
+
+    def _decide(self, now: float, changed: list[str]) -> None:
+        self._area, self._decided_at, self._news = self._load_area(now), now, False
+        self._forget(now)
+        self._rates = self._workload.rates(self.times.costs(now), self._most_decoding)
+        seen = [account.seen(name, self._workload, self._block_tokens) for name, account in self._accounts.items()]
+        decision = self._last = self._admission.decide(seen, self._rates, now)
+        self._holding = bool(decision.held)
+        self.longest_held_s = self._longest(now)
+        for name, account in self._accounts.items():
+            if not account.exempt and account.waited_s(now) >= self._held_at_most_s:
+                account.exempt = True
+                self.counts["exempt"] += 1
+            if account.hold(not (name in decision.run or account.exempt), now):
+                changed += account.requests
+        self._log(decision, now)
+
+    def _forget(self, now: float) -> None:
+        ended = [name for name, one in self._accounts.items() if not one.requests and not self._alive(name)]
+        for name in ended:
+            self._held_s += self._accounts.pop(name).waited_s(now)
+            self._admission.end(name)
+
+    # The rest.
+
+    def _account(self, request_id: str) -> Account | None:
+        name = self._workflow_of.get(request_id)
+        return self._accounts.get(name) if name is not None else None
+
+    def _load_area(self, now: float) -> float:
+        """∫ load dt: a step's losses come of the load between the step before and itself."""
+        return self._area + self._admission.load * (now - self._decided_at) if self._last is not None else 0.0
+
+    def _due(self, idle: bool, now: float) -> bool:
+        if idle and any(account.waits() for account in self._accounts.values()):
+            return True
+        pause_s = max(AFTER_EVENT_S, _EACH_S * len(self._accounts)) if self._news else EVERY_S
+        return now - self._decided_at >= pause_s
+
+    def _longest(self, now: float) -> float:
+        return max([self.longest_held_s, *(account.waited_s(now) for account in self._accounts.values())])
+
+    def _open(self) -> list[str]:
+        """Nobody is held any more: all requests, once."""
+        opened, now = list(self._workflow_of), self._clock()
+        self._held_s += sum(account.waited_s(now) for account in self._accounts.values())
+        self._accounts.clear()
+        self._workflow_of.clear()
+        return opened
+
+    def _log(self, decision: Decision, now: float) -> None:
+        if decision.held and now - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = now
+            logger.info(
+                "%d of %d workflows are held: %.2f steps/s expected with %d, %.2f with all, whose loads on the cache "
+                "are %.2f and %.2f",
+                len(decision.held),
+                len(decision.held) + len(decision.run),
+                decision.chosen.steps_per_s,
+                decision.chosen.workflows,
+                decision.everybody.steps_per_s,
+                decision.chosen.load,
+                decision.everybody.load,
+            )

@@ -1,0 +1,131 @@
+"""What is known of each workflow that admission decides on: where it is, what it holds, how long it has been held.
+
+Of a workflow's blocks only hashes are kept (policies/distinct.py), never a token. Its working set is what it has
+touched so far, each block once, and what its next step is expected to add: the prompt that waits, or else as many new
+tokens as its steps had on average; and the output of a step, or what is left of the workflow where that is less. A
+beginning that several workflows share is counted for each of them, and what no later prompt reads (an output behind an
+instruction that moves) is counted too: that is too much, by much the same factor at every load, and losses are measured
+against the same loads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from presage.serving_hooks.policies.admission import Phase, Workflow
+from presage.serving_hooks.policies.distinct import Distinct
+from presage.serving_hooks.policies.workload import Workload
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request of a workflow: its prompt's tokens by whether the workflow had computed them, and whether it began."""
+
+    new_tokens: int
+    reusable_tokens: int
+    begun: bool = False
+
+
+@dataclass(slots=True)
+class Account:
+    """One workflow.
+
+    Attributes:
+        phase, since: where it is, and since when, seconds of the caller's clock.
+        held: its requests are passed by.
+        exempt: it has been held for as long as it may be.
+        held_s: seconds its requests have been held, over its life; `held_since` where they are.
+        kept: it has not been held since its last step, so what it has lost the others took.
+        left_at, load_area: when its last step ended, and ∫ load dt up to then.
+    """
+
+    workflow_type: str
+    since: float
+    held: bool = False
+    exempt: bool = False
+    phase: Phase = Phase.TOOL
+    agent: str = ""
+    remaining_tokens: float = math.inf
+    requests: dict[str, Asked] = field(default_factory=dict)
+    blocks: Distinct = field(default_factory=Distinct)
+    steps: int = 0
+    new_tokens: int = 0
+    held_since: float | None = None
+    held_s: float = 0.0
+    kept: bool = True
+    left_at: float = -math.inf
+    load_area: float = 0.0
+
+    def arrives(
+        self, request_id: str, agent: str, prompt_tokens: int, reusable_tokens: int, remaining_tokens: float, now: float
+    ) -> None:
+        """A request of it enters the engine."""
+        self.agent, self.remaining_tokens = agent, remaining_tokens
+        self.requests[request_id] = Asked(prompt_tokens - reusable_tokens, reusable_tokens)
+        self._move(now)
+
+    def begins(self, request_id: str, hashes: Sequence[bytes], now: float) -> Asked:
+        """A request of it is selected for the first time."""
+        asked = self.requests[request_id]
+        asked.begun = True
+        self.blocks.add(hashes)
+        self.steps += 1
+        self.new_tokens += asked.new_tokens
+        self._move(now)
+        return asked
+
+    def leaves(self, request_id: str, hashes: Iterable[bytes], output_tokens: int, now: float) -> None:
+        """A request of it leaves the engine, with these blocks computed."""
+        del self.requests[request_id]
+        self.kept = not self.held
+        self.blocks.add(list(hashes))
+        self.remaining_tokens = max(0.0, self.remaining_tokens - output_tokens)
+        self._move(now)
+
+    def hold(self, held: bool, now: float) -> bool:
+        """From now on it is held, or is not; whether that is a change."""
+        changed, self.held = held is not self.held, held
+        self.kept = self.kept and not held
+        self._settle(now)
+        return changed
+
+    def waited_s(self, now: float) -> float:
+        """Seconds its requests have been held, over its life."""
+        return self.held_s + (now - self.held_since if self.held_since is not None else 0.0)
+
+    def waits(self) -> bool:
+        """Whether it is held and a request of it waits for that."""
+        return self.held and self.phase is Phase.READY
+
+    def seen(self, name: str, workload: Workload, block_tokens: int) -> Workflow:
+        """What a decision must know of it."""
+        tool = self.phase is Phase.TOOL
+        pause_s = workload.pause_s(self.workflow_type, self.agent) if tool else None
+        footprint = len(self.blocks) * block_tokens + self._adds(workload)
+        return Workflow(name, self.phase, self.since, footprint, self.remaining_tokens, pause_s)
+
+    def _adds(self, workload: Workload) -> float:
+        output = min(workload.output_tokens, self.remaining_tokens)
+        if self.phase is Phase.TOOL:
+            return output + (self.new_tokens / self.steps if self.steps else workload.new_tokens)
+        waiting = sum(asked.new_tokens for asked in self.requests.values() if not asked.begun)
+        return waiting + output * len(self.requests)
+
+    def _move(self, now: float) -> None:
+        if not self.requests:
+            phase = Phase.TOOL
+        elif any(asked.begun for asked in self.requests.values()):
+            phase = Phase.STEP
+        else:
+            phase = Phase.READY
+        if phase is not self.phase:
+            self.phase, self.since = phase, now
+        self._settle(now)
+
+    def _settle(self, now: float) -> None:
+        if not self.waits():
+            self.held_s, self.held_since = self.waited_s(now), None
+        elif self.held_since is None:
+            self.held_since = now

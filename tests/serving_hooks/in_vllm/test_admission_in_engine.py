@@ -1,0 +1,382 @@
+"""Workflows are held where it pays and nowhere else; whoever is held is counted, can go, and is answered."""
+
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_fuzz import GuessingAsync, GuessingSync, answered, drawn, pressed
+from turns import Clock, Turns, draw
+from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
+
+from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, Workflow
+from presage.serving_hooks.policies.step_times import StepTimes
+from presage.serving_hooks.vllm.admission import Gate
+from presage.serving_hooks.vllm.admission_accounts import Account
+from presage.serving_hooks.vllm.admission_times import IterationTimes
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+
+pytestmark = pytest.mark.vllm
+ALONE = {"priority": False, "eviction": False}
+NOTHING = Outlook(0, 0.0, 0.0, 0.0)
+
+
+class Ticking(Engine):
+    """Each step takes some of its clock's time."""
+
+    def __init__(self, folder: Path, kind: type[Any], *, ahead: bool = False, step_s: float = 0.05, **more: Any):
+        self.clock = Clock()
+        made = type(kind.__name__, (kind,), {"clock": self.clock})
+        super().__init__(build(folder, made, **{"blocks": 70, "presage": {}, **more}), ahead)
+        self.step_s = step_s
+
+    def step(self) -> None:
+        self.clock.now += self.step_s
+        super().step()
+
+
+def told(monkeypatch: pytest.MonkeyPatch, runs: Callable[[Workflow], bool]) -> None:
+    """What the policy decides is decided here."""
+
+    def decide(self: Admission, workflows: Iterable[Workflow], rates: object, now: float) -> Decision:
+        there = list(workflows)
+        held = {w.id: "so it is told" for w in there if not runs(w)}
+        return Decision(frozenset(w.id for w in there) - set(held), held, NOTHING, NOTHING)
+
+    monkeypatch.setattr(Admission, "decide", decide)
+
+
+def work(name: str, *, output: int = 4, **sent: Any) -> Any:
+    return ask(name, [len(name), *range(60)], output, workflow_type="t", workflow_id=name[0], agent="coder", **sent)
+
+
+def busy(engine: Engine, name: str = "other", output: int = 400) -> None:
+    """A request without a workflow keeps the engine from standing still."""
+    engine.scheduler.add_request(ask(name, [9] * 20, output))
+
+
+def held_by(engine: Engine) -> dict[str, Any]:
+    status = engine.scheduler.presage_status()["admission"]
+    assert isinstance(status, dict)
+    return status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("presage", [ALONE, {}], ids=["alone", "with the other policies"])
+def test_with_the_history_first_and_a_small_cache_fewer_run_and_all_is_done_sooner(
+    tmp_path: Path, presage: dict[str, Any]
+) -> None:
+    stock = Turns(tmp_path / "stock", Scheduler, draw(100, 0), "shared", 72, blocks=4000)
+    ours = Turns(tmp_path / "ours", SyncWorkflowScheduler, draw(100, 0), "shared", 72, blocks=4000, presage=presage)
+    assert ours.makespan() < 0.75 * stock.makespan()
+    assert ours.hit_rate > 2 * stock.hit_rate
+    assert len(ours.finished) == len(stock.finished) == 100
+    assert max(ours.finished) < max(stock.finished)
+    assert everything_is_free(ours.engine.scheduler)
+    status = held_by(ours.engine)
+    assert status["decisions"]["held"] > 20
+    assert status["rates"]["prefill_token_s"] == pytest.approx(120e-6, rel=0.05)
+    assert status["rates"]["iteration_s"] == pytest.approx(0.012, rel=0.05)
+    assert (status["held"], status["paused"]) == (0, 0)
+    assert 0 < status["longest_held_s"] < status["held_s"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [2500, 4000])
+def test_with_own_conversations_nothing_is_lost(tmp_path: Path, blocks: int) -> None:
+    stock = Turns(tmp_path / "stock", Scheduler, draw(100, 0), "own", 72, blocks=blocks)
+    ours = Turns(tmp_path / "ours", SyncWorkflowScheduler, draw(100, 0), "own", 72, blocks=blocks, presage=ALONE)
+    assert ours.makespan() < 1.02 * stock.makespan()
+
+
+@pytest.mark.parametrize("prompts", ["shared", "own"])
+def test_an_engine_with_room_does_step_by_step_what_vllm_does(tmp_path: Path, prompts: str) -> None:
+    logs = []
+    for kind, presage in ((Scheduler, None), (SyncWorkflowScheduler, ALONE)):
+        turns = Turns(tmp_path / kind.__name__, kind, draw(20, 1), prompts, 6, blocks=4000, presage=presage)
+        turns.makespan()
+        logs.append(turns.engine.log)
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_while_nobody_is_held_vllms_own_order_holds_under_pressure(tmp_path: Path, policy: str) -> None:
+    logs = []
+    for kind, presage in ((Scheduler, None), (SyncWorkflowScheduler, ALONE)):
+        engine = Ticking(tmp_path, kind, presage=presage, policy=policy)
+        answered(engine, pressed(engine, 300, seed=2))
+        logs.append(engine.log)
+    assert logs[0] == logs[1]
+    assert sum(len(preempted) for *_, preempted in logs[0]) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize(("kind", "ahead"), [(GuessingSync, False), (GuessingAsync, True)])
+@pytest.mark.parametrize("more", [ALONE, {"starved_after": 5, "quantum": 3}], ids=["alone", "with the other policies"])
+def test_whatever_is_decided_every_request_is_answered_and_every_block_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Any], ahead: bool, policy: str, more: dict[str, Any]
+) -> None:
+    draws = random.Random(4)
+    told(monkeypatch, lambda workflow: draws.random() < 0.4)
+    said = {**more, "time_to_live_s": 3.0, "held_at_most_s": 8.0}
+    engine = Ticking(tmp_path, kind, ahead=ahead, policy=policy, presage=said)
+    answered(engine, pressed(engine, 1250, seed=1))
+    assert sum(len(preempted) for *_, preempted in engine.log) > 10
+    assert everything_is_free(engine.scheduler)
+    status = engine.scheduler.presage_status()
+    assert status["on"]["admission"]
+    assert not [reason for reason in status["counts"] if reason.endswith("Error")]
+    assert (status["admission"]["held"], status["admission"]["held_requests"]) == (0, 0)
+    assert 0 < status["admission"]["longest_held_s"] < status["admission"]["held_s"]
+    assert not engine.scheduler.requests
+    assert not engine.scheduler.deferred_waiting
+    engine.clock.now += 10
+    engine.scheduler.schedule()
+    engine.scheduler._gate.decide(idle=False)
+    assert not engine.scheduler._gate._workflow_of
+
+
+def test_who_is_held_is_counted_seen_and_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, lambda workflow: workflow.id.endswith("b"))
+    engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE)
+    busy(engine)
+    for name in ("b1", "a1", "a2", "b2"):
+        engine.scheduler.add_request(work(name))
+    for _ in range(20):
+        engine.step()
+    assert engine.ended == ["b1", "b2"]
+    scheduler = engine.scheduler
+    assert scheduler.get_request_counts() == (1, 2)
+    assert scheduler.get_num_unfinished_requests() == len(scheduler.requests) == 3
+    assert [request.request_id for request in scheduler.waiting] == ["a1", "a2"]
+    assert {request.request_id for request in scheduler.deferred_waiting} == {"a1", "a2"}
+    status = held_by(engine)
+    assert (status["held"], status["held_requests"], status["paused"]) == (1, 2, 0)
+    assert status["held_s"] == status["longest_held_s"] == pytest.approx(1.0, abs=0.11)
+    assert status["reasons"] == {"so it is told": 1}
+    engine.abort("a1")
+    assert scheduler.get_num_unfinished_requests() == 2
+    assert [request.request_id for request in scheduler.deferred_waiting] == ["a2"]
+    told(monkeypatch, lambda workflow: True)
+    engine.run()
+    assert engine.said.keys() == {"b1", "b2", "a2", "other"}
+    assert everything_is_free(scheduler)
+
+
+def test_whoever_came_while_its_tool_ran_and_was_paused_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, lambda workflow: workflow.phase is not Phase.TOOL)
+    engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE)
+    busy(engine)
+    engine.scheduler.add_request(work("a1"))
+    for _ in range(20):
+        engine.step()
+    assert engine.ended == ["a1"]
+    assert (held_by(engine)["held"], held_by(engine)["paused"]) == (0, 1)
+    engine.scheduler.add_request(work("a2"))
+    assert (held_by(engine)["held"], held_by(engine)["paused"]) == (1, 0)
+    for _ in range(20):
+        engine.step()
+    assert engine.ended == ["a1", "a2"]
+
+
+def test_a_newcomer_waits_a_moment_where_some_are_held_and_not_at_all_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for holding in (False, True):
+        told(monkeypatch, lambda workflow, holding=holding: not holding or "n" in workflow.id)  # type: ignore[misc]
+        engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE, step_s=0.001)
+        busy(engine)
+        engine.scheduler.add_request(work("a1"))
+        engine.step()
+        engine.step()
+        engine.clock.now += 1
+        engine.step()
+        engine.scheduler.add_request(work("n1"))
+        engine.step()
+        assert ("n1" in engine.hits) is not holding
+        engine.clock.now += 0.06
+        engine.step()
+        assert "n1" in engine.hits
+
+
+def test_nobody_is_held_for_longer_than_is_allowed_whatever_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(monkeypatch, lambda workflow: False)
+    engine = Ticking(tmp_path, SyncWorkflowScheduler, presage={**ALONE, "held_at_most_s": 10.0})
+    busy(engine, output=2000)
+    engine.scheduler.add_request(work("a1"))
+    while "a1" not in engine.ended:
+        engine.step()
+        assert engine.clock.now < 11
+    assert engine.clock.now > 10
+    engine.scheduler.add_request(work("a2"))  # the bound is on its life
+    for _ in range(8):
+        engine.step()
+    assert engine.ended == ["a1", "a2"]
+    assert held_by(engine)["decisions"]["exempt"] == 1
+    assert held_by(engine)["longest_held_s"] == pytest.approx(10, abs=0.5)
+
+
+def test_an_engine_never_stands_still_while_a_request_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, lambda workflow: False)
+    engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE)
+    for number in range(30):
+        engine.scheduler.add_request(work(f"{chr(97 + number % 10)}{number}"))
+    engine.run()
+    assert len(engine.ended) == 30
+    assert all(scheduled for scheduled, *_ in engine.log)
+
+
+def test_what_has_begun_is_never_held_nor_what_belongs_to_no_workflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(monkeypatch, lambda workflow: True)
+    engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE)
+    busy(engine)
+    engine.scheduler.add_request(work("a1", output=60))
+    engine.step()
+    assert "a1" in engine.hits
+    told(monkeypatch, lambda workflow: False)
+    engine.scheduler.reset_prefix_cache(reset_running_requests=True)  # preempts all
+    before = len(engine.said.get("a1", ()))
+    for _ in range(5):
+        engine.step()
+    assert len(engine.said["a1"]) >= before + 3
+    elsewhere = work("z1", kv_transfer_params={"do_remote_prefill": False})
+    engine.scheduler.add_request(elsewhere)
+    engine.step()
+    assert "z1" in engine.hits
+
+
+def breaks(monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str, after: int) -> None:
+    whole, calls = getattr(kind, method), [0]
+
+    def half(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] < after:
+            return whole(*args, **kwargs)
+        raise RuntimeError("what the prompt says")
+
+    monkeypatch.setattr(kind, method, half)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        (Admission, "decide"),
+        (Admission, "end"),
+        (StepTimes, "fit"),
+        *((Account, method) for method in ("arrives", "begins", "leaves", "hold", "seen")),
+        *((Gate, method) for method in ("arrives", "begins", "leaves")),
+        *((IterationTimes, method) for method in ("scheduled", "updated")),
+    ],
+)
+@pytest.mark.parametrize("more", [ALONE, {}], ids=["alone", "with the other policies"])
+def test_when_it_fails_all_run_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[Any],
+    method: str,
+    more: dict[str, Any],
+) -> None:
+    told(monkeypatch, lambda workflow: workflow.phase is Phase.STEP)
+    breaks(monkeypatch, kind, method, after=4)
+    engine = Ticking(tmp_path, GuessingSync, presage={**more, "time_to_live_s": 1.0}, step_s=0.3)
+    answered(engine, pressed(engine, 150, seed=5))
+    assert everything_is_free(engine.scheduler)
+    status = engine.scheduler.presage_status()
+    assert not status["on"]["admission"]
+    assert status["on"]["priority"] is status["on"]["eviction"] is (more == {})
+    assert (status["admission"]["held"], status["admission"]["held_requests"]) == (0, 0)
+    assert "admission is off from here on: RuntimeError" in caplog.text
+    assert "what the prompt says" not in caplog.text
+    assert not engine.scheduler.deferred_waiting
+
+
+def test_when_priority_fails_who_is_held_stays_held_in_vllms_own_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(monkeypatch, lambda workflow: workflow.id.endswith("b"))
+    engine = Ticking(tmp_path, GuessingSync)
+    busy(engine, output=60)
+    for name in ("a1", "b1"):
+        engine.scheduler.add_request(work(name))
+    engine.step()
+    engine.scheduler._priorities.switch.off(RuntimeError())
+    for _ in range(20):
+        engine.step()
+    assert engine.ended == ["b1"]
+    assert len(engine.scheduler.waiting) == 1
+    told(monkeypatch, lambda workflow: True)
+    engine.run()
+    assert sorted(engine.ended) == ["a1", "b1", "other"]
+
+
+def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache_no_longer_has(tmp_path: Path) -> None:
+    engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE, blocks=90)
+    seen: list[tuple[float, float]] = []
+    observe = engine.scheduler._gate._admission.observe
+    engine.scheduler._gate._admission.observe = lambda lost, reusable, *more: (
+        seen.append((lost, reusable)),
+        observe(lost, reusable, *more),
+    )
+
+    def step(name: str, start: int, tokens: int) -> None:
+        prompt = [(start + i) % 500 for i in range(tokens)]
+        engine.scheduler.add_request(ask(name, prompt, 2, workflow_type="t", workflow_id=name[0], agent="coder"))
+        engine.run()
+
+    step("a1", 0, 640)
+    step("a2", 0, 656)  # all of it is there
+    step("b1", 100, 768)
+    step("b2", 150, 768)  # takes what a had
+    step("a3", 0, 672)  # a2 had computed 656
+    assert [one for one in seen if one[1]] == [(0, 640), (656, 656)]
+    footprint = engine.scheduler._gate._accounts["t\0a"].seen("a", engine.scheduler._gate._workload, 16)
+    assert footprint.footprint_tokens == pytest.approx(672 + 672 / 3 + 2)
+
+
+def test_a_common_history_is_counted_once_and_own_conversations_each(tmp_path: Path) -> None:
+    sizes = {}
+    for prompts in ("shared", "own"):
+        turns = Turns(tmp_path / prompts, SyncWorkflowScheduler, draw(1, 3), prompts, 1, blocks=4000)
+        works = draw(1, 3)[0]
+        turns.makespan()
+        account = turns.engine.scheduler._gate._accounts["loop\0w0"]
+        said = sum(len(new) + output for _, new, output, _ in works.steps)
+        agents = len({agent for agent, *_ in works.steps})
+        # Where an instruction stands at the end, the answer behind it is not where the next prompt has it.
+        aside = sum(output + 40 for _, _, output, _ in works.steps)
+        expected = 300 + said + (aside if prompts == "shared" else 200 * agents)
+        sizes[prompts] = len(account.blocks) * 16 / expected
+    assert sizes == {"shared": pytest.approx(1, abs=0.1), "own": pytest.approx(1, abs=0.1)}
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_iterations_take_what_the_engine_took_also_where_they_overlap(ahead: bool) -> None:
+    """Each takes 0.1 s; ahead, the next is scheduled 0.07 s before the last is done."""
+    times, seen = IterationTimes(), []
+    times._times.observe = lambda *one: seen.append(one)  # type: ignore[method-assign]
+    outputs = [object() for _ in range(5)]
+    for number, output in enumerate(outputs):
+        times.scheduled(output, 3, 100, 0.1 * number + (0.03 - 0.1 if ahead and number else 0.0))
+        if not ahead:
+            times.updated(output, 0.1 * (number + 1))
+        elif number:
+            times.updated(outputs[number - 1], 0.1 * number)
+    assert [round(seconds, 6) for *_, seconds in seen] == [0.1] * (4 if ahead else 5)
+    times.scheduled(outputs[0], 1, 0, 9.0)  # after an idle time, one update having been missed
+    times.updated(outputs[0], 9.1)
+    assert seen[-1] == (1, 0, pytest.approx(0.1))
+
+
+def test_without_prefix_caching_admission_is_idle(tmp_path: Path) -> None:
+    engine = Engine(build(tmp_path, SyncWorkflowScheduler, blocks=70, caching=False))
+    engine.scheduler.add_request(drawn(random.Random(0), 1))
+    engine.run()
+    status = engine.scheduler.presage_status()
+    assert (status["on"]["admission"], status["admission"]) == (False, None)

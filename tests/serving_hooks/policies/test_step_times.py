@@ -1,0 +1,120 @@
+"""The costs of iterations are found among noise and mishaps; what was seen too little of is not spoken of."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from presage.serving_hooks.policies.step_times import ENOUGH, ENOUGH_PREFILLS, IterationCosts, StepTimes
+from presage.serving_hooks.policies.workload import ENOUGH_STEPS, MOST_AGENTS, Workload
+
+COSTS = IterationCosts(0.012, 150e-6, 120e-6)
+
+
+def iterations(costs: IterationCosts, n: int, seed: int, noise: float = 0.05, mishaps: float = 0.0) -> StepTimes:
+    """A third prefills; a mishap takes half a second more."""
+    draw, times = np.random.default_rng(seed), StepTimes()
+    for _ in range(n):
+        decode, prefill = int(draw.integers(0, 65)), int(draw.integers(1, 2048)) if draw.random() < 0.33 else 0
+        seconds = costs[0] + costs[1] * decode + costs[2] * prefill
+        seconds *= draw.lognormal(0.0, noise)
+        times.observe(decode, prefill, seconds + 0.5 * (draw.random() < mishaps))
+    return times
+
+
+def test_without_noise_they_are_exact() -> None:
+    assert iterations(COSTS, 200, 0, noise=0.0).fit() == pytest.approx(COSTS, rel=1e-3)
+
+
+@given(
+    st.floats(0.002, 0.1),
+    st.floats(2e-5, 1e-3),
+    st.floats(2e-5, 1e-3),
+    st.integers(0, 1000),
+    st.sampled_from([0, 0.05]),
+)
+@settings(max_examples=40, deadline=None)
+def test_known_costs_are_found_among_noise_and_mishaps(
+    iteration: float, decode: float, prefill: float, seed: int, mishaps: float
+) -> None:
+    """As times of iterations of all kinds, which is what they are for: one cost alone can drown in another's noise."""
+    costs = IterationCosts(iteration, decode, prefill)
+    found = iterations(costs, 1024, seed, mishaps=mishaps).fit()
+    assert found is not None
+    for decoded, prefilled in ((1, 0), (64, 0), (16, 500), (64, 2000)):
+        kind = np.array([1, decoded, prefilled])
+        assert kind @ np.array(found) == pytest.approx(kind @ np.array(costs), rel=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 3000), st.floats(0, 10)), max_size=200))
+def test_whatever_is_seen_no_cost_is_negative(seen: list[tuple[int, int, float]]) -> None:
+    times = StepTimes(128)
+    for one in seen:
+        times.observe(*one)
+    found = times.fit()
+    assert found is None or (min(found) >= 0 and found.iteration_s > 0 and np.isfinite(found).all())
+
+
+def test_too_few_iterations_and_too_few_prefills_say_nothing() -> None:
+    assert iterations(COSTS, ENOUGH - 1, 0).fit() is None
+    times = StepTimes()
+    for number in range(500):
+        times.observe(number % 7 + 1, 100 * (number < ENOUGH_PREFILLS - 1), 0.01)
+        times.observe(0, 0, 0.01)
+        times.observe(5, 50, 0.0)
+    assert times.fit() is None
+
+
+def test_where_iterations_are_all_alike_the_cost_stays_with_the_iteration() -> None:
+    times = StepTimes()
+    for number in range(200):
+        times.observe(32, 50 if number % 4 == 0 else 0, 0.02 + 0.005 * (number % 4 == 0))
+    found = times.fit()
+    assert found is not None
+    assert found.iteration_s == pytest.approx(0.02, rel=0.02)
+    assert found.prefill_token_s == pytest.approx(1e-4, rel=0.02)
+
+
+def test_an_engine_that_became_slower_is_believed() -> None:
+    times = iterations(COSTS, 1024, 1)
+    slower = IterationCosts(*(3 * cost for cost in COSTS))
+    draw = np.random.default_rng(2)
+    for _ in range(1024):
+        decode, prefill = int(draw.integers(0, 65)), int(draw.integers(0, 2048))
+        times.observe(decode, prefill, slower[0] + slower[1] * decode + slower[2] * prefill)
+    assert times.fit() == pytest.approx(slower, rel=0.02)
+
+
+def seen(steps: int, pauses: int) -> Workload:
+    workload = Workload()
+    for _ in range(steps):
+        workload.begins(200, 1000)
+        workload.completes(100)
+    for number in range(pauses):
+        workload.paused("review", "tester" if number % 2 else "coder", 4.0 if number % 2 else 2.0)
+    return workload
+
+
+def test_rates_are_given_once_enough_was_seen_of_everything() -> None:
+    enough = ENOUGH_STEPS
+    rates = seen(enough, enough).rates(COSTS, 64)
+    assert rates is not None
+    assert (rates.output_tokens, rates.new_tokens, rates.reusable_tokens, rates.pause_s) == (100, 200, 1000, 3)
+    assert (rates.iteration_s, rates.decode_token_s, rates.prefill_token_s, rates.most_decoding) == (*COSTS, 64)
+    assert seen(enough - 1, enough).rates(COSTS, 64) is None
+    assert seen(enough, enough - 1).rates(COSTS, 64) is None
+    assert seen(enough, enough).rates(None, 64) is None
+
+
+def test_pauses_are_each_agents_own() -> None:
+    workload = seen(0, 40)
+    assert [workload.pause_s("review", agent) for agent in ("coder", "tester")] == [2.0, 4.0]
+    assert workload.pause_s("review", "nobody") == pytest.approx(3.0)
+    assert Workload().pause_s("review", "coder") is None
+
+
+def test_names_without_end_do_not_fill_the_memory() -> None:
+    workload = Workload()
+    for number in range(MOST_AGENTS + 50):
+        workload.paused("t", f"a{number}", 1.0)
+    assert len(workload._by_agent) == MOST_AGENTS
