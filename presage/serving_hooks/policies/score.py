@@ -97,6 +97,10 @@ class Lookahead:
             moment += part[1]
         return score, moment
 
+    def agents(self) -> Iterable[str]:
+        """Those the forecast names."""
+        return self._column
+
     def one_step(self, agents: Iterable[str]) -> int:
         """What this workflow adds to the one-step value (eq. 1) of blocks that `agents` touch."""
         column = self._column

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from presage.errors import ConfigurationError
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
+from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 
@@ -54,6 +55,18 @@ class PresageConfig(BaseModel):
         description="seconds without a request after which a workflow counts as ended",
     )
 
+    prefetch: bool = Field(
+        False, description="what is forecast is brought into idle blocks before it is asked for; needs eviction"
+    )
+    prefetch_least_value: float = Field(
+        PrefetchConfig.least_value,
+        gt=0,
+        allow_inf_nan=False,
+        description="a prompt less likely than this to come next is not fetched",
+    )
+    prefetch_most_blocks: int = Field(PrefetchConfig.most_blocks, ge=1, description="fetched in one iteration at most")
+    prefetch_memory_mb: int = Field(64, ge=1, description="MiB of token ids and hashes kept of what agents were asked")
+
     def priority_settings(self) -> PriorityConfig:
         """S and Q."""
         return PriorityConfig(self.starved_after, self.quantum)
@@ -65,6 +78,10 @@ class PresageConfig(BaseModel):
     def eviction_settings(self) -> EvictionConfig:
         """How scores become an order."""
         return EvictionConfig(self.tie, self.learn_sharing)
+
+    def prefetch_settings(self) -> PrefetchConfig:
+        """What is worth fetching."""
+        return PrefetchConfig(self.prefetch_least_value, self.prefetch_most_blocks)
 
 
 def read_config(additional: object) -> PresageConfig:
