@@ -422,7 +422,7 @@ def is_unpaused(scheduler: Any) -> bool:
 def prefilled(scheduler: Any, output: Any) -> int:
     """Prompt tokens in an iteration, to the few that end a prompt."""
     decodes = len(output.num_scheduled_tokens) * (1 + scheduler.num_spec_tokens)
-    return max(0, output.total_num_scheduled_tokens - decodes)
+    return max(0, int(output.total_num_scheduled_tokens) - decodes)
 
 
 def hide_answers(answers: dict[int, Any], names: Set[str]) -> None:

@@ -35,7 +35,7 @@ def requests(round_: int, draw: random.Random) -> tuple[list[Any], list[Any]]:
         own = [draw.randrange(500) for _ in range(draw.randrange(20))]
         prompts.append({"prompt_token_ids": [(start * 41 + i) % 500 for i in range(60 + 90 * round_)] + own})
         sent = {"workflow_type": "t", "workflow_id": f"w{start}", "agent": draw.choice(["coder", "tester"])}
-        extra = {} if number % 5 == 0 else {**sent, "workflow_end": round_ == 2}
+        extra = {} if number % 5 == 0 else {**sent, "workflow_end": round_ == 2 or (round_ == 1 and start > 3)}
         wanted.append(
             SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, extra_args=extra, detokenize=False)
         )
@@ -64,7 +64,11 @@ def main(model: str, settings: Any) -> dict[str, Any]:
     for round_ in range(3):
         prompts, wanted = requests(round_, draw)
         tokens += [list(answer.outputs[0].token_ids) for answer in llm.generate(prompts, wanted, use_tqdm=False)]
-    scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler
+        core: Any = llm.llm_engine.engine_core.engine_core
+        while core.scheduler.has_requests():  # as the engine does in a process of its own
+            answers, _ = core.step_fn()
+            assert not any(client.outputs for client in answers.values())
+    scheduler = core.scheduler
     return {"tokens": tokens, "status": None if settings is None else scheduler.presage_status()}
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.policies.eviction import EvictionConfig
+from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
@@ -21,11 +22,15 @@ def test_what_is_not_said_is_the_policies_own_default(additional: Any) -> None:
     assert config.priority_settings() == PriorityConfig()
     assert config.score_settings() == ScoreConfig()
     assert config.eviction_settings() == EvictionConfig()
+    assert (config.prefetch, config.prefetch_settings()) == (False, PrefetchConfig())
 
 
 def test_what_is_said_arrives() -> None:
     said = {"starved_after": 7, "quantum": 3, "horizon": 2, "gamma": 0.5, "tie": 0.0, "learn_sharing": False}
+    said |= {"prefetch": True, "prefetch_least_value": 0.5, "prefetch_most_blocks": 9, "prefetch_memory_mb": 3}
     config = read_config({"presage": {**said, "eviction": False, "time_to_live_s": 60}})
+    assert config.prefetch_settings() == PrefetchConfig(0.5, 9)
+    assert (config.prefetch, config.prefetch_memory_mb) == (True, 3)
     assert config.priority_settings() == PriorityConfig(7, 3)
     assert config.score_settings() == ScoreConfig(2, 0.5)
     assert config.eviction_settings() == EvictionConfig(0.0, False)
@@ -58,7 +63,7 @@ def test_whatever_is_accepted_the_policies_accept_too(said: dict[str, Any]) -> N
         config = read_config({"presage": said})
     except ConfigurationError:
         return
-    config.priority_settings(), config.score_settings(), config.eviction_settings()
+    config.priority_settings(), config.score_settings(), config.eviction_settings(), config.prefetch_settings()
 
 
 def test_every_setting_is_explained() -> None:

@@ -1,4 +1,4 @@
-"""On the real engine: the same tokens with the hooks off, on, and on with forecasts by chance."""
+"""On the real engine: the same tokens with the hooks off, on, on with forecasts by chance, and prefetching by them."""
 
 import json
 import os
@@ -54,8 +54,12 @@ def served(model: Path, settings: dict[str, Any] | None) -> Any:
 def test_the_hooks_change_no_token(model: Path) -> None:
     own = served(model, None)["tokens"]
     assert len({json.dumps(tokens) for tokens in own}) > 40  # answers differ, so a mix-up would show
-    for settings in ({}, {"forecasts": "serve_tokens:by_chance", "starved_after": 4, "quantum": 2}):
+    chance = {"forecasts": "serve_tokens:by_chance", "starved_after": 4, "quantum": 2}
+    for settings in ({}, chance, {**chance, "prefetch": True}):
         hooked = served(model, settings)
         assert hooked["tokens"] == own
         assert hooked["status"]["on"] == {"priority": True, "eviction": True}
+        fetched = hooked["status"]["prefetch"]
+        assert fetched["on"] == ("prefetch" in settings)
+        assert not fetched["on"] or (fetched["tokens"] > 0 and fetched["used_tokens"] > 0)
         assert ("forecast: champion" in hooked["status"]["counts"]) == bool(settings)

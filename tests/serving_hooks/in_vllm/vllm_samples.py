@@ -54,6 +54,7 @@ def build(
     seqs: int = 16,
     tokens: int = 256,
     caching: bool = True,
+    stats: bool = False,
 ) -> Any:
     """A scheduler over a cache of `blocks` blocks of 16 tokens, one of which vLLM keeps for itself."""
     folder.mkdir(exist_ok=True)
@@ -85,6 +86,8 @@ def build(
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK,
         hash_block_size=BLOCK,
+        include_finished_set=stats,
+        log_stats=stats,
     )
 
 
