@@ -15,14 +15,14 @@ pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its o
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -55,6 +55,7 @@ def build(
     tokens: int = 256,
     caching: bool = True,
     stats: bool = False,
+    tier: bool = False,
 ) -> Any:
     """A scheduler over a cache of `blocks` blocks of 16 tokens, one of which vLLM keeps for itself."""
     folder.mkdir(exist_ok=True)
@@ -73,6 +74,11 @@ def build(
         ),
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="MadeUpTier", kv_role="kv_both", kv_connector_module_path="made_up_tier"
+        )
+        if tier
+        else None,
         additional_config={} if presage is None else {"presage": dict(presage)},
     )
     cache.num_gpu_blocks = blocks
@@ -158,8 +164,12 @@ class Engine:
         names = list(output.num_scheduled_tokens)
         requests = self.scheduler.requests
         tokens = [[] if requests[name].is_prefill_chunk else [token(name)] for name in names]
+        loads = self.scheduler.connector
         return ModelRunnerOutput(
-            req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=tokens
+            req_ids=names,
+            req_id_to_index={name: i for i, name in enumerate(names)},
+            sampled_token_ids=tokens,
+            kv_connector_output=None if loads is None else KVConnectorOutput(finished_recving=loads.done()),
         )
 
     def _finish(self) -> None:
