@@ -16,7 +16,7 @@ import importlib.metadata
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from presage.errors import EngineError
 
@@ -358,6 +358,46 @@ def cannot_fetch(scheduler: Any) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+class Limits(NamedTuple):
+    """What an engine does at most: tokens of a block, requests and tokens of an iteration, tokens of a request."""
+
+    block: int
+    requests: int
+    tokens: int
+    length: int
+
+
+def limits(scheduler: Any) -> Limits:
+    """Of this scheduler."""
+    return Limits(
+        scheduler.block_size,
+        scheduler.max_num_running_reqs,
+        scheduler.max_num_scheduled_tokens,
+        scheduler.max_model_len,
+    )
+
+
+def running(scheduler: Any) -> list[Any]:
+    """The requests that have been selected and have not ended."""
+    found: list[Any] = scheduler.running
+    return found
+
+
+def prefills(request: Any) -> bool:
+    """Whether a running request has not read its prompt yet."""
+    return bool(request.is_prefill_chunk)
+
+
+def waits(scheduler: Any) -> int:
+    """Requests that wait, but for those that wait for more of their input."""
+    return sum(map(len, waiting_queues(scheduler))) - int(scheduler.num_waiting_for_streaming_input)
+
+
+def has_tier(scheduler: Any) -> bool:
+    """Whether a connector brings blocks from elsewhere."""
+    return scheduler.connector is not None
+
+
 def can_be_asked_again(request: Any) -> bool:
     """Whether tokens and salt are all that made a request's blocks.
 
@@ -403,9 +443,7 @@ def cached(scheduler: Any, hashes: list[bytes]) -> list[int]:
 
 
 def loads(scheduler: Any, request: Any, found_tokens: int) -> int:
-    """Tokens after those found that a connector has for a request in the engine; 0 where it has none or cannot say."""
-    if scheduler.connector is None:
-        return 0
+    """Tokens after those found that the connector has for a request in the engine; 0 also where it cannot say yet."""
     return int(scheduler.connector.get_num_new_matched_tokens(request, found_tokens)[0] or 0)
 
 
@@ -421,7 +459,7 @@ def is_unpaused(scheduler: Any) -> bool:
 
 def prefilled(scheduler: Any, output: Any) -> int:
     """Prompt tokens in an iteration, to the few that end a prompt."""
-    decodes = len(output.num_scheduled_tokens) * (1 + scheduler.num_spec_tokens)
+    decodes = len(output.num_scheduled_tokens) * (1 + int(scheduler.num_spec_tokens))
     return max(0, int(output.total_num_scheduled_tokens) - decodes)
 
 
@@ -435,7 +473,7 @@ def hide_answers(answers: dict[int, Any], names: Set[str]) -> None:
 
 
 def hide_from_stats(stats: Any, states: Iterable[str], lookups: Iterable[tuple[int, int]]) -> None:
-    """Takes internal requests out of what is published.
+    """Takes internal requests out of what is published, but not out of what a connector says of its own loads.
 
     Args:
         stats: vLLM's, or None where it keeps none.
@@ -452,9 +490,10 @@ def hide_from_stats(stats: Any, states: Iterable[str], lookups: Iterable[tuple[i
         else:
             stats.num_waiting_reqs -= 1
     for asked, found in lookups:
-        stats.prefix_cache_stats.requests -= 1
-        stats.prefix_cache_stats.queries -= asked
-        stats.prefix_cache_stats.hits -= found
+        kept = stats.prefix_cache_stats
+        kept.requests, kept.queries, kept.hits = (
+            max(0, count - ours) for count, ours in ((kept.requests, 1), (kept.queries, asked), (kept.hits, found))
+        )
 
 
 def add_to_engine(methods: Mapping[str, Callable[..., Any]]) -> None:

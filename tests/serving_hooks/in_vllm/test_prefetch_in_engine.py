@@ -66,7 +66,7 @@ def test_clients_are_told_of_their_own_requests_alone(tmp_path: Path, ahead: boo
     engine.settle()
     assert status(engine)["tokens"] == 432
     assert set(told) == {"a1", "a2", "z1"} == set(engine.ended)
-    assert queried == 640 + 640 + 1200
+    assert queried == 640 + 640 + 1200  # tokens
     assert running == 0
 
 
@@ -111,6 +111,29 @@ def test_an_iteration_fetches_no_more_than_a_decode_step_has_time_for(tmp_path: 
     fetched = [sum(tokens.values()) for tokens, *_ in engine.log[begun:]]
     assert sum(fetched) == 432
     assert max(fetched) <= most
+
+
+@BOTH
+def test_beside_a_request_that_decodes_it_loads_what_a_tier_has_and_leaves_the_rest(
+    tmp_path: Path, ahead: bool
+) -> None:
+    for has in (True, False):
+        engine = prefetching(tmp_path, ahead=ahead, tier=True, stats=True)
+        evicted(engine)
+        tier = engine.scheduler.connector
+        tier._has = tier._has if has else set()
+        asked(engine, "r1", prompt(300, 20), output=60)
+        begun = len(engine.log)
+        while "r1" not in engine.ended:
+            engine.step()
+        beside = status(engine)["tokens"]
+        assert beside == (432 if has else 0)
+        assert all(len(tokens) == sum(tokens.values()) for tokens, *_ in engine.log[begun + 1 :])  # one token each
+        engine.settle()
+        assert status(engine)["tokens"] == 432  # what is not there is prefilled by an idle engine
+        assert served(engine, "a3", prompt(0, 660)) == 640
+        assert status(engine)["used_tokens"] == 432
+        assert everything_is_free(engine.scheduler)
 
 
 def test_only_what_nobody_active_uses_makes_room(tmp_path: Path) -> None:
