@@ -51,6 +51,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "priority": {"eviction": False},
     "eviction": {"priority": False},
     "both": {},
+    "and prefetch": {"prefetch": True},
 }
 
 

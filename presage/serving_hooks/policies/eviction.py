@@ -208,6 +208,14 @@ class FreeOrder:
         retired = sum(len(entry[-1].free) for entry in self._heap if entry[0] == RETIRED and self._valid(entry))
         return len(self._blank) + retired
 
+    def spared(self, blocks: Iterable[int]) -> int:
+        """How many of these are among them."""
+        group_of = self._index.group_of
+        return sum(
+            block in self._blank if group is None else not group.uses and block in group.free
+            for block, group in ((block, group_of[block]) for block in blocks)
+        )
+
     def _valid(self, entry: Entry) -> bool:
         return entry[-1].entry is entry and bool(entry[-1].free)
 

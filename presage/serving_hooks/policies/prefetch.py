@@ -2,10 +2,10 @@
 
 Source: PBKV, §4.3. A prefetch pays for certain and gains perhaps, so it takes only what lies idle:
 
-- only on a step that decodes and prefills nothing;
+- only on a step that prefills nothing;
 - only into blank and retired blocks, S_a of them: nothing an active workflow uses is given up for a guess;
 - at most what the idle channel moves while the step lasts: S = min(S_a, rate × step time). The channel is the bus to an
-  offload tier, or, where there is none and the engine has time, its own prefill;
+  offload tier, or, while the engine is idle, its own prefill: never beside steps that decode, which it would lengthen;
 - by the one-step value (eq. 1), the highest first, until S is used up. What is needed two steps from now can be fetched
   at the next.
 

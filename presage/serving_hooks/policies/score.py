@@ -97,6 +97,10 @@ class Lookahead:
             moment += part[1]
         return score, moment
 
+    def next_agents(self, least: float) -> list[str]:
+        """Those that come next with at least this probability."""
+        return [agent for agent, column in self._column.items() if self._rows[0][column] >= least]
+
     def one_step(self, agents: Iterable[str]) -> int:
         """What this workflow adds to the one-step value (eq. 1) of blocks that `agents` touch."""
         column = self._column

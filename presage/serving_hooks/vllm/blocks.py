@@ -146,6 +146,17 @@ class ScoredBlocks:
         """A workflow has ended."""
         self.switch.attempt(self._order.end, workflow)
 
+    # What a prefetch asks and tells.
+
+    def spare(self, found: Iterable[int]) -> int:
+        """S_a, blank and retired free blocks, without those of `found`, which a prefetch would take for itself."""
+        return self._order.spare() - self._order.spared(found) if self.switch.on else 0
+
+    def fetched(self, workflow: str, agents: Iterable[str], blocks: list[int]) -> None:
+        """These blocks are in use for a prefetch, by those it was fetched for; no sharing is learnt from that."""
+        for agent in agents:
+            self.switch.attempt(self._order.filled, workflow, agent, blocks)
+
     # What the switch guards.
 
     def _found(self, request_id: str, found: list[int]) -> None:

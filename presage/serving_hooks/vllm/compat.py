@@ -15,8 +15,9 @@ import importlib
 import importlib.metadata
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from presage.errors import EngineError
 from presage.serving_hooks.vllm.waiting import WaitingQueue
@@ -31,6 +32,16 @@ SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("self", "throttle_prefills"),
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": ("self", "scheduler_output", "model_runner_output"),
     "vllm.v1.core.sched.scheduler:Scheduler._free_request": ("self", "request", "delay_free_blocks"),
+    "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": ("self", "request_ids", "finished_status"),
+    "vllm.v1.core.sched.scheduler:Scheduler.has_requests": ("self",),
+    "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache": ("self",),
+    "vllm.v1.core.sched.scheduler:Scheduler.make_stats": ("self",),
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit": (
+        "self",
+        "block_hashes",
+        "max_cache_hit_length",
+    ),
+    "vllm.v1.request:Request.__init__": ("self", "request_id", "prompt_token_ids", "sampling_params"),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule": ("self", "throttle_prefills"),
     "vllm.v1.core.sched.request_queue:create_request_queue": ("policy",),
     "vllm.v1.core.block_pool:BlockPool.cache_full_blocks": (
@@ -43,7 +54,6 @@ SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.v1.core.block_pool:BlockPool.evict_blocks": ("self", "block_ids"),
     "vllm.v1.core.block_pool:BlockPool.reset_prefix_cache": ("self",),
     "vllm.v1.engine.core_client:AsyncMPClient.call_utility_all_async": ("self", "method"),
-    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": ("self", "scheduler_output", "model_runner_output"),
     "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_meta": (
         "self",
         "scheduler_output",
@@ -102,6 +112,19 @@ ATTRIBUTES: Final = (
     "kv_cache_manager.block_pool.blocks",
     "kv_cache_manager.block_pool.null_block.block_id",
     "kv_cache_manager.block_pool.free_block_queue.num_free_blocks",
+    "kv_cache_manager.coordinator.find_longest_cache_hit",
+    "block_size",
+    "hash_block_size",
+    "connector",
+    "is_encoder_decoder",
+    "max_model_len",
+    "max_num_scheduled_tokens",
+    "max_num_running_reqs",
+    "num_spec_tokens",
+    "num_waiting_for_streaming_input",
+    "pause_state",
+    "parallel_config.data_parallel_size",
+    "vllm_config.model_config.runner_type",
 )
 """Of a live scheduler; they come into being in constructors, so only an instance shows them."""
 
@@ -483,6 +506,160 @@ def reached(output: Any) -> Iterator[tuple[str, int]]:
         yield new.req_id, new.num_computed_tokens + tokens[new.req_id]
     for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
         yield name, computed + tokens[name]
+
+
+def cannot_fetch(scheduler: Any) -> str | None:
+    """Why nothing can be fetched ahead on this engine; None where it can.
+
+    Data-parallel engines keep in step with each other, so that an idle one does not work for itself alone.
+    """
+    reasons = {
+        "prefix caching is off": not caches_prefixes(scheduler),
+        "it generates no text": scheduler.vllm_config.model_config.runner_type != "generate",
+        "an encoder and a decoder share the cache": scheduler.is_encoder_decoder,
+        "its layers keep several kinds of cache": len(scheduler.kv_cache_config.kv_cache_groups) != 1,
+        "its hashes are not those of blocks": scheduler.block_size != scheduler.hash_block_size,
+        "it is one of several in data parallel": scheduler.parallel_config.data_parallel_size > 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+class Limits(NamedTuple):
+    """What an engine does at most: tokens of a block, requests and tokens of an iteration, tokens of a request."""
+
+    block: int
+    requests: int
+    tokens: int
+    length: int
+
+
+def limits(scheduler: Any) -> Limits:
+    """Of this scheduler."""
+    return Limits(
+        scheduler.block_size,
+        scheduler.max_num_running_reqs,
+        scheduler.max_num_scheduled_tokens,
+        scheduler.max_model_len,
+    )
+
+
+def running(scheduler: Any) -> list[Any]:
+    """The requests that have been selected and have not ended."""
+    found: list[Any] = scheduler.running
+    return found
+
+
+def prefills(request: Any) -> bool:
+    """Whether a running request has not read its prompt yet."""
+    return bool(request.is_prefill_chunk)
+
+
+def waits(scheduler: Any) -> int:
+    """Requests that wait, but for those that wait for more of their input."""
+    return sum(map(len, waiting_queues(scheduler))) - int(scheduler.num_waiting_for_streaming_input)
+
+
+def has_tier(scheduler: Any) -> bool:
+    """Whether a connector brings blocks from elsewhere."""
+    return scheduler.connector is not None
+
+
+def can_be_asked_again(request: Any) -> bool:
+    """Whether tokens and salt are all that made a request's blocks.
+
+    Not so with images, given embeddings or an adapter (which may have been unloaded since: to ask for it again would
+    load it), nor where the input streams, or comes from another engine.
+    """
+    return not (
+        request.mm_features
+        or request.prompt_token_ids is None
+        or request.prompt_embeds is not None
+        or request.lora_request is not None
+        or request.resumable
+        or request.kv_transfer_params is not None
+    )
+
+
+def internal_request(name: str, tokens: list[int], hashes: list[bytes], salt: str | None) -> Any:
+    """A request of nobody's for one token; the hashes are of its blocks, all of which are whole. The last to run."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    wanted = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    wanted.update_from_generation_config({}, None)
+    request = Request(name, tokens, wanted, None, arrival_time=math.inf, priority=2**40, cache_salt=salt)
+    request.block_hashes = hashes  # as vLLM computed them before: without a hasher it computes none
+    return request
+
+
+def abort(scheduler: Any, names: Iterable[str]) -> None:
+    """These requests end now; what they have computed stays in the cache."""
+    from vllm.v1.request import RequestStatus
+
+    scheduler.finish_requests(list(names), RequestStatus.FINISHED_ABORTED)
+
+
+def cached(scheduler: Any, hashes: list[bytes]) -> list[int]:
+    """The blocks of the longest beginning that is in the cache. Costs O(those)."""
+    coordinator = scheduler.kv_cache_manager.coordinator
+    blocks: list[int] = [
+        block.block_id for block in coordinator.find_longest_cache_hit(hashes, len(hashes) * scheduler.block_size)[0][0]
+    ]
+    return blocks
+
+
+def loads(scheduler: Any, request: Any, found_tokens: int) -> int:
+    """Tokens after those found that the connector has for a request in the engine; 0 also where it cannot say yet."""
+    return int(scheduler.connector.get_num_new_matched_tokens(request, found_tokens)[0] or 0)
+
+
+def state(request: Any) -> str:
+    """Of a request in the engine: RUNNING, WAITING_FOR_REMOTE_KVS while a connector loads it, or another."""
+    return str(request.status.name)
+
+
+def is_unpaused(scheduler: Any) -> bool:
+    """Whether nobody has told the engine to hold still."""
+    return bool(scheduler.pause_state.name == "UNPAUSED")
+
+
+def prefilled(scheduler: Any, output: Any) -> int:
+    """Prompt tokens in an iteration, to the few that end a prompt."""
+    decodes = len(output.num_scheduled_tokens) * (1 + int(scheduler.num_spec_tokens))
+    return max(0, int(output.total_num_scheduled_tokens) - decodes)
+
+
+def hide_answers(answers: dict[int, Any], names: Set[str]) -> None:
+    """Takes what concerns these requests out of what clients are told."""
+    for client in answers.values():
+        if any(output.request_id in names for output in client.outputs):
+            client.outputs = [output for output in client.outputs if output.request_id not in names]
+        if client.finished_requests:
+            client.finished_requests = client.finished_requests - names or None
+
+
+def hide_from_stats(stats: Any, states: Iterable[str], lookups: Iterable[tuple[int, int]]) -> None:
+    """Takes internal requests out of what is published, but not out of what a connector says of its own loads.
+
+    Args:
+        stats: vLLM's, or None where it keeps none.
+        states: of those in the engine.
+        lookups: (tokens asked for, tokens found) of those that began since the last time.
+    """
+    if stats is None:
+        return
+    for state_ in states:
+        if state_ == "RUNNING":
+            stats.num_running_reqs -= 1
+        elif state_ == "WAITING_FOR_REMOTE_KVS" and stats.num_skipped_waiting_reqs:
+            stats.num_skipped_waiting_reqs -= 1
+        else:
+            stats.num_waiting_reqs -= 1
+    for asked, found in lookups:
+        kept = stats.prefix_cache_stats
+        kept.requests, kept.queries, kept.hits = (
+            max(0, count - ours) for count, ours in ((kept.requests, 1), (kept.queries, asked), (kept.hits, found))
+        )
 
 
 def add_to_engine(methods: Mapping[str, Callable[..., Any]]) -> None:

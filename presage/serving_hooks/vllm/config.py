@@ -11,6 +11,7 @@ from presage.serving_hooks.guard import HANG_S, Budget
 from presage.serving_hooks.policies.admission import AdmissionConfig
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
+from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 
@@ -121,6 +122,18 @@ class PresageConfig(BaseModel):
         description="seconds a workflow is held back over its life, then never again",
     )
 
+    prefetch: bool = Field(
+        False, description="what is forecast is brought into idle blocks before it is asked for; needs eviction"
+    )
+    prefetch_least_value: float = Field(
+        PrefetchConfig.least_value,
+        gt=0,
+        allow_inf_nan=False,
+        description="a prompt less likely than this to come next is not fetched",
+    )
+    prefetch_most_blocks: int = Field(PrefetchConfig.most_blocks, ge=1, description="fetched in one iteration at most")
+    prefetch_memory_mb: int = Field(64, ge=1, description="MiB of token ids and hashes kept of what agents were asked")
+
     def forecast_budget(self) -> Budget:
         """What each model may cost.
 
@@ -148,6 +161,10 @@ class PresageConfig(BaseModel):
             horizon_s=self.admission_horizon_s,
             forget_s=self.admission_forget_s,
         )
+
+    def prefetch_settings(self) -> PrefetchConfig:
+        """What is worth fetching."""
+        return PrefetchConfig(self.prefetch_least_value, self.prefetch_most_blocks)
 
 
 def read_config(additional: object) -> PresageConfig:

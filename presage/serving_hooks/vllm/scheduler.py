@@ -1,14 +1,14 @@
 """vLLM's schedulers with the policies in them: `--scheduler-cls presage.serving_hooks.vllm.WorkflowScheduler`.
 
 The policies choose among what vLLM would do anyway: which waiting request first, which free block to give up. They
-change no token, start and stop no request; admission lets some wait longer. Each can be switched off by configuration,
-and switches itself off when it fails.
-
-Not done here: prefetch.
+change no token, start and stop no request of a client; admission lets some wait longer. Each can be switched off by
+configuration, and switches itself off when it fails.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -20,6 +20,7 @@ from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
 from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
 from presage.serving_hooks.vllm.metadata import Step, read
+from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
 from presage.serving_hooks.vllm.switch import Switch
 from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
@@ -30,6 +31,8 @@ compat.check()
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402 -- once we know that it is there
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+
+logger = logging.getLogger(__name__)
 
 
 class Policies(compat.SchedulerSeam):
@@ -55,7 +58,9 @@ class Policies(compat.SchedulerSeam):
         self._workflows = Workflows(
             forecasts, config.score_settings(), config.time_to_live_s, self._counts, type(self).clock
         )
-        self._eviction = Switch("eviction", self._counts)
+        self._prefetch: Prefetcher | None = None
+        fetching = Switch("prefetch", self._counts)
+        self._eviction = Switch("eviction", self._counts, takes=(fetching,))
         self._gate = self._make_gate(config) if config.admission and compat.caches_prefixes(self) else None
         takes = (self._eviction,) if self._gate is None else (self._eviction, self._gate.switch)
         self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=takes)
@@ -64,6 +69,9 @@ class Policies(compat.SchedulerSeam):
             compat.hook_waiting(self, self._queue)
         self._scored = self._hook_blocks(config) if config.eviction and compat.caches_prefixes(self) else None
         self._workflows.retention = self._scored
+        if config.prefetch and self._scored is not None:
+            self._prefetch = self._hook_prefetch(config, self._scored, fetching)
+            self._workflows.retention = self._prefetch or self._scored
         self._states = StatesOfSteps(self._workflows)
         self._states.begin(self, forecasts)
 
@@ -98,26 +106,52 @@ class Policies(compat.SchedulerSeam):
         self._age()
         began_at = type(self).clock()
         self._admit()
+        if self._prefetch is not None:
+            self._prefetch.before()
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
         self._bookkeeping.attempt(self._note, output)
         if self._gate is not None:
             self._gate.switch.attempt(self._begun, self._gate, output, began_at)
+        if self._prefetch is not None:
+            self._prefetch.after(output)
         if self._priorities is not None:
             for request_id in self._priorities.selected(output.num_scheduled_tokens, self._iteration):
                 self._priorities.switch.attempt(self._moved, request_id)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """What an iteration has computed; hidden states first."""
+        """What an iteration has computed, hidden states first, and without what nobody asked for."""
         if self._gate is not None:
             self._gate.switch.attempt(self._gate.times.updated, scheduler_output, type(self).clock())
         self._bookkeeping.attempt(self._states.read, model_runner_output)
-        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        if self._prefetch is not None:
+            self._prefetch.done(scheduler_output, answers)
+        return answers
+
+    def has_requests(self) -> bool:
+        """Whether the engine has anything to do."""
+        return bool(super().has_requests()) or (self._prefetch is not None and self._prefetch.wants())  # type: ignore[misc]
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """vLLM's own; no block is held for nobody's sake."""
+        if self._prefetch is not None:
+            self._prefetch.drop()
+        return bool(super().reset_prefix_cache(*args, **kwargs))  # type: ignore[misc]
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's own, of the requests of clients."""
+        stats = super().make_stats(*args, **kwargs)  # type: ignore[misc]
+        if self._prefetch is not None:
+            self._prefetch.hide_from_stats(stats)
+        return stats
 
     def request_left(self, request: Any) -> None:
         """A request has finished or was aborted."""
         if not self._acts:
             return
+        if self._prefetch is not None:
+            self._prefetch.left(request, self._workflows.step(request.request_id))
         self._bookkeeping.attempt(
             self._workflows.leaves, request.request_id, compat.completed(request), request.num_output_tokens
         )
@@ -151,6 +185,7 @@ class Policies(compat.SchedulerSeam):
             "expired": self._workflows.expired,
             "models": self._models,
             "states": self._states.told,
+            "prefetch": {"on": False} if self._prefetch is None else self._prefetch.status(),
             "counts": dict(self._counts),
             "admission": self._gate.status() if self._gate is not None else None,
         }
@@ -206,17 +241,36 @@ class Policies(compat.SchedulerSeam):
             compat.free_queue(self),
             compat.block_pool(self).blocks,
             config.eviction_settings(),
-            self._workflows.step,
+            self._step_of,
             self._eviction,
         )
         compat.hook_blocks(self, scored, scored)
         return scored
+
+    def _hook_prefetch(self, config: PresageConfig, scored: ScoredBlocks, switch: Switch) -> Prefetcher | None:
+        reason = compat.cannot_fetch(self)
+        if reason is not None:
+            logger.warning("prefetch is off on this engine: %s", reason)
+            return None
+        most_bytes, clock = config.prefetch_memory_mb * 2**20, type(self).clock
+        return Prefetcher(self, self._add_internal, scored, config.prefetch_settings(), most_bytes, switch, clock)
+
+    def _add_internal(self, request: Any) -> None:
+        if self._priorities is not None:
+            self._priorities.add(request, self._iteration, "", math.inf)
+        super().add_request(request)  # type: ignore[misc]
+
+    def _step_of(self, request_id: str) -> Step | None:
+        step = self._workflows.step(request_id)
+        return self._prefetch.step(request_id) if step is None and self._prefetch is not None else step
 
     def _arrives(self, request: Any) -> None:
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
         step: Step | None = read(sent, request.session_id, self._counts)
         if step is not None:
             self._workflows.arrives(request.request_id, step)
+            if self._prefetch is not None:
+                self._prefetch.arrives(step, request)
 
     def _note(self, output: Any) -> None:
         for request_id in output.preempted_req_ids or ():
@@ -224,6 +278,8 @@ class Policies(compat.SchedulerSeam):
         for request_id in output.scheduled_cached_reqs.resumed_req_ids:
             self._workflows.resumes(request_id)
         for request, found in compat.begun(self, output):
+            if self._prefetch is not None and self._prefetch.begins(request.request_id, found):
+                continue
             if self._scored is not None:
                 self._scored.begins(request.request_id, found)
             self._workflows.begins(request.request_id, request.num_prompt_tokens)

@@ -42,6 +42,15 @@ def requests(round_: int, draw: random.Random) -> tuple[list[Any], list[Any]]:
     return prompts, wanted
 
 
+def leaving(round_: int) -> tuple[list[Any], list[Any]]:
+    """A long prompt of a workflow that ends with it: takes the space of others, and leaves it."""
+    from vllm import SamplingParams
+
+    sent = {"workflow_type": "t", "workflow_id": f"z{round_}", "agent": "coder", "workflow_end": True}
+    wanted = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, extra_args=sent, detokenize=False)
+    return [{"prompt_token_ids": [(round_ * 7 + i * 3) % 500 for i in range(900)]}], [wanted]
+
+
 def main(model: str, settings: Any) -> dict[str, Any]:
     from vllm import LLM
 
@@ -62,9 +71,13 @@ def main(model: str, settings: Any) -> dict[str, Any]:
     )
     draw, tokens = random.Random(0), []
     for round_ in range(3):
-        prompts, wanted = requests(round_, draw)
-        tokens += [list(answer.outputs[0].token_ids) for answer in llm.generate(prompts, wanted, use_tqdm=False)]
-    scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler
+        for prompts, wanted in (requests(round_, draw), leaving(round_)):
+            tokens += [list(answer.outputs[0].token_ids) for answer in llm.generate(prompts, wanted, use_tqdm=False)]
+        core: Any = llm.llm_engine.engine_core.engine_core
+        while core.scheduler.has_requests():  # as the engine does in a process of its own
+            answers, _ = core.step_fn()
+            assert not any(client.outputs for client in answers.values())
+    scheduler = core.scheduler
     return {"tokens": tokens, "status": None if settings is None else scheduler.presage_status()}
 
 

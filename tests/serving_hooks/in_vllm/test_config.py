@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.guard import Budget
+from presage.serving_hooks.guard import HANG_S, Budget
 from presage.serving_hooks.policies.admission import AdmissionConfig
 from presage.serving_hooks.policies.eviction import EvictionConfig
+from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
@@ -26,19 +27,23 @@ def test_what_is_not_said_is_the_policies_own_default(additional: Any) -> None:
     assert (config.next_agent, config.remaining_length) == tuple(
         f"models:/{kind}@champion" for kind in ("next-agent", "remaining-length")
     )
-    assert config.forecast_budget() == Budget()
+    assert config.forecast_budget() == Budget(first_hang_s=HANG_S)
     assert config.priority_settings() == PriorityConfig()
     assert config.score_settings() == ScoreConfig()
     assert config.eviction_settings() == EvictionConfig()
     assert config.admission_settings() == AdmissionConfig()
+    assert (config.prefetch, config.prefetch_settings()) == (False, PrefetchConfig())
 
 
 def test_what_is_said_arrives() -> None:
     said = {"starved_after": 7, "quantum": 3, "horizon": 2, "gamma": 0.5, "tie": 0.0, "learn_sharing": False}
+    said |= {"prefetch": True, "prefetch_least_value": 0.5, "prefetch_most_blocks": 9, "prefetch_memory_mb": 3}
     more = {"forecast_deadline_ms": 2, "error_budget": 0.5, "next_agent": None, "registry": "http://there"}
     config = read_config({"presage": {**said, **more, "eviction": False, "time_to_live_s": 60}})
     assert (config.forecast_budget().deadline_s, config.forecast_budget().share) == (0.002, 0.5)
     assert (config.next_agent, config.registry) == (None, "http://there")
+    assert config.prefetch_settings() == PrefetchConfig(0.5, 9)
+    assert (config.prefetch, config.prefetch_memory_mb) == (True, 3)
     assert config.priority_settings() == PriorityConfig(7, 3)
     assert config.score_settings() == ScoreConfig(2, 0.5)
     assert config.eviction_settings() == EvictionConfig(0.0, False)
@@ -75,7 +80,7 @@ def test_whatever_is_accepted_the_policies_accept_too(said: dict[str, Any]) -> N
     except ConfigurationError:
         return
     config.priority_settings(), config.score_settings(), config.eviction_settings(), config.forecast_budget()
-    config.admission_settings()
+    config.admission_settings(), config.prefetch_settings()
 
 
 def test_every_setting_is_explained() -> None:

@@ -1,4 +1,4 @@
-"""On the real engine: the same tokens with the hooks off, on, and on with forecasts by chance."""
+"""On the real engine: the same tokens with the hooks off, on, on with forecasts by chance, and prefetching by them."""
 
 import json
 import os
@@ -38,9 +38,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def served(model: Path, settings: dict[str, Any] | None) -> Any:
+def served(model: Path, settings: dict[str, Any] | None, program: str = "serve_tokens.py") -> Any:
     done = subprocess.run(
-        [sys.executable, "serve_tokens.py", str(model), json.dumps(settings)],
+        [sys.executable, program, str(model), json.dumps(settings)],
         cwd=HERE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE)])},
         capture_output=True,
@@ -54,8 +54,24 @@ def served(model: Path, settings: dict[str, Any] | None) -> Any:
 def test_the_hooks_change_no_token(model: Path) -> None:
     own = served(model, None)["tokens"]
     assert len({json.dumps(tokens) for tokens in own}) > 40  # answers differ, so a mix-up would show
-    for settings in ({}, {"forecasts": "serve_tokens:by_chance", "starved_after": 4, "quantum": 2}):
+    chance = {"forecasts": "serve_tokens:by_chance", "starved_after": 4, "quantum": 2}
+    for settings in ({}, chance, {**chance, "prefetch": True}):
         hooked = served(model, settings)
         assert hooked["tokens"] == own
         assert hooked["status"]["on"] == {"priority": True, "eviction": True, "admission": True}
+        fetched = hooked["status"]["prefetch"]
+        assert fetched["on"] == ("prefetch" in settings)
+        assert not fetched["on"] or (fetched["tokens"] > 0 and fetched["used_tokens"] > 0)
         assert ("forecast: champion" in hooked["status"]["counts"]) == bool(settings)
+
+
+def test_beside_a_request_that_decodes_prefetch_loads_from_a_tier_and_changes_no_token(model: Path) -> None:
+    forecasts = {"forecasts": "serve_tier:returns"}
+    own = served(model, forecasts, "serve_tier.py")
+    fetching = served(model, {**forecasts, "prefetch": True}, "serve_tier.py")
+    assert fetching["tokens"] == own["tokens"]
+    said = {name: told["prefetch"] for name, told in fetching["said"].items()}
+    assert said["z1"]["tokens"] == 0
+    assert said["r1"]["tokens"] == 320  # loaded while it decoded: 29 of 39 blocks were taken, 10 of 20 were left
+    assert (said["a3"]["used_tokens"], said["a3"]["wasted_tokens"]) == (320, 0)
+    assert fetching["left"] == []

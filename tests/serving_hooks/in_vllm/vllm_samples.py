@@ -22,7 +22,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -43,6 +43,9 @@ QWEN = {
     "torch_dtype": "float32",
 }
 
+TIER = {"kv_connector": "MadeUpTier", "kv_role": "kv_both", "kv_connector_module_path": "made_up_tier"}
+"""A connector that has blocks of its own."""
+
 
 def build(
     folder: Path,
@@ -54,6 +57,7 @@ def build(
     seqs: int = 16,
     tokens: int = 256,
     caching: bool = True,
+    stats: bool = False,
     groups: Sequence[Any] = (),
     connector: Mapping[str, Any] | None = None,
     **more: Any,
@@ -97,6 +101,8 @@ def build(
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK,
         hash_block_size=BLOCK,
+        include_finished_set=stats,
+        log_stats=stats,
     )
 
 
@@ -171,8 +177,12 @@ class Engine:
         names = list(output.num_scheduled_tokens)
         requests = self.scheduler.requests
         tokens = [[] if requests[name].is_prefill_chunk else [token(name)] for name in names]
+        loads = self.scheduler.connector
         return ModelRunnerOutput(
-            req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=tokens
+            req_ids=names,
+            req_id_to_index={name: i for i, name in enumerate(names)},
+            sampled_token_ids=tokens,
+            kv_connector_output=None if loads is None else KVConnectorOutput(finished_recving=loads.done()),
         )
 
     def _finish(self) -> None:

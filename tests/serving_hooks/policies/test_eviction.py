@@ -356,7 +356,9 @@ class AgainstASort(RuleBasedStateMachine):
         assert list(self.order) == self.sorted()
         assert len(self.order) == len(self.freed)
         assert self.order._index.groups == len({group for group in self.group.values() if group is not None})
-        assert self.order.spare() == sum(self.key(block)[0] < 1 for block in self.freed)
+        spare = [block for block in self.freed if self.key(block)[0] < 1]
+        assert self.order.spare() == len(spare)
+        assert self.order.spared(range(10)) == len(spare)
 
 
 TestAgainstASort = AgainstASort.TestCase

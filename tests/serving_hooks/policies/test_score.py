@@ -39,6 +39,11 @@ def test_value_is_equation_1_by_hand() -> None:
     assert of(FORECAST).one_step(["writer"]) == 0
 
 
+def test_agents_that_may_come_next_are_those_likely_enough() -> None:
+    assert set(of(FORECAST).next_agents(0.01)) == {"coder", "tester"}
+    assert UNKNOWN.next_agents(0.01) == []
+
+
 def test_a_shorter_horizon_and_another_decay_are_options() -> None:
     assert of(FORECAST, horizon=1).worth(["tester"])[0] / UNIT == pytest.approx(0.25, abs=2e-6)
     assert of(FORECAST, decay=1.0).worth(["tester"])[0] / UNIT == pytest.approx(0.25 + 0.75 * 0.4 + 0.06, abs=2e-6)

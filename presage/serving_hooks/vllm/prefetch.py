@@ -1,0 +1,296 @@
+"""Brings into idle blocks what the next agent will ask for: PBKV §4.3 inside vLLM's scheduler.
+
+A prefetch is a request of nobody's for one token, over as much of a known prompt (prefetch_prompts.py) as one iteration
+may fetch (policies/prefetch.py). vLLM finds the part that is cached, loads or prefills the rest, and keeps the blocks
+when the request ends. Clients never see it. It is there for one iteration, longer only while an offload tier loads:
+
+- it starts only where no request of a client waits or prefills, and at most one iteration of it is under way;
+- beside requests that decode it only loads, from a KV connector that says it has the blocks: a prefill would lengthen
+  their step. Without a tier it prefills on an engine that is idle, which is when a tool runs;
+- S = min(blank and retired blocks, rate × step time), so a request that comes meanwhile waits no longer than it would
+  for a decode step. The rate is that of prefill; a tier that is slower than that would not be one;
+- the moment a client's request waits, all of it is aborted before vLLM schedules. Blocks that a tier is still writing
+  to follow when they are written; two for each running request stay free for that time.
+
+We cut the prompt to the chunk and leave `long_prefill_token_threshold` alone, since vLLM ignores it where there is only
+one request.
+
+An idle engine is kept awake (`wants`) only while there is something that may be fetched: each iteration either fetches
+a block more, of finitely many, or strikes out a workflow, or gives up until a forecast, an end or a request comes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from presage.serving_hooks.policies.prefetch import Engine, Prefetch, PrefetchConfig
+from presage.serving_hooks.policies.score import Lookahead
+from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.blocks import ScoredBlocks
+from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.prefetch_pace import Pace
+from presage.serving_hooks.vllm.prefetch_prompts import Prompt, Prompts
+from presage.serving_hooks.vllm.prefetch_yield import Yield
+from presage.serving_hooks.vllm.switch import Switch
+
+
+class _Internal(NamedTuple):
+    """A request of ours."""
+
+    request: Any
+    prompt: Prompt
+
+
+class Prefetcher:
+    """Starts and ends internal requests of a scheduler; a `Retention` that hands on what it is told.
+
+    Args:
+        scheduler: vLLM's, with our queue of free blocks.
+        add: gives a request to vLLM, at the end of all queues.
+        blocks: that queue.
+        config: what is worth fetching.
+        most_bytes: of the memory of prompts.
+        switch: off once anything has failed.
+        clock: seconds, rising.
+
+    Attributes:
+        counts: internal requests started, aborted, refused.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        add: Callable[[Any], None],
+        blocks: ScoredBlocks,
+        config: PrefetchConfig,
+        most_bytes: int,
+        switch: Switch,
+        clock: Callable[[], float],
+    ) -> None:
+        self.switch = switch
+        self.counts: Counter[str] = Counter()
+        self._scheduler, self._add, self._blocks = scheduler, add, blocks
+        self._policy = Prefetch(config)
+        self._limits = compat.limits(scheduler)
+        self._block = self._limits.block
+        self._prompts = Prompts(
+            self._limits, config.least_value, most_bytes, lambda hashes: compat.cached(scheduler, hashes)
+        )
+        self._pace = Pace(clock)
+        pool = compat.block_pool(scheduler).blocks
+        self._yield = Yield(lambda block: pool[block].block_hash)
+        self._stuck = False
+        self._alive: dict[str, _Internal] = {}
+        self._unreported: set[str] = set()
+        self._fresh: list[str] = []
+        self._lookups: list[tuple[int, int]] = []
+        self._number = 0
+
+    # What is known of workflows.
+
+    def arrives(self, step: Step, request: Any) -> None:
+        """A step of a workflow has come."""
+        self.switch.attempt(self._prompts.arrives, step, request)
+
+    def left(self, request: Any, step: Step | None) -> None:
+        """A request has left the engine, and what it was; before anything is forecast from that."""
+        self._stuck = False
+        if self._alive.pop(request.request_id, None) is None and step is not None and compat.completed(request):
+            self.switch.attempt(self._prompts.completed, step, request)
+
+    def forecast(self, step: Step, lookahead: Lookahead) -> None:
+        """A new forecast of the workflow that `step` belongs to."""
+        self._blocks.forecast(step, lookahead)
+        self._stuck = False
+        self.switch.attempt(self._prompts.forecast, step, lookahead)
+
+    def end(self, workflow: str) -> None:
+        """A workflow has ended: nothing of it may be touched after that."""
+        self.switch.attempt(self._end, workflow)
+        self._blocks.end(workflow)
+
+    # What happens in the engine.
+
+    def wants(self) -> bool:
+        """Whether an idle engine has something to fetch."""
+        return bool(self._prompts) and self.switch.on and not self._stuck and compat.is_unpaused(self._scheduler)
+
+    def before(self) -> None:
+        """An iteration is about to be scheduled."""
+        self.switch.attempt(self._before)
+        if not self.switch.on:
+            self.drop()
+
+    def begins(self, request_id: str, found: list[int]) -> bool:
+        """A request is selected for the first time and these blocks of its prompt were found; whether it is ours."""
+        if request_id in self._alive:
+            return True
+        self.switch.attempt(self._yield.found, found)
+        return False
+
+    def after(self, output: Any) -> None:
+        """An iteration has been scheduled."""
+        self.switch.attempt(self._after, output)
+
+    def done(self, output: Any, answers: dict[int, Any]) -> None:
+        """The output of an iteration is there; takes what is ours out of what clients are told."""
+        self.switch.attempt(self._pace.done, id(output))
+        try:  # also when it is off: what was started before may still answer
+            if self._unreported:
+                compat.hide_answers(answers, self._unreported)
+                self._unreported &= self._alive.keys()
+        except Exception as error:
+            self.switch.off(error)
+
+    def drop(self) -> None:
+        """All internal requests end now."""
+        try:
+            self._abort(self._alive)
+        except Exception as error:
+            self.switch.off(error)
+
+    def step(self, request_id: str) -> Step | None:
+        """For whom an internal request fetches; None for any other."""
+        internal = self._alive.get(request_id)
+        return None if internal is None else internal.prompt.step
+
+    # What is told.
+
+    def hide_from_stats(self, stats: Any) -> None:
+        """Takes internal requests out of what is published."""
+        states = [compat.state(internal.request) for internal in self._alive.values()]
+        self.switch.attempt(compat.hide_from_stats, stats, states, self._lookups)
+        self._lookups.clear()
+
+    def status(self) -> dict[str, Any]:
+        """What was started and what came of it; blocks given up before anybody asked for them are wasted."""
+        done = self._yield
+        return {
+            "on": self.switch.on,
+            **{name: self.counts[name] for name in ("started", "aborted", "refused")},
+            "tokens": done.fetched * self._block,
+            "used_tokens": done.used * self._block,
+            "wasted_tokens": done.wasted() * self._block,
+            "memory_bytes": self._prompts.memory.bytes,
+            "forgotten": self._prompts.memory.dropped,
+        }
+
+    # What the switch guards.
+
+    def _end(self, workflow: str) -> None:
+        self._stuck = False
+        self._prompts.end(workflow)
+        self._abort([name for name, one in self._alive.items() if one.prompt.step.workflow == workflow])
+
+    def _before(self) -> None:
+        if not self._alive and (not self._prompts or self._stuck or self._busy()):
+            return
+        if not self._may_run():
+            self._abort(self._alive)
+        elif self._alive:
+            self._abort(self._not_under_way())
+        else:
+            self._start()
+
+    def _busy(self) -> bool:
+        """Whether requests run, and none of our own could be loaded beside them."""
+        running = len(compat.running(self._scheduler))
+        return bool(running) and (running >= self._limits.requests or not compat.has_tier(self._scheduler))
+
+    def _may_run(self) -> bool:
+        """Whether no request of a client waits or prefills."""
+        scheduler = self._scheduler
+        ours = sum(compat.state(internal.request) != "RUNNING" for internal in self._alive.values())
+        return (
+            compat.waits(scheduler) == ours
+            and compat.is_unpaused(scheduler)
+            and not any(compat.prefills(r) and r.request_id not in self._alive for r in compat.running(scheduler))
+        )
+
+    def _not_under_way(self) -> list[str]:
+        """Internal requests that vLLM has not started, or has preempted."""
+        under_way = ("RUNNING", "WAITING_FOR_REMOTE_KVS")
+        return [name for name, one in self._alive.items() if compat.state(one.request) not in under_way]
+
+    def _after(self, output: Any) -> None:
+        for new in output.scheduled_new_reqs:
+            internal = self._alive.get(new.req_id)
+            if internal is not None:
+                self._begun(internal, new.block_ids[0])
+        ours = any(name in output.num_scheduled_tokens for name in self._alive)
+        counts = bool(output.num_scheduled_tokens) and not ours
+        self._pace.scheduled(id(output), compat.prefilled(self._scheduler, output), counts)
+        refused = self._not_under_way()
+        for name in refused:
+            self.counts["refused"] += 1
+            self._prompts.refused(self._alive[name].prompt)
+        self._abort(refused)
+        for name in self._fresh:
+            if name in self._alive:
+                request, prompt = self._alive[name]
+                self._lookups.append((request.num_prompt_tokens, len(prompt.found) * self._block))
+        self._fresh.clear()
+
+    def _start(self) -> None:
+        decoding = len(compat.running(self._scheduler))
+        prompts = self._prompts.missing(from_tier=bool(decoding))
+        candidates = [prompt.candidate(str(number)) for number, prompt in enumerate(prompts)]
+        forecasts = {prompt.step.workflow: self._prompts.lookahead(prompt) for prompt in prompts}
+        plan = self._policy.plan(self._engine(prompts, decoding), candidates, forecasts)
+        # An idle engine without prompts has settled some, and looks at the next ones.
+        self._stuck = not plan.fetches and bool(prompts or decoding)
+        for fetch in plan.fetches[: self._limits.requests - decoding]:
+            self._fetch(prompts[int(fetch.name)], fetch.blocks, bool(decoding))
+
+    def _engine(self, prompts: list[Prompt], decoding: int) -> Engine:
+        found = {block for prompt in prompts for block in prompt.found}
+        spare = min(
+            self._blocks.spare(found),
+            # Blocks of a load come back only when it is done; those that decode go on needing some.
+            self._blocks.num_free_blocks - len(found) - 2 * decoding,
+            self._limits.tokens // self._block,  # so that one iteration is enough
+        )
+        return Engine(True, spare, self._pace.prefilled_per_s / self._block, self._pace.step_s)
+
+    def _fetch(self, prompt: Prompt, blocks: int, only_load: bool) -> None:
+        if only_load:
+            blocks = min(blocks, self._loadable(prompt, len(prompt.found) + blocks))
+        if not blocks:
+            self._prompts.absent(prompt)
+            return
+        self._prompts.fetched(prompt)
+        self._begin(prompt, len(prompt.found) + blocks)
+
+    def _loadable(self, prompt: Prompt, blocks: int) -> int:
+        """How many of the first blocks, after those that were found, a tier has. It answers for requests it knows."""
+        name = self._begin(prompt, blocks)
+        loads = compat.loads(self._scheduler, self._alive[name].request, len(prompt.found) * self._block)
+        self._abort([name])
+        for count in ("started", "aborted"):
+            self.counts[count] -= 1
+        return loads // self._block
+
+    def _begin(self, prompt: Prompt, blocks: int) -> str:
+        self._number += 1
+        name, conversation = f"presage-prefetch-{self._number}", prompt.beginning[0]
+        tokens = conversation.tokens[: blocks * self._block].tolist()
+        request = compat.internal_request(name, tokens, conversation.hashes(blocks), conversation.salt)
+        self._alive[name] = _Internal(request, prompt)
+        self._unreported.add(name)
+        self._fresh.append(name)
+        self._add(request)
+        self.counts["started"] += 1
+        return name
+
+    def _begun(self, internal: _Internal, blocks: list[int]) -> None:
+        prompt, whole = internal.prompt, internal.request.num_prompt_tokens // self._block
+        self._blocks.fetched(prompt.step.workflow, prompt.agents, blocks[:whole])
+        self._yield.add(blocks[len(prompt.found) : whole])
+
+    def _abort(self, names: Iterable[str]) -> None:
+        names = list(names)
+        if names:
+            self.counts["aborted"] += len(names)
+            compat.abort(self._scheduler, names)

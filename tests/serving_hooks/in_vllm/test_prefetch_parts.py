@@ -1,0 +1,173 @@
+"""The memory of prompts is bounded, habits are what was seen, means are means, and what was fetched is followed up."""
+
+import sys
+from hashlib import blake2b
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from presage.serving_hooks.vllm.prefetch_habits import Habits
+from presage.serving_hooks.vllm.prefetch_memory import ENTRY, Conversation, Conversations
+from presage.serving_hooks.vllm.prefetch_pace import Pace
+from presage.serving_hooks.vllm.prefetch_yield import Yield
+
+BLOCK = 4
+
+
+def hashes(tokens: list[int]) -> list[bytes]:
+    """Of whole blocks, each of all tokens before it."""
+    ends = range(BLOCK, len(tokens) + 1, BLOCK)
+    return [blake2b(repr(tokens[:end]).encode(), digest_size=32).digest() for end in ends]
+
+
+def talk(tokens: list[int], prompt: int | None = None) -> Conversation:
+    return Conversation(tokens, hashes(tokens), len(tokens) if prompt is None else prompt, BLOCK, None)
+
+
+def counted(start: int, blocks: int) -> list[int]:
+    return list(range(start, start + blocks * BLOCK))
+
+
+@given(st.lists(st.integers(0, 1), max_size=30), st.lists(st.integers(0, 1), max_size=30))
+def test_what_two_prompts_share_is_found_by_their_hashes(one: list[int], other: list[int]) -> None:
+    wanted = 0
+    while (wanted + 1) * BLOCK <= min(len(one), len(other)) and (
+        one[: (wanted + 1) * BLOCK] == other[: (wanted + 1) * BLOCK]
+    ):
+        wanted += 1
+    assert talk(one).common(hashes(other)) == wanted
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 40), st.booleans())))
+def test_the_memory_never_exceeds_its_bytes_and_forgets_the_oldest(
+    events: list[tuple[str, str, int, bool]],
+) -> None:
+    kept = Conversations(4 * ENTRY)
+    order: list[tuple[str, str]] = []
+    for workflow, agent, blocks, ends in events:
+        if ends:
+            kept.end(workflow)
+            order = [key for key in order if key[0] != workflow]
+            assert workflow not in kept
+            continue
+        kept.keep(workflow, agent, talk(counted(0, blocks)))
+        order = [key for key in order if key != (workflow, agent)] + [(workflow, agent)]
+        held = [key for key in order if key in kept._kept]
+        assert held == order[-len(held) :]
+        order = held
+        assert kept.bytes == sum(c.size for c in kept._kept.values()) <= 4 * ENTRY
+        assert len(kept) == len(held)
+
+
+def test_a_conversation_counts_for_what_it_takes() -> None:
+    one = talk(counted(0, 1000))
+    assert one.tokens.dtype == "int32"
+    held = sys.getsizeof(one) + sys.getsizeof(one.tokens) + sys.getsizeof(one._hashes)
+    assert one.size - ENTRY == 1000 * (4 * BLOCK + 32) <= held <= one.size
+
+
+def test_one_that_exceeds_all_memory_is_not_kept() -> None:
+    kept = Conversations(ENTRY + 100)
+    kept.keep("w", "a", talk(counted(0, 1)))
+    kept.keep("w", "a", talk(counted(0, 10)))
+    assert (len(kept), kept.bytes, kept.own("w", "a"), kept.latest("w")) == (0, 0, None, None)
+
+
+def seen(agent: str, kept: Conversations, habits: Habits, tokens: list[int], said: int, workflow: str = "w") -> None:
+    habits.arrives("t", workflow, agent, hashes(tokens))
+    whole = tokens + counted(10_000 * said, 5)
+    kept.keep(workflow, agent, talk(whole, len(tokens)))
+
+
+def test_at_first_only_what_an_agent_was_asked_twice_in_a_row_is_known() -> None:
+    kept = Conversations(2**20)
+    habits = Habits(kept)
+    assert habits.next_prompt("t", "w", "a") is None
+    seen("a", kept, habits, counted(0, 6), 1)
+    assert habits.next_prompt("t", "w", "a") is None
+    seen("a", kept, habits, counted(0, 4) + counted(500, 3), 2)
+    assert habits.next_prompt("t", "w", "a") == (kept.own("w", "a"), 4)
+    assert habits.next_prompt("t", "w", "b") is None
+
+
+def test_an_agents_own_conversation_is_known_to_go_on_once_it_did_often_enough() -> None:
+    kept = Conversations(2**24)
+    habits = Habits(kept)
+    for workflow in "uvw":
+        for number in range(4):  # each prompt is the one before and more, without what was answered
+            seen("a", kept, habits, counted(0, 50 + 10 * number), number + 1, workflow)
+            seen("b", kept, habits, counted(7000 + 90 * number, 9), 9, workflow)
+    seen("a", kept, habits, counted(300, 20), 1, "x")
+    assert habits.next_prompt("t", "x", "a") == (kept.own("x", "a"), 20)
+    assert habits.next_prompt("t", "x", "b") is None  # starts anew each time
+    assert habits.next_prompt("another", "x", "a") is None
+
+
+def test_the_common_history_is_known_whoever_comes_and_with_what_was_answered() -> None:
+    kept = Conversations(2**24)
+    habits = Habits(kept)
+    history = counted(0, 100)
+    for number in range(120):
+        agent = "ab"[number % 2]
+        seen(agent, kept, habits, history, number + 1)
+        history = history + counted(10_000 * (number + 1), 5)
+        if len(history) > 8000:
+            history = counted(number, 100)
+    for agent in "ab":
+        latest = kept.latest("w")
+        assert habits.next_prompt("t", "w", agent) == (latest, len(latest))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_means_are_of_steps_of_clients_and_leave_out_idle_time() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    assert (pace.step_s, pace.prefilled_per_s) == (0.0, 0.0)
+
+    def step(number: int, at: float, done: float, prefilled: int, counts: bool = True) -> None:
+        clock.now = at
+        pace.scheduled(number, prefilled, counts)
+        clock.now = done
+        pace.done(number)
+
+    step(1, 1.0, 1.5, 100)
+    step(2, 5.0, 5.5, 300)  # 400 tokens in a second
+    step(3, 6.0, 6.1, 0)
+    step(4, 9.0, 9.3, 0)
+    step(5, 9.3, 19.0, 900, counts=False)
+    pace.done(77)
+    assert pace.prefilled_per_s == pytest.approx(400)
+    assert pace.step_s == pytest.approx(0.2)
+
+
+def test_a_step_that_was_scheduled_ahead_begins_when_the_one_before_it_is_done() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    clock.now = 1.0
+    pace.scheduled(1, 0, True)
+    pace.scheduled(2, 0, True)
+    clock.now = 2.0
+    pace.done(1)
+    clock.now = 3.0
+    pace.done(2)
+    assert pace.step_s == pytest.approx(1.0)
+
+
+def test_a_block_is_used_where_it_still_holds_what_was_fetched() -> None:
+    held: dict[int, str | None] = {1: "a", 2: "b", 3: "c", 4: "d"}
+    followed = Yield(held.get)
+    followed.add([1, 2, 3])
+    followed.found([1, 4])
+    held[2] = None
+    held[3] = "e"
+    followed.found([3])
+    assert (followed.fetched, followed.used, followed.wasted()) == (3, 1, 2)
+    followed.found([1, 2])
+    assert (followed.fetched, followed.used, followed.wasted()) == (3, 1, 2)
