@@ -24,8 +24,8 @@ def serve(
 ) -> None:
     """Serve a model with vLLM and with forecasts in its scheduler.
 
-    This is `vllm serve`, plus --scheduler-cls and VLLM_PLUGINS where you have not said them; everything else goes to
-    vLLM as it is. Settings of the hooks go there too, as
+    This is `vllm serve`, plus --scheduler-cls, --worker-cls, --kv-transfer-config and VLLM_PLUGINS where you have not
+    said them; everything else goes to vLLM as it is. Settings of the hooks go there too, as
     --additional-config.presage.NAME VALUE; `presage vllm-check --settings` lists them.
     """
     import os

@@ -13,11 +13,12 @@ import pytest
 from cli_samples import run
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.vllm.command import SCHEDULER, command, loaded_by_default
+from presage.serving_hooks.vllm.command import CONNECTOR, SCHEDULER, WORKER, command, loaded_by_default
 from presage.serving_hooks.vllm.config import PresageConfig
 
 without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-OURS = ("--scheduler-cls", SCHEDULER)
+STATES = ("--worker-cls", WORKER, "--kv-transfer-config", CONNECTOR)
+OURS = ("--scheduler-cls", SCHEDULER, *STATES)
 
 
 @without_vllm
@@ -35,7 +36,7 @@ def test_a_dry_run_prints_what_a_shell_understands(monkeypatch: pytest.MonkeyPat
     assert ran.code == 0
     assert ran.out.split("\n")[0] == (
         "env VLLM_PLUGINS=mine,presage vllm serve a/model -tp 2 -O3 --port=8001 --served-model-name 'a b' "
-        f"--scheduler-cls {SCHEDULER}"
+        f"--scheduler-cls {SCHEDULER} --worker-cls {WORKER} --kv-transfer-config '{CONNECTOR}'"
     )
     assert ran.err == ""
 
@@ -48,21 +49,30 @@ def test_help_points_to_vllms_own() -> None:
 @pytest.mark.parametrize("given", [("--scheduler-cls", SCHEDULER), (f"--scheduler_cls={SCHEDULER}",)])
 def test_our_scheduler_is_not_said_twice(given: tuple[str, ...]) -> None:
     made = command(["m", *given], None)
-    assert made.arguments == ("serve", "m", *given)
+    assert made.arguments == ("serve", "m", *given, *STATES)
     assert made.notes == ()
 
 
 def test_another_scheduler_stays_and_that_is_said() -> None:
     made = command(["m", "--scheduler-cls", "mine.Scheduler"], None)
-    assert made.arguments == ("serve", "m", "--scheduler-cls", "mine.Scheduler")
+    assert made.arguments == ("serve", "m", "--scheduler-cls", "mine.Scheduler", *STATES)
     assert "--scheduler-cls mine.Scheduler stays as you said it" in made.notes[0]
     assert "leaves the policies out" in run("serve", "m", "--scheduler-cls", "a.B", "--dry-run").err
+
+
+@pytest.mark.parametrize("own", ["--kv-transfer-config.kv_connector", "--kv-transfer-config"])
+def test_another_connector_stays_and_that_is_said(own: str) -> None:
+    made = command(["m", own, "Mine"], None)
+    assert made.arguments == ("serve", "m", own, "Mine", "--scheduler-cls", SCHEDULER, "--worker-cls", WORKER)
+    (note,) = made.notes
+    assert f"{own} Mine stays as you said it" in note
+    assert "forecasts have no hidden states" in note
 
 
 def test_what_a_file_says_counts_as_said(tmp_path: Path) -> None:
     file = tmp_path / "vllm.yaml"
     file.write_text("model: m\nscheduler_cls: mine.Scheduler\nport: 8001\n")
-    assert command(["--config", str(file)], None).arguments == ("serve", "--config", str(file))
+    assert command(["--config", str(file)], None).arguments == ("serve", "--config", str(file), *STATES)
     assert command(["--config", str(file), *OURS], None).notes == ()  # the command line goes before the file
     file.write_text("additional-config: {presage: {gama: 1}}\n")
     with pytest.raises(ConfigurationError, match=r"presage\.gama is unknown"):

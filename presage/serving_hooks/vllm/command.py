@@ -1,6 +1,6 @@
 """The command line of `vllm serve` with the hooks in it: what is added, and what somebody who says it himself keeps.
 
-Knows the options of vLLM that name a scheduler and plugins, and no others; does not import vLLM.
+Knows the options of vLLM that name a scheduler, workers, a connector and plugins, and no others; does not import vLLM.
 """
 
 from __future__ import annotations
@@ -17,11 +17,21 @@ from presage.errors import ConfigurationError
 from presage.serving_hooks.vllm.config import read_config
 
 SCHEDULER: Final = "presage.serving_hooks.vllm.WorkflowScheduler"
+WORKER: Final = "presage.serving_hooks.vllm.StatesWorker"
+CONNECTOR: Final = json.dumps(
+    {
+        "kv_connector": "StatesConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_module_path": "presage.serving_hooks.vllm.tap.connector",
+    }
+)
 PLUGIN: Final = "presage"
 ENDPOINTS: Final = "vllm.endpoint_plugins"
 
 ADDED: Final[Sequence[tuple[str, str, str]]] = (
     ("--scheduler-cls", SCHEDULER, "a class that does not derive from it leaves the policies out"),
+    ("--worker-cls", WORKER, "without it forecasts have no hidden states"),
+    ("--kv-transfer-config", CONNECTOR, "unless ours is in it, forecasts have no hidden states"),
 )
 """Options that are added where nobody has said them: option, value, and what another value means."""
 
@@ -58,10 +68,12 @@ def command(arguments: Sequence[str], plugins: str | None, others: Iterable[str]
     added: list[str] = []
     notes = []
     for option, value, otherwise in ADDED:
-        if option not in said:
+        own = {name: said[name] for name in said if name.split(".")[0] == option}
+        if not own:
             added += (option, value)
-        elif said[option] != value:
-            notes.append(f"{option} {said[option]} stays as you said it, in place of {value}; {otherwise}")
+        elif value not in own.values():
+            stays = " ".join(f"{name} {given}" for name, given in own.items())
+            notes.append(f"{stays} stays as you said it, in place of {value}; {otherwise}")
     names = list(others) if plugins is None else plugins.split(",")
     listed = ",".join(dict.fromkeys([*filter(None, names), PLUGIN]))
     return Command(("serve", *arguments, *added), listed, tuple(notes))
