@@ -14,16 +14,17 @@ import argparse
 import ast
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
-from traitlets.config import Config
 
 from presage.errors import OutputError
 from presage.training.report.files import check_folder, write_file
@@ -31,6 +32,9 @@ from presage.training.report.files import check_folder, write_file
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 PARAMETERS = "parameters"
 """Tag of the cell that the parameters stand in."""
+
+STARTUP_S = 300
+"""A kernel has so long to begin: on a busy machine a minute may be too little."""
 
 
 class NotebookError(Exception):
@@ -80,22 +84,28 @@ def execute(notebook: NotebookNode, folder: Path, tell: Any = None) -> NotebookN
         if tell is not None and cell_index in code:
             tell(code.index(cell_index) + 1, len(code))
 
-    client = NotebookClient(
-        notebook,
-        timeout=None,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(folder)}},
-        on_cell_executed=done,
-        config=Config({"KernelManager": {"transport": "ipc"}}),  # no port that others on this machine could reach
-    )
-    try:
-        return client.execute()
-    except CellExecutionError as error:
-        at = next(index for index, cell in enumerate(notebook.cells) if _raised(cell))
-        source = notebook.cells[at].source.strip().splitlines()
-        raise NotebookError(f"cell {at + 1} ({source[0]}): {error.ename}: {error.evalue}") from error
-    except (CellTimeoutError, DeadKernelError) as error:
-        raise NotebookError(f"the kernel died: {error}; is there memory enough?") from error
+    # Sockets in a folder of their own: no port that others on this machine could reach, and no file left behind.
+    with tempfile.TemporaryDirectory(prefix="presage-") as sockets:
+        kernel = AsyncKernelManager(
+            kernel_name="python3", transport="ipc", connection_file=str(Path(sockets) / "kernel.json")
+        )
+        client = NotebookClient(
+            notebook,
+            km=kernel,
+            timeout=None,
+            startup_timeout=STARTUP_S,
+            coalesce_streams=True,  # else it depends on the moment where what a cell printed is cut
+            resources={"metadata": {"path": str(folder)}},
+            on_cell_executed=done,
+        )
+        try:
+            return client.execute()
+        except CellExecutionError as error:
+            at = next(index for index, cell in enumerate(notebook.cells) if _raised(cell))
+            source = notebook.cells[at].source.strip().splitlines()
+            raise NotebookError(f"cell {at + 1} ({source[0]}): {error.ename}: {error.evalue}") from error
+        except RuntimeError as error:  # it died while a cell ran, or did not begin
+            raise NotebookError(f"the kernel died: {error}; is there memory enough?") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -68,7 +68,7 @@ def rows_with_intervals(
         if low is not None and high is not None:
             ax.plot([low, high], [row + shift] * 2, color=colour, linewidth=1.4)
         label = name if row == 0 else None
-        ax.plot([value], [row + shift], mark, color=colour, markersize=5, label=label, linestyle="none")
+        ax.plot([value], [row + shift], marker=mark, color=colour, markersize=5, label=label, linestyle="none")
     ax.set_yticks(range(len(values)), list(values))
     ax.set_ylim(len(values) - 0.5, -0.5)
 
@@ -103,7 +103,8 @@ def line_with_intervals(
     elif known:
         ax.vlines([k[0] for k in known], [k[1] for k in known], [k[2] for k in known], color=colour, linewidth=1.2)
     dash = _DASHES[place % len(_DASHES)]
-    ax.plot(x, y, "" if band else mark, color=colour, linestyle=dash, linewidth=1.6, markersize=5, label=name)
+    mark = "" if band else mark
+    ax.plot(x, y, marker=mark, color=colour, linestyle=dash, linewidth=1.6, markersize=5, label=name)
 
 
 def reliability_line(ax: Axes, claims: Claims, rng: np.random.Generator, name: str, *, place: int = 0) -> None:
