@@ -99,7 +99,7 @@ def execute(notebook: NotebookNode, folder: Path, tell: Any = None) -> NotebookN
             on_cell_executed=done,
         )
         try:
-            return client.execute()
+            return client.execute(cleanup_kc=True)  # also on an error, no kernel is left running
         except CellExecutionError as error:
             at = next(index for index, cell in enumerate(notebook.cells) if _raised(cell))
             source = notebook.cells[at].source.strip().splitlines()
