@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from presage.errors import TraceError
 from presage.features.lengths import LengthRows
 from presage.predictors.bootstrap import pair_ratio_cis, ratio_cis
+from presage.training.lengths.load import queued
 from presage.training.lengths.metrics import SCOPES, LengthFigures, Share, measure, median_column, number
 from presage.training.lengths.queue import QueueFigures, compare
 from presage.training.metrics import RESAMPLES
@@ -166,7 +167,7 @@ def evaluate(
         type_of=tuple(names[index] for index in type_of),
         baselines=others,
         differences={name: difference(figures, of, seed, resamples) for name, of in others.items()},
-        queue=_queue(rows, known, median, seed),
+        queue=_queue(rows, median, seed),
         bins=_bins(median[known], rows.remaining[known]),
         target=rows.target,
         cut=cut,
@@ -199,22 +200,13 @@ def _minus(ours: LengthFigures, theirs: LengthFigures) -> dict[str, NDArray[np.f
     return {scope: ours.wrong[scope] - theirs.wrong[scope] for scope in SCOPES}
 
 
-def _queue(rows: LengthRows, known: NDArray[np.bool_], median: NDArray[np.float32], seed: int) -> QueueFigures | None:
+def _queue(rows: LengthRows, median: NDArray[np.float32], seed: int) -> QueueFigures | None:
     """The queue over the workflows whose every step is known."""
-    whole = np.ones(int(rows.workflow.max()) + 1, bool)
-    whole[rows.workflow[~known]] = False
-    taken = whole[rows.workflow]
-    if not taken.any():
+    waiting = queued(rows)
+    if waiting is None:
         return None
-    workflow, label = rows.workflow[taken], rows.remaining[taken].astype(np.float64)
-    offsets = np.append(np.flatnonzero(np.diff(workflow, prepend=-1)), len(workflow)).astype(np.int64)
-    work = label
-    if rows.target == "remaining":
-        last = np.diff(workflow, append=-1) != 0
-        # Labels are float32 sums: their differences may miss 0 by a little.
-        work = np.maximum(np.where(last, label, label - np.append(label[1:], 0.0)), 0.0)
     policy = "shortest total, predicted" if rows.target == "remaining" else "shortest step, predicted"
-    return compare(work, {policy: median[taken].astype(np.float64)}, offsets, seed)
+    return compare(waiting.work, {policy: median[waiting.taken].astype(np.float64)}, waiting.offsets, seed)
 
 
 def _bins(median: NDArray[np.float32], truth: NDArray[np.float32]) -> tuple[dict[str, float], ...]:

@@ -64,28 +64,58 @@ class CostQuality:
         }
 
 
-def cost_quality(
-    probabilities: NDArray[np.floating], outcomes: Outcomes, trade_offs: Sequence[float] = TRADE_OFFS
-) -> CostQuality | None:
-    """The curve of probabilities [n, M] on their outcomes; None where some model's cost or no prompt is known whole."""
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """The n' prompts with a label of every model, and what each answer to them costs.
+
+    Attributes:
+        unit: "cost", or "output tokens".
+        whole: bool [n], which of the n prompts they are.
+        paid: float64 [n', M].
+        truth: float64 [n', M], labels.
+        price: float64 [M], each model's mean cost as a share of the dearest model's.
+    """
+
+    unit: str
+    whole: NDArray[np.bool_]
+    paid: NDArray[np.float64]
+    truth: NDArray[np.float64]
+    price: NDArray[np.float64]
+
+    def taken(self, said: NDArray[np.floating], trade_off: float) -> NDArray[np.int64]:
+        """The model taken for each of the n' prompts at λ, int64 [n', 1], from probabilities [n', M]."""
+        return np.asarray((said - trade_off * self.price).argmax(axis=1)[:, None])
+
+
+def priced(outcomes: Outcomes) -> Priced | None:
+    """What the outcomes say of costs; None where some model's cost or no prompt is known whole."""
     unit, cost = ("cost", outcomes.cost) if _known(outcomes.cost) else ("output tokens", outcomes.output_tokens)
     whole = judged_prompts(outcomes.correct)
     if not _known(cost) or not whole.any():
         return None
     mean = np.nanmean(cost.astype(np.float64), axis=0)
     paid = np.where(np.isnan(cost), mean, cost)[whole]
-    truth, said = outcomes.correct[whole].astype(np.float64), probabilities[whole].astype(np.float64)
-    price = mean / max(float(mean.max()), 1e-30)
+    return Priced(unit, whole, paid, outcomes.correct[whole].astype(np.float64), mean / max(float(mean.max()), 1e-30))
+
+
+def cost_quality(
+    probabilities: NDArray[np.floating], outcomes: Outcomes, trade_offs: Sequence[float] = TRADE_OFFS
+) -> CostQuality | None:
+    """The curve of probabilities [n, M] on their outcomes; None where some model's cost or no prompt is known whole."""
+    known = priced(outcomes)
+    if known is None:
+        return None
+    paid, truth, said = known.paid, known.truth, probabilities[known.whole].astype(np.float64)
     points = []
     for weight in trade_offs:
-        taken = (said - weight * price).argmax(axis=1)[:, None]
+        taken = known.taken(said, weight)
         spent, solved = (float(np.take_along_axis(of, taken, axis=1).mean()) for of in (paid, truth))
         points.append(Point(weight, spent, solved))
     singles = {name: (float(paid[:, m].mean()), float(truth[:, m].mean())) for m, name in enumerate(outcomes.models)}
     costs = np.array([spent for spent, _ in singles.values()])
     best = max(of for _, of in singles.values())
     return CostQuality(
-        unit=unit,
+        unit=known.unit,
         points=tuple(points),
         singles=singles,
         area=area_under([(p.cost, p.accuracy) for p in points], float(costs.min()), float(costs.max())),

@@ -17,10 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.predictors.bootstrap import ratio_ci
-from presage.training.metrics import RESAMPLES, ReliabilityBin, calibration_error
-
-BINS: Final = 15
-"""Equal-width bins of probability; bin b holds b/15 up to, but not including, (b+1)/15, the last one 1 as well."""
+from presage.training.metrics import RESAMPLES
+from presage.training.reliability import ReliabilityBin, calibration_error, reliability
 
 _CHUNK: Final = 4_000_000  # weights at a time: 32 MB, whatever the number of prompts
 
@@ -203,17 +201,6 @@ def _ranked(scores: Floats, truth: Floats, weights: Floats) -> tuple[Floats, Flo
     return (
         np.where(both, ap / np.where(both, total, 1.0), np.nan)[:, 0],
         np.where(both, pairs / size, np.nan)[:, 0],
-    )
-
-
-def reliability(said: Floats, truth: Floats) -> tuple[ReliabilityBin, ...]:
-    """What was said and what came of n labels, by bins of equal width."""
-    place = np.minimum((said * BINS).astype(np.int64), BINS - 1)
-    count = np.bincount(place, minlength=BINS)
-    sure, hits = (np.bincount(place, weights=values, minlength=BINS) for values in (said, truth))
-    return tuple(
-        ReliabilityBin(b / BINS, (b + 1) / BINS, int(count[b]), float(sure[b] / count[b]), float(hits[b] / count[b]))
-        for b in np.flatnonzero(count).tolist()
     )
 
 

@@ -1,0 +1,130 @@
+"""What the notebooks draw, with matplotlib: points and lines with their intervals.
+
+The report's pictures are `plot.py`'s: equal bytes, light and dark, no library. A notebook is there to be changed, so
+its figures are axes of matplotlib that a reader can go on with. Nothing is computed here.
+
+Colours are those of Okabe and Ito, which the colour-blind tell apart; marks and dashes differ too, for print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from presage.training.reliability import Claims
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Ends = Sequence[float | None]
+
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Of lines, ours first; Okabe and Ito, "Color Universal Design" (2008)."""
+
+_MARKS: Final = "os^Dv<P"
+_DASHES: Final = ("-", "--", "-.", ":", "--", "-.", ":")
+_LEAST: Final = 20
+"""A bin with fewer claims is not drawn: it says little, and says it loudly."""
+
+
+def house_style() -> None:
+    """Sets matplotlib's defaults for figures in a notebook."""
+    import matplotlib as mpl
+
+    mpl.rcParams.update(
+        {
+            "figure.dpi": 110,
+            "figure.constrained_layout.use": True,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "axes.titlesize": "medium",
+            "grid.color": "#d9dee6",
+            "grid.linewidth": 0.6,
+            "font.size": 9,
+            "legend.frameon": False,
+            "legend.fontsize": "small",
+        }
+    )
+
+
+def rows_with_intervals(
+    ax: Axes, values: Mapping[str, tuple[float, Ends]], *, place: int = 0, shift: float = 0.0, name: str | None = None
+) -> None:
+    """A row a name, the first at the top: a dot where the figure is, a bar where its interval is.
+
+    Args:
+        ax: to draw on.
+        values: figure and ends by name; a second call with the same names draws beside the first.
+        place: which colour and mark.
+        shift: rows downwards, to stand two series apart.
+        name: of the series, for the legend.
+    """
+    colour, mark = COLOURS[place % len(COLOURS)], _MARKS[place % len(_MARKS)]
+    for row, (value, (low, high)) in enumerate(values.values()):
+        if low is not None and high is not None:
+            ax.plot([low, high], [row + shift] * 2, color=colour, linewidth=1.4)
+        label = name if row == 0 else None
+        ax.plot([value], [row + shift], marker=mark, color=colour, markersize=5, label=label, linestyle="none")
+    ax.set_yticks(range(len(values)), list(values))
+    ax.set_ylim(len(values) - 0.5, -0.5)
+
+
+def line_with_intervals(
+    ax: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    ends: Sequence[Ends],
+    name: str,
+    *,
+    place: int = 0,
+    band: bool = False,
+) -> None:
+    """A line through points, each with its interval.
+
+    Args:
+        ax: to draw on.
+        x: where the points are.
+        y: what they show.
+        ends: their intervals, or none for a line without.
+        name: of the line, for the legend.
+        place: which colour, mark and dash.
+        band: the intervals as a band and no marks, for a line of many points.
+    """
+    colour, mark = COLOURS[place % len(COLOURS)], _MARKS[place % len(_MARKS)]
+    known = [(at, low, high) for at, (low, high) in zip(x, ends, strict=False) if low is not None and high is not None]
+    if band and known:
+        ax.fill_between(
+            [k[0] for k in known], [k[1] for k in known], [k[2] for k in known], color=colour, alpha=0.12, lw=0
+        )
+    elif known:
+        ax.vlines([k[0] for k in known], [k[1] for k in known], [k[2] for k in known], color=colour, linewidth=1.2)
+    dash = _DASHES[place % len(_DASHES)]
+    mark = "" if band else mark
+    ax.plot(x, y, marker=mark, color=colour, linestyle=dash, linewidth=1.6, markersize=5, label=name)
+
+
+def reliability_line(ax: Axes, claims: Claims, rng: np.random.Generator, name: str, *, place: int = 0) -> None:
+    """What came against what was said, by bins of at least 20 claims; on the diagonal a probability is what it says."""
+    drawn = [(row, ends) for row, ends in zip(claims.bins(), claims.ci95(rng), strict=True) if row.positions >= _LEAST]
+    said, came = [row.confidence for row, _ in drawn], [row.accuracy for row, _ in drawn]
+    line_with_intervals(ax, said, came, [ends for _, ends in drawn], name, place=place)
+
+
+def legend_above(figure: Figure, ax: Axes) -> None:
+    """The names of the series of one panel above all of them, where they cover nothing."""
+    handles, names = ax.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper left", ncols=min(len(names), 4))
+
+
+def diagonal(ax: Axes) -> None:
+    """Where y is x, across the unit square."""
+    ax.plot([0, 1], [0, 1], color="#5c6675", linewidth=1, linestyle=(0, (4, 4)))
+
+
+def counted(figure: Figure, text: str) -> None:
+    """How many stand behind a figure, and what its bars are, below it."""
+    figure.supxlabel(text, fontsize="small", color="#5c6675", x=0.01, ha="left")

@@ -1,0 +1,280 @@
+"""The notebooks run, on generated data and on one's own, what they say of it holds, and no outputs are kept."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="the extra `notebooks` is not installed")
+pytest.importorskip("nbclient", reason="the extra `notebooks` is not installed")
+pytest.importorskip("ipykernel", reason="the extra `notebooks` is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+STUDIED = ("next_agent_accuracy", "remaining_length", "router")
+
+
+def load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("notebooks_tool", ROOT / "tools" / "notebooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = load_tool()
+
+
+def run(name: str, folder: Path, parameters: Mapping[str, Any], asked: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
+    """The executed notebook, and the values of the expressions `asked` at its end."""
+    notebook = TOOL.with_parameters(nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4), parameters)
+    items = ", ".join(f"{key!r}: {expression}" for key, expression in asked.items())
+    notebook.cells.append(nbformat.v4.new_code_cell(f"import json\nprint(json.dumps({{{items}}}))", id="asked"))
+    executed = TOOL.execute(notebook, folder)
+    return executed, json.loads(executed.cells[-1].outputs[-1].text)
+
+
+def figures(executed: Any) -> int:
+    return sum(
+        "image/png" in output.get("data", {})
+        for cell in executed.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    )
+
+
+def errors(executed: Any) -> list[str]:
+    """What any cell wrote to standard error: a warning nobody wants to read in a study."""
+    return [
+        output.text
+        for cell in executed.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if output.get("name") == "stderr" and "building the font cache" not in output.text  # once on a new machine
+    ]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_outputs_and_name_no_machine(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+    assert not re.search(r"/(home|root|tmp|work|Users|mnt)/|[A-Z]:\\\\", path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_parameters_stand_in_one_cell_each_said_and_none_read_from_elsewhere(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert sum(TOOL.PARAMETERS in cell.metadata.get("tags", ()) for cell in notebook.cells) == 1
+    parameters = TOOL.parameters_of(notebook)
+    assert "SEED" in parameters
+    assert not {type(value) for value in parameters.values()} - {int, float, str, tuple, type(None)}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            ast.parse(cell.source)
+
+
+def test_every_study_is_there() -> None:
+    assert {*STUDIED} <= {path.stem for path in NOTEBOOKS}
+
+
+@pytest.mark.slow
+def test_next_agent_accuracy(tmp_path: Path) -> None:
+    small = {"WORKFLOWS": 80, "TEST_WORKFLOWS": 120, "BASELINES": "markov-1,markov-3,published-graphsage"}
+    asked = {
+        "accuracy": "{n: {m: list(f.accuracy) for m, f in of.items()} for n, of in judged.items()}",
+        "gain": "best.differences['presage']['completion'].difference[0]",
+        "sizes": "sizes",
+        "curve": "[of[0] for of in curve['models']['presage']['completion']['accuracy']]",
+        "layers": "{s: of['moments']['completion']['accuracy'][0] for s, of in layers['sources'].items()}",
+    }
+    executed, found = run("next_agent_accuracy", tmp_path, small, asked)
+    assert figures(executed) == 5
+    assert errors(executed) == []
+    for moment in ("prefill", "completion"):
+        floor, ours, best = (found["accuracy"][n][moment][0] for n in ("markov-1", "presage", "Bayes-optimal"))
+        assert floor < ours < best
+    assert found["gain"] == pytest.approx(
+        found["accuracy"]["Bayes-optimal"]["completion"][0] - found["accuracy"]["presage"]["completion"][0]
+    )
+    assert found["sizes"] == [25, 50, 80]
+    assert found["curve"][-1] > found["curve"][0]
+    assert found["layers"]["captured"] > found["layers"]["text"] > found["layers"]["none"]
+
+
+@pytest.mark.slow
+def test_remaining_length(tmp_path: Path) -> None:
+    small = {"WORKFLOWS": 200, "TEST_WORKFLOWS": 200, "QUANTILES": (0.5, 0.9, 0.99), "LOADS": (0.5, 0.9), "DRAWS": 5}
+    asked = {
+        "tau": "{n: of.tau_distance['all'].value for n, of in judged.items()}",
+        "covered": "[share.value for share in judged['presage'].coverage]",
+        "worth": "{n: share.value for n, share in tau.items()}",
+        "saved": "{n: [share.value for share in shares] for n, shares in saved.items()}",
+    }
+    executed, found = run("remaining_length", tmp_path, small, asked)
+    assert figures(executed) == 6
+    assert errors(executed) == []
+    tau = found["tau"]
+    assert tau["the law"] < tau["presage"] < tau["median-per-step"] < tau["constant"] == 0.5
+    assert 0.84 < found["covered"][1] < 0.97
+    assert found["covered"][2] > 0.97
+    assert max(found["worth"], key=found["worth"].__getitem__) == "words of the prompt"
+    for ours, bound in zip(
+        found["saved"]["shortest total, presage"], found["saved"]["shortest total, known exactly"], strict=True
+    ):
+        assert 0.5 * bound < ours < bound
+
+
+@pytest.mark.slow
+def test_router_and_the_same_seed_says_the_same(tmp_path: Path) -> None:
+    small = {"PROMPTS": 400, "TEST_PROMPTS": 400}
+    asked = {
+        "map": "{n: of.ranking.macro_map for n, of in judged.items()}",
+        "ece": "judged['presage'].ranking.ece",
+        "area": "[ours.area, ours.area_of_singles]",
+        "ends": "accuracy_cis(said['presage'], held, SEED)",
+    }
+    executed, found = run("router", tmp_path, small, asked)
+    assert figures(executed) == 3
+    assert errors(executed) == []
+    assert found["map"]["base-rate"] < found["map"]["presage"] < found["map"]["the law"]
+    assert found["ece"] < 0.1
+    assert found["area"][0] > found["area"][1]
+    again, same = run("router", tmp_path, small, asked)
+    assert same == found
+    one, other = ([cell.outputs for cell in of.cells if cell.cell_type == "code"] for of in (executed, again))
+    assert one == other  # to the last pixel
+
+
+@pytest.mark.slow
+def test_next_agent_accuracy_on_ones_own_traces(tmp_path: Path) -> None:
+    from presage.datasets.law import generate
+    from presage.datasets.store import append
+
+    append(generate("retry", 90, 0, state_size=16).table, tmp_path / "store")
+    asked = {"judged": "list(judged)", "workflows": "evaluation.workflows"}
+    own = {"TRACES": "store", "BASELINES": "markov-3"}  # a path is seen from where the kernel stands
+    executed, found = run("next_agent_accuracy", tmp_path, own, asked)
+    assert figures(executed) == 5
+    assert errors(executed) == []
+    assert found == {"judged": ["presage", "markov-3"], "workflows": 18}
+
+
+@pytest.mark.slow
+def test_remaining_length_on_ones_own_traces(tmp_path: Path) -> None:
+    from presage.datasets.length_law import generate_lengths
+    from presage.datasets.store import append
+
+    append(generate_lengths(150, 0, censored=0.2).table, tmp_path / "store")
+    own = {"TRACES": "store", "QUANTILES": (0.5, 0.9, 0.99), "LOADS": (0.9,), "DRAWS": 3}
+    asked = {"judged": "list(judged)", "saved": "list(saved)"}
+    executed, found = run("remaining_length", tmp_path, own, asked)
+    assert figures(executed) == 6
+    assert errors(executed) == []
+    assert "the law" not in found["judged"]
+    assert found["saved"] == [
+        "shortest step, known exactly",
+        "shortest total, presage",
+        "shortest total, known exactly",
+    ]
+
+
+@pytest.mark.slow
+def test_router_on_ones_own_outcomes(tmp_path: Path) -> None:
+    from presage.datasets.outcomes.law import generate_outcomes
+    from presage.datasets.outcomes.write import write_outcomes
+
+    write_outcomes(generate_outcomes(500, 0).outcomes, tmp_path / "outcomes.jsonl")
+    executed, found = run("router", tmp_path, {"OUTCOMES": "outcomes.jsonl"}, {"judged": "list(judged)"})
+    assert figures(executed) == 3
+    assert errors(executed) == []
+    assert found["judged"] == ["presage", "base-rate", "tfidf-logistic", "knn"]
+
+
+def write(folder: Path, name: str, *cells: str) -> None:
+    """A notebook whose first cell holds its parameters."""
+    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    notebook.cells[0].metadata["tags"] = ["parameters"]
+    (folder / f"{name}.ipynb").write_text(nbformat.writes(notebook), encoding="utf-8")
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with notebooks that take no time, in the place of ours."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    write(folder, "good", "SEED = 0", "import os, sys\nprint(SEED, sys.executable, os.getpid())")
+    write(folder, "bad", "SEED = 0", "x = 1", "one = x\nraise ValueError('three were wanted')")
+    monkeypatch.setattr(TOOL, "NOTEBOOKS", folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_tool_writes_whole_copies_and_tells_the_cell_that_failed(
+    shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "out"
+    there.mkdir()
+    (there / "bad.ipynb").write_text("what was there before")
+    before = {path.name: path.read_bytes() for path in shelf.iterdir()}
+    assert TOOL.main(["--to", str(there), "--set", "SEED=7"]) == 1
+    said = capsys.readouterr().err
+    assert "bad: cell 4 (one = x): ValueError: three were wanted" in said
+    assert "good: cell 3 of 3" in said
+    assert (there / "bad.ipynb").read_text() == "what was there before"
+    executed = nbformat.read(there / "good.ipynb", as_version=4)
+    seed, python, kernel = executed.cells[-1].outputs[0].text.split()
+    assert (seed, python) == ("7", sys.executable)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(kernel), 0)  # it is gone
+    assert sorted(path.name for path in there.iterdir()) == ["bad.ipynb", "good.ipynb"]
+    assert {path.name: path.read_bytes() for path in shelf.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_the_tool_says_that_a_kernel_died(shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(shelf, "gone", "SEED = 0", "__import__('os')._exit(9)")
+    assert TOOL.main(["gone", "--to", str(tmp_path / "out")]) == 1
+    assert "gone: the kernel died" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["best"], "no notebook 'best'; there are: bad, good"),
+        (["--set", "SEEDS=1"], "--set SEEDS: no such parameter; there are: SEED"),
+        (["--set", "SEED"], "wanted NAME=VALUE"),
+        (["--to", "notebooks/good.ipynb"], "is a file"),
+    ],
+)
+def test_the_tool_refuses_what_it_does_not_know(
+    arguments: list[str],
+    said: str,
+    shelf: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        TOOL.main(arguments)
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "build").exists()
