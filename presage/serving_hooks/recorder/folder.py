@@ -82,7 +82,7 @@ def _bytes_under(root: Path) -> int:
 
 
 def reason(error: Exception) -> str:
-    """Why something could not be written, without a path."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+    """Why something could not be written, in the words of the system: Arrow's own may hold a path."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
     return type(error).__name__
