@@ -134,8 +134,8 @@ class Recorder:
             row = self._running.get(request_id) or self._late.get(request_id)
             if row is None:
                 return
-            dtype = _STATE_TYPES.get(state.dtype) if isinstance(state, np.ndarray) and state.ndim == 1 else None
-            if dtype is None:
+            dtype = _STATE_TYPES.get(state.dtype) if isinstance(state, np.ndarray) else None
+            if dtype is None or state.ndim != 1 or not state.size:
                 self._counts["state: no float16 or float32 array [d]"] += 1
                 return
             copied = State(dtype, state.tobytes())

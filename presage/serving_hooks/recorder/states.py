@@ -35,9 +35,7 @@ class StateColumn:
         valid = np.array([state is not None and self._fits(state) for state in states], bool)
         if not valid.any():
             return pa.nulls(len(states), pa.large_binary())
-        with np.errstate(over="ignore"):
-            kept = [_halves(state) for state, fits in zip(states, valid.tolist(), strict=True) if state and fits]
-        halves = np.concatenate(kept).reshape(len(kept), -1)
+        halves = _halves([state for state, fits in zip(states, valid.tolist(), strict=True) if state and fits])
         finite = _finite(halves)
         if not finite.all():
             self._counts[f"{self._name} not kept: NaN, infinity or past ±65504"] += int((~finite).sum())
@@ -55,13 +53,21 @@ def _width(state: State) -> int:
     return len(state.data) // (2 if state.dtype == "float16" else 4)
 
 
-def _halves(state: State) -> NDArray[np.float16]:
-    return np.frombuffer(state.data, state.dtype).astype(np.float16, copy=False)
+def _halves(states: Sequence[State]) -> NDArray[np.float16]:
+    """float16 [n, d] of n states of one width; past ±65504 becomes infinity."""
+    with np.errstate(over="ignore"):
+        if len({state.dtype for state in states}) == 1:  # as it is in one engine, and many times faster
+            joined = np.frombuffer(b"".join(state.data for state in states), states[0].dtype)
+        else:
+            joined = np.concatenate([np.frombuffer(state.data, state.dtype) for state in states])
+        return joined.astype(np.float16, copy=False).reshape(len(states), -1)
 
 
 def _finite(halves: NDArray[np.float16]) -> NDArray[np.bool_]:
-    """Rows without NaN and infinity, by the bits of the exponent: ten times as fast as isfinite on float16."""
-    finite: NDArray[np.bool_] = ((halves.view(np.uint16) & 0x7C00) != 0x7C00).all(axis=1)
+    """Rows without NaN and infinity. Read as whole numbers those are the largest of either sign, so two maxima tell,
+    without another array of this size; isfinite is slow on float16."""
+    finite: NDArray[np.bool_] = halves.view(np.int16).max(axis=1) < 0x7C00
+    finite &= halves.view(np.uint16).max(axis=1) < 0xFC00
     return finite
 
 

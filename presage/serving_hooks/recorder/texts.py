@@ -41,7 +41,7 @@ class Texts:
                     self._lost(f"redaction gave {type(redacted).__name__}, no str")
                     return None
                 text = redacted
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the latter would end the thread that writes
             self._lost(f"decoding or redaction failed with {type(error).__name__}")
             return None
         # Lone surrogates are no text a file can hold.

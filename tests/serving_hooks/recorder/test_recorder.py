@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from presage.datasets.recording import SILENT
 from presage.errors import ConfigurationError
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.protocol import NoRecorder, start
+from presage.serving_hooks.recorder.rows import State
+from presage.serving_hooks.recorder.states import StateColumn
 
 
 def test_a_step_is_written_as_it_was_told(tmp_path: Path) -> None:
@@ -53,7 +56,9 @@ def test_a_state_is_copied_at_once(tmp_path: Path) -> None:
     assert "completion_state" not in table.column_names
 
 
-@pytest.mark.parametrize("state", [None, "x", [1.0], vector(0).astype(np.float64), np.ones((2, 2), np.float32)])
+@pytest.mark.parametrize(
+    "state", [None, "x", [1.0], vector(0).astype(np.float64), np.ones((2, 2), np.float32), np.empty(0, np.float32)]
+)
 def test_what_is_no_state_is_counted(tmp_path: Path, state: Any) -> None:
     one = recorder(tmp_path, states="both")
     one.begun("r", Named())
@@ -81,6 +86,21 @@ def test_a_state_no_trace_can_hold_costs_its_step_only_that(tmp_path: Path, bad:
     assert np.array_equal(np.array(table["prefill_state"][2].as_py(), np.float16), vector(2).astype(np.float16))
     assert counts(one)[reason] == 1
     assert counts(one)["completion_state that never came"] == 3
+
+
+def test_no_number_is_taken_for_infinity_and_no_infinity_for_a_number() -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    column = StateColumn("prefill_state", Counter())
+    built = column.build([State("float16", half.tobytes()) for half in halves])
+    assert np.array_equal(np.array(built.is_valid()), np.isfinite(halves))
+
+
+def test_states_of_both_types_are_one_column() -> None:
+    states = [vector(0), vector(1, dtype=np.float16), vector(2)]
+    built = StateColumn("s", Counter()).build([None, *(State(one.dtype.name, one.tobytes()) for one in states)])
+    assert built[0].as_py() is None
+    for value, state in zip(built[1:], states, strict=True):
+        assert np.array_equal(np.frombuffer(value.as_py(), np.float16), state.astype(np.float16))
 
 
 def test_a_queue_that_is_full_drops_and_counts(tmp_path: Path) -> None:

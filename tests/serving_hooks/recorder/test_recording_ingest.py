@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorder_samples import Hands, Named, recorder, serve
 from typer.testing import CliRunner
@@ -55,6 +55,7 @@ def test_the_command_ingests_it(tmp_path: Path) -> None:
     assert said["skipped"] == {"step without a workflow type or an agent, or of an agent called END": 1}
 
 
+@pytest.mark.slow
 def test_what_a_law_says_comes_back_as_it_was_and_trains(tmp_path: Path) -> None:
     from presage.predictors.boosting import BoostingConfig
     from presage.predictors.network_weights import NetworkConfig
@@ -226,6 +227,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         ingest([tmp_path], tmp_path / "s", source_format="recording")
 
 
+@settings(max_examples=40)
 @given(data=st.data())
 def test_whatever_is_dropped_the_rest_is_a_true_beginning(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
