@@ -30,14 +30,14 @@ class Folder:
         self._looked_s = -_LOOK_AGAIN_S
         os.register_at_fork(after_in_child=self._forget)
 
-    def claim(self) -> None:
-        """Makes the folder, for its owner alone, and holds its lock; again, if it was removed.
+    def claim(self) -> bool:
+        """Makes the folder, for its owner alone, and holds its lock; whether it was not there.
 
         Raises:
             OSError: it cannot be made.
         """
         if self._lock is not None and (self.path / LOCK).exists():
-            return
+            return False
         self.release()
         self.root.mkdir(parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
@@ -48,6 +48,7 @@ class Folder:
             os.close(lock)
             raise
         self._lock = lock
+        return True
 
     def release(self) -> None:
         """Says that nothing more will come."""

@@ -186,7 +186,8 @@ class Writer:
                         row.release()
                 if batch is not None:
                     self._made[table] = batch
-        self._folder.claim()
+        if self._folder.claim():
+            self._look_after_files(now_s)  # whatever is open was removed with the folder
         for table, series in self._series.items():
             batch = self._made.get(table)
             if batch is not None:

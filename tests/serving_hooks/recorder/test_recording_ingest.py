@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from presage.datasets.recording import SAID, SILENT
 from presage.datasets.store import read_store
 from presage.errors import TraceError
 from presage.serving_hooks.recorder.recorder import Recorder
+from presage.serving_hooks.vllm.metadata import read
 
 
 def taken(path: Path) -> dict[str, tuple[str, bool]]:
@@ -53,6 +55,29 @@ def test_the_command_ingests_it(tmp_path: Path) -> None:
     said = json.loads(answer.stdout)
     assert (said["workflows"], said["steps"]) == (1, 2)
     assert said["skipped"] == {"step without a workflow type or an agent, or of an agent called END": 1}
+
+
+def test_every_command_reads_it_and_says_what_it_left_out(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    serve(one, "w", "ab")
+    serve(one, "v", ["END"])
+    one.close()
+    answer = CliRunner().invoke(app, ["traces", "describe", str(tmp_path), "--json"])
+    assert answer.exit_code == 0, answer.output
+    assert json.loads(answer.stdout)["steps"] == 2
+    assert "skipped 1 × step without a workflow type or an agent, or of an agent called END" in answer.stderr
+
+
+def test_the_steps_of_the_hooks_are_steps_here(tmp_path: Path) -> None:
+    sent = {"workflow_type": "t", "workflow_id": "w", "agent": "a", "step": "0"}
+    step = read(sent, None, Counter())
+    assert step is not None
+    one = recorder(tmp_path)
+    one.begun("r", step)
+    one.completed("r")
+    one.ended(step.workflow_type, step.workflow_id, SAID)
+    one.close()
+    assert taken(tmp_path) == {"w@one.0": ("a", True)}
 
 
 @pytest.mark.slow
