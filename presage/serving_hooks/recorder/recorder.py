@@ -18,6 +18,7 @@ import numpy as np
 from presage.features.moment import PREFILL, Moment
 from presage.serving_hooks.recorder.clock import Clock
 from presage.serving_hooks.recorder.config import RecorderConfig, load_redact
+from presage.serving_hooks.recorder.names import NO_NAME, count_or_none, is_name, name_or_none
 from presage.serving_hooks.recorder.protocol import NamedStep
 from presage.serving_hooks.recorder.queue import Queue
 from presage.serving_hooks.recorder.rows import EndRow, ForecastRow, Run, State, StepRow
@@ -27,8 +28,6 @@ from presage.serving_hooks.recorder.writer import Writer
 if TYPE_CHECKING:
     from presage.serving_hooks.live import LiveForecast
 
-MAX_NAME: Final = 256
-"""Characters of a name; the step of a longer one is not recorded."""
 _MOST_RUNS: Final = 100_000
 _MOST_TYPES: Final = 1_000
 """A store has a folder for each workflow type, and types are what clients say."""
@@ -38,7 +37,6 @@ _STATE_TYPES: Final = {
     np.dtype(np.float16): "float16",
     np.dtype(np.float32): "float32",
 }  # dtype.name takes microseconds
-_MOST: Final = 2**31
 
 
 class Recorder:
@@ -110,9 +108,9 @@ class Recorder:
             run.steps += 1
             if not self._may_begin(step.agent):
                 return
-            row = StepRow(run, number, _name(request_id), step.agent, self._clock.now_us())
-            row.client_step = _count(step.number)
-            row.input_tokens, row.cached_input_tokens = _count(input_tokens), _count(cached_input_tokens)
+            row = StepRow(run, number, name_or_none(request_id), step.agent, self._clock.now_us())
+            row.client_step = count_or_none(step.number)
+            row.input_tokens, row.cached_input_tokens = count_or_none(input_tokens), count_or_none(cached_input_tokens)
             if self._text:
                 row.input_text = input_text
             run.running += 1
@@ -175,7 +173,7 @@ class Recorder:
             row = self._running.pop(request_id, None)
             if row is None:
                 return
-            row.output_tokens, row.finish_reason = _count(output_tokens), _name(finish_reason)
+            row.output_tokens, row.finish_reason = count_or_none(output_tokens), name_or_none(finish_reason)
             row.ended_at = self._clock.now_us()
             if self._text:
                 row.output_text = output_text
@@ -221,8 +219,8 @@ class Recorder:
         if run is not None:
             return run
         # An empty type is one the client did not say.
-        if not _is_name(workflow_id) or not (workflow_type == "" or _is_name(workflow_type)):
-            self._counts["not recorded: no name, or none of at most 256 printable characters"] += 1
+        if not is_name(workflow_id) or not (workflow_type == "" or is_name(workflow_type)):
+            self._counts[NO_NAME] += 1
             return None
         if len(self._runs) >= _MOST_RUNS:
             self._counts["not recorded: too many workflows"] += 1
@@ -237,8 +235,8 @@ class Recorder:
         return run
 
     def _may_begin(self, agent: str) -> bool:
-        if not (agent == "" or _is_name(agent)):
-            self._counts["not recorded: no name, or none of at most 256 printable characters"] += 1
+        if not (agent == "" or is_name(agent)):
+            self._counts[NO_NAME] += 1
             return False
         if len(self._running) >= _MOST_RUNNING:
             self._counts["not recorded: too many steps at once"] += 1
@@ -261,15 +259,3 @@ class Recorder:
 
     def _failed(self, error: Exception) -> None:
         self._counts[f"failed: {type(error).__name__}"] += 1
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
-
-
-def _name(value: object) -> str | None:
-    return value if isinstance(value, str) and len(value) <= MAX_NAME and value.isprintable() else None
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and 0 <= value < _MOST else None
