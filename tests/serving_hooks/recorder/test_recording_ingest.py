@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorder_samples import Hands, Named, recorder, serve
+from recorder_samples import Hands, Named, recorder, serve, vector
 from typer.testing import CliRunner
 
 from presage.cli.presage import app
@@ -230,6 +230,20 @@ def test_the_oldest_files_may_be_removed(tmp_path: Path) -> None:
     again = ingest([tmp_path / "r"], tmp_path / "s")
     assert (again.workflows, again.already_present) == (0, 1)
     assert again.skipped == {"workflow of which the first step was not recorded": 1}
+
+
+def test_states_of_two_models_go_into_two_stores(tmp_path: Path) -> None:
+    for name, size in (("one", 4), ("two", 6)):
+        engine = recorder(tmp_path / "r", instance=name, states="prefill")
+        engine.begun("r", Named())
+        engine.state("r", "prefill", vector(0, size))
+        engine.completed("r")
+        engine.close()
+    with pytest.raises(TraceError, match="mixed state sizes"):
+        ingest([tmp_path / "r"], tmp_path / "s")
+    for name, size in (("one", 4), ("two", 6)):
+        ingest([tmp_path / "r" / f"engine-{name}"], tmp_path / name)
+        assert read_store(tmp_path / name).schema.field("prefill_state").type.list_size == size
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
