@@ -36,7 +36,8 @@ class ReadResult:
 
     Args:
         table: conforming, validated, in canonical order.
-        skipped: how many rows or workflows were skipped for each reason; empty unless `skip_bad` was asked for.
+        skipped: how many rows or workflows were skipped for each reason; empty unless `skip_bad` was asked for, or a
+            recording was read.
     """
 
     table: pa.Table
@@ -69,13 +70,13 @@ def read_traces(
     sources = [_collected(named(of), begin) for of, begin in zip(joined, opened, strict=True)]
     table = concat([source.table for source in sources], [source.origin.names[0] for source in sources])
     origin = Origin.join([source.origin for source in sources])
-    if not skip_bad:
-        return ReadResult(validate(table, origin), {})
     skipped = Counter[str]()
     spoiled: set[Workflow] = set()
     for source in sources:
         skipped.update(source.skipped)
         spoiled |= source.spoiled
+    if not skip_bad:
+        return ReadResult(validate(table, origin), dict(skipped))
     table, origin, lost = without(table, origin, spoiled)
     if lost:
         skipped["workflow with a skipped row"] = lost

@@ -21,6 +21,8 @@ from presage.datasets.adapters.jsonl import read_jsonl
 from presage.datasets.adapters.mlflow_export import is_mlflow, read_mlflow
 from presage.datasets.adapters.otlp import is_otlp
 from presage.datasets.adapters.parquet import read_parquet
+from presage.datasets.adapters.recording import read_recording
+from presage.datasets.adapters.recording_files import is_recording
 from presage.datasets.adapters.source import JoiningReader, Reader, Source
 from presage.datasets.adapters.span_dump import is_span
 from presage.datasets.adapters.span_files import read_spans
@@ -33,6 +35,7 @@ JOINING: Final[Mapping[str, JoiningReader]] = {"otel": read_spans, "openinferenc
 READERS: Final[Mapping[str, Reader]] = {
     "jsonl": read_jsonl,
     "parquet": read_parquet,
+    "recording": read_recording,
     **JOINING,
 }
 SUFFIXES: Final[Mapping[str, str]] = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet"}
@@ -40,6 +43,8 @@ SUFFIXES: Final[Mapping[str, str]] = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", "
 
 def detect(path: Path) -> str | None:
     """The format of a file, or of the files in a folder, by name and first document; None if they tell none."""
+    if path.is_dir() and is_recording(path):
+        return "recording"
     if path.is_dir() or path.name.endswith(JSON_SUFFIXES):
         document = first_document(path)
         if is_otlp(document) or is_span(document):

@@ -26,7 +26,8 @@ class Source:
         table: conforming rows, not yet checked as workflows.
         origin: where they came from. All chunks of a reading carry one and the same name: a workflow that stands
             under two names stands in two sources, which is refused.
-        skipped: how many rows were skipped for each reason since the chunk before; empty unless bad rows are skipped.
+        skipped: how many rows were skipped for each reason since the chunk before; empty unless bad rows are skipped,
+            or this is a recording, which is cut wherever its engine was.
         spoiled: workflows that lost a row that way. They must not be kept: what is left of one may look whole, and
             its last step would teach a false END.
         read_bytes: bytes of the source on disk read since the chunk before, for progress; 0 where that is not known.

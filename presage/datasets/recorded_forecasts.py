@@ -1,0 +1,112 @@
+"""The forecasts of a recording beside what came true: read off the steps that were recorded later.
+
+Truth is not recorded a second time: what followed a step stands in the steps and ends of its run, whenever it came.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from presage.datasets.adapters.recording_files import batches, engines
+from presage.datasets.recording import FORECASTS, SAID, SILENT
+
+END: Final = "END"
+_STEP_COLUMNS: Final = ("run", "step", "agent", "output_tokens")
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("instance", pa.string(), False),
+        *FORECASTS,
+        pa.field("came", pa.list_(pa.string()), False),
+        ("came_tokens", pa.int64()),
+    ]
+)
+"""FORECASTS, the engine that made them, and: `came`, the agents that came 1, 2, … K steps later, END last where the run
+ended before, shorter where nobody knows; `came_tokens`, output tokens of the step and all later ones of its run, null
+where one is not known. At the completion of a step its own tokens are not among them."""
+
+
+@dataclass
+class _Run:
+    """Agents and output tokens by step, and after how many steps it ended."""
+
+    agents: dict[int, str] = field(default_factory=dict)
+    tokens: dict[int, int | None] = field(default_factory=dict)
+    steps: int | None = None
+
+    def came(self, step: int, horizon: int) -> list[str]:
+        """What followed a step, as far as it is known without a gap."""
+        found: list[str] = []
+        for later in range(step + 1, step + 1 + horizon):
+            if later == self.steps:
+                return [*found, END]
+            if later not in self.agents:
+                return found
+            found.append(self.agents[later])
+        return found
+
+    def came_tokens(self, first: int) -> int | None:
+        """Output tokens from a step on to the end."""
+        if self.steps is None:
+            return None
+        total = 0
+        for step in range(first, self.steps):
+            tokens = self.tokens.get(step)
+            if tokens is None:
+                return None
+            total += tokens
+        return total
+
+
+def read_forecasts(path: str | Path) -> tuple[pa.Table, Mapping[str, int]]:
+    """All forecasts of a recording, with what came true.
+
+    Keeps the agents and tokens of all recorded steps of one engine in memory, and all forecasts.
+
+    Args:
+        path: the folder of a recording, or of one engine in it.
+
+    Returns:
+        A table of SCHEMA, and what could not be read, by reason.
+
+    Raises:
+        TraceError: there is no recording, or one of another version.
+    """
+    lost = Counter[str]()
+    tables = [SCHEMA.empty_table()]
+    for engine in engines(Path(path)):
+        # In the order in which truth is ahead of what is asked of it: forecasts, ends, steps.
+        made = [batch for batch, _ in batches(engine, "forecasts", None, lost)]
+        runs: dict[int, _Run] = defaultdict(_Run)
+        for batch, _ in batches(engine, "ends", ("run", "steps", "how"), lost):
+            for end in batch.to_pylist():
+                if end["how"] in (SAID, SILENT):
+                    runs[end["run"]].steps = end["steps"]
+        for batch, _ in batches(engine, "steps", _STEP_COLUMNS, lost):
+            for row in batch.to_pylist():
+                run = runs[row["run"]]
+                run.agents[row["step"]], run.tokens[row["step"]] = row["agent"], row["output_tokens"]
+        tables += [_with_truth(pa.Table.from_batches([batch]), engine.name, runs) for batch in made]
+    return pa.concat_tables(tables), lost
+
+
+def _with_truth(made: pa.Table, instance: str, runs: Mapping[int, _Run]) -> pa.Table:
+    came, tokens = [], []
+    rows = zip(*(made[name].to_pylist() for name in ("run", "step", "moment")), strict=True)
+    widths = [
+        np.array(made[name].combine_chunks().value_lengths().fill_null(0)) for name in ("agents", "probabilities")
+    ]
+    horizons = widths[1] // (widths[0] + 1)
+    for (number, step, moment), horizon in zip(rows, horizons.tolist(), strict=True):
+        run = runs.get(number, _Run())
+        came.append(run.came(step, horizon))
+        tokens.append(run.came_tokens(step + (moment == "completion")))
+    columns = [pa.array([instance] * made.num_rows, pa.string()), *made.columns]
+    return pa.table([*columns, pa.array(came, SCHEMA.field("came").type), pa.array(tokens, pa.int64())], schema=SCHEMA)

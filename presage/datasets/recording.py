@@ -1,0 +1,105 @@
+"""The form of a recording: what an engine's recorder writes, and ingestion reads. Knows columns and names of files.
+
+    RECORDING/engine-INSTANCE/lock                        held for as long as the engine records
+                              steps-000001.arrows         whole
+                              steps-000002.open.arrows    being written, or left by an engine that was killed
+                              forecasts-…, ends-…         likewise; what has one number was written together
+
+Files are Arrow IPC streams: a stream is readable up to its last whole batch whatever happened to its end, which a
+Parquet file without its footer is not, and a file that is full needs but another name, not to be written again.
+
+States are raw bytes, float16 in the byte order of this machine: as a Parquet or Arrow list of numbers they cost the
+engine's machine ten times as much.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import pyarrow as pa
+
+from presage.datasets.schema import STATE_COLUMNS, TIMESTAMP
+
+VERSION: Final = "1"
+VERSION_KEY: Final = b"presage.recording_version"
+INSTANCE_KEY: Final = b"presage.engine_instance"
+MODEL_KEY: Final = b"presage.served_model"
+
+INSTANCE_FOLDER: Final = "engine-"
+LOCK: Final = "lock"
+OPEN: Final = ".open.arrows"
+WHOLE: Final = ".arrows"
+FILE_NAME: Final = re.compile(r"(steps|forecasts|ends)-\d{6,}(\.open)?\.arrows")
+
+SAID: Final = "said"
+"""A client said that the workflow has ended."""
+SILENT: Final = "silent"
+"""The workflow was silent for its time to live."""
+
+STEPS: Final = pa.schema(
+    [
+        pa.field("run", pa.int64(), False),
+        pa.field("step", pa.int32(), False),
+        ("client_step", pa.int32()),
+        ("step_id", pa.string()),
+        pa.field("workflow_type", pa.string(), False),
+        pa.field("workflow_id", pa.string(), False),
+        pa.field("agent", pa.string(), False),
+        ("input_tokens", pa.int32()),
+        ("output_tokens", pa.int32()),
+        ("cached_input_tokens", pa.int32()),
+        ("finish_reason", pa.string()),
+        pa.field("started_at", TIMESTAMP, False),
+        ("ended_at", TIMESTAMP),
+        ("input_text", pa.large_string()),
+        ("output_text", pa.large_string()),
+        *((state, pa.large_binary()) for state in STATE_COLUMNS),
+    ]
+)
+"""A step that is over. `run` counts the workflows of an engine, `step` the steps of a run in the order they began, both
+from 0; `client_step` is what the client said of it, `step_id` the engine's name of the request."""
+
+FORECASTS: Final = pa.schema(
+    [
+        pa.field("run", pa.int64(), False),
+        pa.field("step", pa.int32(), False),
+        pa.field("workflow_type", pa.string(), False),
+        pa.field("workflow_id", pa.string(), False),
+        pa.field("moment", pa.string(), False),
+        pa.field("made_at", TIMESTAMP, False),
+        ("source", pa.string()),
+        ("version", pa.int32()),
+        ("evidence", pa.int64()),
+        ("reason", pa.string()),
+        ("agents", pa.list_(pa.string())),
+        ("probabilities", pa.list_(pa.float32())),
+        ("remaining_source", pa.string()),
+        ("remaining_version", pa.int32()),
+        ("remaining_evidence", pa.int64()),
+        ("remaining_reason", pa.string()),
+        ("quantiles", pa.list_(pa.float64())),
+        ("remaining_tokens", pa.list_(pa.float64())),
+    ]
+)
+"""A forecast made at a moment of a step: `probabilities` are K rows of len(agents) + 1 numbers, END last."""
+
+ENDS: Final = pa.schema(
+    [
+        pa.field("run", pa.int64(), False),
+        pa.field("workflow_type", pa.string(), False),
+        pa.field("workflow_id", pa.string(), False),
+        pa.field("steps", pa.int32(), False),
+        pa.field("how", pa.string(), False),
+        pa.field("ended_at", TIMESTAMP, False),
+    ]
+)
+"""A run that has ended after so many steps. Written after the last of them."""
+
+TABLES: Final = {"steps": STEPS, "forecasts": FORECASTS, "ends": ENDS}
+
+
+def described(schema: pa.Schema, instance: str, model: str | None) -> pa.Schema:
+    """The schema of a file of one engine: its rows carry who wrote them."""
+    facts = {VERSION_KEY: VERSION.encode(), INSTANCE_KEY: instance.encode()}
+    return schema.with_metadata(facts if model is None else facts | {MODEL_KEY: model.encode()})

@@ -1,0 +1,99 @@
+"""What is handed over: a step, a forecast, the end of a run. Plain things, so that making one costs microseconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from presage.serving_hooks.live import LiveForecast
+
+
+class State(NamedTuple):
+    """A copy of a hidden state: the name of its NumPy type, and its bytes."""
+
+    dtype: str
+    data: bytes
+
+
+class Run:
+    """A workflow as this engine sees it.
+
+    Attributes:
+        number: counts the runs of the engine.
+        workflow_type, workflow_id: its names.
+        steps: how many have begun.
+        running: how many of those are not over.
+        how: how it ended, once it has.
+    """
+
+    __slots__ = ("how", "number", "running", "steps", "workflow_id", "workflow_type")
+
+    def __init__(self, number: int, workflow_type: str, workflow_id: str) -> None:
+        self.number, self.workflow_type, self.workflow_id = number, workflow_type, workflow_id
+        self.steps = self.running = 0
+        self.how: str | None = None
+
+
+class StepRow:
+    """A step; times in microseconds since 1970. A state may still be put in while the row waits in the queue."""
+
+    __slots__ = (
+        "agent",
+        "cached_input_tokens",
+        "client_step",
+        "completion_state",
+        "ended_at",
+        "finish_reason",
+        "input_text",
+        "input_tokens",
+        "output_text",
+        "output_tokens",
+        "over_s",
+        "prefill_state",
+        "run",
+        "started_at",
+        "step",
+        "step_id",
+    )
+
+    def __init__(self, run: Run, step: int, step_id: str | None, agent: str, started_at: int) -> None:
+        self.run, self.step, self.step_id, self.agent, self.started_at = run, step, step_id, agent, started_at
+        self.over_s = 0.0
+        self.client_step: int | None = None
+        self.input_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.cached_input_tokens: int | None = None
+        self.finish_reason: str | None = None
+        self.ended_at: int | None = None
+        self.input_text: str | Sequence[int] | None = None
+        self.output_text: str | Sequence[int] | None = None
+        self.prefill_state: State | None = None
+        self.completion_state: State | None = None
+
+    def release(self) -> None:
+        """It is written: what is large in it goes, while the recorder still knows the step by name."""
+        self.input_text = self.output_text = None
+        self.prefill_state = self.completion_state = None
+
+
+class ForecastRow(NamedTuple):
+    """A forecast made for a step."""
+
+    run: Run
+    step: int
+    made_at: int
+    live: LiveForecast
+
+
+class EndRow(NamedTuple):
+    """A run has ended; `steps` and `how` are copies, since the row is made by another thread."""
+
+    run: Run
+    steps: int
+    how: str
+    ended_at: int
+
+
+Row = StepRow | ForecastRow | EndRow

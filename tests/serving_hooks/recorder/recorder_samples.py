@@ -1,0 +1,95 @@
+"""Workflows served to a recorder, without an engine and without a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from presage.datasets.recording import SAID
+from presage.serving_hooks.live import LiveForecast, LiveLengths
+from presage.serving_hooks.recorder.clock import Clock
+from presage.serving_hooks.recorder.config import RecorderConfig
+from presage.serving_hooks.recorder.recorder import Recorder
+
+SIZE = 4
+
+
+@dataclass(frozen=True)
+class Named:
+    """What the hooks know of a step."""
+
+    workflow_id: str = "w"
+    agent: str = "a"
+    number: int | None = None
+    workflow_type: str = "t"
+
+
+class Hands:
+    """A clock whose wall and whose rising hand a test moves."""
+
+    def __init__(self, wall: float = 1_800_000_000.0) -> None:
+        self.wall, self.rising = wall, 100.0
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.wall, lambda: self.rising)
+
+    def on(self, seconds: float) -> None:
+        self.wall += seconds
+        self.rising += seconds
+
+
+def recorder(folder: Path, hands: Hands | None = None, instance: str = "one", **settings: Any) -> Recorder:
+    """One that writes when it is closed, or when its writer is told to."""
+    hands = hands or Hands()
+    model = settings.pop("model", "m")
+    decode = settings.pop("decode", None)
+    config = RecorderConfig(folder=str(folder), **settings)
+    return Recorder(config, model=model, decode=decode, instance=instance, clock=hands.clock())
+
+
+def serve(
+    to: Recorder,
+    workflow_id: str,
+    agents: Sequence[str],
+    *,
+    numbers: Sequence[int | None] | None = None,
+    ends: bool = True,
+    first: int = 0,
+    **texts: str,
+) -> None:
+    """One workflow, a step after the other; request ids count from `first`."""
+    for i, agent in enumerate(agents):
+        request = f"{workflow_id}-{first + i}"
+        number = numbers[i] if numbers is not None else None
+        to.begun(
+            request,
+            Named(workflow_id, agent, number),
+            input_tokens=100 + i,
+            cached_input_tokens=i,
+            input_text=texts.get("input_text"),
+        )
+        to.completed(request, output_tokens=10 + i, finish_reason="stop", output_text=texts.get("output_text"))
+    if ends:
+        to.ended("t", workflow_id, SAID)
+
+
+def vector(seed: int, size: int = SIZE, dtype: type = np.float32) -> np.ndarray[Any, Any]:
+    """A state."""
+    return np.random.default_rng(seed).standard_normal(size).astype(dtype)
+
+
+def forecast(moment: str = "prefill", agents: tuple[str, ...] = ("a", "b"), steps: int = 3) -> LiveForecast:
+    """The same chance for everything."""
+    width = len(agents) + 1
+    said = LiveLengths("champion", 5, (0.5, 0.9), (20.0, 40.0), 0, 3)
+    probabilities = np.full((steps, width), 1 / width, np.float32)
+    return LiveForecast("champion", 9, moment, probabilities, agents, 7, None, said)  # type: ignore[arg-type]
+
+
+def counts(of: Recorder) -> Mapping[str, int]:
+    found: Mapping[str, int] = of.status()["counts"]
+    return found

@@ -1,0 +1,247 @@
+"""What the engine's thread tells is what is written; what is not is counted; nothing is raised."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from recorder_samples import SIZE, Hands, Named, counts, forecast, recorder, serve, vector
+
+from presage.datasets.read import read_traces
+from presage.datasets.recording import SILENT
+from presage.errors import ConfigurationError
+from presage.serving_hooks.recorder.config import RecorderConfig
+from presage.serving_hooks.recorder.protocol import NoRecorder, start
+from presage.serving_hooks.recorder.rows import State
+from presage.serving_hooks.recorder.states import StateColumn
+
+
+def test_a_step_is_written_as_it_was_told(tmp_path: Path) -> None:
+    hands = Hands(1_800_000_000.0)
+    one = recorder(tmp_path, hands, states="both")
+    one.begun("r", Named("w", "planner", 0), input_tokens=412, cached_input_tokens=64)
+    first, last = vector(0), vector(1, dtype=np.float16)
+    one.state("r", "prefill", first)
+    hands.on(2.5)
+    one.completed("r", output_tokens=9, finish_reason="stop")
+    one.state("r", "completion", last)  # a state may come after the request has left
+    one.ended("t", "w", "said")
+    one.close()
+    row = read_traces([tmp_path]).table.to_pylist()[0]
+    assert row["workflow_id"] == "w@one.0"
+    assert (row["workflow_type"], row["step"], row["agent"], row["model"]) == ("t", 0, "planner", "m")
+    assert (row["input_tokens"], row["output_tokens"], row["cached_input_tokens"]) == (412, 9, 64)
+    assert (row["finish_reason"], row["kind"], row["complete"]) == ("stop", "llm", True)
+    assert row["started_at"].timestamp() == 1_800_000_000.0
+    assert (row["ended_at"] - row["started_at"]).total_seconds() == 2.5
+    assert np.array_equal(np.array(row["prefill_state"], np.float16), first.astype(np.float16))
+    assert np.array_equal(np.array(row["completion_state"], np.float16), last)
+
+
+def test_a_state_is_copied_at_once(tmp_path: Path) -> None:
+    one, state = recorder(tmp_path, states="prefill"), vector(0)
+    wanted = state.astype(np.float16)
+    one.begun("r", Named())
+    one.state("r", "prefill", state)
+    state[:] = 0  # the engine uses its memory again
+    one.state("r", "completion", vector(1))  # not asked for
+    one.completed("r")
+    one.close()
+    table = read_traces([tmp_path]).table
+    assert np.array_equal(np.array(table["prefill_state"][0].as_py(), np.float16), wanted)
+    assert "completion_state" not in table.column_names
+
+
+@pytest.mark.parametrize(
+    "state", [None, "x", [1.0], vector(0).astype(np.float64), np.ones((2, 2), np.float32), np.empty(0, np.float32)]
+)
+def test_what_is_no_state_is_counted(tmp_path: Path, state: Any) -> None:
+    one = recorder(tmp_path, states="both")
+    one.begun("r", Named())
+    one.state("r", "prefill", state)
+    assert counts(one)["state: no float16 or float32 array [d]"] == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (np.full(SIZE, np.nan, np.float32), "prefill_state not kept: NaN, infinity or past ±65504"),
+        (np.full(SIZE, 1e6, np.float32), "prefill_state not kept: NaN, infinity or past ±65504"),
+        (vector(0, SIZE + 1), "prefill_state not kept: of another width"),
+    ],
+)
+def test_a_state_no_trace_can_hold_costs_its_step_only_that(tmp_path: Path, bad: Any, reason: str) -> None:
+    one = recorder(tmp_path, states="both")
+    for i, state in enumerate((vector(1), bad, vector(2))):
+        one.begun(f"r{i}", Named())
+        one.state(f"r{i}", "prefill", state)
+        one.completed(f"r{i}")
+    one.close()
+    table = read_traces([tmp_path]).table
+    assert table["prefill_state"].is_valid().to_pylist() == [True, False, True]
+    assert np.array_equal(np.array(table["prefill_state"][2].as_py(), np.float16), vector(2).astype(np.float16))
+    assert counts(one)[reason] == 1
+    assert counts(one)["completion_state that never came"] == 3
+
+
+def test_no_number_is_taken_for_infinity_and_no_infinity_for_a_number() -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    column = StateColumn("prefill_state", Counter())
+    built = column.build([State("float16", half.tobytes()) for half in halves])
+    assert np.array_equal(np.array(built.is_valid()), np.isfinite(halves))
+
+
+def test_states_of_both_types_are_one_column() -> None:
+    states = [vector(0), vector(1, dtype=np.float16), vector(2)]
+    built = StateColumn("s", Counter()).build([None, *(State(one.dtype.name, one.tobytes()) for one in states)])
+    assert built[0].as_py() is None
+    for value, state in zip(built[1:], states, strict=True):
+        assert np.array_equal(np.frombuffer(value.as_py(), np.float16), state.astype(np.float16))
+
+
+def test_a_queue_that_is_full_drops_and_counts(tmp_path: Path) -> None:
+    one = recorder(tmp_path, queue_rows=10)
+    for i in range(5):
+        serve(one, f"w{i}", "abc")
+    one.close()
+    assert counts(one) == {"written: steps": 8, "written: ends": 5, "dropped: queue full": 7}
+    done = read_traces([tmp_path])
+    # two whole workflows, and two steps of the third, whose last step is missing: cut, and no false end
+    assert done.table["complete"].to_pylist() == [True] * 6 + [False] * 2
+
+
+def test_a_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+    one = recorder(tmp_path, queue_mb=1, states="both")
+    for i in range(100):
+        one.begun(f"r{i}", Named(f"w{i}"))
+        one.state(f"r{i}", "prefill", vector(i, 32_768))
+        one.completed(f"r{i}")
+    assert one.queue.waiting_bytes <= 2**20
+    one.close()
+    found = counts(one)
+    assert found["written: steps"] + found["dropped: queue full"] == 100
+    assert found["dropped: queue full"] > 80
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Named(workflow_id=""),
+        Named(workflow_id="x" * 257),
+        Named(workflow_id="a\nb"),
+        Named(workflow_type="\ud800"),
+        Named(agent="x" * 257),
+        Named(workflow_id=7),  # type: ignore[arg-type]
+        Named(agent=None),  # type: ignore[arg-type]
+    ],
+)
+def test_names_are_bounded(tmp_path: Path, step: Named) -> None:
+    one = recorder(tmp_path)
+    one.begun("r", step)
+    one.completed("r")
+    assert counts(one) == {"not recorded: no name, or none of at most 256 printable characters": 1}
+
+
+def test_a_step_that_was_refused_is_a_gap(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    serve(one, "w", ["a", "b" * 300, "c"])
+    serve(one, "v", ["a"])
+    one.close()
+    table = read_traces([tmp_path]).table
+    assert list(zip(table["agent"].to_pylist(), table["complete"].to_pylist(), strict=True)) == [
+        ("a", True),
+        ("a", False),
+    ]
+
+
+def test_types_are_bounded(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    for i in range(1010):
+        one.begun(f"r{i}", Named("w", "a", None, f"type {i}"))
+    assert counts(one) == {"not recorded: too many workflow types": 10}
+
+
+def test_nothing_is_raised_whatever_comes(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    one.begun("r", object())  # type: ignore[arg-type]
+    one.begun(["r"], Named())  # type: ignore[arg-type]
+    one.completed({})  # type: ignore[arg-type]
+    one.ended([], {}, 1)  # type: ignore[arg-type]
+    one.forecast("never begun", None)  # type: ignore[arg-type]
+    one.begun("s", Named(), input_tokens="many", cached_input_tokens=-1)  # type: ignore[arg-type]
+    one.forecast("s", None)  # type: ignore[arg-type]
+    one.completed("s", output_tokens=2**40, finish_reason=3)  # type: ignore[arg-type]
+    one.close()
+    assert counts(one)["failed: AttributeError"] == 2
+    assert counts(one)["failed: TypeError"] == 2
+    row = read_traces([tmp_path]).table.to_pylist()[0]
+    assert [row[name] for name in ("input_tokens", "output_tokens", "cached_input_tokens", "finish_reason")] == [
+        None
+    ] * 4
+
+
+def test_a_forecast_nobody_can_write_costs_no_other_row(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    one.begun("r", Named())
+    for live in (forecast(), forecast(agents=("a", 5)), forecast()):  # type: ignore[arg-type]
+        one.forecast("r", live)
+    one.completed("r")
+    one.close()
+    assert counts(one)["written: forecasts"] == 2
+    assert counts(one)["row not written: ArrowTypeError"] == 1
+    assert counts(one)["written: steps"] == 1
+
+
+def test_steps_under_way_at_the_end_are_written_as_far_as_they_are_known(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    serve(one, "w", "ab", ends=False)
+    one.begun("w-2", Named("w", "c"), input_tokens=7)
+    one.close()
+    table = read_traces([tmp_path]).table
+    assert table["agent"].to_pylist() == ["a", "b", "c"]
+    assert table["ended_at"].is_valid().to_pylist() == [True, True, False]
+    assert table["complete"].to_pylist() == [False] * 3
+
+
+def test_an_end_while_a_step_runs_waits_for_it(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    one.begun("r", Named())
+    one.ended("t", "w", SILENT)
+    one.begun("s", Named())  # the same name again: another run
+    one.completed("r")
+    one.completed("s")
+    one.close()
+    table = read_traces([tmp_path]).table
+    assert table["workflow_id"].to_pylist() == ["w@one.0", "w@one.1"]
+    assert table["complete"].to_pylist() == [True, False]
+
+
+def test_a_thread_writes_while_the_engine_goes_on(tmp_path: Path) -> None:
+    one = start(RecorderConfig(folder=str(tmp_path), flush_s=0.01), model="m")
+    for i in range(300):
+        serve(one, f"w{i}", "abc")  # type: ignore[arg-type]
+    one.close()
+    assert one.status()["counts"] == {"written: steps": 900, "written: ends": 300}
+    assert one.status()["recording"] == "closed"
+    assert not any(thread.name == "presage-recorder" for thread in threading.enumerate())
+    assert read_traces([tmp_path]).table.num_rows == 900
+
+
+def test_without_settings_nothing_is_recorded() -> None:
+    none = start(None)
+    assert isinstance(none, NoRecorder)
+    serve(none, "w", "ab")  # type: ignore[arg-type]
+    none.forecast("r", forecast())
+    none.state("r", "prefill", vector(0))
+    none.close()
+    assert none.status() == {"on": False}
+
+
+@pytest.mark.parametrize("name", ["no.such.module:redact", "json:no_such_function", "json:__name__"])
+def test_a_redaction_that_cannot_be_had_is_said_at_the_start(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"recorder\.redact is"):
+        start(RecorderConfig(folder=str(tmp_path), redact=name))

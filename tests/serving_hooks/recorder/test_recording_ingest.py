@@ -1,0 +1,301 @@
+"""From a recording to a store, and on to a predictor: what is taken, what is cut, what waits, and never twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorder_samples import Hands, Named, recorder, serve, vector
+from typer.testing import CliRunner
+
+from presage.cli.presage import app
+from presage.datasets.adapters import detect
+from presage.datasets.ingest import ingest
+from presage.datasets.law import generate
+from presage.datasets.read import read_traces
+from presage.datasets.recording import SAID, SILENT
+from presage.datasets.store import read_store
+from presage.errors import TraceError
+from presage.serving_hooks.recorder.recorder import Recorder
+from presage.serving_hooks.vllm.metadata import read
+
+
+def taken(path: Path) -> dict[str, tuple[str, bool]]:
+    """Agents of each workflow, and whether it is complete."""
+    found: dict[str, tuple[str, bool]] = {}
+    for row in read_traces([path]).table.to_pylist():
+        agents, _ = found.get(row["workflow_id"], ("", False))
+        found[row["workflow_id"]] = (agents + row["agent"], row["complete"])
+    return found
+
+
+def test_a_recording_is_known_by_itself(tmp_path: Path) -> None:
+    one = recorder(tmp_path / "r")
+    serve(one, "w", "ab")
+    one.close()
+    assert detect(tmp_path / "r") == "recording"
+    assert detect(tmp_path / "r" / "engine-one") == "recording"
+    assert taken(tmp_path / "r" / "engine-one") == {"w@one.0": ("ab", True)}
+
+
+def test_the_command_ingests_it(tmp_path: Path) -> None:
+    one = recorder(tmp_path / "r")
+    serve(one, "w", "ab")
+    one.begun("s", Named("v", ""))
+    one.completed("s")
+    one.close()
+    answer = CliRunner().invoke(app, ["traces", "ingest", str(tmp_path / "r"), "--to", str(tmp_path / "s"), "--json"])
+    assert answer.exit_code == 0, answer.output
+    said = json.loads(answer.stdout)
+    assert (said["workflows"], said["steps"]) == (1, 2)
+    assert said["skipped"] == {"step without a workflow type or an agent, or of an agent called END": 1}
+
+
+def test_every_command_reads_it_and_says_what_it_left_out(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    serve(one, "w", "ab")
+    serve(one, "v", ["END"])
+    one.close()
+    answer = CliRunner().invoke(app, ["traces", "describe", str(tmp_path), "--json"])
+    assert answer.exit_code == 0, answer.output
+    assert json.loads(answer.stdout)["steps"] == 2
+    assert "skipped 1 × step without a workflow type or an agent, or of an agent called END" in answer.stderr
+
+
+def test_the_steps_of_the_hooks_are_steps_here(tmp_path: Path) -> None:
+    sent = {"workflow_type": "t", "workflow_id": "w", "agent": "a", "step": "0"}
+    step = read(sent, None, Counter())
+    assert step is not None
+    one = recorder(tmp_path)
+    one.begun("r", step)
+    one.completed("r")
+    one.ended(step.workflow_type, step.workflow_id, SAID)
+    one.close()
+    assert taken(tmp_path) == {"w@one.0": ("a", True)}
+
+
+@pytest.mark.slow
+def test_what_a_law_says_comes_back_as_it_was_and_trains(tmp_path: Path) -> None:
+    from presage.predictors.boosting import BoostingConfig
+    from presage.predictors.network_weights import NetworkConfig
+    from presage.predictors.parts import NextAgentConfig
+    from presage.training.next_agent import train
+
+    drawn = generate("retry", 60, 0, state_size=16, censored=0.2).table
+    one = recorder(tmp_path / "r", states="both", queue_rows=10_000)
+    rows = drawn.to_pylist()
+    for i, row in enumerate(rows):
+        step = Named(row["workflow_id"], row["agent"], row["step"], row["workflow_type"])
+        one.begun(f"r{i}", step, input_tokens=row["input_tokens"])
+        for moment in ("prefill", "completion"):
+            if row[f"{moment}_state"] is not None:
+                one.state(f"r{i}", moment, np.array(row[f"{moment}_state"], np.float16))  # type: ignore[arg-type]
+        one.completed(f"r{i}", output_tokens=row["output_tokens"])
+        last = i + 1 == len(rows) or rows[i + 1]["workflow_id"] != row["workflow_id"]
+        if last and row["complete"]:
+            one.ended(row["workflow_type"], row["workflow_id"], SAID)
+    one.close()
+    done = ingest([tmp_path / "r"], tmp_path / "s")
+    assert (done.workflows, done.steps) == (60, drawn.num_rows)
+    found = {(row["workflow_id"].split("@")[0], row["step"]): row for row in read_store(tmp_path / "s").to_pylist()}
+    for row in rows:
+        same = found[row["workflow_id"], row["step"]]
+        for name in ("agent", "input_tokens", "output_tokens", "complete", "prefill_state", "completion_state"):
+            assert same[name] == row[name], name
+    config = NextAgentConfig(network=NetworkConfig(epochs=1), boosting=BoostingConfig(rounds=2))
+    training = train(read_store(tmp_path / "s"), None, config, baselines=("markov-1",), name="recorded")
+    assert training.predictor.source.kind == "captured"
+    assert training.predictor.source.served_model == "m"
+
+
+@pytest.mark.parametrize(("how", "complete"), [(SAID, True), (SILENT, True), ("given up", False), (None, False)])
+def test_only_a_workflow_that_ended_is_complete(tmp_path: Path, how: str | None, complete: bool) -> None:
+    one = recorder(tmp_path)
+    serve(one, "w", "ab", ends=False)
+    if how is not None:
+        one.ended("t", "w", how)
+    one.close()
+    assert taken(tmp_path) == {"w@one.0": ("ab", complete)}
+
+
+def test_what_still_runs_waits_and_nothing_is_taken_twice(tmp_path: Path) -> None:
+    hands = Hands()
+    one = recorder(tmp_path / "r", hands)
+    serve(one, "done", "ab")
+    serve(one, "open", "ab", ends=False)
+    flush(one, hands)
+    first = ingest([tmp_path / "r"], tmp_path / "s")
+    assert (first.workflows, first.skipped) == (1, {"workflow still running: left for a later ingestion": 1})
+    serve(one, "open", "c", first=2)
+    serve(one, "other", "a", ends=False)
+    flush(one, hands)
+    second = ingest([tmp_path / "r"], tmp_path / "s")
+    assert (second.workflows, second.already_present) == (1, 1)
+    one.close()
+    third = ingest([tmp_path / "r"], tmp_path / "s")
+    assert (third.workflows, third.already_present, third.skipped) == (1, 2, {})
+    assert ingest([tmp_path / "r"], tmp_path / "s").workflows == 0
+    assert taken(tmp_path / "s") == {
+        "done@one.0": ("ab", True),
+        "open@one.1": ("abc", True),
+        "other@one.2": ("a", False),
+    }
+
+
+def flush(one: Recorder, hands: Hands) -> None:
+    one.writer.turn(hands.rising)
+    hands.on(2.0)
+    one.writer.turn(hands.rising)
+
+
+def test_a_recording_of_which_nothing_can_be_taken_yet_says_so(tmp_path: Path) -> None:
+    hands = Hands()
+    one = recorder(tmp_path, hands)
+    serve(one, "w", "ab", ends=False)
+    flush(one, hands)
+    with pytest.raises(TraceError, match=r"no workflow that can be taken yet \(workflow still running.*: 1\)"):
+        read_traces([tmp_path])
+    one.close()
+
+
+def test_two_engines_with_the_same_workflow_id_are_kept_apart(tmp_path: Path) -> None:
+    one, other = recorder(tmp_path, instance="one"), recorder(tmp_path, instance="two")
+    serve(one, "w", "ab")
+    serve(other, "w", "ba")
+    serve(one, "w", "a", ends=False)
+    one.close()
+    other.close()
+    assert taken(tmp_path) == {"w@one.0": ("ab", True), "w@two.0": ("ba", True), "w@one.1": ("a", False)}
+
+
+def test_a_workflow_two_engines_took_turns_at_teaches_no_false_step(tmp_path: Path) -> None:
+    one, other = recorder(tmp_path, instance="one"), recorder(tmp_path, instance="two")
+    serve(one, "w", "abd", numbers=[0, 1, 3], ends=True)
+    serve(other, "w", "ce", numbers=[2, 4], ends=True)
+    one.close()
+    other.close()
+    assert taken(tmp_path) == {"w@one.0": ("ab", False)}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "agents", "complete"),
+    [
+        ([0, 1, 2], "abc", True),
+        ([0, 2, 1], "abc", True),  # side by side: another order of arrival
+        ([1, 2, 3], "", False),  # the recorder came late
+        ([0, 1, 1], "abc", True),  # a retry: the numbers are no numbers
+        ([0, None, 5], "abc", True),  # not all are numbered
+        ([0, 1, 3], "ab", False),
+    ],
+)
+def test_what_the_numbers_of_a_client_are_good_for(
+    tmp_path: Path, numbers: list[int | None], agents: str, complete: bool
+) -> None:
+    one = recorder(tmp_path)
+    serve(one, "w", "abc", numbers=numbers)
+    serve(one, "v", "a")
+    one.close()
+    wanted = {"w@one.0": (agents, complete)} if agents else {}
+    assert taken(tmp_path) == {"v@one.1": ("a", True), **wanted}
+
+
+@pytest.mark.parametrize("agent", ["", " ", "END"])
+def test_an_agent_no_trace_can_have_cuts_its_workflow_and_no_other(tmp_path: Path, agent: str) -> None:
+    one = recorder(tmp_path)
+    serve(one, "w", ["a", agent, "c"])
+    serve(one, "v", "ab")
+    one.close()
+    assert taken(tmp_path) == {"v@one.1": ("ab", True), "w@one.0": ("a", False)}
+
+
+def test_the_oldest_files_may_be_removed(tmp_path: Path) -> None:
+    hands = Hands()
+    one = recorder(tmp_path / "r", hands, rows_per_file=3)
+    serve(one, "w", "ab")
+    serve(one, "v", "a", ends=False)
+    flush(one, hands)
+    serve(one, "v", "b", first=1)
+    serve(one, "u", "ab")
+    flush(one, hands)
+    one.close()
+    ingest([tmp_path / "r"], tmp_path / "s")
+    for path in (tmp_path / "r").glob("engine-*/*-000001.arrows"):
+        path.unlink()
+    again = ingest([tmp_path / "r"], tmp_path / "s")
+    assert (again.workflows, again.already_present) == (0, 1)
+    assert again.skipped == {"workflow of which the first step was not recorded": 1}
+
+
+def test_states_of_two_models_go_into_two_stores(tmp_path: Path) -> None:
+    for name, size in (("one", 4), ("two", 6)):
+        engine = recorder(tmp_path / "r", instance=name, states="prefill")
+        engine.begun("r", Named())
+        engine.state("r", "prefill", vector(0, size))
+        engine.completed("r")
+        engine.close()
+    with pytest.raises(TraceError, match="mixed state sizes"):
+        ingest([tmp_path / "r"], tmp_path / "s")
+    for name, size in (("one", 4), ("two", 6)):
+        ingest([tmp_path / "r" / f"engine-{name}"], tmp_path / name)
+        assert read_store(tmp_path / name).schema.field("prefill_state").type.list_size == size
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    one = recorder(tmp_path)
+    serve(one, "w", "ab")
+    one.close()
+    path = tmp_path / "engine-one" / "steps-000001.arrows"
+    table = pa.ipc.open_stream(path.read_bytes()).read_all()
+    later = table.schema.with_metadata({**table.schema.metadata, b"presage.recording_version": b"2"})
+    with pa.ipc.new_stream(str(path), later) as sink:
+        sink.write_table(table.cast(later))
+    with pytest.raises(TraceError, match="recording version 2, this release reads version 1"):
+        read_traces([tmp_path])
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no recording"):
+        ingest([tmp_path], tmp_path / "s", source_format="recording")
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_whatever_is_dropped_the_rest_is_a_true_beginning(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Workflows with a law of their own, served side by side through a queue that overflows now and then."""
+    root = tmp_path_factory.mktemp("drops")
+    hands = Hands()
+    one = recorder(root, hands, queue_rows=data.draw(st.integers(1, 6)), rows_per_file=data.draw(st.integers(1, 8)))
+    left = {f"w{i}": data.draw(st.integers(1, 6)) for i in range(4)}
+    lengths, served = dict(left), dict.fromkeys(left, 0)
+    while left:
+        name = data.draw(st.sampled_from(sorted(left)))
+        serve(one, name, [f"agent {served[name]}"], ends=False, first=served[name])
+        served[name] += 1
+        left[name] -= 1
+        if not left[name]:
+            del left[name]
+            if data.draw(st.booleans()):
+                one.ended("t", name, SAID)
+        if data.draw(st.booleans()):
+            flush(one, hands)
+    one.close()
+    try:
+        found = read_traces([root]).table.to_pylist()
+    except TraceError:
+        found = []
+    for name, length in lengths.items():
+        rows = [row for row in found if row["workflow_id"].startswith(f"{name}@")]
+        assert [row["agent"] for row in rows] == [f"agent {i}" for i in range(len(rows))]
+        if rows and rows[0]["complete"]:
+            assert len(rows) == length
+    shutil.rmtree(root)
