@@ -343,11 +343,25 @@ def hook_blocks(scheduler: Any, queue: Any, events: BlockEvents) -> None:
     pool.__class__ = type(f"Presage{type(pool).__name__}", (_PoolSeam, type(pool)), {})
 
 
+def first_selected(scheduler: Any, output: Any) -> Iterator[Any]:
+    """What vLLM says of the requests that an iteration selects for the first time.
+
+    With its second model runner vLLM lists those that resume after a preemption beside them.
+    """
+    return (new for new in output.scheduled_new_reqs if not scheduler.requests[new.req_id].num_preemptions)
+
+
+def resumed(scheduler: Any, output: Any) -> Iterator[str]:
+    """Requests that an iteration selects again after a preemption; see `first_selected`."""
+    yield from output.scheduled_cached_reqs.resumed_req_ids
+    yield from (new.req_id for new in output.scheduled_new_reqs if scheduler.requests[new.req_id].num_preemptions)
+
+
 def begun(scheduler: Any, output: Any) -> Iterator[tuple[Any, list[int]]]:
     """The requests an iteration selects for the first time, and which blocks of their prompts were in the cache."""
     sizes = [group.kv_cache_spec.block_size for group in scheduler.kv_cache_config.kv_cache_groups]
     nothing = block_pool(scheduler).null_block.block_id  # stands where a window has moved on
-    for new in output.scheduled_new_reqs:
+    for new in first_selected(scheduler, output):
         found = (
             block_id
             for block_ids, size in zip(new.block_ids, sizes, strict=True)
@@ -433,9 +447,9 @@ def prompt_hashes(scheduler: Any, request: Any) -> Sequence[bytes]:
     return hashes[: (request.num_prompt_tokens - 1) // block_tokens(scheduler)]
 
 
-def found_tokens(output: Any) -> Mapping[str, int]:
+def found_tokens(scheduler: Any, output: Any) -> Mapping[str, int]:
     """Of the requests an iteration selects for the first time: tokens of their prompts that need not be computed."""
-    return {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    return {new.req_id: new.num_computed_tokens for new in first_selected(scheduler, output)}
 
 
 def iteration_tokens(scheduler: Any, output: Any) -> tuple[int, int]:

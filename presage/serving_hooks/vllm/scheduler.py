@@ -233,7 +233,7 @@ class Policies(compat.SchedulerSeam):
 
     def _begun(self, gate: Gate, output: Any, began_at: float) -> None:
         gate.times.scheduled(output, *compat.iteration_tokens(self, output), began_at)
-        for request_id, found in compat.found_tokens(output).items():
+        for request_id, found in compat.found_tokens(self, output).items():
             gate.begins(request_id, found, compat.prompt_hashes(self, compat.requests(self)[request_id]))
 
     def _hook_blocks(self, config: PresageConfig) -> ScoredBlocks:
@@ -275,7 +275,7 @@ class Policies(compat.SchedulerSeam):
     def _note(self, output: Any) -> None:
         for request_id in output.preempted_req_ids or ():
             self._workflows.interrupted(request_id)
-        for request_id in output.scheduled_cached_reqs.resumed_req_ids:
+        for request_id in compat.resumed(self, output):
             self._workflows.resumes(request_id)
         for request, found in compat.begun(self, output):
             if self._prefetch is not None and self._prefetch.begins(request.request_id, found):

@@ -24,7 +24,7 @@ from presage.serving_hooks.vllm import workflows
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]  # a predictor is trained
-ALL_ON = {"priority": True, "eviction": True}
+ALL_ON = {"priority": True, "eviction": True, "admission": True}
 SECRET = "what the prompt says"
 
 

@@ -144,3 +144,16 @@ def test_requests_without_workflows_are_evicted_as_vllm_evicts_them(
         logs.append(engine.log)
     assert logs[0] == logs[1]
     there_was_something_to_decide(logs[0])
+
+
+def test_a_request_that_resumes_has_not_begun_again_whichever_way_vllm_lists_it(tmp_path: Path) -> None:
+    counts, logs = [], []
+    for second_runner in (False, True):  # which lists it among the new ones
+        scheduler = build(tmp_path, GuessingSync, blocks=70)
+        scheduler.use_v2_model_runner = second_runner
+        engine = Engine(scheduler)
+        pressed(engine, 400, 3)
+        logs.append(any(preempted for _, _, preempted in engine.log))
+        counts.append(scheduler.presage_status()["counts"])
+    assert logs == [True, True]
+    assert counts[0] == counts[1]

@@ -228,5 +228,6 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_prefetch",
         "_priorities",
         "_scored",
+        "_states",
         "_workflows",
     }

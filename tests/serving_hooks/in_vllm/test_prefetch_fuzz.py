@@ -117,7 +117,7 @@ def test_every_request_is_answered_and_none_suffers(tmp_path: Path, ahead: bool,
     assert everything_is_free(engine.scheduler)
     assert not engine.scheduler.requests
     said = engine.scheduler.presage_status()
-    assert said["on"] == {"priority": True, "eviction": True}
+    assert said["on"] == {"priority": True, "eviction": True, "admission": True}
     assert not [reason for reason in said["counts"] if reason.endswith("Error")]
     done = said["prefetch"]
     assert done["on"]
@@ -170,6 +170,6 @@ def test_a_prefetch_that_fails_is_off_and_leaves_nothing_behind(
     assert not engine.scheduler.requests
     assert everything_is_free(engine.scheduler)
     said = engine.scheduler.presage_status()
-    assert said["on"] == {"priority": True, "eviction": True}
+    assert said["on"] == {"priority": True, "eviction": True, "admission": True}
     assert said["counts"]["prefetch: RuntimeError"] == 1
     assert SECRET not in str(said)

@@ -157,7 +157,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def test_the_champions_forecasts_reach_the_scheduler(server: Server) -> None:
     told = server.status()
-    assert told["on"] == {"priority": True, "eviction": True}
+    assert told["on"] == {"priority": True, "eviction": True, "admission": True}
     assert told["models"]["next-agent"] == "models:/next-agent@champion, version 1"
     assert told["models"]["remaining-length"].startswith("none: no model 'remaining-length'")
     before = server.count("forecast: champion")

@@ -30,5 +30,5 @@ def test_workflows_find_more_of_their_prompts_than_with_vllm_alone() -> None:
     for kind in ("none", "oracle"):
         assert ran[kind]["other_answers"] == 0
         assert ran[kind]["prompt_tokens"] == ran["stock"]["prompt_tokens"]
-        assert ran[kind]["status"]["on"] == {"priority": True, "eviction": True}
+        assert ran[kind]["status"]["on"] == {"priority": True, "eviction": True, "admission": True}
         assert ran[kind]["status"]["workflows"] == 0

@@ -177,12 +177,12 @@ class Engine:
         names = list(output.num_scheduled_tokens)
         requests = self.scheduler.requests
         tokens = [[] if requests[name].is_prefill_chunk else [token(name)] for name in names]
-        loads = self.scheduler.connector
+        loaded = getattr(self.scheduler.connector, "done", None)
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
             sampled_token_ids=tokens,
-            kv_connector_output=None if loads is None else KVConnectorOutput(finished_recving=loads.done()),
+            kv_connector_output=None if loaded is None else KVConnectorOutput(finished_recving=loaded()),
         )
 
     def _finish(self) -> None:
