@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
+
 from noise import Noise
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole

@@ -41,9 +41,10 @@ def test_known_costs_are_found_among_noise_and_mishaps(
     costs = IterationCosts(iteration, decode, prefill)
     found = iterations(costs, 1024, seed, mishaps=mishaps).fit()
     assert found is not None
+    drowns = 0.02 * (np.array([1, 32, 340]) @ np.array(costs))  # of the mean iteration, whose noise is 5 %
     for decoded, prefilled in ((1, 0), (64, 0), (16, 500), (64, 2000)):
         kind = np.array([1, decoded, prefilled])
-        assert kind @ np.array(found) == pytest.approx(kind @ np.array(costs), rel=0.1)
+        assert kind @ np.array(found) == pytest.approx(kind @ np.array(costs), rel=0.1, abs=drowns)
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 3000), st.floats(0, 10)), max_size=200))
