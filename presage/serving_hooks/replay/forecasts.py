@@ -4,7 +4,7 @@ The truth is that of the trace: agents in the order of step numbers, END after t
 there or not. `noise:x` mixes it with a share x of the uniform distribution over all outcomes, so a forecast is right
 as often but says so less surely; at 1 it says nothing.
 
-`markov` counts what it sees while it serves, as the hooks do where there is no model: it begins knowing nothing. A
+`counts` counts what it sees while it serves, as the hooks do where there is no model: it begins knowing nothing. A
 model is asked as it is in serving, without texts and states; that it was not trained on these workflows is the
 caller's business.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from presage.serving_hooks.vllm.forecasts import NextAgents, RemainingTokens
     from presage.serving_hooks.vllm.metadata import Step
 
-    class _Both(NextAgents, RemainingTokens): ...
+    class _Both(NextAgents, RemainingTokens, Protocol): ...
 
 
 HORIZON: Final = 3
 """Steps the truth looks ahead: K of the score's default."""
 
-MARKOV: Final = "markov"
+COUNTS: Final = "counts"
 _PATIENT: Final = Budget(deadline_s=math.inf)
 """Seconds of a predictor are not those of the virtual clock; how long it takes is measured elsewhere."""
 
@@ -102,11 +102,16 @@ Source = Callable[[Sequence[Job], Callable[[], float]], "_Both"]
 """Makes a source of forecasts for one run, from its jobs and its clock."""
 
 
+def known(name: str) -> bool:
+    """Whether a source goes by this name, and it is no model."""
+    return name in ("oracle", COUNTS) or name.startswith("noise:")
+
+
 def source(name: str) -> Source:
     """A source of forecasts by its name.
 
     Args:
-        name: oracle, noise:x with x from 0 to 1, markov, or the folder of a next-agent model.
+        name: oracle, noise:x with x from 0 to 1, counts, or the folder of a next-agent model.
 
     Raises:
         ConfigurationError: it is none of these.
@@ -116,7 +121,7 @@ def source(name: str) -> Source:
     if name.startswith("noise:"):
         share = _share(name)
         return lambda jobs, clock: Truth(jobs, share)
-    if name == MARKOV:
+    if name == COUNTS:
         return lambda jobs, clock: _asked(
             Forecaster(
                 None, back_off=OnlineCounts(BackoffConfig(horizon=HORIZON)), time_to_live_s=math.inf, clock=clock
@@ -140,7 +145,7 @@ def _model(folder: Path) -> Source:
 
     if not folder.is_dir():
         raise ConfigurationError(
-            f"--forecasts {folder}: no folder of a model, and none of oracle, noise:x and {MARKOV}"
+            f"--forecasts {folder}: no folder of a model, and none of oracle, noise:x and {COUNTS}"
         )
     predictor = NextAgentPredictor.load(folder)
 

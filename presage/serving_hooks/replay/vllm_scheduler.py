@@ -7,13 +7,13 @@ configuration, of which only the longest request matters here, and the output of
 from __future__ import annotations
 
 import json
-import os
+import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+logging.getLogger("vllm").setLevel(logging.ERROR)  # it advises on engines, and says so for every run
 
 import torch
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
@@ -43,7 +43,9 @@ _MODEL: Final = {
 }
 
 
-def scheduler(kind: type[Any], engine: EngineFile, longest: int, presage: Mapping[str, Any] | None, folder: Path) -> Any:
+def scheduler(
+    kind: type[Any], engine: EngineFile, longest: int, presage: Mapping[str, Any] | None, folder: Path
+) -> Any:
     """A scheduler over an empty cache.
 
     Args:
@@ -73,9 +75,7 @@ def scheduler(kind: type[Any], engine: EngineFile, longest: int, presage: Mappin
     )
     cache.num_gpu_blocks = engine.blocks
     init_none_hash(_HASH)
-    attention = FullAttentionSpec(
-        block_size=engine.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
+    attention = FullAttentionSpec(block_size=engine.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
     return kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(

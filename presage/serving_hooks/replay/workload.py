@@ -212,9 +212,7 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[Asked]:
             pause_s = float(drawn_s[at]) if before else 0.0
         else:
             pause_s = max(0.0, (row["started_at"] - max(ended[i] for i in before)).total_seconds()) if before else 0.0
-        found.append(
-            Asked(row["agent"], max(1, row["input_tokens"]), max(1, row["output_tokens"]), before, pause_s)
-        )
+        found.append(Asked(row["agent"], max(1, row["input_tokens"]), max(1, row["output_tokens"]), before, pause_s))
         ended.append(row["ended_at"])
     return found
 
@@ -231,9 +229,13 @@ def assemble(asked: Sequence[Asked], convention: Convention) -> tuple[Step, ...]
         else:
             candidates = [number for number in before if asked[number].agent == one.agent]
         # Of a fork that is joined again one branch can be continued, the longest; of a conversation its last turn.
-        key = (lambda n: (steps[n].sequence_tokens, -n)) if convention.prompts == "history-first" else (lambda n: (n, 0))
+        key = (
+            (lambda n: (steps[n].sequence_tokens, -n)) if convention.prompts == "history-first" else (lambda n: (n, 0))
+        )
         continues = max(candidates, key=key, default=None)
-        steps.append(_step(one, continues, steps[continues].sequence_tokens if continues is not None else 0, convention))
+        steps.append(
+            _step(one, continues, steps[continues].sequence_tokens if continues is not None else 0, convention)
+        )
     return tuple(steps)
 
 
