@@ -74,6 +74,20 @@ def check_fits(jobs: Sequence[Job], engine: EngineFile) -> None:
             )
 
 
+def again_tokens(job: Job, index: int) -> int:
+    """Tokens of a step's prompt that have been computed before, if an opening counts as such from the first on.
+
+    The last token of an output is said and never read, so it is in no cache; nor is a prompt's last token looked up,
+    which is computed to be answered. What follows a closing stands elsewhere in the next prompt.
+    """
+    step = job.steps[index]
+    again = step.prompt_tokens - step.new_tokens - step.closing_tokens
+    if step.continues is not None:
+        before = job.steps[step.continues]
+        again -= before.output_tokens if before.closing_tokens else 1
+    return min(again, step.prompt_tokens - 1)
+
+
 class Engine:
     """Runs jobs through a scheduler.
 
@@ -166,13 +180,8 @@ class Engine:
             "step": index,
         }
         request = self._models.request(name, prompt, step.output_tokens, at_s, sent, known, self._block_tokens)
-        # What an endless cache would have: whole blocks, and never the last token, which is computed to be answered.
-        again = min(step.prompt_tokens - step.new_tokens - step.closing_tokens, step.prompt_tokens - 1)
-        if step.continues is not None and job.steps[step.continues].closing_tokens:
-            again -= job.steps[step.continues].output_tokens
-        self._asked[name] = Asked(
-            number, index, step.agent, at_s, step.prompt_tokens, again // self._block_tokens * self._block_tokens
-        )
+        again = again_tokens(job, index) // self._block_tokens * self._block_tokens
+        self._asked[name] = Asked(number, index, step.agent, at_s, step.prompt_tokens, again)
         self._requests[name] = request
         self._scheduler.says[name] = conversation.says(index)
         self._scheduler.add_request(request)

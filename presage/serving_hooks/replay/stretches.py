@@ -98,7 +98,8 @@ class StretchScheduler(Scheduler):  # type: ignore[misc]
         self._head = self.waiting.peek_request() if self.waiting else None
         if not running or output.preempted_req_ids or not (decoded or self._full or self._head is None):
             return
-        if any(request.num_computed_tokens != request.num_tokens - 1 for request in running):
+        # Without a token yet the last of a prompt is still to be read: the answer to that is a first token, and told.
+        if any(r.num_computed_tokens != r.num_tokens - 1 or not r.num_output_tokens for r in running):
             return
         self._left = min(request.max_tokens - request.num_output_tokens for request in running) - 1
         if self._left <= 0:
