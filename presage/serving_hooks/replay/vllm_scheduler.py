@@ -7,13 +7,10 @@ configuration, of which only the longest request matters here, and the output of
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-
-logging.getLogger("vllm").setLevel(logging.ERROR)  # it advises on engines, and says so for every run
 
 import torch
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
