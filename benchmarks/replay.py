@@ -8,8 +8,8 @@ invented (engine `invented`), forecasts are the truth, one seed.
     python benchmarks/replay.py [--workflows 200] [--cache-tokens 64000] [--concurrency 72,32]
                                 [--policies stock,lifecycle,oracle] [--prompts history-first,own-conversation]
 
-Needs vLLM 0.32. `full_s` is the CPU time of the same run without the short way, where --step-by-step asks for it. Prints
-a table and one JSON line at the end.
+Needs vLLM 0.32. `full_s` is the CPU time of the same run without the short way, where --step-by-step asks for it.
+Prints a table and one JSON line at the end.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -151,7 +152,13 @@ def run_all(
 
     Returns:
         What has been run, by policy and seed as given, and whether somebody interrupted before the end.
+
+    Raises:
+        InputError: arrivals or forecasts cannot be had of these jobs; said before anything runs.
     """
+    schedule(setting.arrivals, setting.jobs, 0)
+    if any(policy.foretold == "asked" for policy in policies):
+        source(setting.forecasts)(setting.jobs, time.monotonic)
     tasks = [(policy, seed) for seed in seeds for policy in policies]
     workers = min(len(tasks), processes or len(os.sched_getaffinity(0)))
     done: list[Done] = []

@@ -137,9 +137,8 @@ def test_a_model_of_other_agents_is_refused_and_one_of_these_forecasts(store: Pa
     other = ran("replay", jsonl(input_tokens=50, output_tokens=5), *CHEAP, "--pause-s", 1, "--forecasts", tiny.folder)
     assert other.exit_code == 2
     assert "knows none of the 1 agents" in other.stderr
-    done = ran(
-        "replay", tiny.held_out, *CHEAP, "--seeds", 1, "--policy", "hierarchical", "--forecasts", tiny.folder, "--json"
-    )
+    more = ("--seeds", 1, "--cache-tokens", 64000, "--policy", "hierarchical", "--forecasts", tiny.folder, "--json")
+    done = ran("replay", tiny.held_out, *CHEAP, *more)
     assert done.exit_code == 0, done.stderr
     of = json.loads(done.stdout)["policies"]["hierarchical"]
     assert of["forecasts"]["champion"] > 0
