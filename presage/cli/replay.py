@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from presage.serving_hooks.replay.arrivals import Arrivals
     from presage.serving_hooks.replay.runs import Setting
 
-_CONCURRENCY: Final = 32
+_CONCURRENCY: Final = 16
 """Workflows under way at once, where nobody says how they come."""
 
 _SHOWN: Final = {
