@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli import forecast, models, outcomes, route, serve, study, traces, vllm_check
+from presage.cli import forecast, models, outcomes, replay, route, serve, study, traces, vllm_check
 from presage.cli.boundary import Boundary
 
 app = typer.Typer(
@@ -32,6 +32,9 @@ app.command(
 app.command(
     epilog='Example:  presage route models:/router@champion "Prove that ..." --costs costs.toml --min-quality 0.8',
 )(route.route)
+app.command(epilog="Example:  presage replay traces/ --policy stock,oracle --concurrency 32 --cache-tokens 64000")(
+    replay.replay
+)
 app.command(epilog="Example:  presage models --json")(models.models)
 app.command(epilog="Example:  presage promote next-agent --version 3 --traces held-out/ --dry-run")(models.promote)
 app.command(epilog="Example:  presage rollback next-agent")(models.rollback)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from presage.training.report import lengths, next_agent, router, study
+from presage.training.report import lengths, next_agent, replay, router, study
 from presage.training.report.blocks import Document
 from presage.training.report.numbers import Metrics
 
@@ -14,5 +14,6 @@ def document(metrics: Metrics) -> Document:
         "next-agent": next_agent.document,
         "remaining-length": lengths.document,
         "router": router.document,
+        "replay": replay.document,
     }
     return makers[metrics["kind"]](metrics)

@@ -1,0 +1,257 @@
+"""An engine in virtual time: requests come, vLLM's scheduler decides, the cost model says how long it took.
+
+A step is asked for when its last parent has ended and its pause is over; a job ends with its last step, and the hooks
+are told. An iteration begins with all requests that have come by then; they are answered when it is over.
+
+Nothing here is random, and no real time is looked at.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from presage.errors import EngineError, TraceError
+from presage.serving_hooks.replay.arrivals import Schedule
+from presage.serving_hooks.replay.cost import Cost
+from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.replay.prompts import Conversation, Prompts
+from presage.serving_hooks.replay.records import Asked, Run
+from presage.serving_hooks.replay.workload import Job
+
+_LOOK_AGAIN_S: Final = 0.01
+"""Where requests wait, none is let in and none is computed, an engine asks its scheduler again after so long."""
+
+_MOST_IDLE: Final = 1_000_000
+
+
+class Clock:
+    """Virtual time.
+
+    Attributes:
+        now: seconds.
+    """
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+class Models(Protocol):
+    """What is asked of vLLM besides its scheduler: `vllm_scheduler`."""
+
+    def request(self, *args: Any) -> Any: ...  # noqa: D102
+    def computed(self, *args: Any) -> Any: ...  # noqa: D102
+
+
+@dataclass
+class _UnderWay:
+    """A job that has begun."""
+
+    conversation: Conversation
+    began_s: float
+    waits_for: list[int]
+    left: int
+
+
+def check_fits(jobs: Sequence[Job], engine: EngineFile) -> None:
+    """Refuses a request that can never run.
+
+    Raises:
+        TraceError: a step's prompt and output need more blocks than the cache has.
+    """
+    room = (engine.blocks - 1) * engine.block_tokens
+    for job in jobs:
+        most = max(step.prompt_tokens + step.output_tokens for step in job.steps)
+        if most > room:
+            raise TraceError(
+                f"workflow {job.workflow_id!r}: one of its requests has {most} tokens and the cache holds {room}, so "
+                "it can never run: give more --cache-tokens, or leave the workflow out"
+            )
+
+
+def again_tokens(job: Job, index: int) -> int:
+    """Tokens of a step's prompt that have been computed before, if an opening counts as such from the first on.
+
+    The last token of an output is said and never read, so it is in no cache; nor is a prompt's last token looked up,
+    which is computed to be answered. What follows a closing stands elsewhere in the next prompt.
+    """
+    step = job.steps[index]
+    again = step.prompt_tokens - step.new_tokens - step.closing_tokens
+    if step.continues is not None:
+        before = job.steps[step.continues]
+        again -= before.output_tokens if before.closing_tokens else 1
+    return min(again, step.prompt_tokens - 1)
+
+
+class Engine:
+    """Runs jobs through a scheduler.
+
+    Args:
+        jobs: to be run.
+        prompts: their tokens.
+        schedule: when they come.
+        scheduler: a `StretchScheduler`, with or without hooks.
+        models: what is made up in the place of a model.
+        cost: of an iteration.
+        block_tokens: of a block.
+        clock: that the scheduler looks at.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        prompts: Prompts,
+        schedule: Schedule,
+        scheduler: Any,
+        models: Models,
+        cost: Cost,
+        block_tokens: int,
+        clock: Clock,
+    ) -> None:
+        self._jobs, self._prompts, self._schedule = jobs, prompts, schedule
+        self._scheduler, self._models, self._cost = scheduler, models, cost
+        self._block_tokens, self._clock = block_tokens, clock
+        self._hooked = hasattr(scheduler, "workflow_ended")
+        self._coming: list[tuple[float, int, int, int]] = []
+        self._order = 0
+        self._then = list(reversed(schedule.then))
+        self._under_way: dict[int, _UnderWay] = {}
+        self._asked: dict[str, Asked] = {}
+        self._requests: dict[str, Any] = {}
+        self.run = Run()
+
+    def play(self) -> Run:
+        """To the end of all jobs.
+
+        Raises:
+            EngineError: requests wait and none is ever let in.
+        """
+        for at_s, number in self._schedule.first:
+            self._begin(number, at_s)
+        idle = 0
+        while self._coming or self._scheduler.has_unfinished_requests():
+            if not self._scheduler.has_unfinished_requests():
+                self._clock.now = max(self._clock.now, self._coming[0][0])
+            self._arrivals()
+            output = self._scheduler.schedule()
+            if output.total_num_scheduled_tokens:
+                idle = 0
+                self._iterate(output)
+                continue
+            idle += 1
+            if idle > _MOST_IDLE:
+                raise EngineError(f"{len(self._asked)} requests wait and none is let in: a policy holds them for ever")
+            self._scheduler.update_from_output(output, self._models.computed(self._scheduler, output, {}))
+            self._clock.now += _LOOK_AGAIN_S
+        self.run.end_s = self._clock.now
+        self.run.short_iterations = self._scheduler.short
+        return self.run
+
+    def _begin(self, number: int, at_s: float) -> None:
+        job = self._jobs[number]
+        waits_for = [len(step.parents) for step in job.steps]
+        self._under_way[number] = _UnderWay(self._prompts.conversation(number), at_s, waits_for, len(job.steps))
+        for index, step in enumerate(job.steps):
+            if not step.parents:
+                self._come(at_s, number, index)
+
+    def _come(self, at_s: float, number: int, index: int) -> None:
+        self._order += 1
+        heapq.heappush(self._coming, (at_s, self._order, number, index))
+
+    def _arrivals(self) -> None:
+        while self._coming and self._coming[0][0] <= self._clock.now:
+            at_s, _, number, index = heapq.heappop(self._coming)
+            self._ask(at_s, number, index)
+
+    def _ask(self, at_s: float, number: int, index: int) -> None:
+        job, name = self._jobs[number], f"{number}.{index}"
+        step, conversation = job.steps[index], self._under_way[number].conversation
+        prompt, known = conversation.prompt(index)
+        sent = {
+            "workflow_type": job.workflow_type,
+            "workflow_id": job.workflow_id,
+            "agent": step.agent,
+            "step": index,
+        }
+        request = self._models.request(name, prompt, step.output_tokens, at_s, sent, known, self._block_tokens)
+        again = again_tokens(job, index) // self._block_tokens * self._block_tokens
+        self._asked[name] = Asked(number, index, step.agent, at_s, step.prompt_tokens, again)
+        self._requests[name] = request
+        self._scheduler.says[name] = conversation.says(index)
+        self._scheduler.add_request(request)
+
+    def _iterate(self, output: Any) -> None:
+        scheduler, run = self._scheduler, self.run
+        run.iterations += 1
+        if scheduler.in_short(output):
+            prefilled, decoded = 0, output.total_num_scheduled_tokens
+            context = scheduler.context_tokens
+            self._clock.now += self._cost.seconds(prefilled, decoded, context)
+            scheduler.update_from_output(output, None)
+            return
+        prefilled, decoded, context = self._load(output)
+        run.prefilled_tokens += prefilled
+        for new in output.scheduled_new_reqs:
+            asked = self._asked[new.req_id]
+            if asked.began_s is None:
+                asked.began_s, asked.hit_tokens = self._clock.now, new.num_computed_tokens
+        run.preemptions += len(output.preempted_req_ids or ())
+        computed = self._models.computed(scheduler, output, scheduler.says)
+        self._clock.now += self._cost.seconds(prefilled, decoded, context)
+        for answers in scheduler.update_from_output(output, computed).values():
+            for answer in answers.outputs:
+                self._answered(answer)
+
+    def _load(self, output: Any) -> tuple[int, int, int]:
+        """Tokens prefilled, decoded and attended to."""
+        requests = self._scheduler.requests
+        prefilled = decoded = context = 0
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = requests[name]
+            context += request.num_computed_tokens
+            if tokens == 1 and request.num_output_tokens:
+                decoded += 1
+            else:
+                prefilled += tokens
+        return prefilled, decoded, context
+
+    def _answered(self, answer: Any) -> None:
+        asked = self._asked.get(answer.request_id)
+        if asked is None:
+            return  # the engine's own
+        if answer.new_token_ids and asked.first_token_s is None:
+            asked.first_token_s = self._clock.now
+        if answer.finish_reason is not None:
+            self._finished(answer.request_id, asked)
+
+    def _finished(self, name: str, asked: Asked) -> None:
+        now = self._clock.now
+        asked.ended_s = now
+        del self._asked[name], self._scheduler.says[name]
+        self.run.asked.append(asked)
+        job, under_way = self._jobs[asked.job], self._under_way[asked.job]
+        self.run.output_tokens += job.steps[asked.step].output_tokens
+        hashes = self._requests.pop(name).block_hashes
+        under_way.conversation.answered(asked.step, hashes, self._block_tokens)
+        under_way.left -= 1
+        for index, step in enumerate(job.steps):
+            if asked.step in step.parents:
+                under_way.waits_for[index] -= 1
+                if not under_way.waits_for[index]:
+                    self._come(now + step.pause_s, asked.job, index)
+        if not under_way.left:
+            self._ended(asked.job, job, now - under_way.began_s)
+
+    def _ended(self, number: int, job: Job, took_s: float) -> None:
+        self.run.completions_s.append(took_s)
+        del self._under_way[number]
+        if self._hooked:
+            self._scheduler.workflow_ended(job.workflow_type, job.workflow_id)
+        if self._then:
+            self._begin(self._then.pop(), self._clock.now)

@@ -1,0 +1,111 @@
+"""An engine as a TOML file describes it: its cache, its limits and what its iterations cost.
+
+Some come with the package, by name: `invented`, whose costs are made up and fit no machine (only ratios mean
+anything), and `h100-8b-datasheet`, whose costs are computed from data sheets, not measured. Each says so itself.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from presage.errors import ConfigurationError
+from presage.serving_hooks.replay.cost import Cost
+
+DEFAULT: Final = "invented"
+
+_Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
+
+
+class _Costs(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    source: str = Field(min_length=1, description="where the numbers come from")
+    iteration_s: float = Field(gt=0, le=60, allow_inf_nan=False, description="an iteration, whatever is in it")
+    prefill_token_s: _Seconds = Field(description="each token prefilled")
+    decode_token_s: _Seconds = Field(description="each token decoded")
+    context_token_s: _Seconds = Field(description="each token attended to")
+
+
+class EngineFile(BaseModel):
+    """An engine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    cache_tokens: int = Field(gt=0, le=10**9, description="tokens the KV cache holds")
+    block_tokens: int = Field(16, ge=1, le=1024, description="tokens of a block")
+    most_requests: int = Field(64, ge=1, le=65536, description="requests in one iteration (max_num_seqs)")
+    most_tokens: int = Field(2048, ge=1, le=10**6, description="tokens in one iteration (max_num_batched_tokens)")
+    chunked_prefill: bool = Field(True, description="whether a prompt may be prefilled in parts")
+    cost: _Costs
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the cache."""
+        return self.cache_tokens // self.block_tokens
+
+    def costs(self) -> Cost:
+        """What its iterations cost."""
+        of = self.cost
+        return Cost(of.iteration_s, of.prefill_token_s, of.decode_token_s, of.context_token_s, of.source)
+
+
+def shipped() -> list[str]:
+    """Names of the engines that come with the package."""
+    folder = resources.files("presage.serving_hooks.replay") / "engines"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_engine(name: str, cache_tokens: int | None = None) -> EngineFile:
+    """An engine by its file, or by name if it comes with the package.
+
+    Args:
+        name: path of a TOML file, or a name of `shipped`.
+        cache_tokens: takes the place of the file's.
+
+    Raises:
+        ConfigurationError: there is no such file, it is no TOML, or a setting is unknown, missing or impossible; names
+            all of them at once.
+    """
+    text = _text(name)
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{name}: no TOML: {error}; correct the file") from None
+    if cache_tokens is not None:
+        given["cache_tokens"] = cache_tokens
+    try:
+        engine = EngineFile.model_validate(given)
+    except ValidationError as error:
+        said = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+            for problem in error.errors()
+        )
+        raise ConfigurationError(f"{name}: an engine cannot be so: {said}") from None
+    if engine.blocks < 2:
+        raise ConfigurationError(
+            f"{name}: cache_tokens is {engine.cache_tokens}, which is {engine.blocks} blocks of {engine.block_tokens}; "
+            "vLLM keeps one for itself: give more"
+        )
+    if engine.most_tokens < engine.most_requests:
+        raise ConfigurationError(
+            f"{name}: most_tokens is {engine.most_tokens}, less than the {engine.most_requests} requests of an "
+            "iteration, each of which decodes one: give more tokens or fewer requests"
+        )
+    return engine
+
+
+def _text(name: str) -> str:
+    if name in shipped():
+        return (resources.files("presage.serving_hooks.replay") / "engines" / f"{name}.toml").read_text("utf-8")
+    try:
+        return Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{name}: no engine file ({type(error).__name__}); give the path of a TOML file, or one of "
+            f"{', '.join(shipped())}"
+        ) from None

@@ -1,0 +1,173 @@
+"""Who foretells in a replay: the truth, the truth with noise, counts learnt on the way, or a trained model.
+
+The truth is that of the trace: agents in the order of step numbers, END after the last, whether the workflow was cut
+there or not. `noise:x` mixes it with a share x of the uniform distribution over all outcomes, so a forecast is right
+as often but says so less surely; at 1 it says nothing.
+
+`counts` counts what it sees while it serves, as the hooks do where there is no model: it begins knowing nothing. A
+model is asked as it is in serving, without texts and states; that it was not trained on these workflows is the
+caller's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import ConfigurationError
+from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.serving_hooks.backoff import BackoffConfig, OnlineCounts
+from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.guard import Budget
+from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.replay.workload import Job
+
+if TYPE_CHECKING:
+    from presage.serving_hooks.vllm.forecasts import NextAgents, RemainingTokens
+    from presage.serving_hooks.vllm.metadata import Step
+
+    class _Both(NextAgents, RemainingTokens, Protocol): ...
+
+
+HORIZON: Final = 3
+"""Steps the truth looks ahead: K of the score's default."""
+
+COUNTS: Final = "counts"
+_PATIENT: Final = Budget(deadline_s=math.inf)
+"""Seconds of a predictor are not those of the virtual clock; how long it takes is measured elsewhere."""
+
+
+class Truth:
+    """Says what the trace says, mixed with a share of chance.
+
+    Args:
+        jobs: that are replayed.
+        noise: share of the uniform distribution, 0 to 1.
+    """
+
+    def __init__(self, jobs: Sequence[Job], noise: float = 0.0) -> None:
+        self._jobs = {(job.workflow_type, job.workflow_id): job for job in jobs}
+        self._agents = tuple(sorted({step.agent for job in jobs for step in job.steps}))
+        self._columns = {agent: column for column, agent in enumerate(self._agents)}
+        self._noise = noise
+        self._at: dict[tuple[str, str], int] = {}
+        self._said: dict[tuple[int, ...], NDArray[np.float32]] = {}
+
+    def on_prefill(
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        agent: str,
+        *,
+        step: int | None = None,
+        input_tokens: int | None = None,
+    ) -> LiveForecast:
+        """What comes after this step."""
+        self._at[workflow_type, workflow_id] = step or 0
+        return self._after(workflow_type, workflow_id, PREFILL)
+
+    def on_completion(self, workflow_type: str, workflow_id: str, *, output_tokens: int | None = None) -> LiveForecast:
+        """The same, once it has completed."""
+        return self._after(workflow_type, workflow_id, COMPLETION)
+
+    def close(self, workflow_type: str, workflow_id: str) -> None:
+        """The workflow has ended."""
+        self._at.pop((workflow_type, workflow_id), None)
+
+    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
+        """Output tokens of this step and all later ones; noise is only in the agents."""
+        steps = self._jobs[step.workflow_type, step.workflow_id].steps
+        return float(sum(one.output_tokens for one in steps[step.number or 0 :]))
+
+    def _after(self, workflow_type: str, workflow_id: str, moment: Moment) -> LiveForecast:
+        key = workflow_type, workflow_id
+        steps, at = self._jobs[key].steps, self._at[key]
+        coming = tuple(self._columns[one.agent] for one in steps[at + 1 : at + 1 + HORIZON])
+        rows = self._said.get(coming)
+        if rows is None:
+            end = len(self._agents)
+            rows = np.full((HORIZON, end + 1), self._noise / (end + 1), np.float32)
+            for k in range(HORIZON):
+                rows[k, coming[k] if k < len(coming) else end] += 1.0 - self._noise
+            self._said[coming] = rows
+        return LiveForecast("champion", len(steps), moment, rows, self._agents, None)
+
+
+Source = Callable[[Sequence[Job], Callable[[], float]], "_Both"]
+"""Makes a source of forecasts for one run, from its jobs and its clock."""
+
+
+def known(name: str) -> bool:
+    """Whether a source goes by this name, and it is no model."""
+    return name in ("oracle", COUNTS) or name.startswith("noise:")
+
+
+def source(name: str) -> Source:
+    """A source of forecasts by its name.
+
+    Args:
+        name: oracle, noise:x with x from 0 to 1, counts, or the folder of a next-agent model.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if name == "oracle":
+        return lambda jobs, clock: Truth(jobs)
+    if name.startswith("noise:"):
+        share = _share(name)
+        return lambda jobs, clock: Truth(jobs, share)
+    if name == COUNTS:
+        return lambda jobs, clock: _asked(
+            Forecaster(
+                None, back_off=OnlineCounts(BackoffConfig(horizon=HORIZON)), time_to_live_s=math.inf, clock=clock
+            )
+        )
+    return _model(Path(name))
+
+
+def _share(name: str) -> float:
+    try:
+        share = float(name.removeprefix("noise:"))
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise ConfigurationError(f"--forecasts {name}: the share of noise is a number from 0 to 1, such as noise:0.2")
+    return share
+
+
+def _model(folder: Path) -> Source:
+    from presage.predictors.next_agent import NextAgentPredictor
+
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"--forecasts {folder}: no folder of a model, and none of oracle, noise:x and {COUNTS}"
+        )
+    predictor = NextAgentPredictor.load(folder)
+
+    def made(jobs: Sequence[Job], clock: Callable[[], float]) -> _Both:
+        known = set(predictor.vocabulary.agents)
+        agents = {step.agent for job in jobs for step in job.steps}
+        if not known & agents:
+            raise ConfigurationError(
+                f"--forecasts {folder}: the model knows none of the {len(agents)} agents of these traces; it was "
+                "trained on other applications: train one on traces of these"
+            )
+        return _asked(Forecaster(predictor, time_to_live_s=math.inf, budget=_PATIENT, clock=clock))
+
+    return made
+
+
+def _asked(forecaster: Forecaster) -> _Both:
+    from presage.serving_hooks.vllm.registered import AskedOnArrival
+
+    return AskedOnArrival(forecaster)
+
+
+def told(counts: Mapping[str, int]) -> dict[str, int]:
+    """Forecasts by who made them, out of the counts of a scheduler."""
+    return {name.removeprefix("forecast: "): n for name, n in counts.items() if name.startswith("forecast: ")}

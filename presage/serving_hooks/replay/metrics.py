@@ -1,0 +1,121 @@
+"""Figures of one run, and their means and intervals over several seeds.
+
+A policy's share of what the oracle gains over stock is a ratio of mean differences, run against run of the same seed.
+It is None where the oracle's gain is not established: its 95 % interval holds 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.serving_hooks.replay.records import Run
+
+LOWER_IS_BETTER: Final = (
+    "completion_mean_s",
+    "completion_p95_s",
+    "makespan_s",
+    "ttft_mean_s",
+    "ttft_p95_s",
+    "queueing_mean_s",
+    "longest_wait_s",
+    "preemptions",
+    "recomputed_tokens",
+)
+HIGHER_IS_BETTER: Final = ("hit_rate", "throughput_tokens_per_s", "workflows_per_s")
+
+Figures = dict[str, float]
+
+
+def figures(run: Run) -> Figures:
+    """Of one run.
+
+    Returns:
+        hit_rate: prompt tokens found in the cache at the first selection, of all prompt tokens.
+        hit_tokens: how many these were.
+        reusable_share: the same of an endless cache: no policy can have more.
+        completion_mean_s, completion_p95_s: of workflows, from arrival to end.
+        makespan_s: until the last has ended.
+        ttft_mean_s, ttft_p95_s: of requests, from arrival to the first token; "ttft_mean_s of AGENT" of an agent's.
+        queueing_mean_s, longest_wait_s: from arrival to the first selection.
+        throughput_tokens_per_s, workflows_per_s: output tokens, workflows, by makespan.
+        preemptions: how often a running request lost its blocks.
+        recomputed_tokens: prefilled though they had been computed before.
+        iterations: of the engine.
+    """
+    prompt = sum(asked.prompt_tokens for asked in run.asked)
+    hit = sum(asked.hit_tokens for asked in run.asked)
+    again = sum(asked.again_tokens for asked in run.asked)
+    waits, first = _since(run, "began_s"), _since(run, "first_token_s")
+    ends_s = max(run.end_s, 1e-9)
+    found = {
+        "hit_rate": hit / prompt,
+        "hit_tokens": float(hit),
+        "reusable_share": again / prompt,
+        "completion_mean_s": float(np.mean(run.completions_s)),
+        "completion_p95_s": float(np.percentile(run.completions_s, 95)),
+        "makespan_s": run.end_s,
+        "ttft_mean_s": float(first.mean()),
+        "ttft_p95_s": float(np.percentile(first, 95)),
+        "queueing_mean_s": float(waits.mean()),
+        "longest_wait_s": float(waits.max()),
+        "throughput_tokens_per_s": run.output_tokens / ends_s,
+        "workflows_per_s": len(run.completions_s) / ends_s,
+        "preemptions": float(run.preemptions),
+        "recomputed_tokens": float(max(0, run.prefilled_tokens - (prompt - again))),
+        "iterations": float(run.iterations),
+    }
+    by_agent: dict[str, list[float]] = defaultdict(list)
+    for asked, wait in zip(run.asked, first, strict=True):
+        by_agent[asked.agent].append(float(wait))
+    return found | {f"ttft_mean_s of {agent}": float(np.mean(by_agent[agent])) for agent in sorted(by_agent)}
+
+
+def _since(run: Run, moment: str) -> NDArray[np.float64]:
+    return np.asarray([getattr(asked, moment) - asked.came_s for asked in run.asked], np.float64)
+
+
+def interval(values: Sequence[float]) -> dict[str, Any]:
+    """Mean, and its 95 % interval by Student's t; None for the interval of a single run."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return {"mean": mean, "ci95": None}
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return {"mean": mean, "ci95": [mean - half, mean + half]}
+
+
+def over_seeds(runs: Sequence[Figures]) -> dict[str, Any]:
+    """Each figure over runs that differ in their seed; of those that all runs have."""
+    names = [name for name in runs[0] if all(name in run for run in runs)]
+    return {name: interval([run[name] for run in runs]) for name in names}
+
+
+def shares(
+    policy: Mapping[int, Figures], stock: Mapping[int, Figures], oracle: Mapping[int, Figures]
+) -> dict[str, float | None]:
+    """Of what the oracle gains over stock, the share that a policy gains, figure by figure.
+
+    Args:
+        policy, stock, oracle: figures by seed; seeds that one of them lacks are left out.
+    """
+    seeds = sorted(policy.keys() & stock.keys() & oracle.keys())
+    found: dict[str, float | None] = {}
+    for name in (*HIGHER_IS_BETTER, *LOWER_IS_BETTER):
+        best = [oracle[seed][name] - stock[seed][name] for seed in seeds]
+        own = [policy[seed][name] - stock[seed][name] for seed in seeds]
+        found[name] = sum(own) / sum(best) if seeds and _established(best) else None
+    return found
+
+
+def _established(differences: Sequence[float]) -> bool:
+    limits = interval(differences)["ci95"]
+    if limits is None:
+        return abs(differences[0]) > 1e-12
+    return bool(limits[0] > 0 or limits[1] < 0)

@@ -1,0 +1,257 @@
+"""From a trace to jobs: who asks for how many tokens after whom, and which earlier tokens a prompt repeats.
+
+A trace tells sizes, not tokens: how much of a prompt stood in an earlier one is a convention, and it is stated.
+
+history-first       every prompt begins with the common history of the workflow: what it continues is the longest
+                    sequence among its parents', whoever wrote it.
+own-conversation    each agent continues its own conversation: the last step of the same agent among its ancestors.
+
+Every prompt has as many tokens as were recorded. What the sequence it continues does not account for is new. A prompt
+too short to hold that sequence is one of its own and repeats nothing but the opening.
+
+Only rows of kind "llm" are requests. A tool's row is passed through: whoever waited for it waits for its parents, and
+its time is part of the pause, as is everything else between the end of the last parent and the start of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from presage.errors import ConfigurationError, TraceError
+
+Prompts = Literal["history-first", "own-conversation"]
+
+_NEEDED: Final = ("input_tokens", "output_tokens")
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How prompts are put together.
+
+    Attributes:
+        prompts: what a prompt continues; see the module.
+        opening_tokens: that all prompts begin with which continue nothing; the same for all workflows of a type, with
+            own-conversation for an agent of a type (its system prompt).
+        closing_tokens: an agent's instruction at the end of each of its prompts, which no later prompt repeats.
+    """
+
+    prompts: Prompts = "history-first"
+    opening_tokens: int = 0
+    closing_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prompts not in get_args(Prompts):
+            raise ConfigurationError(f"prompts are {self.prompts!r}; give one of {', '.join(get_args(Prompts))}")
+        for name in ("opening_tokens", "closing_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; give 0 or more tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request of a job.
+
+    Attributes:
+        agent: that asks.
+        continues: number of the step whose sequence, prompt and output, the prompt begins with; None for an opening.
+        opening_tokens: 0 if it continues a step.
+        new_tokens: nobody has asked before.
+        closing_tokens: at the end, in no later prompt.
+        output_tokens: it is answered with; 1 or more.
+        parents: numbers of the steps it waits for.
+        pause_s: between the end of the last parent and its arrival.
+        prompt_tokens: of the whole prompt.
+    """
+
+    agent: str
+    continues: int | None
+    opening_tokens: int
+    new_tokens: int
+    closing_tokens: int
+    output_tokens: int
+    parents: tuple[int, ...]
+    pause_s: float
+    prompt_tokens: int
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Of prompt and output, as later prompts may repeat them."""
+        return self.prompt_tokens - self.closing_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One workflow to be replayed.
+
+    Attributes:
+        workflow_type: the application.
+        workflow_id: one run of it.
+        steps: each after its parents; at least one.
+        arrives_s: when it began, seconds after the first of the trace; None if no times were recorded.
+        complete: it reached its end in the trace.
+    """
+
+    workflow_type: str
+    workflow_id: str
+    steps: tuple[Step, ...]
+    arrives_s: float | None = None
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a trace holds for a replay.
+
+    Attributes:
+        jobs: in the order of the trace.
+        left_out: workflows with a request whose tokens were not recorded, or without any request.
+        timed: whether all jobs have recorded times, and so pauses.
+    """
+
+    jobs: tuple[Job, ...]
+    left_out: int
+    timed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as the trace has it: sizes, parents and times, before any convention."""
+
+    agent: str
+    input_tokens: int
+    output_tokens: int
+    parents: tuple[int, ...]
+    pause_s: float
+
+
+def workload(table: pa.Table, convention: Convention, pause_s: float | None = None, seed: int = 0) -> Workload:
+    """The jobs of a trace.
+
+    Args:
+        table: a trace, in canonical order.
+        convention: how prompts are put together.
+        pause_s: mean of exponential pauses, drawn in place of those recorded; None takes those recorded.
+        seed: of the pauses that are drawn.
+
+    Raises:
+        TraceError: no workflow has tokens, or pauses are wanted as recorded and were not.
+    """
+    rows = table.select([name for name in _COLUMNS if name in table.column_names]).to_pylist()
+    groups = list(_by_workflow(rows))
+    started = [group[0]["started_at"] for group in groups]
+    jobs, left_out = [], 0
+    for number, group in enumerate(groups):
+        requests = [row for row in group if row["kind"] == "llm"]
+        if not requests or any(row[name] is None for row in requests for name in _NEEDED):
+            left_out += 1
+            continue
+        timed = all(row["started_at"] is not None and row["ended_at"] is not None for row in requests)
+        if not timed and pause_s is None:
+            raise TraceError(
+                f"workflow {group[0]['workflow_id']!r}: no started_at or ended_at in a step, so how long the workflow "
+                "pauses between steps cannot be replayed: record times, or give the mean pause with --pause-s"
+            )
+        drawn = None if pause_s is None else np.random.default_rng([seed, number]).exponential(pause_s, len(group))
+        steps = assemble(_asked(group, drawn), convention)
+        arrives = None if not timed or None in started else (started[number] - min(started)).total_seconds()
+        first = group[0]
+        jobs.append(Job(first["workflow_type"], first["workflow_id"], steps, arrives, bool(group[-1]["complete"])))
+    if not jobs:
+        raise TraceError(
+            f"none of {left_out} workflows has input_tokens and output_tokens in all its requests: without sizes of "
+            "prompts and outputs neither cache nor time can be replayed; record them, or ingest traces that have them"
+        )
+    return Workload(tuple(jobs), left_out, all(job.arrives_s is not None for job in jobs))
+
+
+_COLUMNS: Final = (
+    "workflow_type",
+    "workflow_id",
+    "step",
+    "agent",
+    "parent_steps",
+    "kind",
+    *_NEEDED,
+    "started_at",
+    "ended_at",
+    "complete",
+)
+
+
+def _by_workflow(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    group: list[dict[str, Any]] = []
+    for row in rows:
+        if group and (row["workflow_type"], row["workflow_id"]) != (group[0]["workflow_type"], group[0]["workflow_id"]):
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[Asked]:
+    """The requests of one workflow, their parents by number among the requests."""
+    waited: dict[int, tuple[int, ...]] = {}  # of each row, by step: the requests it stands for
+    found: list[Asked] = []
+    ended: list[Any] = []
+    last: int | None = None
+    for at, row in enumerate(group):
+        parents = row["parent_steps"] if row["parent_steps"] is not None else ([] if last is None else [last])
+        before = tuple(sorted({request for parent in parents for request in waited.get(parent, ())}))
+        last = row["step"]
+        if row["kind"] != "llm":
+            waited[last] = before
+            continue
+        waited[last] = (len(found),)
+        if drawn_s is not None:
+            pause_s = float(drawn_s[at]) if before else 0.0
+        else:
+            pause_s = max(0.0, (row["started_at"] - max(ended[i] for i in before)).total_seconds()) if before else 0.0
+        found.append(Asked(row["agent"], max(1, row["input_tokens"]), max(1, row["output_tokens"]), before, pause_s))
+        ended.append(row["ended_at"])
+    return found
+
+
+def assemble(asked: Sequence[Asked], convention: Convention) -> tuple[Step, ...]:
+    """The steps of one job by a convention."""
+    steps: list[Step] = []
+    ancestors: list[frozenset[int]] = []
+    for one in asked:
+        before = frozenset(one.parents).union(*(ancestors[parent] for parent in one.parents))
+        ancestors.append(before)
+        if convention.prompts == "history-first":
+            candidates = list(one.parents)
+        else:
+            candidates = [number for number in before if asked[number].agent == one.agent]
+        # Of a fork that is joined again one branch can be continued, the longest; of a conversation its last turn.
+        key = (
+            (lambda n: (steps[n].sequence_tokens, -n)) if convention.prompts == "history-first" else (lambda n: (n, 0))
+        )
+        continues = max(candidates, key=key, default=None)
+        steps.append(
+            _step(one, continues, steps[continues].sequence_tokens if continues is not None else 0, convention)
+        )
+    return tuple(steps)
+
+
+def _step(one: Asked, continues: int | None, repeated: int, convention: Convention) -> Step:
+    closing = min(convention.closing_tokens, one.input_tokens - 1)
+    if repeated + closing >= one.input_tokens:
+        continues, repeated = None, 0
+    opening = 0 if continues is not None else min(convention.opening_tokens, one.input_tokens - closing - 1)
+    return Step(
+        agent=one.agent,
+        continues=continues,
+        opening_tokens=opening,
+        new_tokens=one.input_tokens - repeated - opening - closing,
+        closing_tokens=closing,
+        output_tokens=one.output_tokens,
+        parents=one.parents,
+        pause_s=one.pause_s,
+        prompt_tokens=one.input_tokens,
+    )

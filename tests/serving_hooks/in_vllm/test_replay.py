@@ -1,0 +1,210 @@
+"""vLLM's own scheduler in virtual time: quick and step by step decide alike, and figures are what they must be."""
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_samples import everything_is_free
+
+from presage.errors import TraceError
+from presage.serving_hooks.replay import vllm_scheduler
+from presage.serving_hooks.replay.arrivals import Arrivals, schedule
+from presage.serving_hooks.replay.cost import Cost
+from presage.serving_hooks.replay.engine import Clock, Engine, check_fits
+from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.replay.forecasts import source
+from presage.serving_hooks.replay.policies import POLICIES, Policy
+from presage.serving_hooks.replay.prompts import Prompts
+from presage.serving_hooks.replay.records import Run
+from presage.serving_hooks.replay.runs import Setting, result, run_all, run_one
+from presage.serving_hooks.replay.vllm_policies import scheduler_class
+from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
+
+from replay_samples import chain
+
+pytestmark = pytest.mark.vllm
+
+HISTORY, OWN = Convention(opening_tokens=40, closing_tokens=10), Convention("own-conversation", opening_tokens=40)
+COST = {"source": "a test", "iteration_s": 0.01, "prefill_token_s": 1e-4, "decode_token_s": 1e-4}
+
+
+def engine(tokens: int, **more: Any) -> EngineFile:
+    given = {"most_requests": 8, "most_tokens": 128, "cost": {**COST, "context_token_s": 1e-7}}
+    return EngineFile.model_validate({"cache_tokens": tokens, **given, **more})
+
+
+def jobs(convention: Convention, many: int = 14) -> tuple[Job, ...]:
+    agents = ("pqrqrs", "pqrs", "pqrqrqrs")
+    return tuple(
+        chain(n, agents[n % 3], convention, new=37 + 13 * (n % 5), output=9 + 17 * (n % 4), pause_s=0.3 * (n % 3))
+        for n in range(many)
+    )
+
+
+def play(
+    convention: Convention,
+    policy: Policy,
+    machine: EngineFile,
+    *,
+    quick: bool = True,
+    forecasts: str | None = "oracle",
+    arrivals: Arrivals | None = None,
+    folder: Path,
+    of: tuple[Job, ...] | None = None,
+    seed: int = 0,
+) -> tuple[Run, Any]:
+    played, clock = of or jobs(convention), Clock()
+    foretells = source(forecasts)(played, clock) if forecasts else None
+    longest = max(step.prompt_tokens + step.output_tokens for job in played for step in job.steps)
+    scheduler = vllm_scheduler.scheduler(
+        scheduler_class(policy, foretells, clock, quick),
+        machine,
+        longest,
+        policy.presage(("priority", "eviction")),
+        folder,
+    )
+    run = Engine(
+        played,
+        Prompts(played, convention),
+        schedule(arrivals or Arrivals(concurrency=9), played, seed),
+        scheduler,
+        vllm_scheduler,
+        machine.costs(),
+        machine.block_tokens,
+        clock,
+    ).play()
+    return run, scheduler
+
+
+class Ageing(Policy):
+    """Priority with so short a patience that requests change places all the time."""
+
+    def presage(self, fields: Collection[str]) -> dict[str, Any] | None:
+        return {"priority": True, "eviction": True, "starved_after": 3, "quantum": 2}
+
+
+AGEING = Ageing("ageing", frozenset({"priority", "eviction"}), "asked")
+
+
+@pytest.mark.parametrize("convention", [HISTORY, OWN], ids=["history", "own"])
+@pytest.mark.parametrize("policy", [POLICIES["stock"], POLICIES["lifecycle"], POLICIES["oracle"], AGEING])
+@pytest.mark.parametrize("tokens", [1400, 2400, 12000])
+def test_quick_is_step_by_step(convention: Convention, policy: Policy, tokens: int, tmp_path: Path) -> None:
+    forecasts = "oracle" if policy.foretold else None
+    quick, one = play(convention, policy, engine(tokens), forecasts=forecasts, folder=tmp_path)
+    slow, other = play(convention, policy, engine(tokens), forecasts=forecasts, folder=tmp_path, quick=False)
+    assert quick.short_iterations > quick.iterations / 10
+    assert slow.short_iterations == 0
+    quick.short_iterations = 0
+    assert quick == slow
+    pools = [s.kv_cache_manager.block_pool for s in (one, other)]
+    assert [b.block_hash for b in pools[0].blocks] == [b.block_hash for b in pools[1].blocks]
+    assert everything_is_free(one)
+
+
+def test_preempted_requests_are_among_what_was_compared(tmp_path: Path) -> None:
+    assert play(HISTORY, POLICIES["stock"], engine(1400), forecasts=None, folder=tmp_path)[0].preemptions > 0
+
+
+def test_quick_is_step_by_step_at_random_arrivals_and_without_chunks(tmp_path: Path) -> None:
+    machine = engine(2400, chunked_prefill=False)
+    for policy in (POLICIES["stock"], AGEING):
+        runs = [
+            play(OWN, policy, machine, arrivals=Arrivals(rate=3.0, cv=2.0), folder=tmp_path, quick=quick)[0]
+            for quick in (True, False)
+        ]
+        runs[0].short_iterations = 0
+        assert runs[0] == runs[1]
+
+
+def test_one_request_takes_what_the_cost_model_says(tmp_path: Path) -> None:
+    machine = engine(1600)
+    alone = (Job("t", "w", assemble([Asked("p", 200, 3, (), 0.0)], Convention())),)
+    run, _ = play(Convention(), POLICIES["stock"], machine, forecasts=None, folder=tmp_path, of=alone)
+    cost: Cost = machine.costs()
+    # Two chunks, 128 and 72 tokens, then two tokens one at a time.
+    steps = [cost.seconds(128, 0, 128), cost.seconds(72, 0, 200), cost.seconds(0, 1, 201), cost.seconds(0, 1, 202)]
+    assert run.completions_s == [pytest.approx(sum(steps))]
+    assert run.asked[0].first_token_s == pytest.approx(run.asked[0].came_s + sum(steps[:2]))
+    assert (run.iterations, run.prefilled_tokens, run.output_tokens) == (4, 200, 3)
+
+
+def test_in_an_endless_cache_every_repeated_block_is_found(tmp_path: Path) -> None:
+    for convention in (HISTORY, OWN):
+        run, _ = play(convention, POLICIES["stock"], engine(10**6), forecasts=None, folder=tmp_path)
+        of = jobs(convention)
+        later = [one for one in run.asked if of[one.job].steps[one.step].continues is not None]
+        assert len(later) > 20
+        assert all(one.hit_tokens == one.again_tokens > 0 for one in later)
+        assert run.preemptions == 0
+
+
+def test_a_join_waits_for_all_its_parents_and_a_pause_for_its_time(tmp_path: Path) -> None:
+    asked = [
+        Asked("p", 50, 5, (), 0.0),
+        Asked("q", 80, 5, (0,), 1.0),
+        Asked("r", 80, 60, (0,), 0.0),
+        Asked("s", 200, 5, (1, 2), 0.25),
+    ]
+    forked = (Job("t", "w", assemble(asked, Convention())),)
+    run, _ = play(Convention(), POLICIES["stock"], engine(2000), forecasts=None, folder=tmp_path, of=forked)
+    by_step = {one.step: one for one in run.asked}
+    assert by_step[1].came_s == pytest.approx(by_step[0].ended_s + 1.0)
+    assert by_step[2].came_s == by_step[0].ended_s
+    assert by_step[3].came_s == pytest.approx(max(by_step[1].ended_s, by_step[2].ended_s) + 0.25)
+    assert by_step[3].hit_tokens >= 128  # of the longest branch, 140 tokens
+
+
+def test_the_truth_keeps_more_of_own_conversations_than_vllm_alone(tmp_path: Path) -> None:
+    hits = {}
+    for name in ("stock", "oracle"):
+        run, scheduler = play(OWN, POLICIES[name], engine(2400), folder=tmp_path, of=jobs(OWN, 40))
+        hits[name] = sum(one.hit_tokens for one in run.asked)
+        assert len(run.completions_s) == 40
+    assert scheduler.presage_status()["on"]["eviction"]
+    assert hits["oracle"] > 1.1 * hits["stock"]
+
+
+def test_a_request_larger_than_the_cache_is_refused_before_anything_runs() -> None:
+    with pytest.raises(TraceError, match="'w2': one of its requests has"):
+        check_fits(jobs(HISTORY), engine(700))
+
+
+def setting(forecasts: str = "counts") -> Setting:
+    return Setting(jobs(OWN), OWN, Arrivals(concurrency=9), engine(1400), forecasts)
+
+
+def test_the_same_seed_gives_the_same_figures_whoever_runs_it() -> None:
+    policies = [POLICIES["stock"], POLICIES["hierarchical"]]
+    here, _ = run_all(setting(), policies, range(2), processes=1)
+    assert here == run_all(setting(), policies, range(2), processes=1)[0]
+    assert [(one.policy, one.seed) for one in here] == [(p.name, s) for p in policies for s in range(2)]
+    assert here[0].figures != here[1].figures
+    assert here[2].forecasts["back-off"] > 0
+    assert not any(one.off for one in here)
+
+
+@pytest.mark.slow
+def test_processes_side_by_side_do_the_same() -> None:
+    assert run_all(setting(), [POLICIES["oracle"]], range(2), 2) == run_all(
+        setting(), [POLICIES["oracle"]], range(2), 1
+    )
+
+
+def test_an_interrupt_keeps_what_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+
+    def stopped(*args: Any) -> Any:
+        runs.append(1)
+        if len(runs) == 3:
+            raise KeyboardInterrupt
+        return run_one(*args)
+
+    monkeypatch.setattr("presage.serving_hooks.replay.runs.run_one", stopped)
+    done, interrupted = run_all(setting(), [POLICIES["stock"]], range(4), 1)
+    assert interrupted
+    assert result(done)["stock"]["runs"] == 2

@@ -1,0 +1,145 @@
+"""`presage replay` from traces to table, JSON and report, and what it says to bad input."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from presage.cli.presage import app
+from presage.serving_hooks.replay.runs import run_one
+
+pytestmark = pytest.mark.vllm
+
+CHEAP = ("--seeds", "2", "--processes", "1", "--concurrency", "6", "--cache-tokens", "16000")
+
+
+def ran(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces") / "store"
+    made = ran("traces", "generate", "--law", "triage", "--workflows", 12, "--seed", 3, "--to", folder)
+    assert made.exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Callable[..., Path]:
+    def write(**more: Any) -> Path:
+        rows = [{"workflow_type": "t", "workflow_id": "w", "step": i, "agent": "p", **more} for i in range(2)]
+        (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return tmp_path / "t.jsonl"
+
+    return write
+
+
+def test_the_object_holds_what_the_contract_says(store: Path, tmp_path: Path) -> None:
+    done = ran("replay", store, *CHEAP, "--policy", "stock,hierarchical,oracle", "--json", "--report", tmp_path / "r")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["workload"]["workflows"] == 12
+    assert list(found["policies"]) == ["stock", "hierarchical", "oracle"]
+    for of in found["policies"].values():
+        for name in (
+            "hit_rate",
+            "completion_mean_s",
+            "completion_p95_s",
+            "ttft_mean_s",
+            "throughput_tokens_per_s",
+            "queueing_mean_s",
+            "preemptions",
+            "recomputed_tokens",
+        ):
+            low, high = of[name]["ci95"]
+            assert low <= of[name]["mean"] <= high
+    assert set(found["policies"]["hierarchical"]["share_of_oracle"]) >= {"hit_rate", "completion_mean_s"}
+    assert json.loads((tmp_path / "r" / "metrics.json").read_text()) == found
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert "Policies side by side" in page
+    assert "invented" in page
+
+
+def test_the_table_names_policies_and_figures(store: Path) -> None:
+    done = ran("replay", store, *CHEAP, "--policy", "stock,lifecycle", "--prompts", "own-conversation")
+    assert done.exit_code == 0, done.stderr
+    assert "12 workflows, " in done.stdout
+    assert "own-conversation prompts; a cache of 16000 tokens; costs: invented" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("stock", "lifecycle"))]
+    assert [row[0] for row in rows] == ["stock", "lifecycle"]
+    assert all(0 < float(row[1]) < 1 for row in rows)
+
+
+def test_as_recorded_runs_once(store: Path) -> None:
+    done = ran("replay", store, "--as-recorded", "--processes", 1, "--policy", "stock", "--json")
+    assert done.exit_code == 0, done.stderr
+    stock = json.loads(done.stdout)["policies"]["stock"]
+    assert (stock["runs"], stock["hit_rate"]["ci95"]) == (1, None)
+    assert "one run of each policy" in done.stderr
+
+
+def test_an_interrupt_prints_what_was_run_and_says_so(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+
+    def stopped(*args: Any) -> Any:
+        runs.append(1)
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        return run_one(*args)
+
+    monkeypatch.setattr("presage.serving_hooks.replay.runs.run_one", stopped)
+    done = ran("replay", store, *CHEAP, "--policy", "stock", "--json")
+    assert done.exit_code == 130
+    found = json.loads(done.stdout)
+    assert (found["interrupted"], found["policies"]["stock"]["runs"]) == (True, 1)
+    assert "1 of 2 runs" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--policy", "best"), "--policy 'best' is unknown"),
+        (("--policy", "stock,static-graph"), "is unknown"),
+        (("--forecasts", "noise:7"), "a number from 0 to 1"),
+        (("--forecasts", "nowhere"), "nowhere"),
+        (("--concurrency", "0"), "concurrency is 0"),
+        (("--rate", "2", "--concurrency", "3"), "2 ways"),
+        (("--cache-tokens", "0"), "cache_tokens"),
+        (("--cache-tokens", "320"), "can never run"),
+        (("--engine", "none.toml"), "no engine file"),
+        (("--prompts", "mine"), "history-first, own-conversation"),
+    ],
+)
+def test_bad_input_is_one_line(store: Path, options: tuple[str, ...], said: str) -> None:
+    done = ran("replay", store, "--processes", 1, *options)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("presage: ")]
+    assert (done.exit_code, done.stdout, len(lines)) == (2, "", 1), done.stderr
+    assert said in lines[0]
+
+
+def test_traces_say_what_they_cannot_answer(jsonl: Callable[..., Path]) -> None:
+    said = ran("replay", jsonl(), *CHEAP)
+    assert said.exit_code == 2
+    assert "neither cache nor time can be replayed" in said.stderr
+    said = ran("replay", jsonl(input_tokens=50, output_tokens=5), *CHEAP)
+    assert said.exit_code == 2
+    assert "--pause-s" in said.stderr
+    said = ran("replay", jsonl(input_tokens=50, output_tokens=5), "--as-recorded", "--pause-s", 1)
+    assert said.exit_code == 2
+    assert "no recorded times" in said.stderr
+
+
+def test_a_model_of_other_agents_is_refused_and_one_of_these_forecasts(store: Path, tiny: Any, jsonl: Any) -> None:
+    other = ran("replay", jsonl(input_tokens=50, output_tokens=5), *CHEAP, "--pause-s", 1, "--forecasts", tiny.folder)
+    assert other.exit_code == 2
+    assert "knows none of the 1 agents" in other.stderr
+    more = ("--seeds", 1, "--cache-tokens", 64000, "--policy", "hierarchical", "--forecasts", tiny.folder, "--json")
+    done = ran("replay", tiny.held_out, *CHEAP, *more)
+    assert done.exit_code == 0, done.stderr
+    of = json.loads(done.stdout)["policies"]["hierarchical"]
+    assert of["forecasts"]["champion"] > 0
+    assert "switched_off" not in of

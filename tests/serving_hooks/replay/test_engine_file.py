@@ -1,0 +1,63 @@
+"""An engine file says what an engine is, and one that cannot be is refused with all that is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from presage.errors import ConfigurationError
+from presage.serving_hooks.replay.cost import Cost
+from presage.serving_hooks.replay.engine_file import DEFAULT, read_engine, shipped
+
+GOOD = """
+cache_tokens = 1600
+[cost]
+source = "a test"
+iteration_s = 0.01
+prefill_token_s = 1e-4
+decode_token_s = 1e-5
+context_token_s = 0.0
+"""
+
+
+def test_an_iteration_costs_the_sum_of_its_parts() -> None:
+    cost = Cost(0.01, 1e-4, 1e-3, 1e-6, "a test")
+    assert cost.seconds(100, 10, 5000) == pytest.approx(0.01 + 0.01 + 0.01 + 0.005)
+
+
+def test_a_file_is_read_and_an_option_goes_before_it(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(GOOD)
+    engine = read_engine(str(tmp_path / "e.toml"))
+    assert (engine.blocks, engine.block_tokens, engine.costs().iteration_s) == (100, 16, 0.01)
+    assert read_engine(str(tmp_path / "e.toml"), 160).blocks == 10
+
+
+def test_every_engine_that_comes_along_says_where_its_costs_come_from() -> None:
+    assert DEFAULT in shipped()
+    for name in shipped():
+        source = read_engine(name).cost.source
+        assert "invented" in source or "not measured" in source
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD.replace("0.01", "0"), "cost.iteration_s: input should be greater than 0"),
+        (GOOD.replace("1e-4", "-1.0"), "cost.prefill_token_s"),
+        (GOOD.replace("1e-4", "nan"), "cost.prefill_token_s"),
+        (GOOD.replace("1600", "0"), "cache_tokens"),
+        (GOOD.replace("1600", "16"), "1 blocks of 16"),
+        (GOOD.replace("cache_tokens", "cash_tokens"), "cache_tokens: field required; cash_tokens: extra inputs"),
+        ("most_tokens = 10\nmost_requests = 20\n" + GOOD, "most_tokens is 10"),
+        ("[cost", "no TOML"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "e.toml").write_text(text)
+    with pytest.raises(ConfigurationError) as refused:
+        read_engine(str(tmp_path / "e.toml"))
+    assert said in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="invented"):
+        read_engine(str(tmp_path / "none.toml"))

@@ -1,0 +1,156 @@
+"""A trace becomes jobs: sizes as recorded, prefixes by convention, pauses between parents and children."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from replay_samples import chain, row, table
+
+from presage.errors import ConfigurationError, TraceError
+from presage.serving_hooks.replay.prompts import Prompts
+from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble, workload
+
+HISTORY, OWN = Convention(), Convention("own-conversation")
+
+
+def test_a_history_first_prompt_continues_all_that_was_said() -> None:
+    found = workload(
+        table(
+            row("a", 0, "plan", 0.0, input_tokens=100, output_tokens=10),
+            row("a", 1, "code", 4.0, input_tokens=150, output_tokens=20),
+        ),
+        HISTORY,
+    )
+    first, second = found.jobs[0].steps
+    assert (first.continues, first.new_tokens, first.prompt_tokens) == (None, 100, 100)
+    assert (second.continues, second.new_tokens, second.prompt_tokens) == (0, 40, 150)
+    assert (second.pause_s, second.parents) == (3.0, (0,))
+
+
+def test_in_its_own_conversation_an_agent_continues_its_last_turn() -> None:
+    rows = [row("a", i, agent, 2.0 * i, input_tokens=100 + 50 * i) for i, agent in enumerate("pqp")]
+    steps = workload(table(*rows), OWN).jobs[0].steps
+    assert [step.continues for step in steps] == [None, None, 0]
+    assert steps[2].new_tokens == 200 - 110
+
+
+def test_a_prompt_too_short_for_what_it_would_continue_repeats_only_the_opening() -> None:
+    convention = Convention(opening_tokens=30)
+    rows = [row("a", 0, "p", 0.0, input_tokens=500), row("a", 1, "q", 2.0, input_tokens=80)]
+    steps = workload(table(*rows), convention).jobs[0].steps
+    assert (steps[1].continues, steps[1].opening_tokens, steps[1].new_tokens) == (None, 30, 50)
+
+
+def test_a_tool_is_no_request_and_its_time_is_a_pause() -> None:
+    rows = [
+        row("a", 0, "p", 0.0, input_tokens=100),
+        row("a", 1, "search", 1.0, took_s=5.0, kind="tool", input_tokens=None, output_tokens=None),
+        row("a", 2, "q", 6.5, input_tokens=130),
+    ]
+    steps = workload(table(*rows), HISTORY).jobs[0].steps
+    assert [step.agent for step in steps] == ["p", "q"]
+    assert (steps[1].parents, steps[1].pause_s) == ((0,), 5.5)
+
+
+def test_forks_and_joins_wait_for_their_parents_and_a_join_continues_the_longest() -> None:
+    rows = [
+        row("a", 0, "p", 0.0, input_tokens=100, parent_steps=[]),
+        row("a", 1, "q", 2.0, input_tokens=120, parent_steps=[0]),
+        row("a", 2, "r", 2.0, took_s=3.0, input_tokens=160, parent_steps=[0]),
+        row("a", 3, "s", 7.0, input_tokens=300, parent_steps=[1, 2]),
+    ]
+    steps = workload(table(*rows), HISTORY).jobs[0].steps
+    assert [step.continues for step in steps] == [None, 0, 0, 2]
+    assert (steps[3].parents, steps[3].pause_s, steps[3].new_tokens) == ((1, 2), 2.0, 300 - 170)
+
+
+def test_workflows_come_when_they_were_recorded() -> None:
+    found = workload(table(row("a", 0, "p", 30.0), row("b", 0, "p", 10.0)), HISTORY)
+    assert found.timed
+    assert {job.workflow_id: job.arrives_s for job in found.jobs} == {"a": 20.0, "b": 0.0}
+
+
+def test_without_sizes_a_workflow_is_left_out_and_counted() -> None:
+    found = workload(table(row("a", 0, "p"), row("b", 0, "p", output_tokens=None)), HISTORY)
+    assert ([job.workflow_id for job in found.jobs], found.left_out) == (["a"], 1)
+    with pytest.raises(TraceError, match="none of 1 workflows has input_tokens and output_tokens"):
+        workload(table(row("b", 0, "p", output_tokens=None)), HISTORY)
+
+
+def test_without_times_a_mean_pause_has_to_be_given() -> None:
+    rows = table(row("a", 0, "p", None), row("a", 1, "q", None, input_tokens=200))
+    with pytest.raises(TraceError, match="--pause-s"):
+        workload(rows, HISTORY)
+    drawn = workload(rows, HISTORY, pause_s=2.0)
+    assert not drawn.timed
+    assert drawn.jobs[0].steps[1].pause_s > 0
+    assert drawn == workload(rows, HISTORY, pause_s=2.0)
+
+
+def test_conventions_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="history-first, own-conversation"):
+        Convention("mine")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="closing_tokens is -1"):
+        Convention(closing_tokens=-1)
+
+
+asked = st.lists(
+    st.tuples(st.sampled_from("pqr"), st.integers(1, 400), st.integers(1, 50), st.integers(0, 3)),
+    min_size=1,
+    max_size=8,
+)
+conventions = st.builds(
+    Convention,
+    st.sampled_from(["history-first", "own-conversation"]),
+    st.integers(0, 60),
+    st.integers(0, 60),
+)
+
+
+def job(given_: list, convention: Convention, name: str = "a") -> Job:
+    steps = []
+    for number, (agent, tokens, output, back) in enumerate(given_):
+        parents = (number - 1 - min(back, number - 1),) if number else ()
+        steps.append(Asked(agent, tokens, output, parents, 0.0))
+    return Job("t", name, assemble(steps, convention))
+
+
+@given(asked, conventions)
+def test_every_prompt_has_as_many_tokens_as_recorded_and_begins_with_what_it_continues(
+    given_: list, convention: Convention
+) -> None:
+    one = job(given_, convention)
+    conversation = Prompts([one], convention).conversation(0)
+    sequences = []
+    for number, step in enumerate(one.steps):
+        prompt, _ = conversation.prompt(number)
+        assert len(prompt) == step.prompt_tokens == given_[number][1]
+        assert step.new_tokens >= 1
+        if step.continues is not None:
+            assert prompt[: len(sequences[step.continues])] == sequences[step.continues]
+        body = prompt[: len(prompt) - step.closing_tokens]
+        sequences.append(body + [conversation.says(number)] * step.output_tokens)
+        assert len(sequences[-1]) == step.sequence_tokens
+        conversation.answered(number, [], 16)
+
+
+@given(asked, conventions)
+def test_two_workflows_share_their_openings_and_nothing_after(given_: list, convention: Convention) -> None:
+    jobs = [job(given_, convention, "a"), job(given_, convention, "b")]
+    prompts = Prompts(jobs, convention)
+    a, b = prompts.conversation(0), prompts.conversation(1)
+    for number, step in enumerate(jobs[0].steps):
+        one, other = a.prompt(number)[0], b.prompt(number)[0]
+        shared = next((i for i, (x, y) in enumerate(zip(one, other, strict=True)) if x != y), len(one))
+        opened = step
+        while opened.continues is not None:
+            opened = jobs[0].steps[opened.continues]
+        assert shared == opened.opening_tokens
+        a.answered(number, [], 16)
+        b.answered(number, [], 16)
+
+
+def test_known_hashes_end_where_a_closing_begins() -> None:
+    for convention, blocks in ((HISTORY, 5), (Convention(closing_tokens=16), 3)):
+        conversation = Prompts([chain(0, "pq", convention)], convention).conversation(0)
+        conversation.answered(0, [bytes([i]) for i in range(9)], 16)
+        assert len(conversation.prompt(1)[1]) == blocks  # of 60 new and 20 said; of 60
