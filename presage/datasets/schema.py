@@ -72,7 +72,7 @@ def trace_schema(prefill_state_size: int | None = None, completion_state_size: i
 
     Args:
         prefill_state_size: width of the hidden state after prefill; None leaves the column out.
-        completion_state_size: width of the hidden state the last output token was sampled from; None leaves the column out.
+        completion_state_size: width of the state the last output token was sampled from; None leaves the column out.
 
     Returns:
         The schema in canonical column order, with the schema version in its metadata.

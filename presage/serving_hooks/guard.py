@@ -13,6 +13,7 @@ is real time, whatever that clock says.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -57,9 +58,13 @@ class Budget:
     first_hang_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("deadline_s", "hang_s", "first_hang_s"):
+        for name, most in (
+            ("deadline_s", math.inf),
+            ("hang_s", threading.TIMEOUT_MAX),
+            ("first_hang_s", threading.TIMEOUT_MAX),
+        ):
             seconds = getattr(self, name)
-            if seconds is not None and not 0 < seconds <= threading.TIMEOUT_MAX:
+            if seconds is not None and not 0 < seconds <= most:
                 raise ConfigurationError(f"{name} is {seconds}; give seconds above 0")
         if not 0 <= self.share < 1:
             raise ConfigurationError(f"share is {self.share}; give a share of the calls, at least 0 and below 1")

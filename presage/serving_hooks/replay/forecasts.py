@@ -38,7 +38,7 @@ HORIZON: Final = 3
 """Steps the truth looks ahead: K of the score's default."""
 
 COUNTS: Final = "counts"
-_PATIENT: Final = Budget(deadline_s=math.inf)
+_PATIENT: Final = Budget(deadline_s=math.inf, hang_s=None)
 """Seconds of a predictor are not those of the virtual clock; how long it takes is measured elsewhere."""
 
 
