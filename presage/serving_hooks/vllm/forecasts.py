@@ -97,7 +97,7 @@ def load_forecasts(config: PresageConfig, served_model: str | None = None) -> Fo
         served_model: by its name; given to a function that takes it.
 
     Raises:
-        ConfigurationError: there is no such function, or it returns something else.
+        ConfigurationError: there is no such function, it fails, or it returns something else.
     """
     name = config.forecasts
     if name is None:
@@ -109,8 +109,11 @@ def load_forecasts(config: PresageConfig, served_model: str | None = None) -> Fo
         make = getattr(importlib.import_module(module), function)
         takes = "served_model" in inspect.signature(make).parameters
         made = make(served_model=served_model) if takes else make()
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"presage.forecasts is {name}, which cannot be loaded: {error}") from error
+    except Exception as error:
+        raise ConfigurationError(
+            f"presage.forecasts is {name}, which cannot be loaded and called ({type(error).__name__}: {error}); name a "
+            "function that takes nothing, or served_model, and returns Forecasts"
+        ) from error
     if not isinstance(made, Forecasts):
         raise ConfigurationError(
             f"presage.forecasts is {name}, which returns a {type(made).__name__}; return Forecasts"

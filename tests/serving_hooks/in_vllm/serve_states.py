@@ -23,7 +23,6 @@ from presage.features.moment import COMPLETION, PREFILL
 APART = sys.argv[3:] == ["apart"]
 HOOKS = {
     "scheduler_cls": "presage.serving_hooks.vllm.WorkflowScheduler",
-    "additional_config": {"presage": {"forecasts": "presage.serving_hooks.vllm.registered:champions"}},
 }
 TAP = {
     "worker_cls": "presage.serving_hooks.vllm.StatesWorker",

@@ -25,7 +25,7 @@ def by_chance() -> Any:
     return Forecasts(noise, noise)
 
 
-def requests(round_: int, draw: random.Random) -> tuple[list[Any], list[Any]]:
+def requests(round_: int, seed: int, draw: random.Random) -> tuple[list[Any], list[Any]]:
     """Prompts of one round, which begin as those of the round before, and how to answer them."""
     from vllm import SamplingParams
 
@@ -33,8 +33,10 @@ def requests(round_: int, draw: random.Random) -> tuple[list[Any], list[Any]]:
     for number in range(20):
         start = number % 6
         own = [draw.randrange(500) for _ in range(draw.randrange(20))]
-        prompts.append({"prompt_token_ids": [(start * 41 + i) % 500 for i in range(60 + 90 * round_)] + own})
-        sent = {"workflow_type": "t", "workflow_id": f"w{start}", "agent": draw.choice(["coder", "tester"])}
+        prompts.append(
+            {"prompt_token_ids": [(seed * 13 + start * 41 + i) % 500 for i in range(60 + 90 * round_)] + own}
+        )
+        sent = {"workflow_type": "t", "workflow_id": f"w{seed}.{start}", "agent": draw.choice(["coder", "tester"])}
         extra = {} if number % 5 == 0 else {**sent, "workflow_end": round_ == 2}
         wanted.append(
             SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, extra_args=extra, detokenize=False)
@@ -42,11 +44,11 @@ def requests(round_: int, draw: random.Random) -> tuple[list[Any], list[Any]]:
     return prompts, wanted
 
 
-def leaving(round_: int) -> tuple[list[Any], list[Any]]:
+def leaving(round_: int, seed: int) -> tuple[list[Any], list[Any]]:
     """A long prompt of a workflow that ends with it: takes the space of others, and leaves it."""
     from vllm import SamplingParams
 
-    sent = {"workflow_type": "t", "workflow_id": f"z{round_}", "agent": "coder", "workflow_end": True}
+    sent = {"workflow_type": "t", "workflow_id": f"z{seed}.{round_}", "agent": "coder", "workflow_end": True}
     wanted = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, extra_args=sent, detokenize=False)
     return [{"prompt_token_ids": [(round_ * 7 + i * 3) % 500 for i in range(900)]}], [wanted]
 
@@ -69,16 +71,26 @@ def main(model: str, settings: Any) -> dict[str, Any]:
         seed=0,
         **hooks,
     )
-    draw, tokens = random.Random(0), []
-    for round_ in range(3):
-        for prompts, wanted in (requests(round_, draw), leaving(round_)):
-            tokens += [list(answer.outputs[0].token_ids) for answer in llm.generate(prompts, wanted, use_tqdm=False)]
-        core: Any = llm.llm_engine.engine_core.engine_core
-        while core.scheduler.has_requests():  # as the engine does in a process of its own
-            answers, _ = core.step_fn()
-            assert not any(client.outputs for client in answers.values())
-    scheduler = core.scheduler
-    return {"tokens": tokens, "status": None if settings is None else scheduler.presage_status()}
+    core: Any = llm.llm_engine.engine_core.engine_core
+    scheduler, preempted, tokens = core.scheduler, [], []
+    preempt = scheduler._preempt_request
+
+    def counted(request: Any, *args: Any, **more: Any) -> Any:
+        preempted.append(request.request_id)
+        return preempt(request, *args, **more)
+
+    scheduler._preempt_request = counted
+    for seed in range(3):
+        draw = random.Random(seed)
+        for round_ in range(3):
+            for prompts, wanted in (requests(round_, seed, draw), leaving(round_, seed)):
+                answers = llm.generate(prompts, wanted, use_tqdm=False)
+                tokens += [list(answer.outputs[0].token_ids) for answer in answers]
+            while scheduler.has_requests():  # as the engine does in a process of its own
+                told, _ = core.step_fn()
+                assert not any(client.outputs for client in told.values())
+    status = None if settings is None else scheduler.presage_status()
+    return {"tokens": tokens, "preempted": len(preempted), "status": status}
 
 
 if __name__ == "__main__":

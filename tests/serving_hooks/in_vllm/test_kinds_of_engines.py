@@ -15,7 +15,6 @@ from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, Workflow
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
-from vllm.config import KVTransferConfig
 from vllm.config.lora import LoRAConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
@@ -89,12 +88,12 @@ def test_requests_of_more_adapters_than_fit_are_all_served(tmp_path: Path, polic
 
 
 def test_a_kv_connector_works_beside_the_hooks(tmp_path: Path) -> None:
-    transfer = KVTransferConfig(
-        kv_connector="ExampleConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config={"shared_storage_path": str(tmp_path / "store")},
-    )
-    scheduler = build(tmp_path / "model", GuessingSync, blocks=70, kv_transfer_config=transfer)
+    transfer = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "store")},
+    }
+    scheduler = build(tmp_path / "model", GuessingSync, blocks=70, connector=transfer)
     assert scheduler.connector is not None
     engine = Engine(scheduler)
     answered(engine, pressed(engine, 200, seed=13))

@@ -52,12 +52,15 @@ def served(model: Path, settings: dict[str, Any] | None, program: str = "serve_t
 
 
 def test_the_hooks_change_no_token(model: Path) -> None:
-    own = served(model, None)["tokens"]
-    assert len({json.dumps(tokens) for tokens in own}) > 40  # answers differ, so a mix-up would show
+    stock = served(model, None)
+    own = stock["tokens"]
+    assert len({json.dumps(tokens) for tokens in own}) > 120  # answers differ, so a mix-up would show
+    assert stock["preempted"] > 0
     chance = {"forecasts": "serve_tokens:by_chance", "starved_after": 4, "quantum": 2}
     for settings in ({}, chance, {**chance, "prefetch": True}):
         hooked = served(model, settings)
         assert hooked["tokens"] == own
+        assert hooked["preempted"] > 0
         assert hooked["status"]["on"] == {"priority": True, "eviction": True, "admission": True}
         fetched = hooked["status"]["prefetch"]
         assert fetched["on"] == ("prefetch" in settings)
