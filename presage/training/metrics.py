@@ -18,25 +18,12 @@ from numpy.typing import NDArray
 
 from presage.features.prefixes import MASKED
 from presage.predictors.bootstrap import ratio_ci
-
-BINS: Final = 15
-"""Equal-width bins of confidence; bin b holds b/15 up to, but not including, (b+1)/15, the last one 1 as well."""
+from presage.predictors.reliability import BINS, ReliabilityBin, calibration_error, filled_bins
 
 LEAST_PROBABILITY: Final = 1e-12
 """The log-likelihood sees no smaller one: a forecast that ruled out what came costs 27.6 nats, not infinity."""
 
 RESAMPLES: Final = 1000
-
-
-@dataclass(frozen=True)
-class ReliabilityBin:
-    """One bin of confidence: `positions` forecasts, as sure as `confidence` on the mean, right at `accuracy`."""
-
-    low: float
-    high: float
-    positions: int
-    confidence: float
-    accuracy: float
 
 
 @dataclass(frozen=True)
@@ -138,24 +125,12 @@ def measure(
     )
 
 
-def calibration_error(bins: Iterable[ReliabilityBin]) -> float:
-    """Expected calibration error of one horizon, between 0 and 1: the mean gap of confidence and accuracy."""
-    rows = tuple(bins)
-    total = sum(row.positions for row in rows)
-    gap = sum(row.positions * abs(row.accuracy - row.confidence) for row in rows)
-    return gap / total if total else math.nan
-
-
 def _reliability(confidence: NDArray[np.float32], right: NDArray[np.bool_]) -> tuple[ReliabilityBin, ...]:
     place = np.minimum((confidence * np.float32(BINS)).astype(np.int64), BINS - 1)
     positions = np.bincount(place, minlength=BINS)
     sure = np.bincount(place, weights=confidence, minlength=BINS)
     hits = np.bincount(place, weights=right, minlength=BINS)
-    return tuple(
-        ReliabilityBin(b / BINS, (b + 1) / BINS, int(count), float(sure[b] / count), float(hits[b] / count))
-        for b, count in enumerate(positions)
-        if count
-    )
+    return filled_bins(positions, sure, hits)
 
 
 def _by_workflow(flags: NDArray[np.bool_], workflow: NDArray[np.int64], workflows: int) -> NDArray[np.int64]:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from presage.features.prefixes import MASKED
 from presage.predictors.bootstrap import ratio_ci
-from presage.training.metrics import BINS, Figures, measure
+from presage.predictors.reliability import BINS
+from presage.training.metrics import Figures, measure
 
 UNSEEN = 3  # over two agents and END
 

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.predictors.bootstrap import ratio_ci
-from presage.training.metrics import RESAMPLES, ReliabilityBin, calibration_error
+from presage.predictors.reliability import ReliabilityBin, calibration_error, filled_bins
+from presage.training.metrics import RESAMPLES
 
 BINS: Final = 15
 """Equal-width bins of probability; bin b holds b/15 up to, but not including, (b+1)/15, the last one 1 as well."""
@@ -211,10 +212,7 @@ def reliability(said: Floats, truth: Floats) -> tuple[ReliabilityBin, ...]:
     place = np.minimum((said * BINS).astype(np.int64), BINS - 1)
     count = np.bincount(place, minlength=BINS)
     sure, hits = (np.bincount(place, weights=values, minlength=BINS) for values in (said, truth))
-    return tuple(
-        ReliabilityBin(b / BINS, (b + 1) / BINS, int(count[b]), float(sure[b] / count[b]), float(hits[b] / count[b]))
-        for b in np.flatnonzero(count).tolist()
-    )
+    return filled_bins(count, sure, hits)
 
 
 def percentiles(draws: Floats) -> tuple[float, float]:
