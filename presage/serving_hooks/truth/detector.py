@@ -1,4 +1,4 @@
-"""Has the mean of a bounded number a workflow gone past its limit? Watched for ever, at a stated rate of false alarms.
+"""Have means of bounded numbers a workflow gone past their limits? Watched for ever, at a stated rate of false alarms.
 
 Betting (Waudby-Smith & Ramdas, 2024, §4): of numbers x in [0, 1] whose mean, given the past, is at most the limit m,
 
@@ -16,50 +16,55 @@ with a probability of at most n / c. No number of workflows is needed for that, 
 needed is that one workflow does not tell of the next: traffic that comes in spells of hard and of easy workflows is a
 change to it.
 
-λ is not known in advance: R is the mean over a grid of them, for which all of the above holds too. The grid costs at
-most log(6) = 1.8 nats of evidence.
+λ is not known in advance, nor which figure will change: the mean of R over a grid of λ, and any weighted mean over
+figures, keeps to the same bound. What that costs is the logarithm of their number: 1.8 nats for the grid.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Literal
 
-from presage.serving_hooks.truth.promoted import Side
+import numpy as np
+from numpy.typing import NDArray
+
+Side = Literal["above", "below"]
+"""Where a mean must not go."""
 
 SHARES: Final = (0.9, 0.5, 0.25, 0.125, 0.0625, 0.03125)
 """Bets, as shares of the boldest one that cannot lose everything."""
 
 _NARROWEST: Final = 1e-3
 """A limit of 0 would allow bets without bound; a wider one alarms less."""
-_MOST: Final = 1e300
+_MOST: Final = 1e200
 
 
-class Detector:
-    """Watches one figure.
+class Detectors:
+    """Watches D figures.
 
     Args:
-        limit: m, between 0 and 1.
-        side: where the mean must not go.
+        limits: m of each, D numbers between 0 and 1.
+        sides: where the mean of each must not go, D of them.
     """
 
-    __slots__ = ("_bets", "_limit", "_sign", "_sums")
-
-    def __init__(self, limit: float, side: Side) -> None:
-        above = side == "above"
-        self._limit = max(limit, _NARROWEST) if above else min(limit, 1.0 - _NARROWEST)
-        self._sign = 1.0 if above else -1.0
-        worst = self._limit if above else 1.0 - self._limit
-        self._bets = [share / worst for share in SHARES]
-        self._sums = [0.0] * len(SHARES)
+    def __init__(self, limits: Sequence[float], sides: Sequence[Side]) -> None:
+        above = np.array([side == "above" for side in sides], bool)
+        given = np.array(limits, np.float64)
+        self._limits = np.where(above, np.maximum(given, _NARROWEST), np.minimum(given, 1.0 - _NARROWEST))
+        self._signs = np.where(above, 1.0, -1.0)
+        boldest = 1.0 / np.where(above, self._limits, 1.0 - self._limits)
+        self._bets = boldest[:, None] * np.array(SHARES)
+        self._sums = np.zeros_like(self._bets)
 
     @property
-    def evidence(self) -> float:
-        """R: at most the number of workflows on the mean, as long as nothing has changed."""
-        return sum(self._sums) / len(self._sums)
+    def evidence(self) -> NDArray[np.float64]:
+        """R of each, float64 [D]: at most the number of workflows on the mean, as long as nothing has changed."""
+        evidence: NDArray[np.float64] = self._sums.mean(axis=1)
+        return evidence
 
-    def add(self, value: float) -> None:
-        """A workflow's number, between 0 and 1."""
-        gain = self._sign * (value - self._limit)
-        self._sums = [
-            min((total + 1.0) * (1.0 + bet * gain), _MOST) for total, bet in zip(self._sums, self._bets, strict=True)
-        ]
+    def add(self, values: NDArray[np.float64]) -> None:
+        """A workflow's numbers, float64 [D], between 0 and 1; NaN where it has none: that bet is not made."""
+        gains = self._signs * (values - self._limits)
+        there = np.isfinite(gains)
+        sums = (self._sums[there] + 1.0) * (1.0 + self._bets[there] * gains[there, None])
+        self._sums[there] = np.minimum(sums, _MOST)

@@ -2,9 +2,9 @@
 
 Of each workflow type the figures of `promoted.py` are watched: agents never seen in training, accuracy one step ahead
 at both moments, coverage at every quantile, and the call graph. Each has its detector (`detector.py`), whose limit is
-the end of the promoted interval; the mean of a type's detectors is one as well, and raises the alarm. So one bound
-holds for all figures of a type together: as long as every true mean lies inside its interval, the chance of an alarm
-among n workflows is at most n / `workflows` · `false_alarms`, however often one looks.
+the end of the promoted interval; a weighted mean of a type's detectors is one as well, and raises the alarm. So one
+bound holds for all figures of a type together: as long as every true mean lies inside its interval, the chance of an
+alarm among n workflows is at most n / `workflows` · `false_alarms`, however often one looks.
 
 A workflow type that came without promoted figures is held against its own beginning: the first half of `learn_from`
 workflows give the call graph, the second half the figures. That finds what changes later, not what was wrong from the
@@ -24,16 +24,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from presage.errors import ConfigurationError
-from presage.serving_hooks.truth.detector import Detector
+from presage.serving_hooks.truth.detector import Detectors, Side
 from presage.serving_hooks.truth.outcomes import Followed
-from presage.serving_hooks.truth.promoted import ACCURACY, COVERAGE, Figure, Promoted, Side, Sums, figures_of, sides
+from presage.serving_hooks.truth.promoted import (
+    ACCURACY,
+    COVERAGE,
+    TRANSITION,
+    Figure,
+    Promoted,
+    Sums,
+    figures_of,
+    reach_of,
+    sides,
+)
 from presage.serving_hooks.truth.transitions import Transitions
 
 Kind = Literal["next-agent", "remaining-length"]
 
 RECENT: Final = 50
 """Workflows that an alarm tells the mean of."""
+REASONS: Final = 8
+"""Told at most."""
 
 
 @dataclass(frozen=True)
@@ -237,29 +252,27 @@ class _OfType:
 
     def _begin(self) -> None:
         """Detectors without any evidence, one a figure and side."""
-        self.workflows, self._alarm = 0, None
+        self.workflows = 0
+        self._alarm: Alarm | None = None
         self._recent: dict[str, deque[float]] = {}
         self._block: dict[str, Sums] = {}
         self._in_block = 0
         figures = self.promoted.figures if self.promoted is not None else {}
-        self._detectors = {
-            (name, side): Detector(of.high if side == "above" else of.low, side)
-            for name, of in figures.items()
-            for side in sides(name)
-        }
+        self._figures = [(name, side) for name in figures for side in sides(name)]
+        limits = [figures[name].high if side == "above" else figures[name].low for name, side in self._figures]
+        self._detectors = Detectors(limits, [side for _, side in self._figures])
+        self._weights = _weights([name for name, _ in self._figures])
 
     def _watch(self, promoted: Promoted, values: Mapping[str, float]) -> Alarm | None:
-        for (name, _), detector in self._detectors.items():
-            if name in values:
-                detector.add(values[name])
-        evidence = {key: detector.evidence for key, detector in self._detectors.items()}
-        enough = self.config.threshold
-        if not evidence or sum(evidence.values()) / len(evidence) < enough:
+        self._detectors.add(np.array([values.get(name, np.nan) for name, _ in self._figures]))
+        evidence, enough = self._detectors.evidence, self.config.threshold
+        if evidence @ self._weights < enough:
             return None
-        strong = sorted((key for key, of in evidence.items() if of >= enough), key=lambda key: -evidence[key])
+        order = np.argsort(-evidence, kind="stable")
+        strong = [self._figures[place] for place in order if evidence[place] >= enough]
         reasons = tuple(
             Reason(name, side, sum(self._recent[name]) / len(self._recent[name]), promoted.figures[name])
-            for name, side in strong
+            for name, side in strong[:REASONS]
         )
         self._alarm = Alarm(self.name, self.workflows, reasons)
         return self._alarm
@@ -299,4 +312,16 @@ class _Learning:
             self._sums.setdefault(name, Sums()).add(value)
         if self._seen < self._for_graph + self._for_figures:
             return None
-        return Promoted(self._transitions, {name: of.figure() for name, of in self._sums.items()}, self._for_figures)
+        return Promoted(
+            self._transitions, {name: of.figure(reach_of(name)) for name, of in self._sums.items()}, self._for_figures
+        )
+
+
+def _weights(names: list[str]) -> NDArray[np.float64]:
+    """What each detector counts, summing to 1: half for the transitions together, half for the other figures."""
+    of_graph = np.array([name.startswith(TRANSITION) for name in names], bool)
+    weights = np.zeros(len(names))
+    groups = [group for group in (of_graph, ~of_graph) if group.any()]
+    for group in groups:
+        weights[group] = 1.0 / len(groups) / group.sum()
+    return weights

@@ -1,7 +1,8 @@
 """What a model was promoted with: figures of a workflow type that later workflows are held against.
 
 Every figure is a mean over workflows of a number between 0 and 1 a workflow, so that its interval is that of workflows
-and a sequential test can bet on it (`detector.py`). `figures_of` is the one definition, for the promoted figures and
+and a sequential test can bet on it (`detector.py`).
+`figures_of` is the one definition, for the promoted figures and
 for live ones. A mean of workflows' own shares is `accuracy_by_workflow` of an evaluation, not its `accuracy`, in which
 a long workflow weighs more.
 
@@ -13,33 +14,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS
-from presage.serving_hooks.truth.outcomes import COUNTS, Followed
-from presage.serving_hooks.truth.transitions import Transitions
+from presage.serving_hooks.truth.detector import Side
+from presage.serving_hooks.truth.outcomes import COUNTS, END, Followed
+from presage.serving_hooks.truth.transitions import Transitions, name_of
 
 NEVER_SEEN: Final = "agents never seen"
 """Share of the workflows that call one."""
-CALL_GRAPH: Final = "surprise of the call graph"
-"""See `transitions.py`."""
+NEVER_SEEN_PAIRS: Final = "transitions never seen"
+"""Share of the workflows in which one known agent follows another as it never did."""
+TRANSITION: Final = "transition "
+"""Share of a workflow's transitions that lead from one agent to another: the call graph."""
 ACCURACY: Final = "accuracy at "
 COVERAGE: Final = "coverage at "
 
 Of = TypeVar("Of")
 
-Side = Literal["above", "below"]
-"""Where a figure has to go to be worth an alarm."""
-
 _Z95: Final = 1.959964
+_Z999: Final = 3.290527
 _RULE_OF_THREE: Final = 3.0
 """Of n workflows that show something never, up to 3/n may show it: 95 %."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A mean over workflows and its 95 % interval, between 0 and 1."""
+    """A mean over workflows and its interval, between 0 and 1."""
 
     mean: float
     low: float
@@ -68,10 +70,12 @@ class Sums:
         self.mean += step / self.workflows
         self.squares += step * (value - self.mean)
 
-    def figure(self) -> Figure:
-        """With an interval that is never without width: the normal one, and 3/n for what n workflows cannot show."""
+    def figure(self, errors: float = _Z95) -> Figure:
+        """With an interval that is never without width: the normal one of so many standard errors to either side, and
+        3/n more for what n workflows cannot show.
+        """
         n = self.workflows
-        reach = _RULE_OF_THREE / n + (_Z95 * sqrt(self.squares / (n - 1) / n) if n > 1 else 1.0)
+        reach = _RULE_OF_THREE / n + (errors * sqrt(self.squares / (n - 1) / n) if n > 1 else 1.0)
         mean = min(max(self.mean, 0.0), 1.0)
         return Figure(mean, max(0.0, mean - reach), min(1.0, mean + reach))
 
@@ -118,7 +122,26 @@ def promoted_of(workflows: Iterable[Followed], transitions: Transitions) -> Prom
         count += 1
         for name, value in figures_of(followed, transitions).items():
             sums.setdefault(name, Sums()).add(value)
-    return Promoted(transitions, {name: of.figure() for name, of in sums.items()}, count)
+    return Promoted(transitions, {name: of.figure(reach_of(name)) for name, of in sums.items()}, count)
+
+
+def promoted_by_type(workflows: Iterable[Followed], at_least: int = 20) -> dict[str, Promoted]:
+    """What each workflow type is held against, from workflows that the model was not trained on, oldest first.
+
+    The first half of a type's workflows give its call graph, the second half its figures; of fewer than `at_least`
+    workflows none are made.
+    """
+    by_type: dict[str, list[Followed]] = {}
+    for workflow in workflows:
+        by_type.setdefault(workflow.workflow_type, []).append(workflow)
+    found = {}
+    for name, of in by_type.items():
+        if len(of) >= at_least:
+            transitions = Transitions()
+            for workflow in of[: len(of) // 2]:
+                transitions.add(workflow.transitions)
+            found[name] = promoted_of(of[len(of) // 2 :], transitions)
+    return found
 
 
 def figures_of(followed: Followed, transitions: Transitions) -> dict[str, float]:
@@ -128,11 +151,14 @@ def figures_of(followed: Followed, transitions: Transitions) -> dict[str, float]
     reload came between.
     """
     found: dict[str, float] = {}
-    surprise = transitions.surprise(followed.transitions)
-    if surprise is not None:
-        known = transitions.agents
-        found[NEVER_SEEN] = float(any(after and after not in known for _, after in followed.transitions))
-        found[CALL_GRAPH] = surprise
+    total = sum(followed.transitions.values())
+    if total:
+        new = [pair for pair in followed.transitions if pair not in transitions.counts]
+        strange = {agent for pair in new for agent in pair if agent != END and agent not in transitions.agents}
+        found[NEVER_SEEN] = float(bool(strange))
+        found[NEVER_SEEN_PAIRS] = float(any(strange.isdisjoint(pair) for pair in new))
+        for pair in transitions.watched:
+            found[f"{TRANSITION}{name_of(pair)}"] = followed.transitions.get(pair, 0) / total
     tally = _latest(followed.next_agent)
     if tally is not None:
         judged, right = (tally.sums[plane, :, 0].sum(axis=-1) for plane in (0, 2))
@@ -148,9 +174,16 @@ def figures_of(followed: Followed, transitions: Transitions) -> dict[str, float]
 
 def sides(name: str) -> tuple[Side, ...]:
     """Where this figure has to go to be worth an alarm: a call graph may change to either side."""
-    if name == CALL_GRAPH:
+    if name.startswith(TRANSITION):
         return ("above", "below")
-    return ("above",) if name == NEVER_SEEN else ("below",)
+    return ("above",) if name in (NEVER_SEEN, NEVER_SEEN_PAIRS) else ("below",)
+
+
+def reach_of(name: str) -> float:
+    """Standard errors from a figure's mean to the ends of its interval: that of 95 %, and of 99.9 % for each of the
+    many transitions.
+    """
+    return _Z999 if name.startswith(TRANSITION) else _Z95
 
 
 def _latest(tallies: Mapping[str, Of]) -> Of | None:
