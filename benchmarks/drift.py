@@ -4,7 +4,8 @@ Traces of known laws. The model is the n-gram of the predictor, counted on 1,000
 left by agent; it is promoted on 600 others. Then workflows of the same law come, and from workflow 500 on one thing is
 planted:
 
-    swapped     two agents have exchanged what they call next
+    swapped     two agents have exchanged whom they call next
+    reweighted  every agent calls those it called, the likeliest as seldom as the least likely before
     new agent   in three workflows of ten an agent goes by a name that is in no trace
     traffic     the commonest intents are the rarest and the other way round
     longer      every step produces half as many output tokens again
@@ -97,6 +98,15 @@ def swapped(law: Law, seed: int) -> pa.Table:
     return drawn(replace(law, graph=graph), AFTER, seed)
 
 
+def reweighted(law: Law, seed: int) -> pa.Table:
+    graph = {}
+    for agent, branches in law.graph.items():
+        ranked = sorted(branches, key=lambda branch: branch.weight)
+        weights = [branch.weight for branch in reversed(ranked)]
+        graph[agent] = tuple(replace(branch, weight=weight) for branch, weight in zip(ranked, weights, strict=True))
+    return drawn(replace(law, graph=graph), AFTER, seed)
+
+
 def new_agent(law: Law, seed: int) -> pa.Table:
     table = drawn(law, AFTER, seed)
     rng, old = np.random.default_rng(seed), SWAPPED[law.name][0]
@@ -121,6 +131,7 @@ def longer(law: Law, seed: int) -> pa.Table:
 
 CHANGES: dict[str, Callable[[Law, int], pa.Table]] = {
     "swapped": swapped,
+    "reweighted": reweighted,
     "new agent": new_agent,
     "traffic": traffic,
     "longer": longer,

@@ -6,6 +6,7 @@ workflows that are counted, weighed and drawn.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
@@ -24,6 +25,9 @@ COUNTS: Final = "counts"
 
 END: Final = ""
 """Stands for the end of a workflow among agents, who all have names; as one that comes before, for its start."""
+
+_BINS: Final = np.float32(BINS)
+_PLACE: Final = {moment: place for place, moment in enumerate(MOMENTS)}
 
 LEAST_PROBABILITY: Final = 1e-12
 """A forecast that ruled out what came costs 27.6 nats, not infinity."""
@@ -86,30 +90,36 @@ class LengthOutcome:
 class Tally:
     """Sums over the forecasts of one model in one workflow.
 
-    Attributes:
-        sums: float32 [5, 2, K, BINS]; by moment, horizon and bin of confidence: positions judged, confidence, those
-            right, nats of surprise, and positions where what came has a column, which are those of the surprise.
+    Args:
+        horizon: K.
     """
 
-    __slots__ = ("sums",)
+    __slots__ = ("_flat", "_horizon", "_planes")
 
     def __init__(self, horizon: int) -> None:
-        self.sums = np.zeros((5, len(MOMENTS), horizon, BINS), np.float32)
+        self._horizon, self._planes = horizon, len(MOMENTS) * horizon * BINS
+        # Not an array of NumPy's: five single numbers a forecast are added here, which that is slow at.
+        self._flat = array("f", bytes(4 * 5 * self._planes))
+
+    @property
+    def sums(self) -> NDArray[np.float32]:
+        """Float32 [5, 2, K, BINS]: by moment, horizon and bin of confidence, positions judged, their confidence, those
+        right, nats of surprise, and positions where what came has a column, which are those of the surprise.
+        """
+        return np.frombuffer(self._flat, np.float32).reshape(5, len(MOMENTS), self._horizon, BINS)
 
     def add(self, outcome: Outcome) -> None:
         """One more."""
-        at = (
-            MOMENTS.index(outcome.moment),
-            outcome.horizon - 1,
-            min(int(np.float32(outcome.confidence) * np.float32(BINS)), BINS - 1),
-        )
-        sums = self.sums
-        sums[(0, *at)] += 1
-        sums[(1, *at)] += outcome.confidence
-        sums[(2, *at)] += outcome.right
+        place = min(int(np.float32(outcome.confidence) * _BINS), BINS - 1)
+        at = (_PLACE[outcome.moment] * self._horizon + outcome.horizon - 1) * BINS + place
+        flat, plane = self._flat, self._planes
+        flat[at] += 1.0
+        flat[at + plane] += outcome.confidence
+        if outcome.right:
+            flat[at + 2 * plane] += 1.0
         if outcome.known:
-            sums[(3, *at)] -= log(max(outcome.given, LEAST_PROBABILITY))
-            sums[(4, *at)] += 1
+            flat[at + 3 * plane] -= log(max(outcome.given, LEAST_PROBABILITY))
+            flat[at + 4 * plane] += 1.0
 
 
 @dataclass(slots=True)
