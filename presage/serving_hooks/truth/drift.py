@@ -8,7 +8,7 @@ alarm among n workflows is at most n / `workflows` · `false_alarms`, however of
 
 A workflow type that came without promoted figures is held against its own beginning: the first half of `learn_from`
 workflows give the call graph, the second half the figures. That finds what changes later, not what was wrong from the
-start.
+start. Figures that came without a call graph (`promoted_of_metrics`) wait for one, and go before what was learnt.
 
 An alarm ends when, in a whole block of `recovery` workflows after it, the mean of each figure that raised it lies back
 on the right side of its limit; a figure without evidence in the block (a model that is no longer asked has none) keeps
@@ -232,15 +232,18 @@ class _OfType:
     """One workflow type: what it is held against, or the learning of that."""
 
     def __init__(self, name: str, config: DriftConfig, promoted: Promoted | None) -> None:
-        self.name, self.config, self.promoted = name, config, promoted
+        self.name, self.config = name, config
+        self.promoted = promoted if promoted is not None and promoted.transitions.counts else None
+        self._given = promoted.figures if promoted is not None else {}
         self._learning = _Learning(config.learn_from)
         self._begin()
 
     def followed(self, workflow: Followed) -> Alarm | Recovered | None:
         promoted = self.promoted
         if promoted is None:
-            self.promoted = self._learning.followed(workflow)
-            if self.promoted is not None:
+            learnt = self._learning.followed(workflow)
+            if learnt is not None:
+                self.promoted = Promoted(learnt.transitions, {**learnt.figures, **self._given}, learnt.workflows)
                 self._begin()
             return None
         self.workflows += 1

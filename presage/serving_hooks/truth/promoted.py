@@ -144,6 +144,28 @@ def promoted_by_type(workflows: Iterable[Followed], at_least: int = 20) -> dict[
     return found
 
 
+def promoted_of_metrics(metrics: Mapping[str, Any]) -> dict[str, Promoted]:
+    """Accuracy by workflow type from the evaluation of a next-agent predictor, as `metrics.json` has it.
+
+    The interval is that of `accuracy` moved to `accuracy_by_workflow`, which has none of its own there. Coverage of
+    lengths is not taken over: an evaluation weighs it by steps, and call graphs are not in it. `Drift` learns the
+    others from the workflows that come.
+
+    Args:
+        metrics: the object of the command contract, of kind "next-agent".
+    """
+    found = {}
+    for name, moments in metrics["by_workflow_type"].items():
+        figures = {}
+        for moment, of in moments.items():
+            mean, (low, high), whole = of["accuracy_by_workflow"][0], of["ci95"][0], of["accuracy"][0]
+            if None not in (mean, low, high, whole):
+                ends = max(0.0, mean - (whole - low)), min(1.0, mean + (high - whole))
+                figures[f"{ACCURACY}{moment}"] = Figure(mean, *ends)
+        found[name] = Promoted(Transitions(), figures, max((of["workflows"] for of in moments.values()), default=0))
+    return found
+
+
 def figures_of(followed: Followed, transitions: Transitions) -> dict[str, float]:
     """Numbers between 0 and 1 of one workflow by name; what it does not show is left out.
 
