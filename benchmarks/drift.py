@@ -27,6 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -188,7 +189,9 @@ def costs() -> dict[str, float]:
     steps = table["step"].to_pylist()
     names = [f"workflow-{number}" for number in range(EVENTS)]
     agents = table["agent"].to_pylist()
-    truth = Truth(Drift(promoted_by_type(followed_of(table, said))))
+    # These workflows are all cut short, and would raise an alarm: what is measured is the watching.
+    never = DriftConfig(false_alarms=1e-300)
+    truth = Truth(Drift(promoted_by_type(followed_of(table, said)), never))
     plain = Forecaster(None, back_off=OnlineCounts())
     # Every workflow has three steps behind it: the one measured has forecasts to judge at every horizon.
     starts = [row for row, step in enumerate(steps) if step == 3 and row + 1 < len(steps) and steps[row + 1] == 4]
@@ -211,6 +214,14 @@ def costs() -> dict[str, float]:
     }
 
 
+def _known(delay: float) -> float | None:
+    return None if math.isinf(delay) else delay
+
+
+def _told(delay: object) -> str:
+    return f"over {AFTER}" if delay is None else f"{delay:g}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
@@ -228,22 +239,21 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     told: dict[str, dict[str, object]] = {}
     for (change, name), of in delays.items():
-        there = [delay for delay in of if delay is not None and delay > 0]
-        early = sum(delay is not None and delay <= 0 for delay in of)
+        # Never noticed is later than all others.
+        later = sorted(math.inf if delay is None else delay for delay in of)
+        early = sum(delay <= 0 for delay in later)
         why = statistics.mode(reasons[change, name])
         row = {
-            "median": statistics.median(there) if there else None,
-            "worst": max(there) if there else None,
-            "within_200": sum(delay <= 200 for delay in there) / len(of),
+            "median": _known(statistics.median(later)),
+            "worst": _known(later[-1]),
+            "within_200": sum(0 < delay <= 200 for delay in later) / len(of),
             "not_noticed": of.count(None),
             "too_early": early,
             "runs": len(of),
         }
         told[f"{change}, {name}"] = row
-        print(
-            f"| {change} | {name} | {row['median']} | {row['worst']} | {row['within_200']:.0%} | {row['not_noticed']} "
-            f"of {len(of)} | {early} | {why} |"
-        )
+        noticed_in = f"{_told(row['median'])} | {_told(row['worst'])} | {row['within_200']:.0%}"
+        print(f"| {change} | {name} | {noticed_in} | {row['not_noticed']} of {len(of)} | {early} | {why} |")
     found = false_alarms(chosen.runs)
     print(f"\nfalse alarms in {chosen.runs} runs of {WITHOUT} workflows without change: {found}")
     print(f"the bound: {DriftConfig().false_alarms * WITHOUT / DriftConfig().workflows:.0%} a run\n")
