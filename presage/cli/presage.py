@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli import forecast, models, outcomes, replay, route, serve, study, traces, vllm_check
+from presage.cli import forecast, models, outcomes, replay, retrain_check, route, serve, study, traces, vllm_check
 from presage.cli.boundary import Boundary
 
 app = typer.Typer(
@@ -38,6 +38,9 @@ app.command(epilog="Example:  presage replay traces/ --policy stock,oracle --con
 app.command(epilog="Example:  presage models --json")(models.models)
 app.command(epilog="Example:  presage promote next-agent --version 3 --traces held-out/ --dry-run")(models.promote)
 app.command(epilog="Example:  presage rollback next-agent")(models.rollback)
+app.command(
+    epilog="Example:  presage retrain-check traces/ --model models:/next-agent@champion --promoted-on held-out/"
+)(retrain_check.retrain_check)
 app.command(
     no_args_is_help=True,
     context_settings={"ignore_unknown_options": True},

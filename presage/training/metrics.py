@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from presage.features.prefixes import MASKED
 from presage.predictors.bootstrap import ratio_ci
-from presage.training.reliability import ReliabilityBin, calibration_error, reliability
+from presage.predictors.reliability import ReliabilityBin, calibration_error
+from presage.training.reliability import reliability
 
 LEAST_PROBABILITY: Final = 1e-12
 """The log-likelihood sees no smaller one: a forecast that ruled out what came costs 27.6 nats, not infinity."""

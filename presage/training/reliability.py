@@ -7,30 +7,15 @@ groups, not over claims.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.prefixes import MASKED
 from presage.predictors.bootstrap import share_ci
-
-BINS: Final = 15
-"""Equal-width bins of what was said; bin b holds b/15 up to, but not including, (b+1)/15, the last one 1 as well."""
-
-
-@dataclass(frozen=True)
-class ReliabilityBin:
-    """One bin of confidence: `positions` forecasts, as sure as `confidence` on the mean, right at `accuracy`."""
-
-    low: float
-    high: float
-    positions: int
-    confidence: float
-    accuracy: float
+from presage.predictors.reliability import BINS, ReliabilityBin, filled_bins
 
 
 @dataclass(frozen=True)
@@ -89,18 +74,7 @@ def reliability(said: NDArray[np.floating], truth: NDArray[Any]) -> tuple[Reliab
     place = _place(said)
     count = np.bincount(place, minlength=BINS)
     sure, hits = (np.bincount(place, weights=values, minlength=BINS) for values in (said, truth))
-    return tuple(
-        ReliabilityBin(b / BINS, (b + 1) / BINS, int(count[b]), float(sure[b] / count[b]), float(hits[b] / count[b]))
-        for b in np.flatnonzero(count).tolist()
-    )
-
-
-def calibration_error(bins: Iterable[ReliabilityBin]) -> float:
-    """Expected calibration error, between 0 and 1: the mean gap of what was said and what came; NaN without a bin."""
-    rows = tuple(bins)
-    total = sum(row.positions for row in rows)
-    gap = sum(row.positions * abs(row.accuracy - row.confidence) for row in rows)
-    return gap / total if total else math.nan
+    return filled_bins(count, sure, hits)
 
 
 def _place(said: NDArray[np.floating]) -> NDArray[np.int64]:

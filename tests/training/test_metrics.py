@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from presage.features.prefixes import MASKED
 from presage.predictors.bootstrap import ratio_ci
+from presage.predictors.reliability import BINS
 from presage.training.metrics import Figures, measure
-from presage.training.reliability import BINS
 
 UNSEEN = 3  # over two agents and END
 

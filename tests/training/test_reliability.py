@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from presage.features.prefixes import MASKED
-from presage.training.reliability import Claims, calibration_error, claims_of_forecasts, claims_of_labels, reliability
+from presage.predictors.reliability import calibration_error
+from presage.training.reliability import Claims, claims_of_forecasts, claims_of_labels, reliability
 
 
 def test_bins_by_hand() -> None:

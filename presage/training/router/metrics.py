@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.predictors.bootstrap import ratio_ci
+from presage.predictors.reliability import ReliabilityBin, calibration_error
 from presage.training.metrics import RESAMPLES
-from presage.training.reliability import ReliabilityBin, calibration_error, reliability
+from presage.training.reliability import reliability
 
 _CHUNK: Final = 4_000_000  # weights at a time: 32 MB, whatever the number of prompts
 

@@ -1,0 +1,268 @@
+"""How soon is a change noticed, how often is one seen where there is none, and what does an event cost?
+
+Traces of known laws. The model is the n-gram of the predictor, counted on 1,000 workflows, with quantiles of the tokens
+left by agent; it is promoted on 600 others. Then workflows of the same law come, and from workflow 500 on one thing is
+planted:
+
+    swapped     two agents have exchanged whom they call next
+    reweighted  every agent calls those it called, the likeliest as seldom as the least likely before
+    new agent   in three workflows of ten an agent goes by a name that is in no trace
+    traffic     the commonest intents are the rarest and the other way round
+    longer      every step produces half as many output tokens again
+
+"Promoted figures" is the alarm with what was measured at the promotion; "own beginning" knows nothing and learns from
+the first 300 workflows. Without change 50 runs of 1,000 workflows are watched. Costs are medians of single events,
+warm, one thread, beside those of the forecaster answering from counts alone.
+
+    python benchmarks/drift.py [--seeds 20] [--runs 50]
+
+Prints tables, and one JSON line at the end.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from presage.datasets.law import LAWS, Law, generate
+from presage.features.moment import COMPLETION, MOMENTS, PREFILL
+from presage.features.prefixes import prefixes_of
+from presage.features.vocabulary import Vocabulary
+from presage.predictors.ngram import BackoffNgram
+from presage.serving_hooks.backoff import OnlineCounts
+from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.truth.drift import Alarm, Drift, DriftConfig
+from presage.serving_hooks.truth.outcomes import Followed
+from presage.serving_hooks.truth.promoted import Promoted, promoted_by_type
+from presage.serving_hooks.truth.recorded import Said, followed_of
+from presage.serving_hooks.truth.truth import Truth
+from presage.training.timing import median_us
+
+TRAINING, HELD_OUT, BEFORE, AFTER, WITHOUT = 1000, 600, 500, 400, 1000
+QUANTILES = (0.5, 0.9, 0.99)
+SWAPPED = {"retry": ("tester", "reviewer"), "research": ("verifier", "critic"), "triage": ("lookup", "router")}
+EVENTS = 4000
+
+
+@dataclass(frozen=True)
+class Model:
+    """An n-gram of the next agents, and quantiles of the tokens left by agent."""
+
+    ngram: BackoffNgram
+    tokens: np.ndarray
+
+    def said(self, table: pa.Table) -> Said:
+        """Its forecasts at every row."""
+        vocabulary = self.ngram.vocabulary
+        prefixes = prefixes_of(table, vocabulary, 3)
+        probabilities = self.ngram.predict(prefixes, PREFILL)
+        return Said(
+            vocabulary.agents,
+            dict.fromkeys(MOMENTS, probabilities),
+            version=1,
+            quantiles=QUANTILES,
+            tokens=self.tokens[prefixes.agent],
+            lengths_version=1,
+        )
+
+
+def trained(law: Law, seed: int) -> Model:
+    table = drawn(law, TRAINING, seed)
+    vocabulary = Vocabulary.from_table(table)
+    prefixes = prefixes_of(table, vocabulary, 3)
+    outputs = table["output_tokens"].to_numpy().astype(np.float64)
+    left = np.concatenate([outputs[low:high][::-1].cumsum()[::-1] for low, high in pairwise(prefixes.offsets)])
+    unknown = np.quantile(left, QUANTILES)
+    of_agent = [np.quantile(left[prefixes.agent == a], QUANTILES) for a in range(len(vocabulary.agents))]
+    return Model(BackoffNgram(3).fit(prefixes, prefixes), np.stack([*of_agent, unknown]).astype(np.float32))
+
+
+def drawn(law: Law, workflows: int, seed: int) -> pa.Table:
+    return generate(law, workflows, seed, state_size=16).table
+
+
+def swapped(law: Law, seed: int) -> pa.Table:
+    one, other = SWAPPED[law.name]
+    graph = {**law.graph, one: law.graph[other], other: law.graph[one]}
+    return drawn(replace(law, graph=graph), AFTER, seed)
+
+
+def reweighted(law: Law, seed: int) -> pa.Table:
+    graph = {}
+    for agent, branches in law.graph.items():
+        ranked = sorted(branches, key=lambda branch: branch.weight)
+        weights = [branch.weight for branch in reversed(ranked)]
+        graph[agent] = tuple(replace(branch, weight=weight) for branch, weight in zip(ranked, weights, strict=True))
+    return drawn(replace(law, graph=graph), AFTER, seed)
+
+
+def new_agent(law: Law, seed: int) -> pa.Table:
+    table = drawn(law, AFTER, seed)
+    rng, old = np.random.default_rng(seed), SWAPPED[law.name][0]
+    chosen = dict(zip(table["workflow_id"].unique().to_pylist(), rng.random(AFTER) < 0.3, strict=True))
+    pairs = zip(table["workflow_id"].to_pylist(), table["agent"].to_pylist(), strict=True)
+    names = ["a new agent" if agent == old and chosen[workflow] else agent for workflow, agent in pairs]
+    return table.set_column(table.schema.get_field_index("agent"), table.schema.field("agent"), pa.array(names))
+
+
+def traffic(law: Law, seed: int) -> pa.Table:
+    order = sorted(range(len(law.intents)), key=law.intents.__getitem__)
+    intents = [0.0] * len(order)
+    for place, rank in zip(order, reversed(order), strict=True):
+        intents[place] = law.intents[rank]
+    return drawn(replace(law, intents=tuple(intents)), AFTER, seed)
+
+
+def longer(law: Law, seed: int) -> pa.Table:
+    tokens = {agent: (own, round(1.5 * out)) for agent, (own, out) in law.tokens.items()}
+    return drawn(replace(law, tokens=tokens), AFTER, seed)
+
+
+CHANGES: dict[str, Callable[[Law, int], pa.Table]] = {
+    "swapped": swapped,
+    "reweighted": reweighted,
+    "new agent": new_agent,
+    "traffic": traffic,
+    "longer": longer,
+}
+
+
+def judged(model: Model, table: pa.Table) -> Iterator[Followed]:
+    return followed_of(table, model.said(table))
+
+
+def first_alarm(drift: Drift, workflows: list[Followed]) -> tuple[int | None, Alarm | None]:
+    for number, workflow in enumerate(workflows, start=1):
+        said = drift.followed(workflow)
+        if isinstance(said, Alarm):
+            return number, said
+    return None, None
+
+
+def watchers(promoted: dict[str, Promoted]) -> dict[str, Drift]:
+    return {"promoted figures": Drift(promoted), "own beginning": Drift()}
+
+
+def noticed(law: Law, seed: int) -> Iterator[tuple[str, str, int | None, str]]:
+    """Of each change and each alarm, workflows until it was noticed (below 1: before it came), and why."""
+    model = trained(law, 10_000 + seed)
+    promoted = promoted_by_type(judged(model, drawn(law, HELD_OUT, 20_000 + seed)))
+    before = list(judged(model, drawn(law, BEFORE, 30_000 + seed)))
+    for change, plant in CHANGES.items():
+        after = list(judged(model, plant(law, 40_000 + seed)))
+        for name, drift in watchers(promoted).items():
+            at, alarm = first_alarm(drift, before + after)
+            yield change, name, None if at is None else at - BEFORE, alarm.reasons[0].figure if alarm else "–"
+
+
+def false_alarms(runs: int) -> dict[str, int]:
+    found = {"promoted figures": 0, "own beginning": 0}
+    laws = list(LAWS.values())
+    for run in range(runs):
+        law = laws[run % len(laws)]
+        model = trained(law, 50_000 + run)
+        promoted = promoted_by_type(judged(model, drawn(law, HELD_OUT, 60_000 + run)))
+        workflows = list(judged(model, drawn(law, WITHOUT, 70_000 + run)))
+        for name, drift in watchers(promoted).items():
+            found[name] += first_alarm(drift, workflows)[0] is not None
+    return found
+
+
+def costs() -> dict[str, float]:
+    """Median µs of an event; many workflows under way, in turn, each event of its own kind."""
+    law = LAWS["triage"]
+    model = trained(law, 1)
+    table = drawn(law, 400, 2)
+    said = model.said(table)
+    steps = table["step"].to_pylist()
+    names = [f"workflow-{number}" for number in range(EVENTS)]
+    agents = table["agent"].to_pylist()
+    # These workflows are all cut short, and would raise an alarm: what is measured is the watching.
+    never = DriftConfig(false_alarms=1e-300)
+    truth = Truth(Drift(promoted_by_type(followed_of(table, said)), never))
+    plain = Forecaster(None, back_off=OnlineCounts())
+    # Every workflow has three steps behind it: the one measured has forecasts to judge at every horizon.
+    starts = [row for row, step in enumerate(steps) if step == 3 and row + 1 < len(steps) and steps[row + 1] == 4]
+    place = [starts[number % len(starts)] for number in range(EVENTS)]
+    for number, row in enumerate(place):
+        for at in range(row - 3, row):
+            truth.begun("triage", names[number], agents[at], said.at(at, PREFILL), steps[at])
+            truth.completed("triage", names[number], said.at(at, COMPLETION), 100)
+            plain.on_prefill("triage", names[number], agents[at], step=steps[at])
+            plain.on_completion("triage", names[number], output_tokens=100)
+    prefills = [said.at(row, PREFILL) for row in place]
+    completions = [said.at(row, COMPLETION) for row in place]
+    return {
+        "a step begins": median_us(lambda i: truth.begun("triage", names[i], agents[place[i]], prefills[i], 3), EVENTS),
+        "a step completes": median_us(lambda i: truth.completed("triage", names[i], completions[i], 100), EVENTS),
+        "a workflow ends": median_us(lambda i: truth.ended("triage", names[i]), EVENTS),
+        "forecaster, counts alone: a step begins": median_us(
+            lambda i: plain.on_prefill("triage", names[i], agents[place[i]], step=3), EVENTS
+        ),
+    }
+
+
+def _known(delay: float) -> float | None:
+    return None if math.isinf(delay) else delay
+
+
+def _told(delay: object) -> str:
+    return f"over {AFTER}" if delay is None else f"{delay:g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=50)
+    chosen = parser.parse_args()
+    delays: dict[tuple[str, str], list[int | None]] = {}
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for law in LAWS.values():
+        for seed in range(chosen.seeds):
+            for change, name, delay, why in noticed(law, seed):
+                delays.setdefault((change, name), []).append(delay)
+                reasons.setdefault((change, name), []).append(why)
+    print(f"{len(LAWS)} laws × {chosen.seeds} seeds, a change after {BEFORE} workflows, {AFTER} after it\n")
+    print("| change | held against | median | worst | within 200 | not noticed | too early | first reason, mostly |")
+    print("|---|---|---|---|---|---|---|---|")
+    told: dict[str, dict[str, object]] = {}
+    for (change, name), of in delays.items():
+        # Never noticed is later than all others.
+        later = sorted(math.inf if delay is None else delay for delay in of)
+        early = sum(delay <= 0 for delay in later)
+        why = statistics.mode(reasons[change, name])
+        row = {
+            "median": _known(statistics.median(later)),
+            "worst": _known(later[-1]),
+            "within_200": sum(0 < delay <= 200 for delay in later) / len(of),
+            "not_noticed": of.count(None),
+            "too_early": early,
+            "runs": len(of),
+        }
+        told[f"{change}, {name}"] = row
+        noticed_in = f"{_told(row['median'])} | {_told(row['worst'])} | {row['within_200']:.0%}"
+        print(f"| {change} | {name} | {noticed_in} | {row['not_noticed']} of {len(of)} | {early} | {why} |")
+    found = false_alarms(chosen.runs)
+    print(f"\nfalse alarms in {chosen.runs} runs of {WITHOUT} workflows without change: {found}")
+    print(f"the bound: {DriftConfig().false_alarms * WITHOUT / DriftConfig().workflows:.0%} a run\n")
+    us = costs()
+    print("| event | µs |\n|---|---|")
+    for event, cost in us.items():
+        print(f"| {event} | {cost:.1f} |")
+    print(json.dumps({"benchmark": "drift", "changes": told, "false_alarms": found, "runs": chosen.runs, "us": us}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Forecasts held against what came true: how good they are live, and the alarm when they no longer are."""

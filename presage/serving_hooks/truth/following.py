@@ -1,0 +1,217 @@
+"""Each running workflow's forecasts, kept until what they speak of has happened.
+
+A forecast made at step t is judged k steps ahead when step t + k begins, or when the workflow ends after step
+t + k − 1: then the outcome is END, and what lies behind it is not asked (as `features/prefixes.py` labels traces).
+Tokens left are said when a step begins and judged when the workflow ends. What is unknown is not counted:
+
+- of a workflow that was cut, fell silent, or was dropped to make room: its end, and the tokens that were left;
+- where steps went by unseen: which agents they were, and so who followed whom across the gap; a step behind the gap is
+  still so many steps ahead of one before it, and is judged as that;
+- where a step's output tokens are not known, or its completion never came: what was left at the steps up to it;
+- an end within a step is no end: the workflow was broken off.
+
+A step whose number has been seen already is a repetition and changes nothing, as is a completion of no step. Without
+step numbers every beginning is a new step.
+
+Bounded: `most` workflows, of each the forecasts of its last K steps, the tokens said at its first 64 steps, 256
+different transitions and 4 models. Knows no clock: whoever does says when a workflow is over.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from presage.serving_hooks.live import LiveForecast, LiveLengths
+from presage.serving_hooks.seen import STEPS_KEPT
+from presage.serving_hooks.truth.outcomes import (
+    END,
+    Followed,
+    LengthOutcome,
+    LengthTally,
+    Outcome,
+    Tally,
+    judge,
+    model_of,
+)
+from presage.serving_hooks.workflows import Key, shared, short
+
+TRANSITIONS_KEPT: Final = 256
+MODELS_KEPT: Final = 4
+_NO_COUNT: Final = 2**63
+
+Outcomes = tuple[Outcome | LengthOutcome, ...]
+
+
+class Following:
+    """The workflows under way.
+
+    Args:
+        followed: told of each workflow that is followed no further.
+        horizon: K; of a forecast that says more, the first K steps ahead are judged.
+        most: workflows kept; the one longest without an event is dropped first.
+    """
+
+    def __init__(self, followed: Callable[[Followed], None], horizon: int = 3, most: int = 100_000) -> None:
+        self.horizon, self.most = horizon, most
+        self._followed = followed
+        self._courses: OrderedDict[Key, _Course] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._courses)
+
+    def begun(
+        self, workflow_type: str, workflow_id: str, agent: str, forecast: LiveForecast, step: int | None = None
+    ) -> Outcomes:
+        """A step has begun, and this was forecast at its prefill; what it makes known of earlier forecasts.
+
+        Args:
+            workflow_type, workflow_id: of the workflow; a new one if it is not under way.
+            agent: of the step; one without a name comes true for no forecast and is not counted.
+            forecast: of the predictor, also where what was acted on came from somewhere else.
+            step: its number in the workflow, from 0, if the caller knows it.
+        """
+        key = (shared(workflow_type), short(workflow_id))
+        course = self._courses.get(key)
+        if course is None:
+            course = self._courses[key] = _Course(key[0], self.horizon)
+            if len(self._courses) > self.most:
+                self._followed(self._courses.popitem(last=False)[1].over(False))
+        else:
+            self._courses.move_to_end(key)
+        return course.begun(agent if isinstance(agent, str) else "", _number(step), forecast)
+
+    def completed(
+        self, workflow_type: str, workflow_id: str, forecast: LiveForecast, output_tokens: object = None
+    ) -> None:
+        """The step that began last has produced its last token, and this was forecast of what comes after it."""
+        key = (short(workflow_type), short(workflow_id))
+        course = self._courses.get(key)
+        if course is not None and course.within:
+            self._courses.move_to_end(key)
+            course.completed(forecast, output_tokens)
+
+    def ended(self, workflow_type: str, workflow_id: str, *, cut: bool = False) -> Outcomes:
+        """The workflow has ended; with `cut` it was broken off or fell silent. What that makes known of forecasts."""
+        course = self._courses.pop((short(workflow_type), short(workflow_id)), None)
+        if course is None:
+            return ()
+        whole = not cut and not course.within
+        outcomes = course.ended() if whole else ()
+        self._followed(course.over(whole))
+        return outcomes
+
+
+class _Course:
+    """One workflow under way.
+
+    Attributes:
+        steps: number of the next step, as far as is known.
+        within: whether the last step has not completed.
+        last: agent of the last step; `END` before the first one, None where it is not known.
+    """
+
+    __slots__ = (
+        "_horizon",
+        "_lengths",
+        "_open",
+        "_produced",
+        "_said",
+        "_tallies",
+        "_transitions",
+        "last",
+        "steps",
+        "within",
+        "workflow_type",
+    )
+
+    def __init__(self, workflow_type: str, horizon: int) -> None:
+        self.workflow_type, self._horizon = workflow_type, horizon
+        self.steps, self.within, self._produced = 0, False, 0.0
+        self.last: str | None = END
+        self._open: deque[tuple[int, str, LiveForecast]] = deque()
+        self._said: list[tuple[float, LiveLengths]] = []
+        self._transitions: dict[tuple[str, str], int] = {}
+        self._tallies: dict[str, Tally] = {}
+        self._lengths: dict[str, LengthTally] = {}
+
+    def begun(self, agent: str, step: int | None, forecast: LiveForecast) -> Outcomes:
+        step = self.steps if step is None else step
+        if step < self.steps:
+            return ()
+        if step > self.steps:
+            self.last = None
+        if step > self.steps or self.within:
+            self._said = []
+        outcomes = self._came(agent, step) if agent else ()
+        self.last, self.steps, self.within = shared(agent) or None, step + 1, True
+        self._keep(step, forecast)
+        if forecast.remaining.tokens and len(self._said) < STEPS_KEPT:
+            self._said.append((self._produced, forecast.remaining))
+        return outcomes
+
+    def completed(self, forecast: LiveForecast, output_tokens: object) -> None:
+        self.within = False
+        self._keep(self.steps - 1, forecast)
+        if isinstance(output_tokens, int | float | np.number) and 0 <= output_tokens < _NO_COUNT:
+            self._produced += float(output_tokens)
+        else:
+            self._said = []
+
+    def ended(self) -> Outcomes:
+        return (*self._came(END, self.steps), *self._left())
+
+    def over(self, ended: bool) -> Followed:
+        return Followed(self.workflow_type, ended, self._transitions, self._tallies, self._lengths)
+
+    def _keep(self, step: int, forecast: LiveForecast) -> None:
+        while self._open and self._open[0][0] <= step - self._horizon:
+            self._open.popleft()
+        if len(forecast.probabilities):
+            model = model_of(forecast.source, forecast.version, forecast.reason)
+            self._open.append((step, model, forecast))
+            if model in self._tallies:
+                self._tallies[model] = self._tallies.pop(model)  # the latest stands last
+
+    def _came(self, agent: str, step: int) -> tuple[Outcome, ...]:
+        """The agent of this step, or `END` in the place of a step, is what came."""
+        if self.last is not None:
+            pair = (self.last, shared(agent))
+            if pair in self._transitions or len(self._transitions) < TRANSITIONS_KEPT:
+                self._transitions[pair] = self._transitions.get(pair, 0) + 1
+        found = []
+        for made_at, model, forecast in self._open:
+            ahead = step - made_at
+            if ahead <= min(self._horizon, len(forecast.probabilities)):
+                outcome = judge(self.workflow_type, model, forecast, ahead, agent)
+                found.append(outcome)
+                if model not in self._tallies and len(self._tallies) < MODELS_KEPT:
+                    self._tallies[model] = Tally(self._horizon)
+                if model in self._tallies:
+                    self._tallies[model].add(outcome)
+        return tuple(found)
+
+    def _left(self) -> tuple[LengthOutcome, ...]:
+        """It has ended: what was left at its steps is known."""
+        found = []
+        for before, said in self._said:
+            tokens, model = self._produced - before, model_of(said.source, said.version, said.reason)
+            within = tuple(tokens <= most for most in said.tokens)
+            found.append(LengthOutcome(self.workflow_type, model, tokens, said.quantiles, within))
+            tally = self._lengths.get(model)
+            if tally is None and len(self._lengths) < MODELS_KEPT:
+                tally = self._lengths[model] = LengthTally(said.quantiles, 0, np.zeros(len(within), np.int64))
+            if tally is not None and tally.quantiles == said.quantiles:
+                tally.judged += 1
+                tally.within += within
+        return tuple(found)
+
+
+def _number(step: object) -> int | None:
+    """A step number, if it is one."""
+    if isinstance(step, int | np.integer) and not isinstance(step, bool) and step >= 0:
+        return int(step)
+    return None

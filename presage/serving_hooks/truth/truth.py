@@ -1,0 +1,85 @@
+"""One place that an engine's events go to: forecasts are followed, judged, counted, and the alarm is raised.
+
+Fails open, as the forecaster does beside which it is called: whatever goes wrong is counted by its name and costs no
+request anything. Not thread-safe: a scheduler is one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.truth.drift import Alarm, Drift, Kind, Recovered
+from presage.serving_hooks.truth.following import Following, Outcomes
+from presage.serving_hooks.truth.live_accuracy import LiveAccuracy
+from presage.serving_hooks.truth.outcomes import Followed
+
+Answer = TypeVar("Answer")
+
+_log = logging.getLogger(__name__)
+
+
+class Truth:
+    """Holds forecasts against what came.
+
+    Args:
+        drift: raises the alarm.
+        live: figures of the latest workflows.
+        horizon: K.
+        max_workflows: followed at once.
+
+    Attributes:
+        errors: what went wrong here, by the name of the exception.
+    """
+
+    def __init__(
+        self,
+        drift: Drift | None = None,
+        live: LiveAccuracy | None = None,
+        *,
+        horizon: int = 3,
+        max_workflows: int = 100_000,
+    ) -> None:
+        self.drift, self.live = drift or Drift(), live or LiveAccuracy()
+        self.errors: Counter[str] = Counter()
+        self.following = Following(self._followed, horizon, max_workflows)
+
+    def begun(
+        self, workflow_type: str, workflow_id: str, agent: str, forecast: LiveForecast, step: int | None = None
+    ) -> Outcomes:
+        """See `Following.begun`."""
+        return self._safely(lambda: self.following.begun(workflow_type, workflow_id, agent, forecast, step), ())
+
+    def completed(
+        self, workflow_type: str, workflow_id: str, forecast: LiveForecast, output_tokens: object = None
+    ) -> None:
+        """See `Following.completed`."""
+        self._safely(lambda: self.following.completed(workflow_type, workflow_id, forecast, output_tokens), None)
+
+    def ended(self, workflow_type: str, workflow_id: str, *, cut: bool = False) -> Outcomes:
+        """See `Following.ended`."""
+        return self._safely(lambda: self.following.ended(workflow_type, workflow_id, cut=cut), ())
+
+    def falls_back(self, workflow_type: str, kind: Kind | None = None) -> bool:
+        """See `Drift.falls_back`."""
+        return self._safely(lambda: self.drift.falls_back(workflow_type, kind), False)
+
+    def _followed(self, workflow: Followed) -> None:
+        self.live.followed(workflow)
+        said = self.drift.followed(workflow)
+        if isinstance(said, Alarm):
+            _log.warning(
+                "%s. Its forecasts come from counts until it recovers or another version takes over.", said.text
+            )
+        elif isinstance(said, Recovered):
+            _log.warning("workflow type %r is as it was promoted again", said.workflow_type)
+
+    def _safely(self, event: Callable[[], Answer], nothing: Answer) -> Answer:
+        try:
+            return event()
+        except Exception as error:
+            self.errors[type(error).__name__] += 1  # its message might repeat what the request says
+            return nothing

@@ -1,0 +1,221 @@
+"""A forecast is held against what came, at the step it spoke of, and what is unknown counts nowhere."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from truth_samples import said, silent, sure_of, walk
+
+from presage.datasets.law import generate
+from presage.features.moment import COMPLETION, MOMENTS
+from presage.features.prefixes import MASKED, prefixes_of
+from presage.features.vocabulary import Vocabulary
+from presage.serving_hooks.live import LITTLE_SEEN, STATES_LEFT_OUT, LiveForecast
+from presage.serving_hooks.truth.following import TRANSITIONS_KEPT, Following
+from presage.serving_hooks.truth.outcomes import COUNTS, END, Followed, LengthOutcome, Outcome, model_of
+from presage.serving_hooks.truth.recorded import Said, followed_of
+from presage.training.metrics import measure
+
+
+class Kept:
+    """A `Following` that keeps what it is told."""
+
+    def __init__(self, horizon: int = 3, most: int = 100) -> None:
+        self.followed: list[Followed] = []
+        self.following = Following(self.followed.append, horizon, most)
+
+
+def brief(outcomes: tuple[Any, ...]) -> list[tuple[str, int, bool, float]]:
+    return [(o.moment, o.horizon, o.right, round(o.given, 6)) for o in outcomes if isinstance(o, Outcome)]
+
+
+def test_every_horizon_is_judged_when_its_step_begins() -> None:
+    kept = Kept()
+    first = said([0.1, 0.6, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1])
+    assert kept.following.begun("t", "w", "a", first, 0) == ()
+    kept.following.completed("t", "w", said([0.0, 0.25, 0.75, 0.0], moment=COMPLETION), 5)
+    assert brief(kept.following.begun("t", "w", "b", silent(), 1)) == [
+        ("prefill", 1, True, 0.6),
+        ("completion", 1, False, 0.25),
+    ]
+    kept.following.completed("t", "w", silent(COMPLETION), 5)
+    assert brief(kept.following.begun("t", "w", "b", silent(), 2)) == [("prefill", 2, False, 0.2)]
+    kept.following.completed("t", "w", silent(COMPLETION), 5)
+    assert brief(kept.following.begun("t", "w", "c", silent(), 3)) == [("prefill", 3, False, 0.1)]
+    kept.following.completed("t", "w", silent(COMPLETION), 5)
+    assert brief(kept.following.begun("t", "w", "a", silent(), 4)) == [], "three steps ahead is as far as it speaks of"
+
+
+def test_the_end_is_an_outcome_and_nothing_is_asked_after_it() -> None:
+    kept = Kept()
+    rows = ([0.1, 0.6, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.1, 0.1, 0.1, 0.7])
+    kept.following.begun("t", "w", "a", said(*rows), 0)
+    kept.following.completed("t", "w", silent(COMPLETION), 5)
+    kept.following.begun("t", "w", "b", said(*rows), 1)
+    kept.following.completed("t", "w", silent(COMPLETION), 5)
+    ended = kept.following.ended("t", "w")
+    assert brief(ended) == [("prefill", 2, True, 0.4), ("prefill", 1, False, 0.1)]
+    assert kept.following.ended("t", "w") == ()
+    (whole,) = kept.followed
+    assert whole.ended
+    assert whole.transitions == {(END, "a"): 1, ("a", "b"): 1, ("b", END): 1}
+
+
+@pytest.mark.parametrize("how", ["cut", "within a step", "dropped"])
+def test_of_a_workflow_that_did_not_end_the_end_and_the_tokens_left_are_unknown(how: str) -> None:
+    kept = Kept(most=1)
+    kept.following.begun("t", "w", "a", said([0.0, 0.0, 0.0, 1.0], tokens=(1.0, 2.0)), 0)
+    if how != "within a step":
+        kept.following.completed("t", "w", silent(COMPLETION), 5)
+    if how == "dropped":
+        kept.following.begun("t", "another", "a", silent(), 0)
+    else:
+        assert kept.following.ended("t", "w", cut=how == "cut") == ()
+    (whole,) = kept.followed
+    assert (whole.ended, whole.next_agent, whole.lengths) == (False, {}, {})
+    assert whole.transitions == {(END, "a"): 1}
+
+
+def test_an_agent_the_forecast_has_no_name_for_is_wrong() -> None:
+    kept = Kept()
+    kept.following.begun("t", "w", "a", sure_of("b"), 0)
+    (outcome,) = kept.following.begun("t", "w", "stranger", silent(), 1)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.right, outcome.given, outcome.known, outcome.confidence) == (False, 0.0, False, 1.0)
+
+
+def test_tokens_left_are_judged_at_the_end_by_hand() -> None:
+    kept = Kept()
+    kept.following.begun("t", "w", "a", said([1, 0, 0, 0], tokens=(10.0, 15.0)), 0)
+    kept.following.completed("t", "w", silent(COMPLETION), 8)
+    kept.following.begun("t", "w", "b", said([1, 0, 0, 0], tokens=(3.0, 3.0)), 1)
+    kept.following.completed("t", "w", silent(COMPLETION), 4)
+    lengths = [o for o in kept.following.ended("t", "w") if isinstance(o, LengthOutcome)]
+    assert [(o.tokens, o.within) for o in lengths] == [(12.0, (False, True)), (4.0, (False, False))]
+    (tally,) = kept.followed[0].lengths.values()
+    assert (tally.judged, tally.within.tolist()) == (2, [0, 1])
+
+
+def test_what_was_left_is_unknown_up_to_a_step_without_a_count_and_known_behind_it() -> None:
+    kept = Kept()
+    for number, tokens in enumerate([5, None, "many", 7]):
+        kept.following.begun("t", "w", "a", said([1, 0, 0, 0], tokens=(10.0, 20.0)), number)
+        kept.following.completed("t", "w", silent(COMPLETION), tokens)
+    lengths = [o.tokens for o in kept.following.ended("t", "w") if isinstance(o, LengthOutcome)]
+    assert lengths == [7.0]
+
+
+def test_across_missed_steps_only_the_distance_is_known() -> None:
+    kept = Kept()
+    kept.following.begun("t", "w", "a", said([0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], tokens=(1.0, 2.0)), 0)
+    kept.following.completed("t", "w", silent(COMPLETION), 5)
+    assert brief(kept.following.begun("t", "w", "c", silent(), 3)) == [("prefill", 3, True, 1.0)]
+    kept.following.completed("t", "w", silent(COMPLETION), 5)
+    ended = kept.following.ended("t", "w")
+    assert not [o for o in ended if isinstance(o, LengthOutcome)], "what the missed steps produced is unknown"
+    assert kept.followed[0].transitions == {(END, "a"): 1, ("c", END): 1}
+
+
+def test_a_step_told_again_changes_nothing() -> None:
+    once, again = Kept(), Kept()
+    for kept, times in ((once, 1), (again, 3)):
+        for step, agent in enumerate("abca"):
+            for _ in range(times):
+                kept.following.begun("t", "w", agent, sure_of("b", "c", "a"), step)
+            for _ in range(times):
+                kept.following.completed("t", "w", sure_of("c", moment=COMPLETION), 5)
+        for _ in range(times):
+            kept.following.ended("t", "w")
+    (first,), (second,) = once.followed, again.followed
+    assert first.transitions == second.transitions
+    assert np.array_equal(first.next_agent["version 1"].sums, second.next_agent["version 1"].sums)
+
+
+def test_models_are_told_apart() -> None:
+    assert model_of("champion", 3, None) == model_of("back-off", 3, None) == "version 3"
+    assert model_of("back-off", None, LITTLE_SEEN) == COUNTS
+    assert model_of("back-off", None, None) == model_of("back-off", None, STATES_LEFT_OUT) == "no version"
+
+
+def test_the_figures_of_a_trace_are_those_of_evaluation() -> None:
+    table = generate("retry", 60, 3, state_size=16, censored=0.3).table
+    vocabulary = Vocabulary.from_table(table.slice(0, 40))
+    prefixes = prefixes_of(table, vocabulary, 3)
+    rng = np.random.default_rng(1)
+    shape = (prefixes.steps, 3, vocabulary.outcomes)
+    forecasts = {moment: rng.dirichlet(np.ones(shape[2]), shape[:2]).astype(np.float32) for moment in MOMENTS}
+    whole = list(followed_of(table, Said(vocabulary.agents, forecasts, version=1)))
+    sums = np.sum([of.next_agent["version 1"].sums for of in whole if of.next_agent], axis=0)
+    assert len(whole) == 60
+    for place, moment in enumerate(MOMENTS):
+        figures = measure(forecasts[moment], prefixes.outcomes, prefixes.workflow, rng, resamples=1)
+        judged = (prefixes.outcomes != MASKED).sum(axis=0)
+        assert sums[0, place].sum(axis=-1).tolist() == judged.tolist()
+        assert np.allclose(sums[2, place].sum(axis=-1) / judged, figures.accuracy)
+        assert np.allclose(sums[3, place].sum(axis=-1) / sums[4, place].sum(axis=-1), figures.nll, rtol=1e-4)
+
+
+def test_a_workflow_that_never_ends_takes_bounded_memory() -> None:
+    kept = Kept()
+    for step in range(5000):
+        kept.following.begun("t", "w", f"agent {step}", sure_of("a", "b", "c"), step)
+        kept.following.completed("t", "w", sure_of("a", "b", "c", moment=COMPLETION), 5)
+    (course,) = kept.following._courses.values()
+    assert len(course._open) <= 6
+    assert len(course._said) <= 64
+    kept.following.ended("t", "w")
+    assert len(kept.followed[0].transitions) == TRANSITIONS_KEPT
+
+
+anything: st.SearchStrategy[Any] = st.sampled_from(["t", "w", "a", "b", "", "x" * 500, "\ud800"])
+forecasts: st.SearchStrategy[LiveForecast] = st.sampled_from(
+    [silent(), sure_of("a", "b", "c"), sure_of(END), said([0.2, 0.2, 0.2, 0.4], tokens=(1.0, 9.0), version=2)]
+)
+events = st.one_of(
+    st.tuples(
+        st.just("begun"), anything, anything, anything, forecasts, st.sampled_from([None, 0, 1, 2, 9, -1, 10**30, "x"])
+    ),
+    st.tuples(
+        st.just("completed"), anything, anything, forecasts, st.sampled_from([None, 0, 7, -1, float("nan"), "x"])
+    ),
+    st.tuples(st.just("ended"), anything, anything),
+)
+
+
+@given(told=st.lists(events, max_size=60))
+def test_law_whatever_comes_nothing_is_judged_twice_and_little_is_kept(told: list[tuple[Any, ...]]) -> None:
+    kept = Kept(most=3)
+    made, judged = 0, 0
+    for name, *arguments in told:
+        outcomes = getattr(kept.following, name)(*arguments)
+        made += 3 * (name != "ended")
+        judged += sum(isinstance(outcome, Outcome) for outcome in outcomes or ())
+        assert len(kept.following) <= 3
+    assert judged <= made
+    tallied = sum(of.sums[0].sum() for whole in kept.followed for of in whole.next_agent.values())
+    assert tallied <= judged
+
+
+@given(words=st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=5), order=st.randoms())
+def test_law_workflows_side_by_side_are_judged_as_one_after_the_other(words: list[str], order: Any) -> None:
+    alone, mixed = Kept(), Kept()
+    for number, word in enumerate(words):
+        walk(alone.following, str(number), word)
+    turns = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]
+    order.shuffle(turns)
+    at = [0] * len(words)
+    for number in turns:
+        word, step = words[number], at[number]
+        if step < len(word):
+            mixed.following.begun("t", str(number), word[step], silent(), step)
+            mixed.following.completed("t", str(number), silent(COMPLETION), 10)
+        else:
+            mixed.following.ended("t", str(number))
+        at[number] += 1
+
+    def told(kept: Kept) -> list[Any]:
+        return sorted(sorted(of.transitions.items()) for of in kept.followed)
+
+    assert told(alone) == told(mixed)

@@ -1,0 +1,80 @@
+"""Recorded traces say whether retraining is due, of which workflow type, and why."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+from truth_samples import followed
+
+from presage.datasets.law import generate
+from presage.features.moment import PREFILL
+from presage.serving_hooks.truth.drift import DriftConfig
+from presage.serving_hooks.truth.outcomes import END, Followed
+from presage.serving_hooks.truth.recorded import Said, followed_of
+from presage.serving_hooks.truth.retrain_check import retrain_check
+
+
+def test_due_is_what_has_changed_and_what_no_model_has_seen() -> None:
+    changed = [followed("abc", workflow_type="changed")] * 400 + [followed("acb", workflow_type="changed")] * 100
+    same = [followed("abc", workflow_type="same")] * 500
+    new = [followed("abc", workflow_type="new")] * 300
+    rare = [followed("abc", workflow_type="rare")] * 5
+    found = retrain_check(changed + same + new + rare, None, {"changed", "same", "rare"})
+    assert {name: of.due for name, of in found.types.items()} == {
+        "changed": True,
+        "new": True,
+        "rare": False,
+        "same": False,
+    }
+    assert found.due
+    assert (found.types["same"].workflows, found.types["same"].watched) == (500, 200)
+    assert (found.types["rare"].watched, found.types["new"].never_seen) == (0, True)
+    alarm = found.types["changed"].alarm
+    assert alarm is not None
+    assert any(reason.figure == "transitions never seen" for reason in alarm.reasons)
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert told["workflow_types"]["changed"]["alarm"]["reasons"]
+    assert told["workflow_types"]["same"]["latest"]["version 1"]["moments"]["prefill"]["accuracy"] == [0.5]
+
+
+def test_what_has_recovered_is_not_due() -> None:
+    normal, other = followed("abc"), followed("axc")
+    found = retrain_check([normal] * 300 + [other] * 60 + [normal] * 300, config=DriftConfig(recovery=50))
+    assert (found.types["t"].raised, found.types["t"].alarm, found.due) == (1, None, False)
+
+
+def test_workflows_come_in_the_order_in_which_they_began_and_cut_ones_have_no_end() -> None:
+    tables = [generate(law, 20, 1, state_size=16, censored=0.5).table for law in ("triage", "retry")]
+    table = pa.concat_tables(tables)
+    found = list(followed_of(table, Said()))
+    starts = table.filter(pa.array(table["step"].to_numpy() == 0))
+    order = np.argsort(starts["started_at"].cast(pa.int64()).to_numpy(), kind="stable")
+    assert [of.workflow_type for of in found] == [starts["workflow_type"][int(place)].as_py() for place in order]
+    complete = [starts["complete"][int(place)].as_py() for place in order]
+    assert [of.ended for of in found] == complete
+    assert [any(after == END for _, after in of.transitions) for of in found] == complete
+
+
+def test_a_tool_takes_no_tokens_and_an_unknown_count_leaves_lengths_unknown() -> None:
+    table = generate("retry", 1, 0, state_size=16).table
+    steps = table.num_rows
+    assert steps > 3
+    kinds = pa.array(["tool" if row == 1 else "llm" for row in range(steps)])
+    tokens = pa.array([None if row == 1 else 10 for row in range(steps)], pa.int32())
+    schema = table.schema
+    for name, column in (("kind", kinds), ("output_tokens", tokens)):
+        table = table.set_column(schema.get_field_index(name), schema.field(name), column)
+    said = np.full((steps, 1), 10.0 * (steps - 1), np.float32)
+    said[1] = np.nan  # nobody says what is left at a tool's call
+    (found,) = followed_of(table, Said(quantiles=(0.5,), tokens=said, lengths_version=3))
+    assert found.lengths["version 3"].judged == steps - 1
+    llm = table.set_column(schema.get_field_index("kind"), schema.field("kind"), pa.array(["llm"] * steps))
+    (unknown,) = followed_of(llm, Said(quantiles=(0.5,), tokens=said, lengths_version=3))
+    assert unknown.lengths["version 3"].judged == steps - 2
+
+
+def test_without_any_model_agents_and_call_graph_are_still_watched() -> None:
+    table = generate("retry", 30, 0, state_size=16).table
+    whole: list[Followed] = list(followed_of(table, Said()))
+    assert all(of.transitions and not of.next_agent and not of.lengths for of in whole)
+    assert Said().at(0, PREFILL).source == "none"
