@@ -13,11 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead
 
 NOBODY: Final[frozenset[str]] = frozenset()
+
+
+@lru_cache(maxsize=4096)  # workflows of one type have the same few sets, of 216 bytes or more each
+def _joined(agents: frozenset[str], agent: str) -> frozenset[str]:
+    """These agents and this one: one copy for all groups."""
+    return agents | {agent}
 
 
 class Use(NamedTuple):
@@ -103,7 +110,7 @@ class AccessIndex:
             use = group.uses.get(workflow) if group is not None else None
             if use is not None and agent in use.agents:
                 continue
-            agents = frozenset((agent,)) if use is None else use.agents | {agent}
+            agents = _joined(NOBODY if use is None else use.agents, agent)
             target = running.private.get(agents) if group is None or (group.users == 1 and use is not None) else None
             if target is None:
                 if group is None:

@@ -20,11 +20,12 @@ touch they agree.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
@@ -52,6 +53,10 @@ class ScoreConfig:
             raise ConfigurationError(f"decay is {self.decay}; give a number above 0 and at most 1")
 
 
+NO_ROWS: Final = np.empty((0, 1), np.float32)
+"""Of a forecast that says nothing."""
+
+
 class Lookahead:
     """One workflow's forecast, as blocks are judged by it. All worths in 1 / UNIT.
 
@@ -59,7 +64,7 @@ class Lookahead:
 
     Args:
         column: of each agent in the rows.
-        rows: P^(k), K lists of V+1 numbers.
+        rows: P^(k), float [K, V+1]; the forecast's own, kept and not copied.
         weights: γ^(k−1) s^(k), K numbers.
         always: what every block of the workflow is worth, whoever touches it.
         rates: as `shared` has them.
@@ -73,8 +78,8 @@ class Lookahead:
     def __init__(
         self,
         column: Mapping[str, int],
-        rows: Sequence[Sequence[float]],
-        weights: Sequence[float],
+        rows: NDArray[Any],
+        weights: tuple[float, ...],
         always: tuple[int, int] = (0, 0),
         rates: Mapping[str, float] | None = None,
     ) -> None:
@@ -99,12 +104,12 @@ class Lookahead:
 
     def next_agents(self, least: float) -> list[str]:
         """Those that come next with at least this probability."""
-        return [agent for agent, column in self._column.items() if self._rows[0][column] >= least]
+        return [agent for agent, column in self._column.items() if float(self._rows[0, column]) >= least]
 
     def one_step(self, agents: Iterable[str]) -> int:
         """What this workflow adds to the one-step value (eq. 1) of blocks that `agents` touch."""
         column = self._column
-        return sum(round(self._rows[0][column[agent]] * UNIT) for agent in agents if agent in column)
+        return sum(round(float(self._rows[0, column[agent]]) * UNIT) for agent in agents if agent in column)
 
     def shared(self, rates: Mapping[str, float]) -> Lookahead:
         """As it stands when an agent touches a block it has not touched before with the probability `rates` gives.
@@ -120,8 +125,8 @@ class Lookahead:
             return 0, 0  # and not remembered: names of unknown agents are without end
         score = moment = 0.0
         k = 1
-        for weight, row in zip(self._weights, self._rows, strict=True):
-            term = weight * row[at]
+        for weight, share in zip(self._weights, self._rows[:, at].tolist(), strict=True):
+            term = weight * share
             score += term
             moment += k * term
             k += 1
@@ -129,7 +134,7 @@ class Lookahead:
         return part
 
 
-UNKNOWN: Final = Lookahead({}, (), (), always=(UNIT, UNIT))
+UNKNOWN: Final = Lookahead({}, NO_ROWS, (), always=(UNIT, UNIT))
 """A workflow without a forecast: each of its blocks counts as touched at the next step for certain and never again.
 
 Zero would give up first what nobody knows anything of, which is no way to fail open. If no workflow has a forecast all
@@ -145,14 +150,14 @@ def lookahead(probabilities: NDArray[Any], agents: tuple[str, ...], config: Scor
         agents: names of the first V columns.
         config: K and γ.
     """
-    rows = probabilities[: config.horizon].tolist()
-    if not rows or not math.isfinite(sum(map(sum, rows))):
+    rows = probabilities[: config.horizon] if len(probabilities) > config.horizon else probabilities
+    if not len(rows) or not math.isfinite(rows.sum()):
         return UNKNOWN
     weights, weight = [], 1.0
-    for row in rows:
+    for end in rows[:, -1].tolist():
         weights.append(weight)
-        weight *= config.decay * (1.0 - row[-1])
-    return Lookahead(_columns(agents), rows, weights)
+        weight *= config.decay * (1.0 - end)
+    return Lookahead(_columns(agents), rows, tuple(weights))
 
 
 @lru_cache(maxsize=16)  # a model version has one tuple of agents
