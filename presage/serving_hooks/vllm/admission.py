@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 EVERY_S: Final = 0.25
 AFTER_EVENT_S: Final = 0.05
 _EACH_S: Final = 200e-6
-"""Of a pause between two decisions for each workflow there is: deciding takes a few microseconds for each."""
+"""Of a pause between two decisions for each workflow there is: deciding takes about one microsecond for each."""
 
 _LOG_EVERY_S: Final = 60.0
 
