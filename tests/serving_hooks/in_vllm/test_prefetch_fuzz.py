@@ -170,6 +170,6 @@ def test_a_prefetch_that_fails_is_off_and_leaves_nothing_behind(
     assert not engine.scheduler.requests
     assert everything_is_free(engine.scheduler)
     said = engine.scheduler.presage_status()
-    assert said["on"] == {"priority": True, "eviction": True}
+    assert said["on"] == {"priority": True, "eviction": True, "admission": True}
     assert said["counts"]["prefetch: RuntimeError"] == 1
     assert SECRET not in str(said)
