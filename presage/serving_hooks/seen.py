@@ -40,7 +40,8 @@ class Seen:
         counts.follow(workflow_type, self.recent, agent)
         self.recent = (*self.recent, agent)[-counts.config.horizon - 1 :]
         if len(self._agents) < STEPS_KEPT:
-            self._agents = (*self._agents, agent)
+            agents = *self._agents, agent
+            self._agents = self.recent if agents == self.recent else agents  # most are short: one tuple, not two
             self._before.append(self._produced)
 
     def completed(self, output_tokens: object) -> float | None:

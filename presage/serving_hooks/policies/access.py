@@ -13,11 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead
 
 NOBODY: Final[frozenset[str]] = frozenset()
+
+
+@lru_cache(maxsize=4096)  # workflows of one type have the same few sets, of 216 bytes or more each
+def _joined(agents: frozenset[str], agent: str) -> frozenset[str]:
+    """These agents and this one: one copy for all groups."""
+    return agents | {agent}
 
 
 class Use(NamedTuple):
@@ -65,7 +72,7 @@ class Running:
         next_step_at: when its next step is expected to start, seconds of the caller's clock; 0 if unknown.
         step_s: expected seconds from one of its steps to the next.
         groups: by id.
-        private: groups no other workflow ever touched, by the agents that touch them.
+        private: groups no other workflow ever touched, one for each set of agents that touch them; few, so a list.
     """
 
     __slots__ = ("groups", "lookahead", "next_step_at", "private", "step_s")
@@ -75,7 +82,14 @@ class Running:
         self.next_step_at = 0.0
         self.step_s = 0.0
         self.groups: dict[int, Group] = {}
-        self.private: dict[frozenset[str], Group] = {}
+        self.private: list[Group] = []
+
+    def own(self, workflow: str, agents: frozenset[str]) -> Group | None:
+        """The private group that these agents touch."""
+        for group in self.private:
+            if group.uses[workflow].agents == agents:
+                return group
+        return None
 
 
 class AccessIndex:
@@ -103,8 +117,9 @@ class AccessIndex:
             use = group.uses.get(workflow) if group is not None else None
             if use is not None and agent in use.agents:
                 continue
-            agents = frozenset((agent,)) if use is None else use.agents | {agent}
-            target = running.private.get(agents) if group is None or (group.users == 1 and use is not None) else None
+            agents = _joined(NOBODY if use is None else use.agents, agent)
+            alone = group is None or (group.users == 1 and use is not None)
+            target = running.own(workflow, agents) if alone else None
             if target is None:
                 if group is None:
                     target = self._new(0, {}, 0)
@@ -207,16 +222,14 @@ class AccessIndex:
             group.users += 1
             if group.users == 2:
                 self._unlist(group)  # it was private to another workflow
-        elif running.private.get(before.agents) is group:
-            del running.private[before.agents]
-        if group.users == 1:
-            running.private[agents] = group
+        if group.users == 1 and group not in running.private:
+            running.private.append(group)
 
     def _unlist(self, group: Group) -> None:
-        for workflow, use in group.uses.items():
+        for workflow in group.uses:
             private = self.running[workflow].private
-            if private.get(use.agents) is group:
-                del private[use.agents]
+            if group in private:
+                private.remove(group)
 
     def _move(self, part: list[int], group: Group | None, target: Group) -> None:
         group_of = self.group_of

@@ -23,49 +23,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError, InputError
+from presage.serving_hooks.policies.crowd import READY, STEP, TOOL, Crowd, Phase, Workflow
 from presage.serving_hooks.policies.miss_curve import MissCurve
 from presage.serving_hooks.policies.throughput import Rates, steps_per_s
 
+__all__ = ["FULL", "PAUSED", "Admission", "AdmissionConfig", "Decision", "Outlook", "Phase", "Workflow"]
+
 FULL: Final = "the cache would lose more than the batch would gain"
 PAUSED: Final = "paused while its tool runs: others need the cache more"
-
-
-class Phase(Enum):
-    """Where a workflow is."""
-
-    STEP = "step"  # its request is being computed
-    TOOL = "tool"  # it waits for a tool
-    READY = "ready"  # its request has not been started, or was preempted
-
-
-@dataclass(frozen=True, slots=True)
-class Workflow:
-    """What a decision must know of one workflow.
-
-    Attributes:
-        id: of the workflow.
-        phase: where it is.
-        since: when it came there, seconds of the caller's clock.
-        footprint_tokens: its working set, cache included, forecast for its next step.
-        remaining_tokens: predicted output tokens of all its steps left; infinity if unknown.
-        pause_s: forecast length of its present tool call, None if unknown.
-    """
-
-    id: str
-    phase: Phase
-    since: float
-    footprint_tokens: float
-    remaining_tokens: float = math.inf
-    pause_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -124,20 +97,6 @@ class Decision:
     everybody: Outlook
 
 
-@dataclass(slots=True)
-class _Wait:
-    """How long a workflow has been kept from running, and since when it is."""
-
-    total_s: float = 0.0
-    since: float | None = None
-
-    def seconds(self, workflow: Workflow, now: float) -> float:
-        """A wait begins when the workflow is ready and held; while its tool runs it loses nothing."""
-        if self.since is None or workflow.phase is not Phase.READY:
-            return self.total_s
-        return self.total_s + now - max(self.since, workflow.since)
-
-
 @dataclass
 class Admission:
     """Decides again and again: when a workflow comes, goes, or changes its phase, or a few times a second.
@@ -149,14 +108,14 @@ class Admission:
     Attributes:
         counts: decisions, those that held somebody, workflows held, paused and restored.
         load: on the cache of those that may run since the last decision.
+        crowd: all workflows decided on that have not ended, and their waits.
     """
 
     cache_tokens: float
     config: AdmissionConfig = field(default_factory=AdmissionConfig)
     counts: Counter[str] = field(default_factory=Counter)
     load: float = 0.0
-    _waits: dict[str, _Wait] = field(default_factory=dict, repr=False)
-    _inside: frozenset[str] = field(default=frozenset(), repr=False)
+    crowd: Crowd = field(default_factory=Crowd, repr=False)
     _curve: MissCurve = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -178,21 +137,38 @@ class Admission:
 
     def waited_s(self, workflow: Workflow, now: float) -> float:
         """Seconds a workflow has been kept from taking a step, over its life."""
-        wait = self._waits.get(workflow.id)
-        return wait.seconds(workflow, now) if wait else 0.0
+        row = self.crowd.row(workflow.id)
+        if row is None:
+            return 0.0
+        total, since, _ = self.crowd.waits[row].item()
+        held = not math.isnan(since) and workflow.phase is Phase.READY
+        return float(total + now - max(since, workflow.since) if held else total)
 
     def end(self, workflow: str) -> None:
         """The workflow has ended. No error if it is not there."""
-        self._waits.pop(workflow, None)
+        self.crowd.drop(workflow)
 
     def decide(self, workflows: Iterable[Workflow], rates: Rates | None, now: float) -> Decision:
-        """Who of all active workflows may run from now on; all of them while `rates` are None, not yet measured."""
-        line, must = self._line(workflows, now)
-        if not line:
+        """Who of all active workflows may run from now on; all of them while `rates` are None, not yet measured.
+
+        Args:
+            workflows: all of them; `crowd`, if it was kept up to date.
+            rates: as measured.
+            now: seconds.
+        """
+        crowd = self.crowd
+        if workflows is not crowd:
+            rows = [
+                crowd.put(w.id, w.phase, w.since, w.footprint_tokens, w.remaining_tokens, w.pause_s) for w in workflows
+            ]
+            line, must = self._line(np.array(rows, np.intp), now)
+        else:
+            line, must = self._line(crowd.rows(), now)
+        if not len(line):
             nothing = Outlook(0, 0.0, 0.0, 0.0)
             return Decision(frozenset(), {}, nothing, nothing)
         count = np.arange(1, len(line) + 1, dtype=np.float64)
-        load = np.cumsum([self._weight(workflow, now) for workflow in line]) / self.cache_tokens
+        load = np.cumsum(self._weights(line, now)) / self.cache_tokens
         share = self._curve.share(load, now)
         best, per_s = len(line) - 1, np.zeros(len(line))
         if rates is not None:
@@ -207,58 +183,74 @@ class Admission:
         def outlook(at: int) -> Outlook:
             return Outlook(at + 1, float(load[at]), float(share[at]), float(per_s[at]))
 
-        held = {w.id: PAUSED if w.phase is Phase.TOOL else FULL for w in line[running:]}
-        self._inside = frozenset(w.id for w in line[:running])
-        return Decision(self._inside, held, outlook(best), outlook(len(line) - 1))
+        tool = crowd.facts["phase"][line[running:]] == TOOL
+        held = {w: PAUSED if t else FULL for w, t in zip(crowd.names(line[running:]), tool.tolist(), strict=True)}
+        return Decision(frozenset(crowd.names(line[:running])), held, outlook(best), outlook(len(line) - 1))
 
-    def _line(self, workflows: Iterable[Workflow], now: float) -> tuple[list[Workflow], int]:
+    def _line(self, rows: NDArray[np.intp], now: float) -> tuple[NDArray[np.intp], int]:
         """All workflows, who runs first first; and how many at least run: those whose request is being computed.
 
         Then those that were let in, since the cache has what they need: first who is ready, the least work left first,
         then who is in a tool call, large ones first, as the small are paused first. Then the others that want to run,
         the least work left first. Whoever was paused stays so while its tool runs.
         """
+        facts, waits = self.crowd.facts[rows], self.crowd.waits[rows]
+        phase, since = facts["phase"], facts["since"]
+        step, tool, held = phase == STEP, phase == TOOL, ~np.isnan(waits["since"])
+        began = np.maximum(np.where(held, waits["since"], 0.0), since)
+        waited = np.where(held & (phase == READY), waits["total"] + now - began, waits["total"])
+        # One number for the first three things that decide: the group, the level, and who comes before whom in it.
+        place = np.where(tool, 1.0, np.where(waits["inside"], 0.0, 2.0))
+        place -= 3.0 * np.floor(waited / self.config.patience_s)
+        place = np.where(step, -np.inf, np.where(held & tool, np.inf, place))
+        work = np.where(tool, np.where(held, 0.0, -facts["footprint"]), facts["remaining"])
+        order = np.lexsort((since, work, place))
+        self._settle_ties(rows, order, (place, work, since))
+        return rows[order], int(np.count_nonzero(step))
 
-        def place(w: Workflow) -> tuple[float, ...]:
-            if w.phase is Phase.STEP:
-                return 0, 0, 0, w.remaining_tokens
-            held = self._is_held(w.id)
-            if held and w.phase is Phase.TOOL:
-                return 2, 0, 0, 0.0
-            level = math.floor(self.waited_s(w, now) / self.config.patience_s)
-            if w.phase is Phase.TOOL:
-                return 1, -level, 1, -w.footprint_tokens
-            return 1, -level, 0 if w.id in self._inside else 2, w.remaining_tokens
+    def _settle_ties(
+        self, rows: NDArray[np.intp], order: NDArray[np.intp], keys: tuple[NDArray[np.float64], ...]
+    ) -> None:
+        """Equals go by name, so that a decision does not hang on who stands in which row."""
+        same = np.ones(max(0, len(order) - 1), np.bool_)
+        for key in keys:
+            of = key[order]
+            same &= of[1:] == of[:-1]
+        if not same.any():
+            return
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+        for first, last in edges.reshape(-1, 2).tolist():
+            run = order[first : last + 1]
+            names = self.crowd.names(rows[run])
+            order[first : last + 1] = run[sorted(range(len(names)), key=names.__getitem__)]
 
-        line = sorted(workflows, key=lambda w: (place(w), w.since, w.id))
-        return line, sum(w.phase is Phase.STEP for w in line)
+    def _weights(self, line: NDArray[np.intp], now: float) -> NDArray[np.float64]:
+        facts = self.crowd.facts[line]
+        half_life_s = np.where(facts["pause"] > 0, facts["pause"], self.config.half_life_s)
+        decay = np.exp2(-np.maximum(0.0, now - facts["since"]) / np.maximum(half_life_s, 1e-3))
+        return np.asarray(facts["footprint"] * np.where(facts["phase"] == TOOL, decay, 1.0))
 
-    def _weight(self, workflow: Workflow, now: float) -> float:
-        if workflow.phase is not Phase.TOOL:
-            return workflow.footprint_tokens
-        half_life_s = max(workflow.pause_s or self.config.half_life_s, 1e-3)
-        return workflow.footprint_tokens * math.exp2(-max(0.0, now - workflow.since) / half_life_s)
-
-    def _again_s(self, line: Sequence[Workflow], share: NDArray[np.float64], rates: Rates) -> NDArray[np.float64]:
+    def _again_s(self, line: NDArray[np.intp], share: NDArray[np.float64], rates: Rates) -> NDArray[np.float64]:
         """Seconds to compute again what is still cached of newly paused workflows, if the first 1, 2, … run."""
-        pauses = [w.footprint_tokens if w.phase is Phase.TOOL and not self._is_held(w.id) else 0.0 for w in line]
+        facts, free = self.crowd.facts[line], np.isnan(self.crowd.waits["since"][line])
+        pauses = np.where((facts["phase"] == TOOL) & free, facts["footprint"], 0.0)
         after = np.sum(pauses) - np.cumsum(pauses)
         return np.asarray(rates.prefill_token_s * (1 - share) * after)
 
-    def _is_held(self, workflow: str) -> bool:
-        wait = self._waits.get(workflow)
-        return wait is not None and wait.since is not None
-
-    def _remember(self, line: Sequence[Workflow], running: int, now: float) -> None:
+    def _remember(self, line: NDArray[np.intp], running: int, now: float) -> None:
+        facts, waits = self.crowd.facts, self.crowd.waits
+        held = ~np.isnan(waits["since"][line])
         self.counts["decisions"] += 1
         self.counts["decisions that held somebody"] += running < len(line)
-        for workflow in line[:running]:
-            if self._is_held(workflow.id):
-                wait = self._waits[workflow.id]
-                wait.total_s, wait.since = wait.seconds(workflow, now), None
-                self.counts["restored"] += 1
-        for workflow in line[running:]:
-            wait = self._waits.setdefault(workflow.id, _Wait())
-            if wait.since is None:
-                wait.since = now
-                self.counts["paused" if workflow.phase is Phase.TOOL else "held"] += 1
+        restored, stopped = line[:running][held[:running]], line[running:][~held[running:]]
+        ready = restored[facts["phase"][restored] == READY]
+        began = np.maximum(waits["since"][ready], facts["since"][ready])
+        waits["total"][ready] = waits["total"][ready] + now - began
+        waits["since"][restored] = np.nan
+        waits["since"][stopped] = now
+        waits["inside"] = False
+        waits["inside"][line[:running]] = True
+        paused = int(np.count_nonzero(facts["phase"][stopped] == TOOL))
+        for name, times in (("restored", len(restored)), ("paused", paused), ("held", len(stopped) - paused)):
+            if times:
+                self.counts[name] += times

@@ -20,11 +20,13 @@ touch they agree.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
@@ -52,14 +54,20 @@ class ScoreConfig:
             raise ConfigurationError(f"decay is {self.decay}; give a number above 0 and at most 1")
 
 
+_NOBODY: Final[Mapping[str, int]] = {}
+NO_ROWS: Final = np.empty((0, 1), np.float32)
+"""Of a forecast that says nothing."""
+
+
 class Lookahead:
     """One workflow's forecast, as blocks are judged by it. All worths in 1 / UNIT.
 
-    An agent's part is computed when it is first asked for: a workflow's blocks name few of the agents there are.
+    An agent's part is computed when it is asked for: a workflow's blocks name few of the agents there are. There is one
+    of these for each workflow, so it keeps numbers in an array, and names in tables that all of them share.
 
     Args:
         column: of each agent in the rows.
-        rows: P^(k), K lists of V+1 numbers.
+        rows: P^(k), float [K, V+1]; the forecast's own, kept and not copied.
         weights: γ^(k−1) s^(k), K numbers.
         always: what every block of the workflow is worth, whoever touches it.
         rates: as `shared` has them.
@@ -68,43 +76,43 @@ class Lookahead:
         always: (score, moment) of every block of the workflow.
     """
 
-    __slots__ = ("_column", "_own", "_rows", "_weights", "always")
+    __slots__ = ("_column", "_own", "_place", "_rows", "_weights", "always")
 
     def __init__(
         self,
         column: Mapping[str, int],
-        rows: Sequence[Sequence[float]],
-        weights: Sequence[float],
+        rows: NDArray[Any],
+        weights: tuple[float, ...],
         always: tuple[int, int] = (0, 0),
         rates: Mapping[str, float] | None = None,
     ) -> None:
         self._column, self._rows, self._weights = column, rows, weights
-        self._own: dict[str, tuple[int, int]] = {}
-        score, moment = always
-        for agent, rate in (rates or {}).items():
-            whole, whole_moment = self._part(agent)
-            part, part_moment = int(whole * rate), int(whole_moment * rate)
-            score, moment = score + part, moment + part_moment
-            self._own[agent] = whole - part, whole_moment - part_moment
-        self.always = score, moment
+        self._place: Mapping[str, int] = _NOBODY
+        self._own: Sequence[int] = ()  # score and moment of each agent that has a place
+        if rates:
+            always = self._share(rates, always)
+        self.always = always
 
     def worth(self, agents: Iterable[str]) -> tuple[int, int]:
         """(score, moment) this workflow adds to blocks that `agents` touch; an agent it does not know adds nothing."""
-        (score, moment), own = self.always, self._own
+        (score, moment), own, place = self.always, self._own, self._place
         for agent in agents:
-            part = own.get(agent) or self._part(agent)
-            score += part[0]
-            moment += part[1]
+            at = place.get(agent)
+            if at is None:
+                part = self._part(agent)
+                score, moment = score + part[0], moment + part[1]
+            else:
+                score, moment = score + own[at + at], moment + own[at + at + 1]
         return score, moment
 
     def next_agents(self, least: float) -> list[str]:
         """Those that come next with at least this probability."""
-        return [agent for agent, column in self._column.items() if self._rows[0][column] >= least]
+        return [agent for agent, column in self._column.items() if float(self._rows[0, column]) >= least]
 
     def one_step(self, agents: Iterable[str]) -> int:
         """What this workflow adds to the one-step value (eq. 1) of blocks that `agents` touch."""
         column = self._column
-        return sum(round(self._rows[0][column[agent]] * UNIT) for agent in agents if agent in column)
+        return sum(round(float(self._rows[0, column[agent]]) * UNIT) for agent in agents if agent in column)
 
     def shared(self, rates: Mapping[str, float]) -> Lookahead:
         """As it stands when an agent touches a block it has not touched before with the probability `rates` gives.
@@ -114,22 +122,31 @@ class Lookahead:
         """
         return Lookahead(self._column, self._rows, self._weights, self.always, rates) if rates else self
 
+    def _share(self, rates: Mapping[str, float], always: tuple[int, int]) -> tuple[int, int]:
+        score, moment = always
+        own: list[int] = []
+        for agent, rate in rates.items():
+            whole, whole_moment = self._part(agent)
+            part, part_moment = int(whole * rate), int(whole_moment * rate)
+            score, moment = score + part, moment + part_moment
+            own += (whole - part, whole_moment - part_moment)
+        self._place, self._own = _columns(tuple(rates)), array("q", own)
+        return score, moment
+
     def _part(self, agent: str) -> tuple[int, int]:
         at = self._column.get(agent)
         if at is None:
-            return 0, 0  # and not remembered: names of unknown agents are without end
+            return 0, 0
         score = moment = 0.0
-        k = 1
-        for weight, row in zip(self._weights, self._rows, strict=True):
-            term = weight * row[at]
+        probability = self._rows.item
+        for k, weight in enumerate(self._weights):
+            term = weight * probability(k, at)
             score += term
-            moment += k * term
-            k += 1
-        part = self._own[agent] = round(score * UNIT), round(moment * UNIT)
-        return part
+            moment += (k + 1) * term
+        return round(score * UNIT), round(moment * UNIT)
 
 
-UNKNOWN: Final = Lookahead({}, (), (), always=(UNIT, UNIT))
+UNKNOWN: Final = Lookahead({}, NO_ROWS, (), always=(UNIT, UNIT))
 """A workflow without a forecast: each of its blocks counts as touched at the next step for certain and never again.
 
 Zero would give up first what nobody knows anything of, which is no way to fail open. If no workflow has a forecast all
@@ -145,16 +162,16 @@ def lookahead(probabilities: NDArray[Any], agents: tuple[str, ...], config: Scor
         agents: names of the first V columns.
         config: K and γ.
     """
-    rows = probabilities[: config.horizon].tolist()
-    if not rows or not math.isfinite(sum(map(sum, rows))):
+    rows = probabilities[: config.horizon] if len(probabilities) > config.horizon else probabilities
+    if not len(rows) or not math.isfinite(rows.sum()):
         return UNKNOWN
     weights, weight = [], 1.0
-    for row in rows:
+    for end in rows[:, -1].tolist():
         weights.append(weight)
-        weight *= config.decay * (1.0 - row[-1])
-    return Lookahead(_columns(agents), rows, weights)
+        weight *= config.decay * (1.0 - end)
+    return Lookahead(_columns(agents), rows, tuple(weights))
 
 
-@lru_cache(maxsize=16)  # a model version has one tuple of agents
+@lru_cache(maxsize=256)  # a model version has one tuple of agents, and a workflow type one of those that share
 def _columns(agents: tuple[str, ...]) -> Mapping[str, int]:
     return {agent: column for column, agent in enumerate(agents)}

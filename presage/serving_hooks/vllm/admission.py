@@ -17,12 +17,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision
+from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision, Outlook
 from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.policies.workload import Workload
 from presage.serving_hooks.vllm.admission_accounts import Account
+from presage.serving_hooks.vllm.admission_columns import Columns
 from presage.serving_hooks.vllm.admission_times import IterationTimes
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.switch import Switch
@@ -32,9 +33,17 @@ logger = logging.getLogger(__name__)
 EVERY_S: Final = 0.25
 AFTER_EVENT_S: Final = 0.05
 _EACH_S: Final = 200e-6
-"""Of a pause between two decisions for each workflow there is: deciding takes a few microseconds for each."""
+"""Of a pause between two decisions for each workflow there is: deciding takes about one microsecond for each."""
 
 _LOG_EVERY_S: Final = 60.0
+
+
+class _Decided(NamedTuple):
+    """What is said of the last decision, once it has been carried out."""
+
+    reasons: Counter[str]
+    chosen: Outlook
+    everybody: Outlook
 
 
 class Gate:
@@ -78,14 +87,17 @@ class Gate:
         self._alive = alive
         self._clock = clock
         self._workload = Workload()
+        self._columns = Columns(self._admission.crowd, self._workload, block_tokens)
         self._accounts: dict[str, Account] = {}
+        self._quiet: dict[str, None] = {}  # those without a request
+        self._held: dict[str, Account] = {}
         self._workflow_of: dict[str, str] = {}
         self._area = 0.0
         self._decided_at = self._logged_at = -math.inf
         self._news = False
         self._holding = False
         self._held_s = 0.0
-        self._last: Decision | None = None
+        self._last: _Decided | None = None
         self._rates: Rates | None = None
 
     # What happens.
@@ -99,14 +111,17 @@ class Gate:
         if account is None:
             # Where some are held a newcomer waits for the next decision, a moment from now.
             account = self._accounts[step.workflow] = Account(step.workflow_type, now, held=self._holding)
+            if self._holding:
+                self._held[step.workflow] = account
         elif not account.requests:
+            self._quiet.pop(step.workflow, None)
             self._workload.paused(account.workflow_type, account.agent, now - account.since)
         if remaining_tokens is None or not remaining_tokens >= 0:  # NaN is no forecast either
             remaining_tokens = math.inf
         reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
         self._workflow_of[request_id] = step.workflow
         account.arrives(request_id, step.agent, prompt_tokens, reusable, remaining_tokens, now)
-        self._news = True
+        self._changes(step.workflow, account)
 
     def begins(self, request_id: str, found_tokens: int, hashes: Sequence[bytes]) -> None:
         """A request is selected for the first time; so many tokens of its prompt were in a cache."""
@@ -121,20 +136,21 @@ class Gate:
         if account.kept and now > account.left_at:
             load = (self._load_area(now) - account.load_area) / (now - account.left_at)
             self._admission.observe(max(0, reusable - found_tokens), reusable, now, load)
-        self._news = True
+        self._changes(self._workflow_of[request_id], account)
 
     def leaves(self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int) -> None:
         """A request leaves the engine, with these blocks computed."""
         account = self._account(request_id)
         if account is None:
             return
-        del self._workflow_of[request_id]
-        now = self._clock()
+        name, now = self._workflow_of.pop(request_id), self._clock()
         account.leaves(request_id, hashes, output_tokens, now)
         account.left_at, account.load_area = now, self._load_area(now)
         if completed:
             self._workload.completes(output_tokens)
-        self._news = True
+        if not account.requests:
+            self._quiet[name] = None
+        self._changes(name, account)
 
     # What the engine asks.
 
@@ -163,10 +179,11 @@ class Gate:
         if not self.switch.on:
             return self._open()
         now = self._clock()
-        waiting = [account for account in self._accounts.values() if account.waits()]
+        waiting = [name for name, account in self._held.items() if account.waits()]
         if not waiting:
             return []
-        one = max(waiting, key=lambda account: account.waited_s(now))
+        self.longest_held_s = self._longest(now)
+        one = self._held.pop(max(waiting, key=lambda name: self._held[name].waited_s(now)))
         self.switch.attempt(one.hold, False, now)
         self.counts["let in, since nothing ran"] += 1
         return list(one.requests) if self.switch.on else self._open()
@@ -174,16 +191,16 @@ class Gate:
     def status(self) -> dict[str, Any]:
         """How many workflows are held while a request of theirs waits and while their tool runs, how long, and why."""
         now = self._clock()
-        waits = [account.waits() for account in self._accounts.values()]
+        waits = [account.waits() for account in self._held.values()]
         last = self._last
         return {
             "held": sum(waits),
             "held_requests": sum(map(self.holds, self._workflow_of)),
-            "paused": sum(account.held for account in self._accounts.values()) - sum(waits),
+            "paused": len(waits) - sum(waits),
             "held_s": self._held_s + sum(account.waited_s(now) for account in self._accounts.values()),
             "longest_held_s": self._longest(now),
             "decisions": dict(self.counts),
-            "reasons": dict(Counter(last.held.values())) if last else {},
+            "reasons": dict(last.reasons) if last else {},
             "outlook": {"chosen": asdict(last.chosen), "everybody": asdict(last.everybody)} if last else None,
             "rates": asdict(self._rates) if self._rates else None,
         }
@@ -194,25 +211,35 @@ class Gate:
         self._area, self._decided_at, self._news = self._load_area(now), now, False
         self._forget(now)
         self._rates = self._workload.rates(self.times.costs(now), self._most_decoding)
-        seen = [account.seen(name, self._workload, self._block_tokens) for name, account in self._accounts.items()]
-        decision = self._last = self._admission.decide(seen, self._rates, now)
+        decision = self._admission.decide(self._columns.refresh(), self._rates, now)
+        self._last = _Decided(Counter(decision.held.values()), decision.chosen, decision.everybody)
         self._holding = bool(decision.held)
         self.longest_held_s = self._longest(now)
-        for name, account in self._accounts.items():
+        before, self._held = self._held, {}
+        for name in {**before, **decision.held}:  # of the others nothing changes
+            account = self._accounts[name]
             if not account.exempt and account.waited_s(now) >= self._held_at_most_s:
                 account.exempt = True
                 self.counts["exempt"] += 1
-            if account.hold(not (name in decision.run or account.exempt), now):
+            if account.hold(name in decision.held and not account.exempt, now):
                 changed += account.requests
+            if account.held:
+                self._held[name] = account
         self._log(decision, now)
 
     def _forget(self, now: float) -> None:
-        ended = [name for name, one in self._accounts.items() if not one.requests and not self._alive(name)]
-        for name in ended:
+        for name in [name for name in self._quiet if not self._alive(name)]:
+            del self._quiet[name]
+            self._held.pop(name, None)
+            self._columns.ended(name)
             self._held_s += self._accounts.pop(name).waited_s(now)
             self._admission.end(name)
 
     # The rest.
+
+    def _changes(self, name: str, account: Account) -> None:
+        self._columns.changed(name, account)
+        self._news = True
 
     def _account(self, request_id: str) -> Account | None:
         name = self._workflow_of.get(request_id)
@@ -223,20 +250,20 @@ class Gate:
         return self._area + self._admission.load * (now - self._decided_at) if self._last is not None else 0.0
 
     def _due(self, idle: bool, now: float) -> bool:
-        if idle and any(account.waits() for account in self._accounts.values()):
+        if idle and any(account.waits() for account in self._held.values()):
             return True
         pause_s = max(AFTER_EVENT_S, _EACH_S * len(self._accounts)) if self._news else EVERY_S
         return now - self._decided_at >= pause_s
 
     def _longest(self, now: float) -> float:
-        return max([self.longest_held_s, *(account.waited_s(now) for account in self._accounts.values())])
+        return max([self.longest_held_s, *(account.waited_s(now) for account in self._held.values())])
 
     def _open(self) -> list[str]:
         """Nobody is held any more: all requests, once."""
         opened, now = list(self._workflow_of), self._clock()
         self._held_s += sum(account.waited_s(now) for account in self._accounts.values())
-        self._accounts.clear()
-        self._workflow_of.clear()
+        for table in (self._accounts, self._held, self._quiet, self._workflow_of):
+            table.clear()
         return opened
 
     def _log(self, decision: Decision, now: float) -> None:

@@ -14,9 +14,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from presage.serving_hooks.policies.admission import Phase, Workflow
+from presage.serving_hooks.policies.crowd import Phase
 from presage.serving_hooks.policies.distinct import Distinct
-from presage.serving_hooks.policies.workload import Workload
 
 
 @dataclass(slots=True)
@@ -99,19 +98,13 @@ class Account:
         """Whether it is held and a request of it waits for that."""
         return self.held and self.phase is Phase.READY
 
-    def seen(self, name: str, workload: Workload, block_tokens: int) -> Workflow:
-        """What a decision must know of it."""
-        tool = self.phase is Phase.TOOL
-        pause_s = workload.pause_s(self.workflow_type, self.agent) if tool else None
-        footprint = len(self.blocks) * block_tokens + self._adds(workload)
-        return Workflow(name, self.phase, self.since, footprint, self.remaining_tokens, pause_s)
-
-    def _adds(self, workload: Workload) -> float:
-        output = min(workload.output_tokens, self.remaining_tokens)
-        if self.phase is Phase.TOOL:
-            return output + (self.new_tokens / self.steps if self.steps else workload.new_tokens)
-        waiting = sum(asked.new_tokens for asked in self.requests.values() if not asked.begun)
-        return waiting + output * len(self.requests)
+    def seen(self, block_tokens: int) -> tuple[float, int, int]:
+        """Its working set: tokens that it knows itself, how many outputs, and how many prompts as new as the mean."""
+        known = len(self.blocks) * block_tokens
+        if self.phase is not Phase.TOOL:
+            waiting = sum([asked.new_tokens for asked in self.requests.values() if not asked.begun])
+            return known + waiting, len(self.requests), 0
+        return (known + self.new_tokens / self.steps, 1, 0) if self.steps else (known, 1, 1)
 
     def _move(self, now: float) -> None:
         if not self.requests:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
-from presage.serving_hooks.policies.score import Lookahead
+from presage.serving_hooks.policies.score import NO_ROWS, Lookahead
 from presage.serving_hooks.vllm.compat import Block, FreeQueue
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.switch import Switch
@@ -26,7 +26,7 @@ from presage.serving_hooks.vllm.switch import Switch
 NO_WORKFLOW: Final = ""
 """The pseudo-workflow; no workflow has this name, since all of theirs hold a separator."""
 
-_NOTHING: Final = Lookahead({}, (), ())
+_NOTHING: Final = Lookahead({}, NO_ROWS, ())
 
 
 class ScoredBlocks:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from sys import intern
 from typing import Any, Final
 
 MAX_NAME: Final = 256
@@ -40,6 +41,7 @@ class Step:
         agent: the role; "" if the client did not say.
         number: of the step in its workflow, from 0, if the client said.
         last: the client says that the workflow ends with this step.
+        workflow: one name for workflow type and id. Names hold no control characters, so no two of them collide.
     """
 
     workflow_type: str
@@ -47,11 +49,11 @@ class Step:
     agent: str
     number: int | None = None
     last: bool = False
+    workflow: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def workflow(self) -> str:
-        """One name for workflow type and id. Names hold no control characters, so no two of them collide."""
-        return workflow_key(self.workflow_type, self.workflow_id)
+    def __post_init__(self) -> None:
+        # Made once, and one copy for all steps: half a dozen tables are kept by this name.
+        object.__setattr__(self, "workflow", intern(workflow_key(self.workflow_type, self.workflow_id)))
 
 
 def workflow_key(workflow_type: str, workflow_id: str) -> str:
@@ -76,12 +78,17 @@ def read(extra_args: object, session_id: object, counts: Counter[str]) -> Step |
             counts["workflow_id: missing"] += 1
         return None
     return Step(
-        workflow_type=names["workflow_type"] or "",
+        workflow_type=_shared(names["workflow_type"]),
         workflow_id=workflow_id,
-        agent=names["agent"] or "",
+        agent=_shared(names["agent"]),
         number=_number(sent.get("step"), counts),
         last=_flag(sent.get("workflow_end"), counts),
     )
+
+
+def _shared(name: str | None) -> str:
+    """One copy of a name that many requests have; a request's own goes with it."""
+    return intern(name) if type(name) is str else str(name or "")
 
 
 def _sent(extra_args: object, counts: Counter[str]) -> Mapping[Any, Any]:

@@ -72,7 +72,10 @@ class AskedOnArrival:
         input_tokens: int | None = None,
     ) -> LiveForecast:
         """What was said on arrival; asked anew where priority is vLLM's own."""
-        early = self._early.get((workflow_type, workflow_id), {}).pop((agent, step), None)
+        kept = self._early.get((workflow_type, workflow_id))
+        early = kept.pop((agent, step), None) if kept is not None else None
+        if not kept:
+            self._early.pop((workflow_type, workflow_id), None)  # an empty table a workflow would be a great deal
         if early is not None:
             return early
         return self._forecaster.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)

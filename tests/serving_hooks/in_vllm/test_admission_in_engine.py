@@ -336,8 +336,8 @@ def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache
     step("b2", 150, 768)  # takes what a had
     step("a3", 0, 672)  # a2 had computed 656
     assert [one for one in seen if one[1]] == [(0, 640), (656, 656)]
-    footprint = engine.scheduler._gate._accounts["t\0a"].seen("a", engine.scheduler._gate._workload, 16)
-    assert footprint.footprint_tokens == pytest.approx(672 + 672 / 3 + 2)
+    footprints = {w.id: w.footprint_tokens for w in engine.scheduler._gate._columns.refresh()}
+    assert footprints["t\0a"] == pytest.approx(672 + 672 / 3 + 2)
 
 
 def test_a_common_history_is_counted_once_and_own_conversations_each(tmp_path: Path) -> None:

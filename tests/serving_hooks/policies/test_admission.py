@@ -223,3 +223,20 @@ def test_footprints_forecast_wrong_still_win_with_one_and_lose_nothing_with_the_
     loop = Loop(draw(150, seed=0), prompts, 16 * 4000, 72, Admission(16 * 4000))
     loop.footprint_error = error
     assert loop.makespan() < factor * closed_loop(prompts, 4000).now
+
+
+def test_who_takes_the_place_of_one_that_has_ended_has_waited_for_nothing() -> None:
+    admission = thrashed(CROWD)
+    last = CROWD[-1]
+    assert last.id in admission.decide(CROWD, HISTORY_FIRST, 1.0).held
+    admission.end(last.id)
+    admission.decide([replace(last, id="fresh", since=5.0)], HISTORY_FIRST, 5.0)
+    assert admission.waited_s(replace(last, id="fresh"), 9.0) == 0
+    assert len(admission.crowd) == len(CROWD)
+
+
+def test_a_decision_does_not_hang_on_the_order_in_which_workflows_came() -> None:
+    alike = [ready(f"w{i:02}") for i in range(40)]
+    there = [thrashed(one).decide(one, HISTORY_FIRST, 1.0) for one in (alike, alike[::-1])]
+    assert there[0].run == there[1].run == {f"w{i:02}" for i in range(len(there[0].run))}
+    assert 0 < len(there[0].held) < 40

@@ -1,5 +1,7 @@
 """The costs of iterations are found among noise and mishaps; what was seen too little of is not spoken of."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -107,11 +109,16 @@ def test_rates_are_given_once_enough_was_seen_of_everything() -> None:
     assert seen(enough, enough).rates(None, 64) is None
 
 
+def pause_s(workload: Workload, agent: str) -> float:
+    number = workload.agent("review", agent)
+    return float(workload.pauses_s()[number])
+
+
 def test_pauses_are_each_agents_own() -> None:
     workload = seen(0, 40)
-    assert [workload.pause_s("review", agent) for agent in ("coder", "tester")] == [2.0, 4.0]
-    assert workload.pause_s("review", "nobody") == pytest.approx(3.0)
-    assert Workload().pause_s("review", "coder") is None
+    assert [pause_s(workload, agent) for agent in ("coder", "tester")] == [2.0, 4.0]
+    assert pause_s(workload, "nobody") == pytest.approx(3.0)
+    assert math.isnan(pause_s(Workload(), "coder"))
 
 
 def test_names_without_end_do_not_fill_the_memory() -> None:
@@ -119,3 +126,4 @@ def test_names_without_end_do_not_fill_the_memory() -> None:
     for number in range(MOST_AGENTS + 50):
         workload.paused("t", f"a{number}", 1.0)
     assert len(workload._by_agent) == MOST_AGENTS
+    assert pause_s(workload, "one more") == 1.0
