@@ -3,12 +3,13 @@
 vLLM's own scheduler and KV-cache manager without a model, one iteration ahead: 50,000 blocks of 16 tokens, 64 requests
 running and 500 waiting, all the time. Workflows of five steps share a prompt of their type and go on with their own
 history; where a step ends the next one arrives, where a workflow ends another begins. "schedule" is `schedule()`,
-"update" `update_from_output()`, "arrive" one `add_request()`, "step" all of these from one iteration to the next; CPU
-time of the thread. Rounds of the variants take turns, so that a busy machine slows all alike.
+"update" `update_from_output()`, "arrive" one `add_request()`, "step" all of these from one iteration to the next, and
+"decode" those steps in which nothing is prefilled; CPU time of the thread. Rounds of the variants take turns, so that a
+busy machine slows all alike.
 
-"added" is the median step less stock's of the same round, and so for the 99th percentile: the variants choose other
-requests, so steps cannot be compared one by one. Forecasts are drawn beforehand: what a predictor costs is not in it
-(forecast_latency.py and guard.py have that).
+"added" is the median step less stock's of the same round, and so for the 99th percentile, of all steps and of those
+that only decode: the variants choose other requests, so steps cannot be compared one by one. Forecasts are drawn
+beforehand: what a predictor costs is not in it (forecast_latency.py and guard.py have that).
 
     python benchmarks/vllm_overhead.py [--iterations 2000] [--rounds 3] [--waiting 500]
 
@@ -44,13 +45,15 @@ WARM = 2500
 """Iterations before any is counted: by then every block has been used once."""
 BURST = 4
 """Workflows that begin between two iterations at most, while the engine fills."""
-CALLS = ("schedule", "update", "arrive", "step")
+CALLS = ("schedule", "update", "arrive", "step", "decode")
+OFF: dict[str, Any] = {"priority": False, "eviction": False, "admission": False}
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "stock": None,
-    "hooks, all off": {"priority": False, "eviction": False},
-    "priority": {"eviction": False},
-    "eviction": {"priority": False},
-    "both": {},
+    "hooks, all off": OFF,
+    "priority": {**OFF, "priority": True},
+    "eviction": {**OFF, "eviction": True},
+    "admission": {**OFF, "admission": True},
+    "all three": {},
     "and prefetch": {"prefetch": True},
 }
 
@@ -98,9 +101,11 @@ class Timed:
         for method, name in (("schedule", "schedule"), ("update_from_output", "update"), ("add_request", "arrive")):
             setattr(scheduler, method, self._timed(getattr(scheduler, method), name))
 
-    def stepped(self) -> None:
-        """An iteration is over, with what arrived before it."""
+    def stepped(self, decodes: bool) -> None:
+        """An iteration is over, with what arrived before it; whether it only decodes."""
         self.taken["step"].append(self._now)
+        if decodes:
+            self.taken["decode"].append(self._now)
         self._now = 0
 
     def _timed(self, call: Any, name: str) -> Any:
@@ -177,8 +182,8 @@ def served(folder: Path, settings: dict[str, Any] | None, waiting: int, iteratio
         load.arrive(engine.ended[done:])
         done = len(engine.ended)
         engine.step()
-        engine.log.clear()
-        timed.stepped()
+        tokens, _, _ = engine.log.pop()
+        timed.stepped(decodes=max(tokens.values(), default=0) == 1)
     assert len(scheduler.running) > 0.9 * SEQS
     assert len(scheduler.waiting) >= 0.9 * waiting
     gc.unfreeze()
@@ -203,13 +208,16 @@ def main() -> None:
                 taken = served(Path(folder), settings, args.waiting, args.iterations)
                 rounds[name].append({call: quantiles(of) for call, of in taken.items()})
     report: dict[str, Any] = {}
-    print(f"{'':16}" + "".join(f"{call:>10}{'p99':>8}" for call in CALLS) + f"{'added':>10}{'p99':>8}")
+    print(
+        f"{'':16}"
+        + "".join(f"{call:>10}{'p99':>8}" for call in CALLS)
+        + f"{'added':>10}{'p99':>8}{'decode+':>10}{'p99':>8}"
+    )
     for name in VARIANTS:
         pairs = list(zip(rounds[name], rounds["stock"], strict=True))
         table = {call: [own[call] for own, _ in pairs] for call in CALLS}
-        table["added"] = [
-            (own["step"][0] - stock["step"][0], own["step"][1] - stock["step"][1]) for own, stock in pairs
-        ]
+        for added, of in (("added", "step"), ("added to decode", "decode")):
+            table[added] = [(own[of][0] - stock[of][0], own[of][1] - stock[of][1]) for own, stock in pairs]
         said = {
             call: [round(statistics.median(of), 1) for of in zip(*each, strict=True)] for call, each in table.items()
         }
