@@ -27,6 +27,7 @@ import heapq
 import itertools
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
+
 from retry_loops import TYPE, Planned, Style, Written, draw, working_set
+from tiny_qwen import save_qwen
 
 BLOCK, MOST_BLOCKS, MODEL_LENGTH = 32, 4096, 4096
 
@@ -53,23 +57,9 @@ class Ran:
 
 def start(folder: Path) -> Any:
     """An engine with a model made on the spot."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
     from vllm import LLM
 
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=MODEL_LENGTH,
-        initializer_range=0.3,  # so that the most likely token is not a tie
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    save_qwen(folder, length=MODEL_LENGTH)
     return LLM(
         model=str(folder),
         dtype="float32",

@@ -21,6 +21,7 @@ import httpx
 import openai
 from tiny_encoder import WORDS, save_tokenizer
 from tiny_model import Tiny
+from tiny_qwen import save_qwen
 
 from presage.registry.connect import open_registry
 from presage.registry.package import register
@@ -74,21 +75,7 @@ class Server:
 
 def made(folder: Path) -> Path:
     """A model of random weights that knows 500 words."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    save_qwen(folder, spread=0.02)
     save_tokenizer(folder, [" ".join(WORDS)])
     return folder
 

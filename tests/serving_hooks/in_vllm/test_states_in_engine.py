@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tiny_model import STATE_SIZE, Tiny
+from tiny_qwen import save_qwen
 
 from presage.registry.connect import open_registry
 from presage.registry.package import register
@@ -22,24 +23,7 @@ HERE = Path(__file__).resolve().parent
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights whose states are as wide as those the predictor learnt."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=STATE_SIZE,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        initializer_range=0.5,
-    )
-    folder = tmp_path_factory.mktemp("model")
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_qwen(tmp_path_factory.mktemp("model"), hidden_size=STATE_SIZE, inner=64, spread=0.5)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_qwen import save_qwen
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its engine")
 
@@ -18,24 +19,7 @@ HERE = Path(__file__).resolve().parent
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights, made on the spot."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        initializer_range=0.3,  # so that the most likely token is not a tie
-    )
-    folder = tmp_path_factory.mktemp("model")
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_qwen(tmp_path_factory.mktemp("model"))
 
 
 def served(model: Path, settings: dict[str, Any] | None, program: str = "serve_tokens.py") -> Any:
