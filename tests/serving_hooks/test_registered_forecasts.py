@@ -54,7 +54,7 @@ def test_champions_of_the_registry_answer_both_policies(
     assert live.remaining.ranking == left
     assert made.next_agents.on_completion("retry", "w", output_tokens=20).source == "champion"
     for served, moments in (("synthetic", {PREFILL, COMPLETION}), (None, {PREFILL, COMPLETION}), ("another", set())):
-        reads = champions(served).next_agents
+        reads = champions(PresageConfig(), served).next_agents
         assert isinstance(reads, ReadsStates)
         assert set(reads.projections) == moments, "the states of the traces are those of the model synthetic"
 

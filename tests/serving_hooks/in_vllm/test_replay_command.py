@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from presage.cli.presage import app
 from presage.serving_hooks.replay.runs import run_one
 
+pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
+
 pytestmark = pytest.mark.vllm
 
 CHEAP = ("--seeds", "2", "--processes", "1", "--concurrency", "6", "--cache-tokens", "16000")
