@@ -71,7 +71,7 @@ class Predictors:
 def resolve_predictors(
     registry: Callable[[], Registry],
     *,
-    next_agent: str | None = "models:/next-agent@champion",
+    next_agent: str | None = None,
     remaining_length: str | None = None,
     cache: Path | None = None,
 ) -> Predictors:

@@ -21,6 +21,8 @@ from presage.serving_hooks.forecaster import Forecaster
 from presage.serving_hooks.live import NO_MODEL
 from presage.serving_hooks.sources import resolve_predictors
 
+CHAMPION = "models:/next-agent@champion"
+
 
 def no_registry() -> Registry:
     raise AssertionError("a folder needs no registry")
@@ -61,11 +63,11 @@ def test_an_alias_of_the_registry_becomes_a_version(tiny: Tiny, tmp_path: Path) 
         input_example=pd.DataFrame([{"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}]),
         report=[],
     )
-    missing = resolve_predictors(lambda: registry).next_agent
+    missing = resolve_predictors(lambda: registry, next_agent=CHAMPION).next_agent
     assert missing.predictor is None
     assert "no alias 'champion'" in str(missing.reason)
     registry.client.set_registered_model_alias("next-agent", "champion", "1")
-    found = resolve_predictors(lambda: registry).next_agent
+    found = resolve_predictors(lambda: registry, next_agent=CHAMPION).next_agent
     assert (found.version, found.reason, found.digest) == (1, None, artefact_digest(tiny.folder))
     assert found.predictor is not None
 
@@ -77,7 +79,7 @@ def test_a_registry_that_is_down_is_waited_for_once_and_said(caplog: pytest.LogC
         asked.append(1)
         raise RegistryError("the MLflow server does not answer")
 
-    found = resolve_predictors(down, remaining_length="models:/remaining-length@champion")
+    found = resolve_predictors(down, next_agent=CHAMPION, remaining_length="models:/remaining-length@champion")
     for part in (found.next_agent, found.remaining_length):
         assert (part.predictor, part.reason) == (None, "the MLflow server does not answer")
     assert len(asked) == 1
@@ -88,7 +90,7 @@ def test_a_registry_that_breaks_unforeseen_is_a_reason_too() -> None:
     def broken() -> Registry:
         raise ZeroDivisionError("inside a client")
 
-    assert resolve_predictors(broken).next_agent.reason == "ZeroDivisionError: inside a client"
+    assert resolve_predictors(broken, next_agent=CHAMPION).next_agent.reason == "ZeroDivisionError: inside a client"
 
 
 def cut(folder: Path) -> None:
