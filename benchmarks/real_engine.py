@@ -9,8 +9,11 @@ from traces of other workflows drawn by the same rule, tokens left counted onlin
 
     python benchmarks/real_engine.py [--workflows 110] [--seeds 0 1] [--styles shared own] [--settings '{"tie": 0}']
 
-`--settings` is what an operator writes as `--additional-config '{"presage": …}'`. Needs vLLM 0.32. Prints a table of
-cached prompt tokens and of ratios to stock, and one JSON line at the end.
+`--settings` is what an operator writes as `--additional-config '{"presage": …}'`. A prompt costs the tiny model next to
+nothing beside an iteration's own overhead, so its seconds say nothing, and admission, which weighs seconds, has nothing
+to gain. With `--hidden-size 512` 2,048 prompt tokens cost it about ten decode steps, as they do a real model on a GPU.
+Needs vLLM 0.32. Prints a table of cached prompt tokens, of ratios to stock and of seconds, and one JSON line at the
+end.
 """
 
 from __future__ import annotations
@@ -55,11 +58,11 @@ class Ran:
     answers: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
 
 
-def start(folder: Path) -> Any:
+def start(folder: Path, hidden_size: int) -> Any:
     """An engine with a model made on the spot."""
     from vllm import LLM
 
-    save_qwen(folder, length=MODEL_LENGTH)
+    save_qwen(folder, hidden_size=hidden_size, inner=2 * hidden_size, length=MODEL_LENGTH)
     return LLM(
         model=str(folder),
         dtype="float32",
@@ -144,6 +147,12 @@ def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], style: Style, at
     return ran
 
 
+def held(status: Mapping[str, Any]) -> int:
+    """How many times admission has let a workflow wait."""
+    counts = (status.get("admission") or {}).get("decisions", {})
+    return int(counts.get("held", 0)) + int(counts.get("paused", 0))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workflows", type=int, default=110)
@@ -155,15 +164,16 @@ def main() -> None:
         "--forecasts", nargs="+", default=["none", "learned", "oracle"], choices=["none", "learned", "oracle"]
     )
     parser.add_argument("--settings", type=json.loads, default={})
+    parser.add_argument("--hidden-size", type=int, default=64, help="of the model that is made")
     args = parser.parse_args()
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        llm = start(Path(folder) / "model")
+        llm = start(Path(folder) / "model", args.hidden_size)
         # vLLM looks through all modules that are loaded when it starts, and stumbles over some.
         from loop_forecasts import hooked, learn, told
         from vllm.v1.core.sched.scheduler import Scheduler
 
-        print(f"{'':24}{'blocks':>8}{'prompt':>10}{'cached':>10}{'share':>8}{'x stock':>9}{'iterations':>12}")
+        print(f"{'':24}{'blocks':>8}{'prompt':>10}{'cached':>10}{'share':>8}{'x stock':>9}{'iterations':>12}{'s':>8}{'paused':>8}")
         for style in args.styles:
             predictor = learn(style, Path(folder) / style) if "learned" in args.forecasts else None
             ratios: dict[str, list[float]] = {kind: [] for kind in args.forecasts}
@@ -182,7 +192,8 @@ def main() -> None:
                     print(
                         f"{style:8}{f'seed {seed}':8}{kind:8}{blocks:8}{ran.prompt_tokens:10}{ran.cached_tokens:10}"
                         f"{ran.cached_tokens / ran.prompt_tokens:8.3f}"
-                        f"{ran.cached_tokens / rows['stock'].cached_tokens:9.2f}{ran.iterations:12}",
+                        f"{ran.cached_tokens / rows['stock'].cached_tokens:9.2f}{ran.iterations:12}"
+                        f"{ran.seconds:8.1f}{held(ran.status):8}",
                         flush=True,
                     )
                 report[style]["seeds"][seed] = {
