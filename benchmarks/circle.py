@@ -1,0 +1,265 @@
+"""Does the circle close: from an engine that records, through training and promotion, back into the same engine?
+
+With the commands a user types (docs/operations.md), on vLLM's engine with a tiny model of random weights, asked through
+the OpenAI client. Workflows have retry loops (retry_loops.py), and the cache holds a third of what they want to find
+again.
+
+1. `presage serve` with the recorder on and no model. Workflows are served.
+2. `presage traces ingest`, `train-predictor next-agent`, `presage promote`. The running engine takes the champion.
+3. The same requests to that engine and to `vllm serve`: which finds more prompt tokens in its cache? Answers are
+   compared.
+4. A worse version, trained on a handful of workflows, is refused. Another that passes goes live and is rolled back.
+5. The application changes: its agents come in another order. The engine has to notice.
+
+    python benchmarks/circle.py [--to circle-output] [--workflows 150] [--at-once 24]
+
+Needs vLLM 0.32; some minutes. Writes to a folder that is made anew, and prints one JSON line at the end. Exit code 1 if
+a step does not come to what it should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+BENCHMARKS = Path(__file__).resolve().parent
+sys.path.insert(0, str(BENCHMARKS.parent / "tests" / "serving_hooks" / "in_vllm"))
+sys.path.insert(0, str(BENCHMARKS.parent / "tests"))
+
+import httpx
+from retry_loops import AGENTS, TYPE, Planned, draw, working_set
+from served_loops import Served, serve
+
+BLOCK, LENGTH = 32, 4096
+STARTS_WITHIN_S, GOES_LIVE_WITHIN_S = 400.0, 120.0
+MODEL = "tiny"
+REFUSED = 3
+TRAINING, HELD_OUT, COMPARED, CHANGED = 1, 2, 3, 4
+"""Seeds that workflows are drawn by."""
+WORDS = tuple(f"word{number}" for number in range(500))
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that answers at `url`; what it prints stands in `log`."""
+
+    url: str
+    log: Path
+
+    def status(self) -> dict[str, Any]:
+        """What the hooks say of themselves."""
+        (told,) = httpx.get(f"{self.url}/v1/workflows/status", timeout=60).raise_for_status().json()["engines"]
+        return dict(told)
+
+    def until(self, holds: Callable[[dict[str, Any]], bool], wanted: str) -> dict[str, Any]:
+        """The first status for which this holds."""
+        for _ in range(int(GOES_LIVE_WITHIN_S / 0.5)):
+            if holds(told := self.status()):
+                return told
+            time.sleep(0.5)
+        fail(f"{wanted}: not within {GOES_LIVE_WITHIN_S:.0f} s; the engine says {json.dumps(told)}")
+
+
+def fail(why: str) -> NoReturn:
+    """Something is not as it should be."""
+    sys.exit(f"circle: {why}")
+
+
+def say(text: str) -> None:
+    print(f"\n# {text}", flush=True)
+
+
+def shell(folder: Path, line: str, *, expected: int = 0) -> None:
+    """Runs a command as if typed in this folder."""
+    print(f"\n$ {line}", flush=True)
+    begun = time.monotonic()
+    done = subprocess.run(shlex.split(line), cwd=folder, check=False, env=environment(folder))
+    print(f"({time.monotonic() - begun:.0f} s)")
+    if done.returncode != expected:
+        fail(f"exit code {done.returncode} where {expected} was expected")
+    if expected:
+        print(f"(exit code {expected})")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The commands of this Python, and a registry of their own."""
+    beside = Path(sys.executable).parent
+    return {
+        **os.environ,
+        "PATH": f"{beside}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONPATH": str(BENCHMARKS.parent),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "COLUMNS": "140",
+    }
+
+
+@contextmanager
+def started(folder: Path, command: str, blocks: int, *more: str) -> Iterator[Server]:
+    """A server of the model in `folder`, until the end of the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    options = f"--served-model-name {MODEL} --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager"
+    options += f" --max-model-len {LENGTH} --block-size {BLOCK} --num-gpu-blocks-override {blocks} --max-num-seqs 64"
+    options += " --max-num-batched-tokens 2048 --enable-prompt-tokens-details"
+    line = [*shlex.split(command), "model", *shlex.split(options), *more]
+    print(f"\n$ {shlex.join(line)}", flush=True)
+    log = folder / f"{command.split()[0]}.log"
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            line, cwd=folder, env=environment(folder), stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        server = Server(f"http://127.0.0.1:{port}", log)
+        begun = time.monotonic()
+        while not answers(server):
+            if process.poll() is not None or time.monotonic() - begun > STARTS_WITHIN_S:
+                fail(f"the server does not answer; see {log}")
+            time.sleep(0.5)
+        print(f"(answers after {time.monotonic() - begun:.0f} s)", flush=True)
+        yield server
+    finally:
+        end(process)
+
+
+def answers(server: Server) -> bool:
+    """Whether a server is up."""
+    try:
+        return httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """The process and those it has started."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, how)
+            process.wait(30)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def make_model(folder: Path) -> None:
+    """A model of random weights, and a tokenizer of 500 words."""
+    from tiny_encoder import save_tokenizer
+    from tiny_qwen import save_qwen
+
+    save_qwen(folder, length=LENGTH)
+    save_tokenizer(folder, [" ".join(WORDS)])
+
+
+def turned(workflows: Mapping[str, Sequence[Planned]]) -> dict[str, list[Planned]]:
+    """The same with each agent's part played by the next one."""
+    plays = dict(zip(AGENTS, (*AGENTS[1:], AGENTS[0]), strict=True))
+    return {name: [replace(step, agent=plays[step.agent]) for step in steps] for name, steps in workflows.items()}
+
+
+def version(number: int) -> Callable[[dict[str, Any]], bool]:
+    """Whether the engine says that it foretells with this version."""
+    return lambda told: str(told["models"]["next-agent"]).endswith(f"version {number}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--to", type=Path, default=Path("circle-output"))
+    parser.add_argument("--workflows", type=int, default=150)
+    parser.add_argument("--at-once", type=int, default=24)
+    args = parser.parse_args()
+    begun, folder = time.monotonic(), make_anew(args.to)
+    make_model(folder / "model")
+    compared = draw(args.workflows // 2, COMPARED)
+    blocks = int(args.at_once * working_set(compared, "own") / 3 / BLOCK)
+    report: dict[str, Any] = {"circle": "closed", "workflows": args.workflows, "blocks": blocks}
+
+    def ask(server: Server, workflows: Mapping[str, Sequence[Planned]]) -> Served:
+        served = serve(server.url, MODEL, workflows, at_once=args.at_once)
+        print(
+            f"{len(workflows)} workflows, {len(served.answers)} steps: {served.share:.3f} of their prompts cached",
+            flush=True,
+        )
+        return served
+
+    say("vLLM alone.")
+    with started(folder, "vllm serve", blocks) as server:
+        stock = ask(server, compared)
+
+    say("An engine that records, and has no model.")
+    settings = {"recorder": {"folder": "recording", "flush_s": 0.2}, "reload_s": 1}
+    more = ["--additional-config", json.dumps({"presage": settings})]
+    with started(folder, "presage serve", blocks, *more) as server:
+        if not str(server.status()["models"]["next-agent"]).startswith("none"):
+            fail("an empty registry has given a model")
+        ask(server, draw(args.workflows, TRAINING))
+
+        say("What it has served becomes a version.")
+        shell(folder, "presage traces ingest recording --to traces")
+        shell(folder, "train-predictor next-agent traces")
+        ask(server, draw(args.workflows // 2, HELD_OUT))
+        shell(folder, "presage traces ingest recording --to held-out")
+        shell(folder, "presage promote next-agent --version 1 --traces held-out")
+        server.until(version(1), "the promoted version goes live")
+
+        say("The same requests that vLLM alone has had.")
+        before = server.status()["counts"].get("forecast: champion", 0)
+        ours = ask(server, compared)
+        report["forecasts"] = server.status()["counts"].get("forecast: champion", 0) - before
+        report["cached_share"] = {"stock": round(stock.share, 3), "ours": round(ours.share, 3)}
+        report["times_stock"] = round(ours.cached_tokens / stock.cached_tokens, 3)
+        report["other_answers"] = sum(stock.answers[at] != said for at, said in ours.answers.items())
+        if report["forecasts"] == 0 or report["other_answers"] or ours.cached_tokens <= stock.cached_tokens:
+            fail(f"nothing gained, or an answer changed: {json.dumps(report)}")
+
+        say("A worse version, on purpose.")
+        shell(folder, "presage traces generate --law retry --workflows 5 --seed 2 --to few")
+        shell(
+            folder, "train-predictor next-agent few --set network.epochs=1 --set boosting.rounds=0 --baselines markov-1"
+        )
+        shell(folder, "presage promote next-agent --version 2 --traces held-out", expected=REFUSED)
+
+        say("One more that passes, and back again.")
+        shell(folder, "train-predictor next-agent traces --seed 1")
+        shell(folder, "presage promote next-agent --version 3 --traces held-out")
+        server.until(version(3), "the next version goes live")
+        shell(folder, "presage rollback next-agent")
+        server.until(version(1), "the roll-back goes live")
+
+        say("The application changes.")
+        ask(server, turned(draw(args.workflows, CHANGED)))
+        told = server.until(lambda told: bool(told["truth"]["alarms"].get(TYPE)), "the change is noticed")
+        report["alarm"] = told["truth"]["alarms"][TYPE]
+        print(json.dumps(report["alarm"]))
+    report["seconds"] = round(time.monotonic() - begun, 1)
+    print(f"\nEverything lies in {folder}.\n")
+    print(json.dumps(report))
+
+
+def make_anew(folder: Path) -> Path:
+    """An empty folder; one that something else has made is left alone."""
+    mark = folder / ".made-by-circle"
+    if folder.exists() and not mark.exists():
+        fail(f"{folder.resolve()} is there and was not made by this: move it away")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    mark.touch()
+    return folder.resolve()
+
+
+if __name__ == "__main__":
+    main()
