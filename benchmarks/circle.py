@@ -33,11 +33,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-BENCHMARKS = Path(__file__).resolve().parent
-sys.path.insert(0, str(BENCHMARKS.parent / "tests" / "serving_hooks" / "in_vllm"))
-sys.path.insert(0, str(BENCHMARKS.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
 
 import httpx
 from retry_loops import AGENTS, TYPE, Planned, draw, working_set
@@ -70,12 +69,12 @@ class Server:
             if holds(told := self.status()):
                 return told
             time.sleep(0.5)
-        fail(f"{wanted}: not within {GOES_LIVE_WITHIN_S:.0f} s; the engine says {json.dumps(told)}")
+        raise failed(f"{wanted}: not within {GOES_LIVE_WITHIN_S:.0f} s; the engine says {json.dumps(told)}")
 
 
-def fail(why: str) -> NoReturn:
+def failed(why: str) -> SystemExit:
     """Something is not as it should be."""
-    sys.exit(f"circle: {why}")
+    return SystemExit(f"circle: {why}")
 
 
 def say(text: str) -> None:
@@ -89,7 +88,7 @@ def shell(folder: Path, line: str, *, expected: int = 0) -> None:
     done = subprocess.run(shlex.split(line), cwd=folder, check=False, env=environment(folder))
     print(f"({time.monotonic() - begun:.0f} s)")
     if done.returncode != expected:
-        fail(f"exit code {done.returncode} where {expected} was expected")
+        raise failed(f"exit code {done.returncode} where {expected} was expected")
     if expected:
         print(f"(exit code {expected})")
 
@@ -100,7 +99,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": f"{beside}{os.pathsep}{os.environ.get('PATH', '')}",
-        "PYTHONPATH": str(BENCHMARKS.parent),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
         "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
         "VLLM_LOGGING_LEVEL": "INFO",
@@ -130,7 +129,7 @@ def started(folder: Path, command: str, blocks: int, *more: str) -> Iterator[Ser
         begun = time.monotonic()
         while not answers(server):
             if process.poll() is not None or time.monotonic() - begun > STARTS_WITHIN_S:
-                fail(f"the server does not answer; see {log}")
+                raise failed(f"the server does not answer; see {log}")
             time.sleep(0.5)
         print(f"(answers after {time.monotonic() - begun:.0f} s)", flush=True)
         yield server
@@ -205,7 +204,7 @@ def main() -> None:
     more = ["--additional-config", json.dumps({"presage": settings})]
     with started(folder, "presage serve", blocks, *more) as server:
         if not str(server.status()["models"]["next-agent"]).startswith("none"):
-            fail("an empty registry has given a model")
+            raise failed("an empty registry has given a model")
         ask(server, draw(args.workflows, TRAINING))
 
         say("What it has served becomes a version.")
@@ -224,7 +223,7 @@ def main() -> None:
         report["times_stock"] = round(ours.cached_tokens / stock.cached_tokens, 3)
         report["other_answers"] = sum(stock.answers[at] != said for at, said in ours.answers.items())
         if report["forecasts"] == 0 or report["other_answers"] or ours.cached_tokens <= stock.cached_tokens:
-            fail(f"nothing gained, or an answer changed: {json.dumps(report)}")
+            raise failed(f"nothing gained, or an answer changed: {json.dumps(report)}")
 
         say("A worse version, on purpose.")
         shell(folder, "presage traces generate --law retry --workflows 5 --seed 2 --to few")
@@ -254,7 +253,7 @@ def make_anew(folder: Path) -> Path:
     """An empty folder; one that something else has made is left alone."""
     mark = folder / ".made-by-circle"
     if folder.exists() and not mark.exists():
-        fail(f"{folder.resolve()} is there and was not made by this: move it away")
+        raise failed(f"{folder.resolve()} is there and was not made by this: move it away")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     mark.touch()

@@ -173,7 +173,10 @@ def main() -> None:
         from loop_forecasts import hooked, learn, told
         from vllm.v1.core.sched.scheduler import Scheduler
 
-        print(f"{'':24}{'blocks':>8}{'prompt':>10}{'cached':>10}{'share':>8}{'x stock':>9}{'iterations':>12}{'s':>8}{'paused':>8}")
+        print(
+            f"{'':24}{'blocks':>8}{'prompt':>10}{'cached':>10}{'share':>8}{'x stock':>9}{'iterations':>12}"
+            f"{'s':>8}{'paused':>8}"
+        )
         for style in args.styles:
             predictor = learn(style, Path(folder) / style) if "learned" in args.forecasts else None
             ratios: dict[str, list[float]] = {kind: [] for kind in args.forecasts}
