@@ -43,6 +43,7 @@ class Reload:
         registry: opens the registry, None where there is none; called again after it was down.
         every_s: seconds between two looks.
         trial_s: seconds that one version may take to load and try.
+        loads: how each kind is loaded and tried; raises where it is not to be used.
 
     Attributes:
         refused: why, by what the version is called; each was loaded once.
@@ -50,7 +51,12 @@ class Reload:
     """
 
     def __init__(
-        self, held: Predictors, registry: Callable[[], Registry | None], every_s: float, trial_s: float = TRIAL_S
+        self,
+        held: Predictors,
+        registry: Callable[[], Registry | None],
+        every_s: float,
+        trial_s: float = TRIAL_S,
+        loads: Mapping[str, Load] | None = None,
     ) -> None:
         self.refused: dict[str, str] = {}
         self.troubles: dict[str, str] = {}
@@ -62,7 +68,7 @@ class Reload:
         }
         self._open = registry
         self._registry: Registry | None = None
-        self._every_s, self._trial_s = every_s, trial_s
+        self._every_s, self._trial_s, self._loads = every_s, trial_s, loads or _LOADS
         self._ready: deque[Predictors] = deque(maxlen=1)
         self._stop = threading.Event()
 
@@ -140,7 +146,7 @@ class Reload:
         """By its number: an alias may move on while it is loaded."""
         reference = self._watched[kind]
         name, _, _ = parse(reference)
-        load = partial(_LOADS[kind], f"models:/{name}/{version}", lambda: registry)
+        load = partial(self._loads[kind], f"models:/{name}/{version}", lambda: registry)
         held: Held[Any] = OwnThread(f"presage-trial-{kind}").call(load, self._trial_s)
         return replace(held, reference=reference)
 
