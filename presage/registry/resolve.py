@@ -57,16 +57,38 @@ def resolve(reference: str, registry: Callable[[], Registry], *, cache: Path | N
     if not reference.startswith("models:"):
         read_artefact(Path(reference))
         return ResolvedModel(Path(reference), None, None, reference)
+    name, alias, version = parse(reference)
+    opened = registry()
+    if version is None:
+        version = _behind_alias(opened, name, alias or "")
+    return ResolvedModel(_fetch(opened, name, version, cache), name, version, reference)
+
+
+def parse(reference: str) -> tuple[str, str | None, int | None]:
+    """Name, and alias or version, of `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
+
+    Raises:
+        RegistryError: it is no such reference.
+    """
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise RegistryError(
             f"{reference!r}: wanted models:/NAME@ALIAS or models:/NAME/VERSION, "
             "for example models:/next-agent@champion, or an artefact folder."
         )
-    opened = registry()
-    name = match["name"]
-    version = int(match["version"]) if match["version"] else _behind_alias(opened, name, match["alias"])
-    return ResolvedModel(_fetch(opened, name, version, cache), name, version, reference)
+    return match["name"], match["alias"], int(match["version"]) if match["version"] else None
+
+
+def current_aliases(registry: Registry, name: str) -> dict[str, int]:
+    """Version by alias, asked for in one short question; empty where there is no such model.
+
+    Raises:
+        RegistryError: the registry does not answer.
+    """
+    escaped = name.replace("'", "''")
+    with speaking(registry.uri, f"reading the aliases of {name!r}"):
+        found = registry.client.search_registered_models(filter_string=f"name = '{escaped}'", max_results=1)
+        return {alias: int(held) for model in found for alias, held in model.aliases.items()}
 
 
 def _behind_alias(registry: Registry, name: str, alias: str) -> int:

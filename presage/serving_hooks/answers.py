@@ -1,13 +1,15 @@
 """Who answers an event: the model, else the counts of what was seen here, else nobody.
 
 A model that has hardly seen an agent still answers, by its own back-off; counts that have seen more of that agent go
-before it. Whatever a model could not answer leaves its state of the workflow half a step behind: the workflow gets no
-forecast of that model any more.
+before it. Where a workflow type has changed (truth/drift.py) counts go before the model whenever they know enough; it
+is asked all the same, which is how it is known that it is right again. Whatever a model could not answer leaves its
+state of the workflow half a step behind: the workflow gets no forecast of that model any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +17,18 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.champions import PROJECTED, LengthChampion, NextAgentChampion
 from presage.serving_hooks.guard import Guard, Refused
-from presage.serving_hooks.live import LITTLE_SEEN, NO_MODEL, NOTHING, LiveForecast, LiveLengths, Projection, no_lengths
+from presage.serving_hooks.live import (
+    DRIFTED,
+    LITTLE_SEEN,
+    NO_MODEL,
+    NOTHING,
+    LiveForecast,
+    LiveLengths,
+    Projection,
+    no_lengths,
+)
+from presage.serving_hooks.truth.alarm import Kind
+from presage.serving_hooks.truth.truth import Truth
 from presage.serving_hooks.workflows import Awaited, Running, shared
 
 _NONE: Final = Refused(NO_MODEL)
@@ -29,6 +42,11 @@ class Answers:
         lengths: what is left, likewise.
         counts: learn from every event; None for no such answers.
         agents_guard, lengths_guard: watch over the predictors.
+        truth: says which workflow types have changed; None if nobody does.
+
+    Attributes:
+        claimed: what the predictors themselves said at the event that was answered last, whoever answered it; what is
+            held against what comes. The answer, where they said nothing.
     """
 
     def __init__(
@@ -38,7 +56,10 @@ class Answers:
         counts: OnlineCounts | None,
         agents_guard: Guard,
         lengths_guard: Guard,
+        truth: Truth | None = None,
     ) -> None:
+        self.claimed: LiveForecast | None = None
+        self._truth = truth
         self._agents, self._lengths, self._counts = agents, lengths, counts
         self._ask_agents, self._ask_lengths = agents_guard.ask, lengths_guard.ask
 
@@ -76,6 +97,8 @@ class Answers:
         if self._agents is not None and not isinstance(running.agents, Refused):
             live = self._ask_agents(partial(self._agents.prefilled, running.agents, step["agent"], step, running.said))
         answer = self._next(PREFILL, workflow_type, running, live, running.said)
+        if self._truth is not None and isinstance(said, LiveLengths) and said is not running.said:
+            self.claimed = replace(self.claimed or answer, remaining=said)
         if before is not None and not isinstance(running.agents, Refused):
             running.awaited = Awaited(before, step, answer)
         return answer
@@ -124,14 +147,22 @@ class Answers:
         self, moment: Moment, workflow_type: str, running: Running, live: LiveForecast | Refused, left: LiveLengths
     ) -> LiveForecast:
         """The better one of what the model and the counts say of the next agents, with what is left."""
+        answer = self._better(moment, workflow_type, running, live, left)
+        self.claimed = answer if isinstance(live, Refused) else live
+        return answer
+
+    def _better(
+        self, moment: Moment, workflow_type: str, running: Running, live: LiveForecast | Refused, left: LiveLengths
+    ) -> LiveForecast:
+        changed = self._changed(workflow_type, "next-agent")
         if isinstance(live, Refused):
             running.agents = live
-        elif live.source == "champion":
+        elif live.source == "champion" and not changed:
             return live
         recent = running.seen.recent
         counted = self._counts.next_agents(workflow_type, recent) if self._counts is not None else None
-        if counted is not None and (isinstance(live, Refused) or counted.evidence > live.evidence):
-            reason = live.reason if isinstance(live, Refused) else LITTLE_SEEN
+        if counted is not None and (isinstance(live, Refused) or changed or counted.evidence > live.evidence):
+            reason = live.reason if isinstance(live, Refused) else DRIFTED if changed else LITTLE_SEEN
             return LiveForecast(
                 "back-off", counted.evidence, moment, counted.probabilities, counted.agents, None, reason, left
             )
@@ -139,17 +170,23 @@ class Answers:
 
     def _left(self, workflow_type: str, running: Running, said: LiveLengths | Refused) -> LiveLengths:
         """The better one of what the model and the counts say of the tokens left."""
-        if isinstance(said, LiveLengths) and said.source == "champion":
+        changed = self._changed(workflow_type, "remaining-length")
+        if isinstance(said, LiveLengths) and said.source == "champion" and not changed:
             return said
         recent = running.seen.recent
         counted = self._counts.remaining(workflow_type, recent[-1]) if self._counts is not None and recent else None
-        if counted is not None and (isinstance(said, Refused) or counted[0] > said.evidence):
+        if counted is not None and (isinstance(said, Refused) or changed or counted[0] > said.evidence):
             evidence, median = counted
-            reason = said.reason if isinstance(said, Refused) else LITTLE_SEEN
+            reason = said.reason if isinstance(said, Refused) else DRIFTED if changed else LITTLE_SEEN
             return LiveLengths("back-off", evidence, (0.5,), (median,), 0, None, reason)
         if isinstance(said, Refused):
             return no_lengths(said.reason, self._lengths.version if self._lengths is not None else None)
         return said
+
+    def _changed(self, workflow_type: str, kind: Kind) -> bool:
+        """Whether an alarm speaks against this type's forecasts."""
+        truth = self._truth
+        return truth is not None and bool(truth.drift.alarms) and truth.falls_back(workflow_type, kind)
 
 
 def _why_not(champion: object, state: object) -> Refused:

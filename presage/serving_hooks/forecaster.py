@@ -38,6 +38,7 @@ from presage.serving_hooks.live import (
     Projection,
 )
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
+from presage.serving_hooks.truth.truth import Truth
 from presage.serving_hooks.workflows import Workflows, shared, short
 
 __all__ = ["MISSED_STEP", "NO_MODEL", "NO_STEP", "Forecaster", "LiveForecast"]
@@ -61,6 +62,7 @@ class Forecaster:
             it would look like one that begins.
         time_to_live_s: seconds without an event after which a workflow counts as ended; longer than tools take.
         budget: what each predictor may cost before it is switched off.
+        truth: told every event, and says where counts are to answer in the place of a predictor.
         clock: seconds, rising.
 
     Attributes:
@@ -86,9 +88,11 @@ class Forecaster:
         max_workflows: int = 100_000,
         time_to_live_s: float = TIME_TO_LIVE_S,
         budget: Budget | None = None,
+        truth: Truth | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.predictor, self.version, self.max_workflows = predictor, version, max_workflows
+        self.lengths = lengths
         self.counts: Counter[str] = Counter()
         self.counts_of_lengths: Counter[str] = Counter()
         self.states: Counter[str] = Counter()
@@ -104,13 +108,20 @@ class Forecaster:
             NextAgentChampion(predictor, version, served_model) if predictor is not None else None,
             LengthChampion(lengths, lengths_version) if lengths is not None else None,
             back_off,
-            *guards,
+            guards[0],
+            guards[1],
+            truth,
         )
+        self.truth = truth
         self._clock = clock
         self._workflows = Workflows(max_workflows, time_to_live_s)
 
     def __len__(self) -> int:
         return len(self._workflows)
+
+    def follows(self, workflow_type: str, workflow_id: str) -> bool:
+        """Whether it holds a state of this workflow."""
+        return (short(workflow_type), short(workflow_id)) in self._workflows
 
     def on_prefill(
         self,
@@ -210,15 +221,20 @@ class Forecaster:
             self.states[running.agents.reason] += 1
             return None
         self.states["used"] += 1
+        if self.truth is not None and self._answers.claimed is not None:
+            self.truth.again(*key, self._answers.claimed)
         return live
 
-    def close(self, workflow_type: str, workflow_id: str, *, cut: bool = False) -> None:
+    def close(self, workflow_type: str, workflow_id: str, *, cut: bool = False, silent: bool = False) -> None:
         """The workflow has ended; its state goes. Closing one that is not there is no error.
 
-        With `cut` it was broken off: where it would have ended is not learnt.
+        With `cut` it was broken off: where it would have ended is not learnt. One that fell `silent` is as those
+        that `expire` ends: counts take that for its end, truth does not.
         """
         try:
             key = short(workflow_type), short(workflow_id)
+            if self.truth is not None:
+                self.truth.ended(*key, cut=cut or silent)
             running = self._workflows.pop(key)
             if running is not None and not cut:
                 self._answers.ended(key[0], running)
@@ -231,6 +247,8 @@ class Forecaster:
         try:
             for key, running in islice(self._workflows.silent(self._clock()), most):
                 ended += 1
+                if self.truth is not None:
+                    self.truth.ended(*key, cut=True)
                 self._answers.ended(key[0], running)
         except Exception as error:
             self.counts[type(error).__name__] += 1
@@ -275,10 +293,13 @@ class Forecaster:
             running.miss(step)
         running.steps, running.within = running.steps + 1, True
         try:
-            return self._answers.begun(key[0], running, given, self.awaits_states)
+            live = self._answers.begun(key[0], running, given, self.awaits_states)
         except Exception:
             running.miss(running.steps)  # one state may have moved, and another not
             raise
+        if self.truth is not None:
+            self.truth.begun(*key, given["agent"], self._answers.claimed or live, step)
+        return live
 
     def _completed(self, workflow_type: str, workflow_id: str, given: Mapping[str, Any]) -> LiveForecast | str:
         if self._nobody:
@@ -289,7 +310,10 @@ class Forecaster:
             return NO_STEP
         running.within = False
         try:
-            return self._answers.completed(key[0], running, given)
+            live = self._answers.completed(key[0], running, given)
         except Exception:
             running.miss(running.steps)
             raise
+        if self.truth is not None:
+            self.truth.completed(*key, self._answers.claimed or live, given["output_tokens"])
+        return live

@@ -24,6 +24,7 @@ SWITCHED_OFF: Final = "the predictor is switched off"
 NOT_BACK: Final = "the predictor did not come back"
 STATES_LEFT_OUT: Final = "states left out: the predictor learnt those of another served model"
 LITTLE_SEEN: Final = "too little seen"
+DRIFTED: Final = "the workflow type has changed"
 NOT_AWAITED: Final = "a state of a step that is not the one that began last, or had its state"
 
 

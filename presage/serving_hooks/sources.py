@@ -5,7 +5,7 @@ that is not there, an artefact that is broken or of another kind, a predictor th
 and that part is missing. Both parts are tried before either is handed out; the trial also compiles what is compiled,
 which the first request would otherwise wait for.
 
-An alias is resolved once: what it means later is another start's.
+An alias is resolved once; who wants to know what it means later asks `version_of`, and loads anew.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from presage.predictors.artefact import artefact_digest
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.registry.connect import Registry
-from presage.registry.resolve import resolve
+from presage.registry.resolve import current_aliases, parse, resolve
 from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
 from presage.serving_hooks.live import NO_LENGTHS, NO_MODEL
 
@@ -84,30 +84,73 @@ def resolve_predictors(
     """
     opened = _once(registry)
     return Predictors(
-        _held(next_agent, opened, cache, NextAgentPredictor.load, _try_next_agent),
-        _held(remaining_length, opened, cache, RemainingLengthPredictor.load, _try_length),
+        _held(next_agent, opened, cache, load_next_agent),
+        _held(remaining_length, opened, cache, load_length),
     )
+
+
+def version_of(reference: str, registry: Registry) -> int | None:
+    """The version that `models:/NAME@ALIAS` or `models:/NAME/VERSION` means now; None where there is none.
+
+    Asks for aliases alone: a version that is named by its number is not looked for.
+
+    Raises:
+        RegistryError: the registry does not answer, or it is no such reference.
+    """
+    name, alias, version = parse(reference)
+    return version if alias is None else current_aliases(registry, name).get(alias)
+
+
+def load_next_agent(
+    reference: str, registry: Callable[[], Registry], cache: Path | None = None
+) -> Held[NextAgentPredictor]:
+    """Find, load and try one that says who comes next.
+
+    Raises:
+        PresageError: the registry does not answer or has none; the artefact is broken, or of another kind.
+        Exception: whatever it raised at its trial.
+    """
+    return _loaded(reference, registry, cache, NextAgentPredictor.load, _try_next_agent)
+
+
+def load_length(
+    reference: str, registry: Callable[[], Registry], cache: Path | None = None
+) -> Held[RemainingLengthPredictor]:
+    """The same of one that says how many output tokens are left."""
+    return _loaded(reference, registry, cache, RemainingLengthPredictor.load, _try_length)
+
+
+def why(error: Exception) -> str:
+    """Why a predictor is not used. Here is no request yet: what the error says is of artefacts and registries."""
+    return str(error) if isinstance(error, PresageError) else f"{type(error).__name__}: {error}"
 
 
 def _held(
     reference: str | None,
     registry: Callable[[], Registry],
     cache: Path | None,
-    load: Callable[[Path], Predictor],
-    trial: Callable[[Predictor], None],
+    load: Callable[[str, Callable[[], Registry], Path | None], Held[Predictor]],
 ) -> Held[Predictor]:
     if reference is None:
         return Held(None, None, reason=NO_MODEL)
     try:
-        found = resolve(reference, registry, cache=cache)
-        predictor = load(found.folder)
-        trial(predictor)
-        return Held(predictor, reference, found.version, artefact_digest(found.folder))
+        return load(reference, registry, cache)
     except Exception as error:
-        # Here is no request yet: what the error says is of artefacts and registries.
-        reason = str(error) if isinstance(error, PresageError) else f"{type(error).__name__}: {error}"
-        _log.warning("%s is not used: %s", reference, reason)
-        return Held(None, reference, reason=reason)
+        _log.warning("%s is not used: %s", reference, why(error))
+        return Held(None, reference, reason=why(error))
+
+
+def _loaded(
+    reference: str,
+    registry: Callable[[], Registry],
+    cache: Path | None,
+    load: Callable[[Path], Predictor],
+    trial: Callable[[Predictor], None],
+) -> Held[Predictor]:
+    found = resolve(reference, registry, cache=cache)
+    predictor = load(found.folder)
+    trial(predictor)
+    return Held(predictor, reference, found.version, artefact_digest(found.folder))
 
 
 def _try_next_agent(predictor: NextAgentPredictor) -> None:

@@ -107,6 +107,9 @@ class Workflows:
     def __len__(self) -> int:
         return len(self._running)
 
+    def __contains__(self, key: Key) -> bool:
+        return key in self._running
+
     def heard(self, key: Key, now: float) -> Running | None:
         """The workflow of that name, now the last one heard of."""
         running = self._running.get(key)

@@ -94,6 +94,12 @@ class Following:
             self._courses.move_to_end(key)
             course.completed(forecast, output_tokens)
 
+    def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
+        """The forecast at the prefill of the step that began last was made again: this one holds, of its agents."""
+        course = self._courses.get((short(workflow_type), short(workflow_id)))
+        if course is not None and course.within:
+            course.again(forecast)
+
     def ended(self, workflow_type: str, workflow_id: str, *, cut: bool = False) -> Outcomes:
         """The workflow has ended; with `cut` it was broken off or fell silent. What that makes known of forecasts."""
         course = self._courses.pop((short(workflow_type), short(workflow_id)), None)
@@ -152,6 +158,11 @@ class _Course:
         if forecast.remaining.tokens and len(self._said) < STEPS_KEPT:
             self._said.append((self._produced, forecast.remaining))
         return outcomes
+
+    def again(self, forecast: LiveForecast) -> None:
+        if self._open and self._open[-1][0] == self.steps - 1:
+            self._open.pop()
+        self._keep(self.steps - 1, forecast)
 
     def completed(self, forecast: LiveForecast, output_tokens: object) -> None:
         self.within = False

@@ -145,6 +145,18 @@ class LiveAccuracy:
             total,
         )
 
+    def to_dict(self, resamples: int = RESAMPLES) -> dict[str, dict[str, dict[str, Any]]]:
+        """All figures by workflow type and model, as JSON values; `resamples` as of `agents`."""
+        told: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, model in self.models():
+            lengths = self.lengths(name, model, resamples)
+            moments = {moment: of.to_dict() for moment, of in self.agents(name, model, resamples).items()}
+            told.setdefault(name, {})[model] = {
+                **({"moments": moments} if moments else {}),
+                **(lengths.to_dict() if lengths else {}),
+            }
+        return told
+
     def _window(self, of: OrderedDict[tuple[str, str], deque[Any]], workflow_type: str, model: str) -> deque[Any]:
         key = (workflow_type, model)
         if key not in of:

@@ -69,12 +69,8 @@ class RetrainCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; "latest" has the figures of each model on the latest workflows."""
-        told = {name: {**of.to_dict(), "latest": {}} for name, of in self.types.items()}
-        for name, model in self.live.models():
-            lengths = self.live.lengths(name, model)
-            moments = {moment: of.to_dict() for moment, of in self.live.agents(name, model).items()}
-            figures = {**({"moments": moments} if moments else {}), **(lengths.to_dict() if lengths else {})}
-            told[name]["latest"].setdefault(model, {}).update(figures)
+        latest = self.live.to_dict()
+        told = {name: {**of.to_dict(), "latest": latest.get(name, {})} for name, of in self.types.items()}
         return {"due": self.due, "workflow_types": told}
 
 

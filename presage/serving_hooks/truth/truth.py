@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from presage.serving_hooks.live import LiveForecast
 from presage.serving_hooks.truth.drift import Alarm, Drift, Kind, Recovered
@@ -53,6 +53,10 @@ class Truth:
         """See `Following.begun`."""
         return self._safely(lambda: self.following.begun(workflow_type, workflow_id, agent, forecast, step), ())
 
+    def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
+        """See `Following.again`."""
+        self._safely(lambda: self.following.again(workflow_type, workflow_id, forecast), None)
+
     def completed(
         self, workflow_type: str, workflow_id: str, forecast: LiveForecast, output_tokens: object = None
     ) -> None:
@@ -66,6 +70,16 @@ class Truth:
     def falls_back(self, workflow_type: str, kind: Kind | None = None) -> bool:
         """See `Drift.falls_back`."""
         return self._safely(lambda: self.drift.falls_back(workflow_type, kind), False)
+
+    def status(self) -> dict[str, Any]:
+        """Alarms that stand, how many there were, and live figures by workflow type and model, without intervals."""
+        return {
+            "alarms": {name: alarm.to_dict() for name, alarm in self.drift.alarms.items()},
+            "raised": self.drift.raised,
+            "following": len(self.following),
+            "workflow_types": self.live.to_dict(resamples=0),
+            "errors": dict(self.errors),
+        }
 
     def _followed(self, workflow: Followed) -> None:
         self.live.followed(workflow)

@@ -36,6 +36,7 @@ SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.v1.core.sched.scheduler:Scheduler.has_requests": ("self",),
     "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache": ("self",),
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats": ("self",),
+    "vllm.v1.core.sched.scheduler:Scheduler.shutdown": ("self",),
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit": (
         "self",
         "block_hashes",
@@ -473,6 +474,33 @@ def waiting_queues(scheduler: Any) -> tuple[Any, Any]:
 def completed(request: Any) -> bool:
     """Whether a request that has left had its last token, and was neither aborted nor failed."""
     return str(request.get_finished_reason()) in ("stop", "length", "repetition")
+
+
+def finish_reason(request: Any) -> str | None:
+    """Why a request that has left has ended, "abort" where it was broken off; None if vLLM does not say."""
+    reason = request.get_finished_reason()
+    return None if reason is None else str(reason)
+
+
+def prompt_tokens(request: Any) -> list[int] | None:
+    """A copy of the token ids of a prompt; None where it was given as embeddings."""
+    return None if request.prompt_token_ids is None else list(request.prompt_token_ids)
+
+
+def output_tokens(request: Any) -> list[int]:
+    """A copy of the token ids that a request has produced."""
+    return list(request.output_token_ids)
+
+
+def decoder(scheduler: Any) -> Callable[[Sequence[int]], str] | None:
+    """Makes a text of token ids, special tokens included; None where the engine runs without a tokenizer."""
+    config = scheduler.vllm_config.model_config
+    if config.skip_tokenizer_init:
+        return None
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    tokenizer = cached_tokenizer_from_config(config)
+    return lambda ids: str(tokenizer.decode(list(ids)))
 
 
 def served_model(scheduler: Any) -> str:

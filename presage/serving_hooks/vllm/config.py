@@ -14,6 +14,7 @@ from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
 from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
+from presage.serving_hooks.recorder.config import RecorderConfig
 
 
 class PresageConfig(BaseModel):
@@ -59,6 +60,21 @@ class PresageConfig(BaseModel):
         lt=1,
         allow_inf_nan=False,
         description="share of a model's last forecasts that may fail or be late; above it the model is switched off",
+    )
+    reload_s: float | None = Field(
+        30.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds after which the registry is asked again which versions it has for this engine; null for "
+        "never",
+    )
+    truth: bool = Field(
+        True,
+        description="hold forecasts of the registry's models against what came; a workflow type that has changed "
+        "gets them from counts",
+    )
+    recorder: RecorderConfig | None = Field(
+        None, description="what is served is written down as traces: an object with at least `folder`"
     )
     priority: bool = Field(True, description="shortest total job first with ageing, in place of vLLM's waiting queues")
     eviction: bool = Field(
@@ -186,5 +202,8 @@ def read_config(additional: object) -> PresageConfig:
 def _said(problem: Any) -> str:
     where = ".".join(["presage", *map(str, problem["loc"])])
     if problem["type"] == "extra_forbidden":
-        return f"{where} is unknown; there are {', '.join(sorted(PresageConfig.model_fields))}"
+        of: type[BaseModel] = PresageConfig if len(problem["loc"]) == 1 else RecorderConfig
+        return f"{where} is unknown; there are {', '.join(sorted(of.model_fields))}"
+    if problem["type"] == "missing":
+        return f"{where} is missing"
     return f"{where} is {problem['input']!r:.60}: {problem['msg'][0].lower()}{problem['msg'][1:]}"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,19 +74,39 @@ class RemainingTokens(Protocol):
         """Output tokens of this step and all later ones, when it arrives; None if nobody knows."""
 
 
+class Upkeep(Protocol):
+    """What is done for models while an engine runs; all but the thread it starts is of the engine's thread."""
+
+    def start(self) -> None:
+        """The engine has started."""
+
+    def renew(self) -> bool:
+        """Between two iterations: takes over newer models, where there are any; whether it did."""
+
+    def status(self) -> Mapping[str, Any]:
+        """What an operator is told, by keys of the engine's status."""
+
+    def close(self) -> None:
+        """The engine shuts down."""
+
+
 @dataclass(frozen=True)
 class Forecasts:
     """All that foretells.
 
     Attributes:
         next_agents: for eviction. remaining: for priority. medians: remaining output tokens at the start, the median
-        of each workflow type; for requests without a forecast. models: what an operator is told of each source.
+        of each workflow type; for requests without a forecast. models: what an operator is told of each source; may
+        change while the engine runs. silent: told, in place of `next_agents.close`, of a workflow type and id that
+        fell silent. upkeep: of the models.
     """
 
     next_agents: NextAgents | None = None
     remaining: RemainingTokens | None = None
     medians: Mapping[str, float] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
+    silent: Callable[[str, str], object] | None = None
+    upkeep: Upkeep | None = None
 
 
 def load_forecasts(config: PresageConfig, served_model: str | None = None) -> Forecasts:

@@ -25,11 +25,16 @@ from presage.features.moment import Moment
 from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.generations import Generations
 from presage.serving_hooks.live import LiveForecast, Projection
 from presage.serving_hooks.sources import Held, Predictors, resolve_predictors
+from presage.serving_hooks.truth.drift import Drift
+from presage.serving_hooks.truth.live_accuracy import LiveAccuracy
+from presage.serving_hooks.truth.truth import Truth
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.reload import Reload, by_kind
 from presage.serving_hooks.vllm.where import open_existing, where
 from presage.serving_hooks.vllm.workflows import MOST_WORKFLOWS
 
@@ -45,15 +50,29 @@ _log = logging.getLogger(__name__)
 
 
 class AskedOnArrival:
-    """A forecaster that both policies ask: the one on arrival, the other when the step begins."""
+    """Forecasters that both policies ask: the one on arrival, the other when the step begins."""
 
     def __init__(self, forecaster: Forecaster) -> None:
-        self._forecaster = forecaster
+        self._forecasters = Generations(forecaster)
         self._early: dict[tuple[str, str], dict[tuple[str, int | None], LiveForecast]] = {}
+
+    @property
+    def latest(self) -> Forecaster:
+        """The forecaster that new workflows begin with."""
+        return self._forecasters.latest
+
+    @property
+    def under_older(self) -> int:
+        """Workflows that go on with a version before that."""
+        return self._forecasters.under_older
+
+    def take_over(self, forecaster: Forecaster) -> None:
+        """New workflows begin with this one; see `Generations`."""
+        self._forecasters.take_over(forecaster)
 
     def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
         """Output tokens of this step and all later ones, when it arrives; None if nobody knows."""
-        live = self._forecaster.on_prefill(
+        live = self._forecasters.on_prefill(
             step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
         )
         early = self._early.setdefault((step.workflow_type, step.workflow_id), {})
@@ -78,22 +97,22 @@ class AskedOnArrival:
             self._early.pop((workflow_type, workflow_id), None)  # an empty table a workflow would be a great deal
         if early is not None:
             return early
-        return self._forecaster.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
+        return self._forecasters.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
 
     @property
     def projections(self) -> Mapping[Moment, Projection]:
         """How hidden states are projected, by moment; empty where none are read."""
-        return self._forecaster.projections
+        return self._forecasters.projections
 
     def await_states(self) -> None:
         """Prefill states come after `on_prefill` from now on."""
-        self._forecaster.awaits_states = True
+        self._forecasters.await_states()
 
     def on_prefill_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
     ) -> LiveForecast | None:
         """The prefill state of a step has come; see `Forecaster.on_prefill_state`."""
-        return self._forecaster.on_prefill_state(workflow_type, workflow_id, projected, of)
+        return self._forecasters.on_prefill_state(workflow_type, workflow_id, projected, of)
 
     def on_completion(
         self,
@@ -104,14 +123,111 @@ class AskedOnArrival:
         projected: NDArray[np.float32] | None = None,
     ) -> LiveForecast:
         """The step that began last has produced its last token; `projected` is its completion state."""
-        return self._forecaster.on_completion(
+        return self._forecasters.on_completion(
             workflow_type, workflow_id, output_tokens=output_tokens, projected=projected
         )
 
     def close(self, workflow_type: str, workflow_id: str) -> None:
         """The workflow has ended."""
         self._early.pop((workflow_type, workflow_id), None)
-        self._forecaster.close(workflow_type, workflow_id)
+        self._forecasters.close(workflow_type, workflow_id)
+
+    def fell_silent(self, workflow_type: str, workflow_id: str) -> None:
+        """The workflow counts as ended, for it has been silent for its time to live."""
+        self._early.pop((workflow_type, workflow_id), None)
+        self._forecasters.close(workflow_type, workflow_id, silent=True)
+
+
+class Champions:
+    """The models that the settings name while an engine runs: asked, held against what comes, renewed.
+
+    Args:
+        config: names models and registry.
+        found: what there is of them.
+        served_model: what the engine serves; hidden states belong to one model.
+
+    Attributes:
+        asked: who forecasts.
+        models: what became of each, in a sentence.
+    """
+
+    def __init__(self, config: PresageConfig, found: Predictors, served_model: str | None) -> None:
+        self.models: dict[str, str] = {}
+        self._config, self._served_model = config, served_model
+        self._counts, self._live = OnlineCounts(), LiveAccuracy()
+        self._renewed = 0
+        self.asked = AskedOnArrival(self._forecaster(found))
+        self._reload: Reload | None = None
+        if config.reload_s is not None:
+            self._reload = Reload(found, lambda: _registry_of(config), config.reload_s)
+        self._tell(found)
+
+    def start(self) -> None:
+        """The engine has started: versions are watched from now on."""
+        if self._reload is not None:
+            self._reload.start()
+
+    def look(self) -> None:
+        """Asks the registry now, in the thread that calls."""
+        if self._reload is not None:
+            self._reload.look()
+
+    def renew(self) -> bool:
+        """Between two iterations: a set that is loaded and tried takes over; whether there was one."""
+        found = self._reload.take() if self._reload is not None else None
+        if found is None:
+            return False
+        before, forecaster = self.asked.latest, self._forecaster(found)
+        for kind, same in (
+            ("next-agent", found.next_agent.predictor is before.predictor),
+            ("remaining-length", found.remaining_length.predictor is before.lengths),
+        ):
+            if same and before.guards[kind].hung:  # whatever hangs there may still change what it holds
+                forecaster.guards[kind].off = forecaster.guards[kind].hung = True
+        self.asked.take_over(forecaster)
+        self._renewed += 1
+        self._tell(found)
+        _log.info("newer models have taken over; %d workflows go on with those before", self.asked.under_older)
+        return True
+
+    def status(self) -> dict[str, Any]:
+        """How forecasts fared, and what became of reloading."""
+        told: dict[str, Any] = {"reload": {"on": self._reload is not None, "renewed": self._renewed}}
+        if self._reload is not None:
+            told["reload"] |= {
+                "refused": dict(self._reload.refused),
+                "troubles": dict(self._reload.troubles),
+                "workflows_under_older": self.asked.under_older,
+            }
+        truth = self.asked.latest.truth
+        return told | ({"truth": truth.status()} if truth is not None else {})
+
+    def close(self) -> None:
+        """The engine shuts down."""
+        if self._reload is not None:
+            self._reload.close()
+
+    def _forecaster(self, found: Predictors) -> Forecaster:
+        return Forecaster(
+            found.next_agent.predictor,
+            found.next_agent.version,
+            lengths=found.remaining_length.predictor,
+            lengths_version=found.remaining_length.version,
+            back_off=self._counts,
+            served_model=self._served_model,
+            # The hooks say when a workflow has ended, by their own time to live and their own bound.
+            max_workflows=MOST_WORKFLOWS,
+            time_to_live_s=math.inf,
+            budget=self._config.forecast_budget(),
+            # Another version is held against figures of its own.
+            truth=Truth(Drift(), self._live) if self._config.truth else None,
+        )
+
+    def _tell(self, found: Predictors) -> None:
+        for kind, held in by_kind(found).items():
+            self.models[kind] = told(held)
+            if held.predictor is not None:
+                _log.info("%s: %s", kind, self.models[kind])
 
 
 def champions(config: PresageConfig, served_model: str | None = None) -> Forecasts:
@@ -123,26 +239,18 @@ def champions(config: PresageConfig, served_model: str | None = None) -> Forecas
         config: names models and registry.
         served_model: what the engine serves; hidden states belong to one model.
     """
-    found = predictors(config)
-    forecaster = Forecaster(
-        found.next_agent.predictor,
-        found.next_agent.version,
-        lengths=found.remaining_length.predictor,
-        lengths_version=found.remaining_length.version,
-        back_off=OnlineCounts(),
-        served_model=served_model,
-        # The hooks say when a workflow has ended, by their own time to live and their own bound.
-        max_workflows=MOST_WORKFLOWS,
-        time_to_live_s=math.inf,
-        budget=config.forecast_budget(),
-    )
-    asked = AskedOnArrival(forecaster)
-    parts: dict[str, Held[Any]] = {"next-agent": found.next_agent, "remaining-length": found.remaining_length}
-    models = {kind: told(held) for kind, held in parts.items()}
-    for kind, held in parts.items():
-        if held.predictor is not None:
-            _log.info("%s: %s", kind, models[kind])
-    return Forecasts(next_agents=asked, remaining=asked, models=models)
+    of = Champions(config, predictors(config), served_model)
+    return Forecasts(next_agents=of.asked, remaining=of.asked, models=of.models, silent=of.asked.fell_silent, upkeep=of)
+
+
+def _registry_of(config: PresageConfig) -> Registry | None:
+    """Opens the registry; None where nobody names one.
+
+    Raises:
+        RegistryError: it is not there, or does not answer.
+    """
+    uri = where(config.registry)
+    return open_existing(uri) if uri is not None else None
 
 
 def predictors(config: PresageConfig) -> Predictors:

@@ -20,6 +20,7 @@ from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
 from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
 from presage.serving_hooks.vllm.metadata import Step, read
+from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
 from presage.serving_hooks.vllm.switch import Switch
@@ -52,7 +53,7 @@ class Policies(compat.SchedulerSeam):
         compat.log_as_vllm_does()
         config = read_config(compat.additional_config(self))
         forecasts = self.forecasts(config)
-        self._models = dict(forecasts.models)
+        self._models, self._upkeep = forecasts.models, forecasts.upkeep
         self._iteration = 0
         self._counts: Counter[str] = Counter()
         self._workflows = Workflows(
@@ -72,8 +73,13 @@ class Policies(compat.SchedulerSeam):
         if config.prefetch and self._scored is not None:
             self._prefetch = self._hook_prefetch(config, self._scored, fetching)
             self._workflows.retention = self._prefetch or self._scored
-        self._states = StatesOfSteps(self._workflows)
-        self._states.begin(self, forecasts)
+        self._observing = Observing(self, config.recorder, self._workflows.step, self._counts)
+        self._workflows.records = self._observing.records
+        recorded = config.recorder.states if config.recorder is not None else "off"
+        self._states = StatesOfSteps(self, forecasts, self._workflows, recorded)
+        self._renewal = Switch("reload of models", self._counts)
+        if self._upkeep is not None:
+            self._renewal.attempt(self._upkeep.start)
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """Who foretells, asked once."""
@@ -102,6 +108,7 @@ class Policies(compat.SchedulerSeam):
         if not self._acts:
             return super().schedule(throttle_prefills)  # type: ignore[misc]
         self._iteration += 1
+        self._renewal.attempt(self._renew)
         self._bookkeeping.attempt(self._workflows.expire)
         self._age()
         began_at = type(self).clock()
@@ -109,6 +116,7 @@ class Policies(compat.SchedulerSeam):
         if self._prefetch is not None:
             self._prefetch.before()
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
+        self._observing.scheduled(self, output)
         self._bookkeeping.attempt(self._note, output)
         if self._gate is not None:
             self._gate.switch.attempt(self._begun, self._gate, output, began_at)
@@ -152,6 +160,9 @@ class Policies(compat.SchedulerSeam):
             return
         if self._prefetch is not None:
             self._prefetch.left(request, self._workflows.step(request.request_id))
+        if compat.completed(request):
+            self._bookkeeping.attempt(self._states.completed, request.request_id)
+        self._observing.left(request)
         self._bookkeeping.attempt(
             self._workflows.leaves, request.request_id, compat.completed(request), request.num_output_tokens
         )
@@ -178,21 +189,36 @@ class Policies(compat.SchedulerSeam):
 
     def presage_status(self) -> dict[str, Any]:
         """Which policies are on, who foretells, what was counted, and how many workflows are alive."""
+        self._renewal.attempt(self._renew)  # an idle engine has no iterations
         switches = {"priority": self._priorities, "eviction": self._scored, "admission": self._gate}
         return {
             "on": {name: policy is not None and policy.switch.on for name, policy in switches.items()},
             "workflows": len(self._workflows),
             "expired": self._workflows.expired,
-            "models": self._models,
+            "models": dict(self._models),
             "states": self._states.told,
             "prefetch": {"on": False} if self._prefetch is None else self._prefetch.status(),
             "counts": dict(self._counts),
             "admission": self._gate.status() if self._gate is not None else None,
+            "recorder": {**self._observing.status(), "states": self._states.kept},
+            **(self._upkeep.status() if self._upkeep is not None else {}),
         }
+
+    def shutdown(self) -> None:
+        """vLLM's own, once what waits to be recorded is written."""
+        self._observing.close()
+        if self._upkeep is not None:
+            self._renewal.attempt(self._upkeep.close)
+        super().shutdown()  # type: ignore[misc]
 
     @property
     def _acts(self) -> bool:
-        return not (self._priorities is None and self._scored is None and self._gate is None)
+        off = self._priorities is None and self._scored is None and self._gate is None
+        return not off or self._observing.on
+
+    def _renew(self) -> None:
+        if self._upkeep is not None and self._upkeep.renew():
+            self._states.renew()
 
     def _make_priorities(self, config: PresageConfig, forecasts: Forecasts) -> Priorities:
         switch = Switch("priority", self._counts)

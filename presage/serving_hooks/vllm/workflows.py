@@ -13,9 +13,11 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.datasets.recording import SAID, SILENT
 from presage.serving_hooks.forecaster import LiveForecast
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
+from presage.serving_hooks.recorder.protocol import NoRecorder, Records
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.known_steps import arrived, interrupted
 from presage.serving_hooks.vllm.metadata import Step, workflow_key
@@ -52,6 +54,9 @@ class Workflows:
 
     Attributes:
         retention: told forecasts and ends; None where eviction is vLLM's own.
+        tapped: who is told hidden states, and where those of answers are; those of prompts come by `prefill_state`.
+            None where none come.
+        records: told forecasts and ends too; the steps themselves it hears from others.
     """
 
     def __init__(
@@ -63,6 +68,8 @@ class Workflows:
         clock: Callable[[], float],
     ) -> None:
         self.retention: Retention | None = None
+        self.records: Records = NoRecorder()
+        self.tapped: tuple[ReadsStates, CompletionState] | None = None
         self._forecasts = forecasts
         self._score = score
         self._lifecycle = Lifecycle(time_to_live_s)
@@ -71,7 +78,6 @@ class Workflows:
         self._steps: dict[str, Step] = {}
         self._names: dict[str, Step] = {}
         self._seen: dict[str, LiveForecast] = {}
-        self._tapped: tuple[ReadsStates, CompletionState] | None = None
         self._without_state: dict[str, LiveForecast] = {}
         self._interrupted: set[str] = set()
         self._next_agents = Switch("forecasts of next agents", counts)
@@ -113,36 +119,34 @@ class Workflows:
             self._remaining.off(error)
             return None
 
-    def tap(self, source: ReadsStates, completion: CompletionState) -> None:
-        """Hidden states of steps come from now on: of prompts by `prefill_state`, of answers from `completion`."""
-        self._tapped = source, completion
-
     def begins(self, request_id: str, input_tokens: int) -> None:
         """A step is selected for the first time. Its prompt is not read yet; its hidden state may come later."""
         step, source = self._steps.get(request_id), self._forecasts.next_agents
         if step is not None and source is not None:
             self._foretell(
+                request_id,
                 step,
                 lambda: source.on_prefill(
                     step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
                 ),
             )
 
-        if self._tapped is not None and step is not None and step.workflow in self._seen:
+        if self.tapped is not None and step is not None and step.workflow in self._seen:
             self._without_state[request_id] = self._seen[step.workflow]
 
     def prefill_state(self, request_id: str, projected: NDArray[np.float32]) -> None:
         """The hidden state of a step's prompt has come: its forecast is made again."""
         step, of = self._steps.get(request_id), self._without_state.pop(request_id, None)
-        if self._tapped is None or step is None or of is None or not self._next_agents.on:
+        if self.tapped is None or step is None or of is None or not self._next_agents.on:
             return
         try:
-            forecast = self._tapped[0].on_prefill_state(step.workflow_type, step.workflow_id, projected, of)
+            forecast = self.tapped[0].on_prefill_state(step.workflow_type, step.workflow_id, projected, of)
         except Exception as error:
             self._next_agents.off(error)
             return
         self._counts["prefill states: late" if forecast is None else "prefill states: used"] += 1
         if forecast is not None:
+            self.records.forecast(request_id, forecast)
             self._seen[step.workflow] = forecast
             self._tell(step, interrupted if request_id in self._interrupted else _as_it_is)
 
@@ -168,16 +172,19 @@ class Workflows:
         self._interrupted.discard(request_id)
         self._lifecycle.finish(step.workflow, self._clock())
         waits = self._without_state.pop(request_id, None) is not None
-        if step.last or step.workflow not in self._lifecycle:
-            self._over(step)  # also one that ended while this request ran: what it touched since goes too
-        elif completed and source is not None:
+        alive = step.workflow in self._lifecycle
+        if completed and alive and source is not None:
             state = self._last_states(request_id, waits)
             self._foretell(
+                request_id,
                 step,
                 lambda: source.on_completion(
                     step.workflow_type, step.workflow_id, output_tokens=output_tokens, **state
                 ),
+                ends=step.last,
             )
+        if step.last or not alive:
+            self._over(step)  # also one that ended while this request ran: what it touched since goes too
 
     def end(self, workflow_type: str, workflow_id: str) -> bool:
         """Somebody says that a workflow has ended; whether it was alive."""
@@ -189,44 +196,47 @@ class Workflows:
     def expire(self) -> None:
         """Workflows that have been silent too long have ended."""
         for workflow in self._lifecycle.expire(self._clock()):
-            self._over(self._names[workflow])
+            self._over(self._names[workflow], SILENT)
 
     def _last_states(self, request_id: str, waits: bool) -> dict[str, NDArray[np.float32]]:
         """The completion state, where it is had, as `on_completion` is told; counts what is missing.
 
         With `waits` the prefill state has never come.
         """
-        if self._tapped is None:
+        if self.tapped is None:
             return {}
         if waits:
             self._counts["prefill states: missing"] += 1
-        state = self._tapped[1](request_id)
+        state = self.tapped[1](request_id)
         self._counts["completion states: missing" if state is None else "completion states: used"] += 1
         return {"projected": state} if state is not None else {}
 
-    def _over(self, step: Step) -> None:
+    def _over(self, step: Step, how: str = SAID) -> None:
+        self.records.ended(step.workflow_type, step.workflow_id, how)
         self._names.pop(step.workflow, None)
         self._seen.pop(step.workflow, None)
         self._lifecycle.end(step.workflow)
         if self.retention is not None:
             self.retention.end(step.workflow)
         if self._forecasts.next_agents is not None:
-            self._next_agents.attempt(self._forecasts.next_agents.close, step.workflow_type, step.workflow_id)
+            silent = self._forecasts.silent if how == SILENT else None
+            self._next_agents.attempt(silent or self._forecasts.next_agents.close, step.workflow_type, step.workflow_id)
 
-    def _foretell(self, step: Step, ask: Callable[[], LiveForecast]) -> None:
-        if self.retention is None:
-            return
+    def _foretell(self, request_id: str, step: Step, ask: Callable[[], LiveForecast], ends: bool = False) -> None:
+        """Asks also where the workflow ends: whoever made the forecast is to know that its last step completed."""
         self._seen.pop(step.workflow, None)
         seen = UNKNOWN
         if self._next_agents.on:
             try:
                 forecast = ask()
+                self.records.forecast(request_id, forecast)
                 self._counts[f"forecast: {forecast.source}"] += 1
                 seen = self._looked(forecast)
                 self._seen[step.workflow] = forecast
             except Exception as error:
                 self._next_agents.off(error)
-        self.retention.forecast(step, seen)
+        if self.retention is not None and not ends:
+            self.retention.forecast(step, seen)
 
     def _tell(self, step: Step, change: Callable[[LiveForecast, str], LiveForecast]) -> None:
         forecast = self._seen.get(step.workflow)

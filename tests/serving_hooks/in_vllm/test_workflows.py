@@ -150,7 +150,7 @@ def tapped(state: Any = STATE) -> tuple[Workflows, Heard, Tapped, Counter[str]]:
     source, counts = Tapped(), Counter[str]()
     of = Workflows(Forecasts(source), ScoreConfig(3, 0.5), 60.0, counts, lambda: 0.0)
     of.retention = heard = Heard()
-    of.tap(source, lambda _: state)
+    of.tapped = source, lambda _: state
     return of, heard, source, counts
 
 
@@ -208,7 +208,7 @@ def test_a_source_that_fails_at_a_state_is_switched_off_and_the_score_stays() ->
 
     source = Failing()
     of, heard = watched(Forecasts(source))
-    of.tap(source, lambda _: None)
+    of.tapped = source, lambda _: None
     of.arrives("1", CODER)
     of.begins("1", 10)
     of.prefill_state("1", STATE)

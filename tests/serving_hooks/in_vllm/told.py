@@ -67,7 +67,7 @@ def left_behind(scheduler: Any) -> dict[str, int]:
     }
     asked = workflows._forecasts.next_agents
     if isinstance(asked, AskedOnArrival):
-        tables |= {"asked early": asked._early, "forecaster": asked._forecaster}
+        tables |= {"asked early": asked._early, "forecaster": asked.latest}
     return {name: len(table) for name, table in tables.items()}
 
 

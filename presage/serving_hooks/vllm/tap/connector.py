@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from presage.features.moment import Moment
 from presage.serving_hooks.live import Projection
 from presage.serving_hooks.vllm.tap.messages import States, Wanted
-from presage.serving_hooks.vllm.tap.rows import Projector
+from presage.serving_hooks.vllm.tap.rows import Projector, whole
 from presage.serving_hooks.vllm.tap.wanted import WantedRows
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._wanted: WantedRows | None = None
         self._to_send: Mapping[Moment, Projection] | None = None
+        self._whole: tuple[Moment, ...] = ()
         self._projector: Projector | None = None
         self._rows: Mapping[Moment, tuple[str, ...]] = {}
         self._states: States | None = None
@@ -43,9 +44,18 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # In the scheduler.
 
-    def tap(self, is_step: Callable[[str], bool], projections: Mapping[Moment, Projection]) -> None:
-        """From the next step on, rows of requests that are steps of workflows come back, projected."""
-        self._wanted, self._to_send = WantedRows(is_step), projections
+    def tap(
+        self,
+        is_step: Callable[[str], bool],
+        projections: Mapping[Moment, Projection],
+        whole: tuple[Moment, ...] = (),
+    ) -> None:
+        """From the next step on, rows of requests that are steps of workflows come back, projected.
+
+        Told again, it projects otherwise from then on. At the moments `whole` they also come as the model has them.
+        """
+        self._wanted = self._wanted or WantedRows(is_step)
+        self._to_send, self._whole = projections, whole
 
     def build_connector_meta(self, scheduler_output: Any) -> Wanted:
         """Whose rows of this step are wanted."""
@@ -53,7 +63,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return Wanted()
         try:
             projections, self._to_send = self._to_send, None
-            return Wanted(self._wanted.of(scheduler_output), projections)
+            return Wanted(self._wanted.of(scheduler_output), projections, self._whole)
         except Exception as error:
             self._fails(error)
             return Wanted()
@@ -75,7 +85,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """A step begins."""
         super().bind_connector_metadata(connector_metadata)
         if connector_metadata.projections is not None:
-            self._projector = Projector(connector_metadata.projections)
+            self._projector, self._whole = Projector(connector_metadata.projections), connector_metadata.whole
         self._rows = connector_metadata.rows
         self._states = States() if self._rows else None
 
@@ -90,9 +100,11 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 raise ValueError  # several rows a request: nobody knows which
             for moment, names in wanted.items():
                 here = [name for name in names if name in places]
+                which = [places[name] for name in here]
                 if moment in self._projector and here:
-                    states = self._projector.project(moment, hidden, [places[name] for name in here])
-                    self._states.add(moment, here, *states)
+                    self._states.add(moment, here, *self._projector.project(moment, hidden, which))
+                if moment in self._whole and here:
+                    self._states.add(moment, here, *whole(hidden, which), whole=True)
         except Exception as error:
             self._fails(error)
 

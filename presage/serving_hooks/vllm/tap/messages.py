@@ -13,8 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from presage.features.moment import Moment
 from presage.serving_hooks.live import Projection
 
-Rows = tuple[Sequence[str], NDArray[np.float32]]
-"""Request ids, and a projected state of each, float32 [n, p]."""
+Rows = tuple[Sequence[str], NDArray[Any]]
+"""Request ids, and a state of each: projected, float32 [n, p], or whole, float16 [n, d]."""
 
 
 @dataclass
@@ -24,10 +24,12 @@ class Wanted(KVConnectorMetadata):  # type: ignore[misc]
     Attributes:
         rows: request ids by moment: whose rows of this step are wanted.
         projections: how to project them from now on; None: as before.
+        whole: moments whose states are also wanted as the model has them; holds where `projections` is given.
     """
 
     rows: Mapping[Moment, tuple[str, ...]] = field(default_factory=dict)
     projections: Mapping[Moment, Projection] | None = None
+    whole: tuple[Moment, ...] = ()
 
 
 class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
@@ -39,16 +41,16 @@ class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Moment, Sequence[str], Any, Any]] = []
+        self._parts: list[tuple[Moment, bool, Sequence[str], Any, Any]] = []
 
-    def add(self, moment: Moment, ids: Sequence[str], states: Any, ready: Any = None) -> None:
-        """Projected states of these requests, float32 [n, p] on the host; `ready` is an event to wait for."""
-        self._parts.append((moment, ids, states, ready))
+    def add(self, moment: Moment, ids: Sequence[str], states: Any, ready: Any = None, *, whole: bool = False) -> None:
+        """States of these requests on the host, as `Rows`; `ready` is an event to wait for."""
+        self._parts.append((moment, whole, ids, states, ready))
 
-    def rows(self, moment: Moment) -> Rows | None:
-        """States of this moment; None if there are none."""
+    def rows(self, moment: Moment, *, whole: bool = False) -> Rows | None:
+        """States of this moment, projected or whole; None if there are none."""
         self._arrive()
-        found = [(ids, states) for at, ids, states, _ in self._parts if at == moment]
+        found = [(ids, states) for at, as_is, ids, states, _ in self._parts if (at, as_is) == (moment, whole)]
         if not found:
             return None
         return [name for ids, _ in found for name in ids], np.concatenate([states for _, states in found])
@@ -60,10 +62,10 @@ class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return self
 
     def _arrive(self) -> None:
-        for number, (moment, ids, states, ready) in enumerate(self._parts):
+        for number, (moment, whole, ids, states, ready) in enumerate(self._parts):
             if ready is not None:
                 ready.synchronize()
-            self._parts[number] = (moment, ids, np.asarray(states), None)
+            self._parts[number] = (moment, whole, ids, np.asarray(states), None)
 
     def __getstate__(self) -> dict[str, Any]:
         self._arrive()

@@ -1,6 +1,7 @@
 """Rows of a step, projected on the device they are on, so that 16 numbers travel and not 5120.
 
-As in training: a state is rounded to float16, as traces keep it, and then x @ W + b in float32.
+As in training: a state is rounded to float16, as traces keep it, and then x @ W + b in float32. Whole states travel for
+a recorder alone, as float16.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ class Projector:
         weights, bias = self._projections[moment]
         picked = rows.index_select(0, _index(which, rows.device)).float().half().float()
         return _to_host(torch.addmm(bias, picked, weights))
+
+
+def whole(rows: torch.Tensor, which: Sequence[int]) -> tuple[Any, Any]:
+    """States float16 [n, d] on the host of rows [batch, d], and the event after which they are there, or None."""
+    return _to_host(rows.index_select(0, _index(which, rows.device)).half())
 
 
 def _index(which: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -2,17 +2,21 @@
 
 The rows of an iteration are read before vLLM counts its tokens: so the forecast of a step that goes on is made again
 within the same update, and a step that ends in it ends with its completion state.
+
+Two may want them, each at its own expense: the predictor, projected, and the recorder, whole.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.moment import COMPLETION, PREFILL
+from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
+from presage.serving_hooks.live import Projection
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.tap.connector import StatesConnector
@@ -28,54 +32,94 @@ NO_EVICTION = "off: eviction is vLLM's own, and nobody else reads the forecasts"
 SEVERAL_ROWS = "off: with speculative decoding a step has several rows a request"
 OTHER_WIDTH = "off: the predictor learnt states of another width than the served model has"
 
+NOT_RECORDED = "off: not asked for"
+NO_WAY = "off: start with --worker-cls and the StatesConnector for the states that are to be recorded"
+
+_RECORDED: Final[dict[str, tuple[Moment, ...]]] = {"off": (), "prefill": (PREFILL,), "both": MOMENTS}
+
 
 class StatesOfSteps:
     """The scheduler's side of the tap.
 
     Args:
-        workflows: told the states of their steps.
+        scheduler: vLLM's.
+        forecasts: who may read states.
+        workflows: told the states of their steps; and whose recorder is told them whole.
+        recorded: which of them the recorder wants.
 
     Attributes:
-        told: "on", or why there are no states.
+        told: "on", or why the predictor gets no states.
+        kept: the same of the recorder.
     """
 
-    def __init__(self, workflows: Workflows) -> None:
-        self.told = NOT_READ
-        self._workflows = workflows
+    def __init__(
+        self,
+        scheduler: Any,
+        forecasts: Forecasts,
+        workflows: Workflows,
+        recorded: Literal["off", "prefill", "both"] = "off",
+    ) -> None:
+        self.told, self.kept = NOT_READ, NOT_RECORDED
+        self._scheduler, self._source, self._workflows = scheduler, forecasts.next_agents, workflows
+        self._recorded = _RECORDED[recorded]
         self._last: Rows | None = None
+        self._last_whole: dict[str, NDArray[np.float16]] = {}
+        self.renew()
 
-    def begin(self, scheduler: Any, forecasts: Forecasts) -> None:
-        """Taps the model, if there is anybody who reads its states, and a way for them."""
-        source = forecasts.next_agents
-        if not isinstance(source, ReadsStates) or not source.projections:
-            return
+    def renew(self) -> None:
+        """Taps the model, if there is anybody who wants its states, and a way for them; another predictor otherwise."""
+        source, scheduler = self._source, self._scheduler
+        before = self.told, self.kept
+        reader = source if isinstance(source, ReadsStates) and source.projections else None
         connector = compat.connector(scheduler, StatesConnector)
-        widths = {len(weights) for weights, _ in source.projections.values()}
-        if connector is None:
-            self.told = NO_CONNECTOR
-        elif self._workflows.retention is None:
-            self.told = NO_EVICTION
-        elif compat.speculates(scheduler):
-            self.told = SEVERAL_ROWS
-        elif widths != {compat.hidden_size(scheduler)}:
-            self.told = OTHER_WIDTH
-        else:
-            self.told = ON
-            source.await_states()
-            self._workflows.tap(source, self._completion)
-            connector.tap(lambda name: self._workflows.step(name) is not None, source.projections)
-        logger.log(logging.INFO if self.told == ON else logging.WARNING, "hidden states: %s", self.told)
+        self.told = NOT_READ if reader is None else self._told(reader, connector)
+        self.kept = NOT_RECORDED
+        if self._recorded:
+            self.kept = NO_WAY if connector is None else SEVERAL_ROWS if compat.speculates(scheduler) else ON
+        projections: Mapping[Moment, Projection] = {}
+        self._workflows.tapped = None
+        if reader is not None and self.told == ON:
+            projections = reader.projections
+            reader.await_states()
+            self._workflows.tapped = reader, self._completion
+        if connector is not None and ON in (self.told, self.kept, *before):
+            whole = self._recorded if self.kept == ON else ()
+            connector.tap(lambda name: self._workflows.step(name) is not None, projections, whole)
+        if (self.told, self.kept) != before:
+            logger.log(logging.INFO if self.told == ON else logging.WARNING, "hidden states: %s", self.told)
+            if self._recorded:
+                logger.log(logging.INFO if self.kept == ON else logging.WARNING, "recorded states: %s", self.kept)
 
     def read(self, output: Any) -> None:
         """What the worker computed in an iteration, before vLLM takes its tokens."""
-        if self.told != ON:
+        if ON not in (self.told, self.kept):
             return
         self._last = None
+        self._last_whole.clear()
         for states in compat.of_kind(States, compat.worker_meta(output)):
             for name, state in zip(*(states.rows(PREFILL) or ((), ())), strict=True):
                 if np.isfinite(state).all():
                     self._workflows.prefill_state(name, state)
             self._last = states.rows(COMPLETION)
+            for name, state in zip(*(states.rows(PREFILL, whole=True) or ((), ())), strict=True):
+                self._workflows.records.state(name, PREFILL, state)
+            self._last_whole.update(zip(*(states.rows(COMPLETION, whole=True) or ((), ())), strict=True))
+
+    def completed(self, request_id: str) -> None:
+        """A request has had its last token: the recorder is told the state that it was sampled from."""
+        state = self._last_whole.get(request_id)
+        if state is not None:
+            self._workflows.records.state(request_id, COMPLETION, state)
+
+    def _told(self, reader: ReadsStates, connector: StatesConnector | None) -> str:
+        if connector is None:
+            return NO_CONNECTOR
+        if self._workflows.retention is None:
+            return NO_EVICTION
+        if compat.speculates(self._scheduler):
+            return SEVERAL_ROWS
+        widths = {len(weights) for weights, _ in reader.projections.values()}
+        return ON if widths == {compat.hidden_size(self._scheduler)} else OTHER_WIDTH
 
     def _completion(self, request_id: str) -> NDArray[np.float32] | None:
         if self._last is None or request_id not in self._last[0]:

@@ -1,0 +1,95 @@
+"""The recorder in the engine: which of the scheduler's events it is told, and in vLLM's words for them.
+
+Forecasts and ends of workflows come from `workflows.py`, hidden states from the tap; here are the steps themselves:
+when a request is selected for the first time, and when it leaves. A recorder raises nothing by its own promise. Should
+anything fail on the way to it, recording is off and counted, and the engine goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from presage.serving_hooks.recorder.config import RecorderConfig
+from presage.serving_hooks.recorder.protocol import NoRecorder, Records, start
+from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.switch import Switch
+
+
+class Observing:
+    """What a scheduler tells the recorder.
+
+    Args:
+        scheduler: vLLM's.
+        config: of the recorder; None records nothing.
+        step: which step of which workflow a request is; None where it is none.
+        counts: of what has failed.
+
+    Attributes:
+        records: the recorder.
+        on: whether there is one, and it has not failed.
+
+    Raises:
+        ConfigurationError: the redaction that is named cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        config: RecorderConfig | None,
+        step: Callable[[str], Step | None],
+        counts: Counter[str],
+    ) -> None:
+        self.records: Records = NoRecorder()
+        self._step, self._switch = step, Switch("recorder", counts)
+        self._text = config is not None and config.text == "on"
+        self._there = config is not None
+        if config is not None:
+            decode = compat.decoder(scheduler) if self._text else None
+            self.records = start(config, model=compat.served_model(scheduler), decode=decode)
+
+    @property
+    def on(self) -> bool:
+        """Whether steps are recorded."""
+        return self._there and self._switch.on
+
+    def scheduled(self, scheduler: Any, output: Any) -> None:
+        """An iteration has been scheduled: steps that it selects for the first time have begun."""
+        if self.on:
+            self._switch.attempt(self._scheduled, scheduler, output)
+
+    def left(self, request: Any) -> None:
+        """A request leaves the engine, with its last token or without."""
+        if self.on:
+            self._switch.attempt(self._left, request)
+
+    def status(self) -> dict[str, Any]:
+        """What was recorded, and what was not; `on` is false once it has failed."""
+        return {**self.records.status(), "on": self.on}
+
+    def close(self) -> None:
+        """The engine shuts down: what waits is written, for some seconds at most."""
+        self._switch.attempt(self.records.close)
+
+    def _scheduled(self, scheduler: Any, output: Any) -> None:
+        for name, cached in compat.found_tokens(scheduler, output).items():
+            step = self._step(name)
+            if step is not None:
+                request = compat.requests(scheduler)[name]
+                self.records.begun(
+                    name,
+                    step,
+                    input_tokens=request.num_prompt_tokens,
+                    cached_input_tokens=cached,
+                    input_text=compat.prompt_tokens(request) if self._text else None,
+                )
+
+    def _left(self, request: Any) -> None:
+        self.records.completed(
+            request.request_id,
+            output_tokens=request.num_output_tokens,
+            finish_reason=compat.finish_reason(request),
+            output_text=compat.output_tokens(request) if self._text else None,
+        )

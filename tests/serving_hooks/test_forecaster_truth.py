@@ -1,0 +1,147 @@
+"""Truth beside the forecaster: told what predictors claim, and while an alarm stands counts answer in their place."""
+
+import numpy as np
+import pytest
+from serving_samples import Clock, lengths_of
+from tiny_model import Tiny
+
+from presage.predictors.next_agent import NextAgentPredictor
+from presage.serving_hooks.backoff import OnlineCounts
+from presage.serving_hooks.forecaster import Forecaster, LiveForecast
+from presage.serving_hooks.live import DRIFTED
+from presage.serving_hooks.truth.alarm import Reason
+from presage.serving_hooks.truth.drift import Alarm, Drift, DriftConfig
+from presage.serving_hooks.truth.outcomes import Followed
+from presage.serving_hooks.truth.promoted import Figure
+from presage.serving_hooks.truth.truth import Truth
+
+AGENTS = ("planner", "coder", "tester")
+
+
+class Kept(Truth):
+    """Keeps what is told of whole workflows."""
+
+    def __init__(self) -> None:
+        self.over: list[Followed] = []
+        super().__init__(Drift(config=DriftConfig()))
+
+    def _followed(self, workflow: Followed) -> None:
+        self.over.append(workflow)
+        super()._followed(workflow)
+
+
+def of(tiny: Tiny, clock: Clock | None = None) -> tuple[Forecaster, Kept]:
+    truth = Kept()
+    forecaster = Forecaster(
+        NextAgentPredictor.load(tiny.folder),
+        4,
+        lengths=lengths_of(tiny.store),
+        lengths_version=5,
+        back_off=OnlineCounts(),
+        truth=truth,
+        time_to_live_s=60.0,
+        clock=clock or Clock(),
+    )
+    return forecaster, truth
+
+
+def run(forecaster: Forecaster, workflow_id: str, *, end: str = "said") -> list[LiveForecast]:
+    said = []
+    for step, agent in enumerate(AGENTS):
+        said.append(forecaster.on_prefill("retry", workflow_id, agent, step=step, input_tokens=100))
+        said.append(forecaster.on_completion("retry", workflow_id, output_tokens=10))
+    if end != "none":
+        forecaster.close("retry", workflow_id, cut=end == "cut", silent=end == "silent")
+    return said
+
+
+def raised(truth: Truth, figure: str) -> None:
+    reason = Reason(figure, "below", 0.1, Figure(0.8, 0.7, 0.9))
+    truth.drift.alarms["retry"] = Alarm("retry", 99, (reason,))
+
+
+def test_each_workflow_is_judged_by_what_was_forecast_of_it(tiny: Tiny) -> None:
+    forecaster, truth = of(tiny)
+    said = run(forecaster, "w")
+    (over,) = truth.over
+    assert over.ended
+    assert set(over.next_agent) == {"version 4"}
+    judged = over.next_agent["version 4"].sums[0].sum(axis=-1)
+    # From steps 0, 1 and 2: one, two and three steps ahead are known down to END, and nothing behind it.
+    assert judged[:, 0].tolist() == [3, 3]
+    right = over.next_agent["version 4"].sums[2].sum(axis=-1)[0, 0]
+    came = [*AGENTS[1:], None]
+    top = [live.probabilities[0].argmax() for live in said[::2]]
+    names = [said[0].agents[t] if t < len(said[0].agents) else None for t in top]
+    assert right == sum(name == agent for name, agent in zip(names, came, strict=True))
+    assert over.lengths["version 5"].judged == 3
+    within = [
+        [left <= tokens for tokens in live.remaining.tokens] for live, left in zip(said[::2], (30, 20, 10), strict=True)
+    ]
+    assert over.lengths["version 5"].within.tolist() == np.sum(within, axis=0).tolist()
+    assert not truth.errors
+
+
+@pytest.mark.parametrize(("how", "whole"), [("said", True), ("cut", False), ("silent", False)])
+def test_only_an_end_that_was_said_is_one(tiny: Tiny, how: str, whole: bool) -> None:
+    forecaster, truth = of(tiny)
+    run(forecaster, "w", end=how)
+    assert [over.ended for over in truth.over] == [whole]
+
+
+def test_a_workflow_that_expires_is_cut(tiny: Tiny) -> None:
+    clock = Clock()
+    forecaster, truth = of(tiny, clock)
+    run(forecaster, "w", end="none")
+    clock.now = 61.0
+    assert forecaster.expire() == 1
+    assert [over.ended for over in truth.over] == [False]
+
+
+def test_while_an_alarm_stands_counts_answer_and_the_model_is_judged_all_the_same(tiny: Tiny) -> None:
+    forecaster, truth = of(tiny)
+    for number in range(8):
+        run(forecaster, f"before {number}")
+    raised(truth, "accuracy at prefill")
+    said = run(forecaster, "w")
+    assert {(live.source, live.reason, live.version) for live in said} == {("back-off", DRIFTED, None)}
+    assert {live.remaining.source for live in said} == {"champion"}, "nothing speaks against lengths"
+    assert forecaster.counts[DRIFTED] == 6
+    assert set(truth.over[-1].next_agent) == {"version 4"}
+    before, after = (over.next_agent["version 4"].sums for over in truth.over[-2:])
+    assert np.array_equal(before, after), "the same workflow, judged as the model answers it"
+    del truth.drift.alarms["retry"]
+    assert {live.source for live in run(forecaster, "after")} == {"champion"}
+
+
+def test_lengths_fall_back_alone_where_coverage_raised_it(tiny: Tiny) -> None:
+    forecaster, truth = of(tiny)
+    for number in range(8):
+        run(forecaster, f"before {number}")
+    raised(truth, "coverage at 0.9")
+    said = run(forecaster, "w")
+    assert {live.source for live in said} == {"champion"}
+    assert {(live.remaining.source, live.remaining.reason) for live in said} == {("back-off", DRIFTED)}
+    assert truth.over[-1].lengths["version 5"].judged == 3
+
+
+def test_where_counts_know_too_little_the_model_goes_on(tiny: Tiny) -> None:
+    forecaster, truth = of(tiny)
+    raised(truth, "agents never seen")
+    live = forecaster.on_prefill("retry", "w", "planner", step=0, input_tokens=100)
+    assert (live.source, live.remaining.source) == ("champion", "champion")
+
+
+def test_a_forecast_made_again_with_its_state_is_the_one_that_is_judged(tiny: Tiny) -> None:
+    forecaster, truth = of(tiny)
+    forecaster.awaits_states = True
+    first = forecaster.on_prefill("retry", "w", "planner", step=0, input_tokens=100)
+    state = np.full(len(forecaster.projections["prefill"][1]), 3.0, np.float32)
+    again = forecaster.on_prefill_state("retry", "w", state, first)
+    assert again is not None
+    forecaster.on_completion("retry", "w", output_tokens=10)
+    forecaster.on_prefill("retry", "w", "coder", step=1, input_tokens=100)
+    forecaster.close("retry", "w", cut=True)
+    sure = truth.over[0].next_agent["version 4"].sums[1].sum(axis=-1)[0, 0]
+    assert sure == pytest.approx(float(again.probabilities[0].max()))
+    assert sure != pytest.approx(float(first.probabilities[0].max()))

@@ -1,0 +1,211 @@
+"""Newer versions of an engine's models: a set is handed over whole, or what is there stays, and that is said once."""
+
+import logging
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from presage.errors import ArtefactError, RegistryError
+from presage.serving_hooks.sources import Held, Predictors
+from presage.serving_hooks.vllm.reload import Reload
+
+AGENTS, LENGTHS = "models:/next-agent@champion", "models:/remaining-length@champion"
+
+
+class Made:
+    """A registry of two models, and what each version does when it is loaded and tried."""
+
+    uri = "made-up"
+
+    def __init__(self) -> None:
+        self.aliases: dict[str, dict[str, int]] = {"next-agent": {"champion": 1}, "remaining-length": {"champion": 1}}
+        self.down = False
+        self.opened = 0
+        self.loaded: list[str] = []
+        self.faults: dict[str, Callable[[], None]] = {}
+
+    @property
+    def client(self) -> Any:
+        return self
+
+    def search_registered_models(self, filter_string: str, max_results: int) -> list[Any]:
+        if self.down:
+            raise RegistryError("made-up: does not answer")
+        name = filter_string.split("'")[1]
+        return [SimpleNamespace(aliases=self.aliases[name])] if name in self.aliases else []
+
+    def open(self) -> Any:
+        self.opened += 1
+        if self.down:
+            raise RegistryError("made-up: does not answer")
+        return self
+
+    def load(self, reference: str, registry: Callable[[], Any]) -> Held[Any]:
+        self.loaded.append(reference)
+        self.faults.get(reference, lambda: None)()
+        return Held(f"predictor {reference}", reference, int(reference.rsplit("/", 1)[1]))
+
+
+def held(reference: str | None, version: int | None = 1) -> Held[Any]:
+    return Held("the first one" if version is not None else None, reference, version)
+
+
+def watching(made: Made, agents: Held[Any] | None = None, lengths: Held[Any] | None = None, **more: Any) -> Reload:
+    first = Predictors(agents or held(AGENTS), lengths or held(LENGTHS))
+    return Reload(first, made.open, 30.0, loads={"next-agent": made.load, "remaining-length": made.load}, **more)
+
+
+def versions(found: Predictors | None) -> tuple[int | None, int | None] | None:
+    return None if found is None else (found.next_agent.version, found.remaining_length.version)
+
+
+def fails(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def test_what_has_not_changed_is_neither_loaded_nor_handed_over() -> None:
+    made = Made()
+    reload = watching(made)
+    reload.look()
+    reload.look()
+    assert (reload.take(), made.loaded, made.opened) == (None, [], 1)
+
+
+def test_a_version_that_passes_is_handed_over_once_with_what_stays() -> None:
+    made = Made()
+    reload = watching(made)
+    made.aliases["next-agent"]["champion"] = 4
+    reload.look()
+    found = reload.take()
+    assert versions(found) == (4, 1)
+    assert found is not None
+    assert found.next_agent.reference == AGENTS, "told as it was asked for"
+    assert found.remaining_length.predictor == "the first one"
+    reload.look()
+    assert reload.take() is None
+    made.aliases["next-agent"]["champion"] = 1  # rolled back
+    reload.look()
+    assert versions(reload.take()) == (1, 1)
+
+
+@pytest.mark.parametrize("error", [ArtefactError("it is cut"), ZeroDivisionError("in a kernel")])
+def test_neither_is_used_where_one_fails_and_it_is_tried_and_said_once(
+    caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    made = Made()
+    reload = watching(made)
+    made.aliases = {"next-agent": {"champion": 2}, "remaining-length": {"champion": 3}}
+    made.faults["models:/remaining-length/3"] = fails(error)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            reload.look()
+    assert reload.take() is None
+    assert made.loaded.count("models:/remaining-length/3") == 1
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "remaining-length version 3 is refused, version 1 stays"
+    ]
+    assert list(reload.refused) == ["remaining-length version 3"]
+    made.aliases["remaining-length"]["champion"] = 4
+    reload.look()
+    assert versions(reload.take()) == (2, 4)
+
+
+def test_a_model_that_is_not_there_yet_holds_nothing_up_by_failing() -> None:
+    made = Made()
+    reload = watching(made, lengths=held(LENGTHS, None))
+    made.faults["models:/remaining-length/1"] = fails(ArtefactError("it is cut"))
+    made.aliases["next-agent"]["champion"] = 2
+    reload.look()
+    assert versions(reload.take()) == (2, None)
+    made.aliases["next-agent"]["champion"] = 3
+    reload.look()
+    assert versions(reload.take()) == (3, None)
+    assert made.loaded.count("models:/remaining-length/1") == 1
+
+
+def test_a_registry_that_is_down_and_back_is_said_twice_and_what_was_missed_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = Made()
+    made.down = True
+    reload = watching(made, agents=held("models:/next-agent/7", None), lengths=held(None, None))
+    with caplog.at_level(logging.WARNING):
+        reload.look()
+        reload.look()
+        assert "does not answer" in reload.troubles["registry"]
+        made.down = False
+        reload.look()
+    assert versions(reload.take()) == (7, None)
+    assert reload.troubles == {}
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["registry"] * 2
+
+
+def test_a_registry_that_fails_while_a_version_is_fetched_refuses_nothing() -> None:
+    made = Made()
+    reload = watching(made)
+    made.aliases["next-agent"]["champion"] = 2
+    made.faults["models:/next-agent/2"] = fails(RegistryError("the download broke off"))
+    reload.look()
+    assert (reload.take(), reload.refused) == (None, {})
+    assert "broke off" in reload.troubles["next-agent"]
+    made.faults.clear()
+    reload.look()
+    assert versions(reload.take()) == (2, 1)
+    assert reload.troubles == {}
+
+
+@pytest.mark.parametrize("gone", [{"remaining-length": {"champion": 1}}, {"next-agent": {}, "remaining-length": {}}])
+def test_an_alias_that_is_gone_takes_nothing_away(caplog: pytest.LogCaptureFixture, gone: dict[str, Any]) -> None:
+    made = Made()
+    reload = watching(made)
+    made.aliases = gone
+    with caplog.at_level(logging.WARNING):
+        reload.look()
+        reload.look()
+    assert reload.take() is None
+    assert "means nothing any more; version 1 stays" in reload.troubles["next-agent"]
+    assert sum("next-agent" in record.getMessage().split(":")[0] for record in caplog.records) == 1
+
+
+def test_a_version_that_does_not_come_back_is_refused() -> None:
+    made, forever = Made(), threading.Event()
+    reload = watching(made, trial_s=0.05)
+    made.aliases["next-agent"]["champion"] = 2
+    made.faults["models:/next-agent/2"] = lambda: (forever.wait(), None)[1]
+    reload.look()
+    forever.set()
+    assert reload.refused == {"next-agent version 2": "no answer within 0.05 s"}
+    assert reload.take() is None
+
+
+def test_a_look_that_breaks_unforeseen_raises_nothing() -> None:
+    made = Made()
+    reload = watching(made)
+    made.aliases = {"next-agent": {"champion": "many"}}  # type: ignore[dict-item]
+    reload.look()
+    assert "ValueError" in reload.troubles["registry"]
+
+
+def test_it_looks_in_a_thread_of_its_own_until_it_is_closed() -> None:
+    made, loaded = Made(), threading.Event()
+    made.aliases["next-agent"]["champion"] = 2
+    made.faults["models:/next-agent/2"] = loaded.set
+    first = Predictors(held(AGENTS), held(LENGTHS))
+    reload = Reload(first, made.open, 0.001, loads={"next-agent": made.load, "remaining-length": made.load})
+    reload.start()
+    assert loaded.wait(30)
+    reload.close()
+
+
+def test_folders_are_not_watched() -> None:
+    made = Made()
+    made.down = True
+    reload = watching(made, agents=held("/srv/model", None), lengths=held(None, None))
+    reload.start()
+    assert not [thread for thread in threading.enumerate() if thread.name == "presage-reload"]
