@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--workflows", type=int, default=150)
     parser.add_argument("--at-once", type=int, default=24)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server stays behind
     begun, folder = time.monotonic(), make_anew(args.to)
     make_model(folder / "model")
     compared = draw(args.workflows // 2, COMPARED)
