@@ -74,7 +74,7 @@ class Policies(compat.SchedulerSeam):
             self._prefetch = self._hook_prefetch(config, self._scored, fetching)
             self._workflows.retention = self._prefetch or self._scored
         self._observing = Observing(self, config.recorder, self._workflows.step, self._counts)
-        self._workflows.records = self._observing.records
+        self._workflows.records = self._observing
         recorded = config.recorder.states if config.recorder is not None else "off"
         self._states = StatesOfSteps(self, forecasts, self._workflows, recorded)
         self._renewal = Switch("reload of models", self._counts)
