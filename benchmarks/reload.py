@@ -60,15 +60,17 @@ GOOD, BROKEN = 1, 2
 
 
 def registered(root: Path) -> Registry:
-    """Both models; forecasts of version 2 of the next agents sum to no distribution."""
-    table = generate("retry", 80, 0).table
+    """Both models; version 2 of the next agents wants a text encoder that is not there."""
+    table = generate("retry", 80, 0, state_size=16).table
     append(table, root / "store")
-    config = NextAgentConfig(network=NetworkConfig(epochs=3), boosting=BoostingConfig(rounds=5))
-    train(table, None, config, baselines=(), name="reload").save(root / "agents")
+    small = NextAgentConfig(network=NetworkConfig(epochs=3), boosting=BoostingConfig(rounds=5))
+    train(table, None, small, baselines=(), name="reload").save(root / "agents")
     lengths_of(root / "store").save(root / "lengths")
     artefact = read_artefact(root / "agents")
-    tensors = {**artefact.tensors, "mixture/shares": artefact.tensors["mixture/shares"] * 3}
-    write_artefact(root / "broken", kind="next-agent", config=artefact.config, tensors=tensors, training_data={})
+    states = {"kind": "encoder", "sizes": {"prefill": 16, "completion": 16}}
+    states |= {"encoder": str(root / "gone"), "encoder_digest": "sha256:0"}
+    config = artefact.config | {"states": states}
+    write_artefact(root / "broken", kind="next-agent", config=config, tensors=artefact.tensors, training_data={})
     registry = open_registry(f"sqlite:///{root / 'mlflow.db'}")
     row = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
     for kind, folder in (("next-agent", "agents"), ("next-agent", "broken"), ("remaining-length", "lengths")):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from test_tap import ALONE, WIDTH, Reads, Worked
-from tiny_model import Tiny
+from tiny_model import STATE_SIZE, Tiny
 from told import send, serve
 from vllm_samples import Engine, ask, build
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
 BROKEN = 3
-"""A version whose files are sound, and whose forecasts sum to no distribution."""
+"""A version whose files are sound; the text encoder that it was trained with is gone."""
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,11 @@ def registry(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Registry:
     root = tmp_path_factory.mktemp("registry")
     opened = open_registry(f"sqlite:///{root / 'mlflow.db'}")
     artefact = read_artefact(tiny.folder)
-    tensors = {**artefact.tensors, "mixture/shares": artefact.tensors["mixture/shares"] * np.float32(3)}
-    write_artefact(root / "no-forecasts", kind="next-agent", config=artefact.config, tensors=tensors, training_data={})
-    for folder in (tiny.folder, tiny.folder, root / "no-forecasts"):
+    states = {"kind": "encoder", "sizes": {"prefill": STATE_SIZE, "completion": STATE_SIZE}}
+    states |= {"encoder": str(root / "gone"), "encoder_digest": "sha256:0"}
+    config = artefact.config | {"states": states}
+    write_artefact(root / "broken", kind="next-agent", config=config, tensors=artefact.tensors, training_data={})
+    for folder in (tiny.folder, tiny.folder, root / "broken"):
         register(opened, folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[ROW])
     return opened
 
