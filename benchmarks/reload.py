@@ -103,7 +103,9 @@ class Load:
         prompt = [(start + i) % 500 for i in range(60 + 40 * step)]
         said = {"workflow_type": "retry", "workflow_id": f"w{number}", "agent": AGENTS[step], "step": step}
         self.at[name] = number, step
-        self.engine.scheduler.add_request(ask(name, prompt, 20, workflow_end=step == len(AGENTS) - 1, **said))
+        self.engine.scheduler.add_request(
+            ask(name, prompt, 10 + (7 * number + 13 * step) % 40, workflow_end=step == len(AGENTS) - 1, **said)
+        )
 
 
 def spell(kind: str, load: Load, registry: Registry, seconds: float, model_s: float) -> list[float]:
