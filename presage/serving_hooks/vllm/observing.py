@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from presage.features.moment import Moment
+from presage.serving_hooks.live import LiveForecast
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.protocol import NoRecorder, Records, start
 from presage.serving_hooks.vllm import compat
@@ -27,10 +29,6 @@ class Observing:
         step: which step of which workflow a request is; None where it is none.
         counts: of what has failed.
 
-    Attributes:
-        records: the recorder.
-        on: whether there is one, and it has not failed.
-
     Raises:
         ConfigurationError: the redaction that is named cannot be loaded.
     """
@@ -42,13 +40,13 @@ class Observing:
         step: Callable[[str], Step | None],
         counts: Counter[str],
     ) -> None:
-        self.records: Records = NoRecorder()
+        self._records: Records = NoRecorder()
         self._step, self._switch = step, Switch("recorder", counts)
         self._text = config is not None and config.text == "on"
         self._there = config is not None
         if config is not None:
             decode = compat.decoder(scheduler) if self._text else None
-            self.records = start(config, model=compat.served_model(scheduler), decode=decode)
+            self._records = start(config, model=compat.served_model(scheduler), decode=decode)
 
     @property
     def on(self) -> bool:
@@ -65,20 +63,35 @@ class Observing:
         if self.on:
             self._switch.attempt(self._left, request)
 
+    def forecast(self, request_id: str, live: LiveForecast) -> None:
+        """A forecast was made for a step that runs, or is about to leave."""
+        if self.on:
+            self._switch.attempt(self._records.forecast, request_id, live)
+
+    def state(self, request_id: str, moment: Moment, state: Any) -> None:
+        """A whole hidden state of such a step has come, float16 [d]."""
+        if self.on:
+            self._switch.attempt(self._records.state, request_id, moment, state)
+
+    def ended(self, workflow_type: str, workflow_id: str, how: str) -> None:
+        """A workflow has ended: SAID or SILENT."""
+        if self.on:
+            self._switch.attempt(self._records.ended, workflow_type, workflow_id, how)
+
     def status(self) -> dict[str, Any]:
         """What was recorded, and what was not; `on` is false once it has failed."""
-        return {**self.records.status(), "on": self.on}
+        return {**self._records.status(), "on": self.on}
 
     def close(self) -> None:
         """The engine shuts down: what waits is written, for some seconds at most."""
-        self._switch.attempt(self.records.close)
+        self._switch.attempt(self._records.close)
 
     def _scheduled(self, scheduler: Any, output: Any) -> None:
         for name, cached in compat.found_tokens(scheduler, output).items():
             step = self._step(name)
             if step is not None:
                 request = compat.requests(scheduler)[name]
-                self.records.begun(
+                self._records.begun(
                     name,
                     step,
                     input_tokens=request.num_prompt_tokens,
@@ -87,7 +100,7 @@ class Observing:
                 )
 
     def _left(self, request: Any) -> None:
-        self.records.completed(
+        self._records.completed(
             request.request_id,
             output_tokens=request.num_output_tokens,
             finish_reason=compat.finish_reason(request),

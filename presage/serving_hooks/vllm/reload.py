@@ -12,6 +12,7 @@ is over. Folders, and versions named by their number, are what they are: only wh
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -27,6 +28,10 @@ from presage.serving_hooks.sources import Held, Predictors, load_length, load_ne
 
 TRIAL_S: Final = 120.0
 """Seconds that loading and trying one version may take: a download, and compiling."""
+
+_SWITCH_S: Final = 0.0002
+"""How long a thread keeps the interpreter while a look is under way. Each forecast goes to the guard's thread and back,
+and would wait 5 ms twice, Python's own interval, for a thread that loads."""
 
 Load = Callable[[str, Callable[[], Registry]], Held[Any]]
 
@@ -107,7 +112,12 @@ class Reload:
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
-            self.look()
+            before = sys.getswitchinterval()
+            sys.setswitchinterval(_SWITCH_S)
+            try:
+                self.look()
+            finally:
+                sys.setswitchinterval(before)
 
     def _compare(self, registry: Registry, versions: Mapping[str, int | None]) -> None:
         new: dict[str, int] = {}

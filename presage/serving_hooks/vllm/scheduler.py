@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from presage.serving_hooks.vllm import compat
@@ -74,7 +74,7 @@ class Policies(compat.SchedulerSeam):
             self._prefetch = self._hook_prefetch(config, self._scored, fetching)
             self._workflows.retention = self._prefetch or self._scored
         self._observing = Observing(self, config.recorder, self._workflows.step, self._counts)
-        self._workflows.records = self._observing.records
+        self._workflows.records = self._observing
         recorded = config.recorder.states if config.recorder is not None else "off"
         self._states = StatesOfSteps(self, forecasts, self._workflows, recorded)
         self._renewal = Switch("reload of models", self._counts)
@@ -201,7 +201,7 @@ class Policies(compat.SchedulerSeam):
             "counts": dict(self._counts),
             "admission": self._gate.status() if self._gate is not None else None,
             "recorder": {**self._observing.status(), "states": self._states.kept},
-            **(self._upkeep.status() if self._upkeep is not None else {}),
+            **self._upkept(),
         }
 
     def shutdown(self) -> None:
@@ -215,6 +215,13 @@ class Policies(compat.SchedulerSeam):
     def _acts(self) -> bool:
         off = self._priorities is None and self._scored is None and self._gate is None
         return not off or self._observing.on
+
+    def _upkept(self) -> Mapping[str, Any]:
+        try:
+            return self._upkeep.status() if self._upkeep is not None else {}
+        except Exception as error:
+            self._counts[f"status of models: {type(error).__name__}"] += 1
+            return {}
 
     def _renew(self) -> None:
         if self._upkeep is not None and self._upkeep.renew():

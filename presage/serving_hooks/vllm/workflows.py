@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.datasets.recording import SAID, SILENT
+from presage.features.moment import Moment
 from presage.serving_hooks.forecaster import LiveForecast
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
-from presage.serving_hooks.recorder.protocol import NoRecorder, Records
+from presage.serving_hooks.recorder.protocol import NoRecorder
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.known_steps import arrived, interrupted
 from presage.serving_hooks.vllm.metadata import Step, workflow_key
@@ -36,6 +37,14 @@ class Retention(Protocol):
 
     def end(self, workflow: str) -> None:
         """A workflow has ended."""
+
+
+class Records(Protocol):
+    """Who writes down what is made known here; see `Observing`."""
+
+    def forecast(self, request_id: str, live: LiveForecast) -> None: ...  # noqa: D102
+    def state(self, request_id: str, moment: Moment, state: Any) -> None: ...  # noqa: D102
+    def ended(self, workflow_type: str, workflow_id: str, how: str) -> None: ...  # noqa: D102
 
 
 CompletionState = Callable[[str], "NDArray[np.float32] | None"]

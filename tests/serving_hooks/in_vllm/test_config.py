@@ -16,6 +16,7 @@ from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
+from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
 from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
 
@@ -33,6 +34,7 @@ def test_what_is_not_said_is_the_policies_own_default(additional: Any) -> None:
     assert config.eviction_settings() == EvictionConfig()
     assert config.admission_settings() == AdmissionConfig()
     assert (config.prefetch, config.prefetch_settings()) == (False, PrefetchConfig())
+    assert (config.recorder, config.reload_s, config.truth) == (None, 30.0, True)
 
 
 def test_what_is_said_arrives() -> None:
@@ -61,6 +63,16 @@ def test_an_unknown_key_is_one_clear_error() -> None:
     assert "presage.gamma is 2: input should be less than or equal to 1" in said
     assert "presage.quantum is 'many'" in said
     assert "\n" not in said
+
+
+def test_the_recorder_is_set_by_an_object_of_its_own() -> None:
+    config = read_config({"presage": {"recorder": {"folder": "there", "states": "both"}, "reload_s": None}})
+    assert config.recorder == RecorderConfig(folder="there", states="both")
+    assert config.reload_s is None
+    with pytest.raises(ConfigurationError) as refused:
+        read_config({"presage": {"recorder": {"stats": "both"}}})
+    assert "presage.recorder.folder is missing" in str(refused.value)
+    assert "presage.recorder.stats is unknown; there are file_age_s, " in str(refused.value)
 
 
 @pytest.mark.parametrize("given_", [[], "on", 3, {"time_to_live_s": float("inf")}, {"forecasts": "no function"}])

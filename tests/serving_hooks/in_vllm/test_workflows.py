@@ -76,6 +76,44 @@ def test_a_step_that_waits_is_certain_and_one_that_is_preempted_is_so_again() ->
     assert heard.told == [PLAIN, AGAIN, PLAIN, PLAIN, WAITS, PLAIN, PLAIN]
 
 
+def test_the_last_step_completes_before_its_workflow_ends_and_how_it_ended_is_told() -> None:
+    told: list[Any] = []
+
+    class Listening(Source):
+        def on_completion(self, *_: object, **sent: object) -> LiveForecast:
+            told.append(("completed", sent["output_tokens"]))
+            return super().on_completion()
+
+        def close(self, workflow_type: str, workflow_id: str) -> None:
+            told.append(("closed", workflow_id))
+
+    class Now:
+        now = 0.0
+
+    of = Workflows(
+        Forecasts(Listening(), silent=lambda _, name: told.append(("silent", name))),
+        ScoreConfig(3, 0.5),
+        60.0,
+        Counter(),
+        lambda: Now.now,
+    )
+    of.retention = heard = Heard()
+    of.arrives("1", Step("review", "r1", "coder", last=True))
+    of.begins("1", 10)
+    of.leaves("1", True, 5)
+    assert told == [("completed", 5), ("closed", "r1")]
+    assert heard.told == [PLAIN, "end"], "what nobody asks for any more is not told"
+    of.arrives("2", Step("review", "r2", "coder", last=True))
+    of.begins("2", 10)
+    of.leaves("2", False, 3)  # aborted: it has not completed
+    of.arrives("3", Step("review", "r3", "coder"))
+    of.begins("3", 10)
+    of.leaves("3", True, 7)
+    Now.now = 61.0
+    of.expire()
+    assert told[2:] == [("closed", "r2"), ("completed", 7), ("silent", "r3")]
+
+
 def test_without_a_source_nothing_is_told_but_ends() -> None:
     of, heard = watched(Forecasts())
     for name, step in (("1", CODER), ("2", Step("review", "r1", "tester", last=True))):

@@ -1,0 +1,237 @@
+"""vLLM's own scheduler with the recorder on: what was served is what is read back, and no failure of it is felt."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from noise import Noise
+from test_tap import ALONE, WIDTH, Worked, hooked, number
+from told import AGENTS, send, serve
+from vllm_samples import Engine, ask, build, token
+
+from presage.datasets.read import read_traces
+from presage.datasets.recorded_forecasts import read_forecasts
+from presage.datasets.recording import SAID, SILENT
+from presage.serving_hooks.recorder.recorder import Recorder
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
+from presage.serving_hooks.vllm.tap import steps
+
+pytestmark = pytest.mark.vllm
+
+OFF = {"priority": False, "eviction": False, "admission": False}
+
+
+def recording(folder: Path, kind: type[Any] = SyncWorkflowScheduler, **more: Any) -> Any:
+    """A scheduler that records into `folder`/r; `recorder` has more of its settings."""
+    settings = {"folder": str(folder / "r"), **more.pop("recorder", {})}
+    presage = {"next_agent": None, "remaining_length": None, "recorder": settings, **more.pop("presage", {})}
+    return build(folder / "m", kind, presage=presage, **{"blocks": 400, **more})
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    table = read_traces([folder / "r"]).table
+    found: list[dict[str, Any]] = table.to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in step", "one step ahead"])
+def test_what_was_served_without_a_model_is_read_back_as_traces(tmp_path: Path, ahead: bool) -> None:
+    scheduler = recording(tmp_path, WorkflowScheduler if ahead else SyncWorkflowScheduler)
+    engine = Engine(scheduler, ahead)
+    sent = serve(engine, 20)
+    scheduler.add_request(ask("nobody's", [1, 2, 3], 3))
+    engine.run()
+    engine.drain()
+    scheduler.shutdown()
+    found = rows(tmp_path)
+    assert len(found) == len(sent) == 60
+    names = [f"{row['workflow_id'].split('@')[0]}.{row['step']}" for row in found]
+    assert set(names) == set(sent)
+    for name, row in zip(names, found, strict=True):
+        step = row["step"]
+        assert (row["agent"], row["workflow_type"]) == (AGENTS[step % 3], "retry")
+        assert (row["input_tokens"], row["output_tokens"]) == (30 + 25 * step, 3)
+        assert row["cached_input_tokens"] == engine.hits[name]
+        assert row["finish_reason"] == "length"
+        assert row["started_at"] <= row["ended_at"]
+        assert row["complete"]
+        assert row["input_text"] is row.get("prefill_state") is None
+    assert sum(row["cached_input_tokens"] for row in found) > 0
+    made, lost = read_forecasts(tmp_path / "r")
+    assert not lost
+    counts = scheduler.presage_status()["counts"]
+    told = sum(count for name, count in counts.items() if name.startswith("forecast: "))
+    assert made.num_rows == told == 120
+    assert {*made["source"].to_pylist()} == {"none", "back-off"}, "counts learn as the engine serves"
+    last = made.filter(np.array(made["step"]) == 2).to_pylist()
+    assert {tuple(row["came"]) for row in last if row["source"] == "back-off"} == {("END",)}
+
+
+def test_counts_learn_the_end_of_workflows_that_say_so(tmp_path: Path) -> None:
+    scheduler = recording(tmp_path)
+    serve(Engine(scheduler), 16)
+    scheduler.shutdown()
+    made, _ = read_forecasts(tmp_path / "r")
+    ends = [
+        row["probabilities"][len(row["agents"])]
+        for row in made.to_pylist()
+        if row["step"] == 2 and row["source"] == "back-off"
+    ]
+    assert ends[-1] > 0.8
+
+
+def test_it_records_where_no_policy_is_on_and_changes_nothing(tmp_path: Path) -> None:
+    logs = []
+    for folder, settings in (("a", {}), ("b", {"recorder": {"folder": str(tmp_path / "b" / "r")}})):
+        (tmp_path / folder).mkdir()
+        presage = {**OFF, "next_agent": None, "remaining_length": None, **settings}
+        scheduler = build(tmp_path / folder / "m", SyncWorkflowScheduler, blocks=60, presage=presage, seqs=8)
+        engine = Engine(scheduler)
+        serve(engine, 12)
+        scheduler.shutdown()
+        logs.append((engine.log, engine.said))
+    assert logs[0] == logs[1]
+    assert len(rows(tmp_path / "b")) == 36
+
+
+def test_ends_are_told_as_they_came(tmp_path: Path) -> None:
+    from turns import Clock
+
+    clock = Clock()
+    kind = type("Clocked", (SyncWorkflowScheduler,), {"clock": clock})
+    scheduler = recording(tmp_path, kind)
+    engine = Engine(scheduler)
+    for workflow in ("said", "told", "silent", "aborted"):
+        send(engine, workflow, 0, workflow_end=workflow == "said")
+        if workflow == "aborted":
+            for _ in range(2):
+                engine.step()
+            engine.abort("aborted.0")
+        engine.run()
+    assert scheduler.workflow_ended("retry", "told")
+    clock.now = 601.0
+    send(engine, "another", 0)
+    engine.run()
+    scheduler.shutdown()
+    (folder,) = (tmp_path / "r").glob("engine-*")
+    import pyarrow as pa
+
+    ends = {}
+    for path in folder.glob("ends-*"):
+        with pa.OSFile(str(path)) as file:
+            ends |= {row["workflow_id"]: row["how"] for row in pa.ipc.open_stream(file).read_all().to_pylist()}
+    assert ends == {"said": SAID, "told": SAID, "silent": SILENT, "aborted": SILENT}
+    reasons = {row["workflow_id"].split("@")[0]: row["finish_reason"] for row in rows(tmp_path)}
+    assert reasons["aborted"] == "abort"
+
+
+def test_prompts_and_answers_are_recorded_only_where_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from presage.serving_hooks.vllm import compat
+
+    monkeypatch.setattr(compat, "decoder", lambda scheduler: lambda ids: " ".join(map(str, ids)))
+    scheduler = recording(tmp_path, recorder={"text": "on"})
+    engine = Engine(scheduler)
+    name = send(engine, "w", 0, workflow_end=True)
+    prompt = list(scheduler.requests[name].prompt_token_ids)
+    engine.run()
+    scheduler.shutdown()
+    (row,) = rows(tmp_path)
+    assert row["input_text"] == " ".join(map(str, prompt))
+    assert row["output_text"] == " ".join([str(token(name))] * 3)
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["by reference", "pickled"])
+@pytest.mark.parametrize("kept", ["prefill", "both"])
+def test_whole_states_are_those_of_their_own_rows_with_nobody_who_reads_them(
+    tmp_path: Path, kept: str, sent: bool
+) -> None:
+    scheduler = recording(tmp_path, recorder={"states": kept}, blocks=60, seqs=8, tokens=128, connector=ALONE)
+    engine = Worked(scheduler, sent=sent)
+    prompts, outputs = {}, {}
+    for n in range(40):
+        prompts[f"r-{n}"] = [(n % 5) * 41 + i % 400 for i in range(20 + 13 * n)]
+        outputs[f"r-{n}"] = 1 if n % 4 == 0 else 3 + n
+        said = {"workflow_type": "t", "workflow_id": f"w-{n}", "agent": "coder", "workflow_end": True}
+        scheduler.add_request(ask(f"r-{n}", prompts[f"r-{n}"], outputs[f"r-{n}"], arrival=float(n), **said))
+    engine.run()
+    assert any(preempted for _, _, preempted in engine.log)
+    assert scheduler.presage_status()["states"] == steps.NOT_READ
+    assert scheduler.presage_status()["recorder"]["states"] == steps.ON
+    scheduler.shutdown()
+    found = {f"r-{row['workflow_id'].split('@')[0].removeprefix('w-')}": row for row in rows(tmp_path)}
+    assert len(found) == 40
+    for name, prompt in prompts.items():
+        at = len(prompt) - 1
+        state = np.zeros(WIDTH, np.float16)
+        state[:2] = number(name), at
+        assert np.array_equal(np.asarray(found[name]["prefill_state"], np.float16), state)
+        state[1] = at + outputs[name] - 1
+        last = found[name].get("completion_state")
+        assert last is None if kept == "prefill" else np.array_equal(np.asarray(last, np.float16), state)
+
+
+def test_whole_states_come_beside_the_projected_ones(tmp_path: Path) -> None:
+    from test_tap import Reads
+
+    reads = Reads()
+    kind = hooked(SyncWorkflowScheduler, reads)
+    scheduler = recording(tmp_path, kind, recorder={"states": "both"}, connector=ALONE)
+    engine = Worked(scheduler)
+    scheduler.add_request(ask("r-7", list(range(40)), 3, workflow_type="t", workflow_id="w-7", agent="coder"))
+    engine.run()
+    scheduler.shutdown()
+    assert (reads.prefill, reads.completion) == ([("w-7", [7, 39])], [("w-7", [7, 41])])
+    (row,) = rows(tmp_path)
+    assert (row["prefill_state"][:2], row["completion_state"][:2]) == ([7, 39], [7, 41])
+
+
+def test_without_a_way_for_states_that_is_said_and_the_rest_is_recorded(tmp_path: Path) -> None:
+    scheduler = recording(tmp_path, recorder={"states": "both"})
+    serve(Engine(scheduler), 2)
+    assert scheduler.presage_status()["recorder"]["states"] == steps.NO_WAY
+    scheduler.shutdown()
+    assert len(rows(tmp_path)) == 6
+
+
+@pytest.mark.parametrize("method", ["begun", "completed", "forecast", "ended"])
+def test_a_recorder_that_raises_is_off_and_the_engine_serves_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the text of a prompt")
+
+    monkeypatch.setattr(Recorder, method, fail)
+    scheduler = recording(tmp_path)
+    engine = Engine(scheduler)
+    sent = serve(engine, 12)
+    status = scheduler.presage_status()
+    assert engine.ended == sorted(sent, key=engine.ended.index)
+    assert len(engine.ended) == 36
+    assert not status["recorder"]["on"]
+    assert status["counts"]["recorder: RuntimeError"] == 1
+    assert status["on"] == {"priority": True, "eviction": True, "admission": True}
+    scheduler.shutdown()
+
+
+def test_a_folder_that_is_removed_and_one_that_cannot_be_made_stop_no_request(tmp_path: Path) -> None:
+    scheduler = recording(tmp_path)
+    engine = Engine(scheduler)
+    serve(engine, 8)
+    shutil.rmtree(tmp_path / "r", ignore_errors=True)
+    (tmp_path / "r").write_text("a file where the folder was")
+    serve(engine, 8, first=8)
+    scheduler.shutdown()
+    assert len(engine.ended) == 48
+    counts = scheduler.presage_status()["recorder"]["counts"]
+    assert sum(count for name, count in counts.items() if name.startswith(("lost", "not written", "dropped"))) > 0
+
+
+def test_a_source_by_chance_is_recorded_as_it_was(tmp_path: Path) -> None:
+    scheduler = recording(tmp_path, hooked(SyncWorkflowScheduler, Noise(0)))
+    serve(Engine(scheduler), 4)
+    scheduler.shutdown()
+    made, _ = read_forecasts(tmp_path / "r")
+    expected = Noise(0)
+    assert np.allclose(made["probabilities"].to_pylist()[0], expected.on_prefill().probabilities.ravel())
