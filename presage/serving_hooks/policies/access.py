@@ -186,6 +186,16 @@ class AccessIndex:
             return math.inf
         return running.next_step_at + (use.moment / use.score - 1.0) * running.step_s
 
+    def kind(self, group: Group) -> str:
+        """What is known of a group, by the names of `eviction.CLASSES`."""
+        if not group.uses:
+            return "retired"
+        running = self.running
+        for workflow in group.uses:
+            if running[workflow].lookahead.says_something:
+                return "forecast"
+        return "unknown" if group.score else "worthless"
+
     def _by_group(self, blocks: Iterable[int]) -> Iterable[tuple[Group | None, list[int]]]:
         parts: dict[int, tuple[Group | None, list[int]]] = {}
         part: list[int] = []

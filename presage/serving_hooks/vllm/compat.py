@@ -41,6 +41,12 @@ SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
         "block_hashes",
         "max_cache_hit_length",
     ),
+    "vllm.v1.metrics.stats:PrefillStats.set": (
+        "self",
+        "num_prompt_tokens",
+        "num_local_cached_tokens",
+        "num_external_cached_tokens",
+    ),
     "vllm.v1.request:Request.__init__": ("self", "request_id", "prompt_token_ids", "sampling_params"),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule": ("self", "throttle_prefills"),
     "vllm.v1.core.sched.request_queue:create_request_queue": ("policy",),
@@ -450,6 +456,18 @@ def prompt_hashes(scheduler: Any, request: Any) -> Sequence[bytes]:
 def found_tokens(scheduler: Any, output: Any) -> Mapping[str, int]:
     """Of the requests an iteration selects for the first time: tokens of their prompts that need not be computed."""
     return {new.req_id: new.num_computed_tokens for new in first_selected(scheduler, output)}
+
+
+def prompt_by_tier(request: Any) -> tuple[int, int, int]:
+    """Of a request that has just been selected for the first time: tokens of its prompt, and how many of them were in
+    the cache and came from elsewhere.
+
+    All 0 for the next part of a streamed input, of which vLLM keeps no account.
+    """
+    stats = request.prefill_stats
+    if stats is None:
+        return 0, 0, 0
+    return stats.num_prompt_tokens, stats.num_local_cached_tokens, stats.num_external_cached_tokens
 
 
 def iteration_tokens(scheduler: Any, output: Any) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
 from presage.serving_hooks.vllm.switch import Switch
 from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
+from presage.serving_hooks.vllm.tiers import Tiers
 from presage.serving_hooks.vllm.waiting import WaitingQueue, nobody
 from presage.serving_hooks.vllm.workflows import Workflows
 
@@ -72,6 +73,7 @@ class Policies(compat.SchedulerSeam):
         if config.prefetch and self._scored is not None:
             self._prefetch = self._hook_prefetch(config, self._scored, fetching)
             self._workflows.retention = self._prefetch or self._scored
+        self._tiers = Tiers()
         self._states = StatesOfSteps(self._workflows)
         self._states.begin(self, forecasts)
 
@@ -183,6 +185,10 @@ class Policies(compat.SchedulerSeam):
             "on": {name: policy is not None and policy.switch.on for name, policy in switches.items()},
             "workflows": len(self._workflows),
             "expired": self._workflows.expired,
+            "ended": self._workflows.ended,
+            "prompts": self._tiers.status(),
+            "given_up": self._scored.given_up if self._scored is not None else None,
+            "ageing": self._priorities.aged() if self._priorities is not None else None,
             "models": self._models,
             "states": self._states.told,
             "prefetch": {"on": False} if self._prefetch is None else self._prefetch.status(),
@@ -282,6 +288,8 @@ class Policies(compat.SchedulerSeam):
                 continue
             if self._scored is not None:
                 self._scored.begins(request.request_id, found)
+            if self._workflows.step(request.request_id) is not None:
+                self._tiers.begins(*compat.prompt_by_tier(request))
             self._workflows.begins(request.request_id, request.num_prompt_tokens)
 
     def _moved(self, request_id: str) -> None:

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.features.moment import PREFILL
 from presage.serving_hooks.forecaster import LiveForecast
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
@@ -52,6 +53,7 @@ class Workflows:
 
     Attributes:
         retention: told forecasts and ends; None where eviction is vLLM's own.
+        ended: workflows, by whatever way.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Workflows:
         self._tapped: tuple[ReadsStates, CompletionState] | None = None
         self._without_state: dict[str, LiveForecast] = {}
         self._interrupted: set[str] = set()
+        self.ended = 0
         self._next_agents = Switch("forecasts of next agents", counts)
         self._remaining = Switch("forecasts of remaining tokens", counts)
 
@@ -205,7 +208,7 @@ class Workflows:
         return {"projected": state} if state is not None else {}
 
     def _over(self, step: Step) -> None:
-        self._names.pop(step.workflow, None)
+        self.ended += self._names.pop(step.workflow, None) is not None
         self._seen.pop(step.workflow, None)
         self._lifecycle.end(step.workflow)
         if self.retention is not None:
@@ -222,6 +225,8 @@ class Workflows:
             try:
                 forecast = ask()
                 self._counts[f"forecast: {forecast.source}"] += 1
+                if forecast.moment == PREFILL:  # requests are ranked by what was said then
+                    self._counts[f"forecast of lengths: {forecast.remaining.source}"] += 1
                 seen = self._looked(forecast)
                 self._seen[step.workflow] = forecast
             except Exception as error:
