@@ -708,6 +708,11 @@ async def call_engines(client: Any, method: str, *args: str) -> list[Any]:
     return answers
 
 
+def engine_names(client: Any) -> list[str]:
+    """The engines behind a client as vLLM's own metrics name them, in the order of `call_engines`."""
+    return [str(rank) for rank in client.engine_core.engine_ranks_managed]
+
+
 def log_as_vllm_does() -> None:
     """Our log lines go where vLLM's go, unless the operator has said where ours go."""
     ours, theirs = logging.getLogger("presage"), logging.getLogger("vllm")

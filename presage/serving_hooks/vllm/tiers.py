@@ -15,7 +15,7 @@ class Tiers:
         self.prompt = self.local = self.external = 0
 
     def begins(self, prompt: int, local: int, external: int) -> None:
-        """A step is selected first: tokens of its prompt, of those found in the cache, and of those loaded from elsewhere."""
+        """A step begins: tokens of its prompt, those found in the cache, and those loaded from elsewhere."""
         self.prompt += prompt
         self.local += local
         self.external += external
