@@ -26,8 +26,8 @@ from presage.serving_hooks.vllm.metrics import METRICS
 from presage.serving_hooks.vllm.metrics_read import Status
 
 PATH: Final = "/metrics"
-PATIENCE_S: Final = 2.0
-"""Prometheus itself gives a target ten seconds."""
+PATIENCE_S: Final = 5.0
+"""Half of what Prometheus itself gives a target, if it is told nothing else."""
 
 FRESH_S: Final = 1.0
 ANSWERED: Final = "presage_engines_answered"
@@ -63,9 +63,10 @@ class Asked:
             self._under_way = asyncio.ensure_future(self._ask())
         # Not cancelled where it takes longer: whoever looks next waits for the same answer.
         done, _ = await asyncio.wait([self._under_way], timeout=PATIENCE_S)
-        if not done:
+        if not done or self._under_way.cancelled():
             return None
-        if self._under_way.cancelled() or (error := self._under_way.exception()) is not None:
+        error = self._under_way.exception()
+        if error is not None:
             logger.debug("engines were asked for metrics: %s", type(error).__name__)
             return None
         self._said = self._clock(), self._under_way.result()
