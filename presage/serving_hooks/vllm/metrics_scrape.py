@@ -74,19 +74,18 @@ class Asked:
 
 
 def exposition(engines: Engines | None) -> bytes:
-    """Our metrics in Prometheus' text format, without those that nobody has; None if the engines have not answered."""
+    """Our metrics in Prometheus' text format, by name also those without samples; None: the engines have not answered."""
     from prometheus_client import generate_latest  # type: ignore[import-not-found]  # comes with vLLM
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # type: ignore[import-not-found]
 
     families = [GaugeMetricFamily(ANSWERED, ANSWERED_HELP, value=float(engines is not None))]
-    for metric in METRICS:
+    for metric in METRICS if engines is not None else ():
         kind = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
         family = kind(metric.name, metric.help, labels=["engine", *metric.labels])
         for name, status in engines or ():
             for labels, value in metric.read(status):
                 family.add_metric([name, *labels], value)
-        if family.samples:
-            families.append(family)
+        families.append(family)
     text: bytes = generate_latest(_Collected(families))
     return text
 

@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 
-prometheus_client = pytest.importorskip("prometheus_client", reason="prometheus_client comes with vLLM")
+pytest.importorskip("prometheus_client", reason="prometheus_client comes with vLLM")
 
 from fastapi import FastAPI
 from fastapi.responses import Response, StreamingResponse
 from fastapi.testclient import TestClient
+from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
 from presage.serving_hooks.vllm import metrics_scrape
 from presage.serving_hooks.vllm.metrics_scrape import ANSWERED, FRESH_S, PATH, Appended, Asked, Engines, exposition
 
+pytestmark = pytest.mark.vllm
 THEIRS = '# HELP vllm:requests Of vLLM.\n# TYPE vllm:requests gauge\nvllm:requests{engine="0"} 3.0\n'
 STATUS = {"workflows": 2, "counts": {"forecast: champion": 5, 'odd "name"\n\\': 1}}
 
@@ -51,13 +53,13 @@ class Clock:
 
 
 def answer(content: bytes | str, **more: Any) -> Callable[[], Response]:
-    return lambda: Response(content, **{"media_type": prometheus_client.CONTENT_TYPE_LATEST, **more})
+    return lambda: Response(content, **{"media_type": CONTENT_TYPE_LATEST, **more})
 
 
 @contextmanager
-def page(asked: Callable[[], Awaitable[Any]], vllms: Callable[[], Response] = answer(THEIRS)) -> Iterator[TestClient]:
+def page(asked: Callable[[], Awaitable[Any]], vllms: Callable[[], Response] | None = None) -> Iterator[TestClient]:
     app = FastAPI()
-    app.add_api_route(PATH, vllms, methods=["GET", "POST"])
+    app.add_api_route(PATH, vllms or answer(THEIRS), methods=["GET", "POST"])
     app.add_api_route("/v1/other", lambda: Response("other", media_type="text/plain"))
     app.add_middleware(Appended, asked=asked)
     with TestClient(app) as client:
@@ -120,7 +122,7 @@ def test_other_pages_and_methods_do_not_ask_the_engines() -> None:
 
 def test_a_page_in_parts_gets_ours_behind_the_last() -> None:
     def streamed() -> Response:
-        return StreamingResponse(iter([THEIRS[:40], THEIRS[40:]]), media_type=prometheus_client.CONTENT_TYPE_LATEST)
+        return StreamingResponse(iter([THEIRS[:40], THEIRS[40:]]), media_type=CONTENT_TYPE_LATEST)
 
     with page(Asked(Engine()), streamed) as client:
         assert client.get(PATH).text.startswith(THEIRS + f"# HELP {ANSWERED}")
