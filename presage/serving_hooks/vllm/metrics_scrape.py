@@ -74,7 +74,7 @@ class Asked:
 
 
 def exposition(engines: Engines | None) -> bytes:
-    """Our metrics in Prometheus' text format, by name also those without samples; None: the engines have not answered."""
+    """Our metrics in Prometheus' text format, also those without samples; None where engines have not answered."""
     from prometheus_client import generate_latest  # type: ignore[import-not-found]  # comes with vLLM
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # type: ignore[import-not-found]
 
