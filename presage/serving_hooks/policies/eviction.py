@@ -33,12 +33,12 @@ from presage.serving_hooks.policies.access import AccessIndex, Group
 from presage.serving_hooks.policies.score import UNIT, Lookahead
 from presage.serving_hooks.policies.sharing import Sharing
 
-RETIRED: Final = 0
-ACTIVE: Final = 1
-
 CLASSES: Final = ("blank", "retired", "worthless", "unknown", "forecast")
 """What a block that is given up was: it held nothing; its workflows have ended; an active one uses it and is told to be
 worth nothing, or nothing is forecast of it; some forecast speaks of it."""
+
+RETIRED: Final = 0
+ACTIVE: Final = 1
 
 Entry = tuple[int, int, int, float, int, int, Group]
 """(tier, rank, users, −due, last use, id of the group, the group): the lower is given up first."""
