@@ -43,8 +43,8 @@ def _models(engine: Engine) -> Rows:
 
 
 def _workflows(engine: Engine) -> Rows:
-    silent, ended = engine.get("expired", 0), engine.get("ended", 0)
-    return [["workflows", f"{engine.get('workflows', 0)} alive, {ended} ended, {silent} of them by falling silent"]]
+    alive, ended, silent = (engine.get(key, 0) for key in ("workflows", "ended", "expired"))
+    return [["workflows", f"{alive} alive, {ended} have ended, {silent} fell silent"]]
 
 
 def _forecasts(engine: Engine) -> Rows:

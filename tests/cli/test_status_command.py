@@ -102,7 +102,7 @@ def test_people_read_tables(made: Made) -> None:
         "policies priority on, eviction off, admission on, prefetch off",
         "next-agent models:/next-agent@champion, version 3",
         "remaining-length none: no [bold]registry",
-        "workflows 3 alive, 9 ended, 1 of them by falling silent",
+        "workflows 3 alive, 9 have ended, 1 fell silent",
         "next-agent 6 champion, 0 back-off, 0 none",
         "right: review, version 3, at prefill 0.750 / 0.500",
         "found in the cache 640 (64.0%)",

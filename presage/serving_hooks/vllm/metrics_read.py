@@ -122,7 +122,7 @@ def models(status: Status) -> Iterator[Sample]:
 def ended(status: Status) -> Iterator[Sample]:
     """Workflows that ended, by how."""
     if "ended" in status:
-        yield ("said",), float(status["ended"] - status["expired"])
+        yield ("said",), float(status["ended"])
         yield ("silent",), float(status["expired"])
 
 

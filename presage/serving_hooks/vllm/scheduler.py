@@ -56,6 +56,7 @@ class Policies(compat.SchedulerSeam):
         self._models = dict(forecasts.models)
         self._iteration = 0
         self._counts: Counter[str] = Counter()
+        self._tiers = Tiers()
         self._workflows = Workflows(
             forecasts, config.score_settings(), config.time_to_live_s, self._counts, type(self).clock
         )
@@ -73,7 +74,6 @@ class Policies(compat.SchedulerSeam):
         if config.prefetch and self._scored is not None:
             self._prefetch = self._hook_prefetch(config, self._scored, fetching)
             self._workflows.retention = self._prefetch or self._scored
-        self._tiers = Tiers()
         self._states = StatesOfSteps(self._workflows)
         self._states.begin(self, forecasts)
 
@@ -185,14 +185,14 @@ class Policies(compat.SchedulerSeam):
             "on": {name: policy is not None and policy.switch.on for name, policy in switches.items()},
             "workflows": len(self._workflows),
             "expired": self._workflows.expired,
-            "ended": self._workflows.ended,
-            "prompts": self._tiers.status(),
-            "given_up": self._scored.given_up if self._scored is not None else None,
-            "ageing": self._priorities.aged() if self._priorities is not None else None,
             "models": self._models,
             "states": self._states.told,
             "prefetch": {"on": False} if self._prefetch is None else self._prefetch.status(),
             "counts": dict(self._counts),
+            "ended": self._workflows.ended,
+            "prompts": self._tiers.status(),
+            "given_up": self._scored.given_up if self._scored is not None else None,
+            "ageing": self._priorities.aged() if self._priorities is not None else None,
             "admission": self._gate.status() if self._gate is not None else None,
         }
 

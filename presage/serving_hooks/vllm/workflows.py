@@ -52,8 +52,8 @@ class Workflows:
         clock: seconds, rising.
 
     Attributes:
+        ended: workflows that were said to have ended.
         retention: told forecasts and ends; None where eviction is vLLM's own.
-        ended: workflows, by whatever way.
     """
 
     def __init__(
@@ -208,9 +208,9 @@ class Workflows:
         return {"projected": state} if state is not None else {}
 
     def _over(self, step: Step) -> None:
-        self.ended += self._names.pop(step.workflow, None) is not None
+        self._names.pop(step.workflow, None)
         self._seen.pop(step.workflow, None)
-        self._lifecycle.end(step.workflow)
+        self.ended += self._lifecycle.end(step.workflow)
         if self.retention is not None:
             self.retention.end(step.workflow)
         if self._forecasts.next_agents is not None:
