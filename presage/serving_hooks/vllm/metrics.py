@@ -68,6 +68,13 @@ METRICS: Final = (
         models,
     ),
     Metric(
+        "presage_reloads_total",
+        "counter",
+        (),
+        "Times that newer models took over while the engine ran.",
+        one("reload", "renewed"),
+    ),
+    Metric(
         "presage_forecast_accuracy",
         "gauge",
         ("workflow_type", "model", "moment", "ahead"),
