@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict, replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.policies.admission import Admission, Phase, Workflow
+from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.truth.truth import Truth
 from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.metrics import METRICS, Sample
@@ -93,6 +96,35 @@ def test_a_model_is_named_and_what_is_private_of_it_is_not() -> None:
 def test_a_policy_is_on_or_it_is_not() -> None:
     status = {"on": {"priority": True, "eviction": False}, "prefetch": {"on": False}}
     assert samples("presage_policy_on", status) == {("priority",): 1, ("eviction",): 0, ("prefetch",): 0}
+
+
+def test_decisions_of_admission_are_read_by_the_names_it_counts_them_by() -> None:
+    """Forty workflows where there is room for ten, which lost nine tenths of their hits when all of them ran."""
+    crowd = [Workflow(f"w{i:02}", Phase.READY, 0.0, 2000, 100.0 * i) for i in range(40)]
+    rates, admission = Rates(0.012, 150e-6, 120e-6, 110, 230, 1500, 1.5, 64), Admission(20_000)
+    admission.decide(crowd, rates, 0.0)
+    admission.observe(90_000, 100_000, 0.0)
+    decision = admission.decide(crowd, rates, 1.0)
+    assert decision.held
+    everybody = admission.decide([replace(one, phase=Phase.STEP) for one in crowd], rates, 2.0)  # all have begun
+    outlook = {"chosen": asdict(decision.chosen), "everybody": asdict(everybody.everybody)}
+    status = {"admission": {"held": 7, "held_s": 2.5, "decisions": dict(admission.counts), "outlook": outlook}}
+    assert samples("presage_admission_decisions_total", status) == {("all",): 3, ("held",): 1}
+    held = len(decision.held)
+    assert samples("presage_admission_changes_total", status) == {
+        ("held",): held,
+        ("restored",): held,
+        ("paused",): 0,
+        ("exempt",): 0,
+        ("let in",): 0,
+    }
+    assert samples("presage_expected_steps_per_second", status) == {
+        ("chosen",): decision.chosen.steps_per_s,
+        ("everybody",): everybody.everybody.steps_per_s,
+    }
+    assert samples("presage_held_seconds_total", status) == {(): 2.5}
+    assert samples("presage_held_workflows", status) == {(): 7}
+    assert samples("presage_held_workflows", {"admission": None}) == {}
 
 
 def figures(accuracy: list[float | None], positions: list[int]) -> dict[str, Any]:
