@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from prefetch_samples import Idling, prefetching
 from prefetch_samples import served as asked_of
+from test_admission_in_engine import ALONE, Ticking, busy, told, work
 from test_policies_in_engine import Clock, prompt, served
 from vllm_samples import TIER, Engine, ask
 
 from presage.serving_hooks.vllm.metrics import METRICS
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
 
@@ -139,6 +141,27 @@ def test_what_is_fetched_is_used_or_wasted(tmp_path: Path) -> None:
     started = metric(engine, "presage_prefetch_requests_total")
     assert started["started"] > 0 == started["aborted"] == started["refused"]
     assert metric(engine, "presage_policy_on") == {"priority": 1, "eviction": 1, "admission": 1, "prefetch": 1}
+
+
+def test_who_is_held_and_for_how_long_and_who_is_let_in_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(monkeypatch, lambda workflow: workflow.id.endswith("b"))
+    engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE)
+    busy(engine, output=30)
+    for name in ("b1", "a1", "a2"):
+        engine.scheduler.add_request(work(name))
+    for _ in range(20):
+        engine.step()  # of 0.05 s
+    assert number(engine, "presage_held_workflows") == 1
+    assert number(engine, "presage_held_requests") == 2
+    assert number(engine, "presage_paused_workflows") == 0
+    assert number(engine, "presage_held_seconds_total") == pytest.approx(1.0, abs=0.11)
+    assert number(engine, "presage_longest_held_seconds") == number(engine, "presage_held_seconds_total")
+    assert metric(engine, "presage_admission_changes_total")["let in"] == 0
+    engine.run()  # the other request ends, and nothing runs
+    assert metric(engine, "presage_admission_changes_total")["let in"] >= 1
+    assert number(engine, "presage_held_workflows") == 0
 
 
 def test_a_failure_is_an_error_by_its_kind_and_a_policy_that_is_off(tmp_path: Path) -> None:
