@@ -225,10 +225,10 @@ class Workflows:
             try:
                 forecast = ask()
                 self._counts[f"forecast: {forecast.source}"] += 1
-                if forecast.moment == PREFILL:  # requests are ranked by what was said then
-                    self._counts[f"forecast of lengths: {forecast.remaining.source}"] += 1
                 seen = self._looked(forecast)
                 self._seen[step.workflow] = forecast
+                if forecast.moment == PREFILL:  # requests are ranked by what was said then
+                    self._counts[f"forecast of lengths: {forecast.remaining.source}"] += 1
             except Exception as error:
                 self._next_agents.off(error)
         self.retention.forecast(step, seen)
