@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli import forecast, models, outcomes, replay, retrain_check, route, serve, study, traces, vllm_check
+from presage.cli import (
+    forecast,
+    models,
+    outcomes,
+    replay,
+    retrain_check,
+    route,
+    serve,
+    status,
+    study,
+    traces,
+    vllm_check,
+)
 from presage.cli.boundary import Boundary
 
 app = typer.Typer(
@@ -47,6 +59,7 @@ app.command(
     epilog="Example:  presage serve Qwen/Qwen3-8B --max-model-len 8192 --additional-config.presage.gamma 0.8\n\n"
     "docs/serving.md says what clients send, and how to see that it works.",
 )(serve.serve)
+app.command(epilog="Example:  presage status http://localhost:8000 --watch 2")(status.status)
 app.command(epilog="Example:  presage vllm-check --registry sqlite:///mlflow.db --json")(vllm_check.vllm_check)
 
 

@@ -173,6 +173,16 @@ class AccessIndex:
         if not group.size:
             self._drop(group)
 
+    def kind(self, group: Group) -> str:
+        """What is known of a group, by the names of `eviction.CLASSES`."""
+        if not group.uses:
+            return "retired"
+        running = self.running
+        for workflow in group.uses:
+            if running[workflow].lookahead.says_something:
+                return "forecast"
+        return "unknown" if group.score else "worthless"
+
     def due(self, group: Group) -> float:
         """When the next touch is expected, seconds of the caller's clock.
 

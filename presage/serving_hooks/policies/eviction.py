@@ -33,6 +33,10 @@ from presage.serving_hooks.policies.access import AccessIndex, Group
 from presage.serving_hooks.policies.score import UNIT, Lookahead
 from presage.serving_hooks.policies.sharing import Sharing
 
+CLASSES: Final = ("blank", "retired", "worthless", "unknown", "forecast")
+"""What a block that is given up was: it held nothing; its workflows have ended; an active one uses it and is told to be
+worth nothing, or nothing is forecast of it; some forecast speaks of it."""
+
 RETIRED: Final = 0
 ACTIVE: Final = 1
 
@@ -66,11 +70,15 @@ class FreeOrder:
     Args:
         blocks: of the cache; a block is an int below it. None is free at first.
         config: settings.
+
+    Attributes:
+        given_up: blocks by what they were, as `CLASSES`.
     """
 
     def __init__(self, blocks: int, config: EvictionConfig | None = None) -> None:
         self.config = config or EvictionConfig()
         self.sharing = Sharing()
+        self.given_up = dict.fromkeys(CLASSES, 0)
         self._index = AccessIndex(blocks)
         self._rank = max(1, round(self.config.tie * UNIT))
         self._blank: OrderedDict[int, None] = OrderedDict()
@@ -127,6 +135,7 @@ class FreeOrder:
         blank = self._blank
         while blank and len(given) < n:
             given.append(blank.popitem(last=False)[0])
+        self.given_up["blank"] += len(given)
         if not blank:
             blank.clear()  # an emptied table keeps its size, this gives it back
         heap = self._heap
@@ -148,6 +157,7 @@ class FreeOrder:
                 if group.holes > 256 + len(group.free) // 8:  # a dict keeps the holes and would walk over them
                     group.free, group.holes = dict.fromkeys(group.free), 0
             given += part
+            self.given_up[self._index.kind(group)] += len(part)
             self._index.forget(group, part)
         return given
 

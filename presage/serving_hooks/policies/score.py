@@ -93,6 +93,11 @@ class Lookahead:
             always = self._share(rates, always)
         self.always = always
 
+    @property
+    def says_something(self) -> bool:
+        """Whether there is a forecast behind it."""
+        return bool(self._weights)
+
     def worth(self, agents: Iterable[str]) -> tuple[int, int]:
         """(score, moment) this workflow adds to blocks that `agents` touch; an agent it does not know adds nothing."""
         (score, moment), own, place = self.always, self._own, self._place

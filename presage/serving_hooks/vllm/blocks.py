@@ -57,6 +57,12 @@ class ScoredBlocks:
         self._order.append(block.block_id for block in queue.get_all_free_blocks())
         self._order.forecast("", NO_WORKFLOW, _NOTHING)
 
+    @property
+    def given_up(self) -> dict[str, int]:
+        """Blocks given up, by what they were (policies/eviction.py, `CLASSES`); those of requests without a workflow
+        are the worthless ones. What vLLM's queue gave, where the order has failed, is not counted."""
+        return self._order.given_up
+
     # What vLLM's pool calls.
 
     @property

@@ -42,6 +42,12 @@ SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
         "block_hashes",
         "max_cache_hit_length",
     ),
+    "vllm.v1.metrics.stats:PrefillStats.set": (
+        "self",
+        "num_prompt_tokens",
+        "num_local_cached_tokens",
+        "num_external_cached_tokens",
+    ),
     "vllm.v1.request:Request.__init__": ("self", "request_id", "prompt_token_ids", "sampling_params"),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule": ("self", "throttle_prefills"),
     "vllm.v1.core.sched.request_queue:create_request_queue": ("policy",),
@@ -453,6 +459,18 @@ def found_tokens(scheduler: Any, output: Any) -> Mapping[str, int]:
     return {new.req_id: new.num_computed_tokens for new in first_selected(scheduler, output)}
 
 
+def prompt_by_tier(request: Any) -> tuple[int, int, int]:
+    """Of a request that has just been selected for the first time: tokens of its prompt, and how many of them were in
+    the cache and came from elsewhere.
+
+    All 0 for the next part of a streamed input, of which vLLM keeps no account.
+    """
+    stats = request.prefill_stats
+    if stats is None:
+        return 0, 0, 0
+    return stats.num_prompt_tokens, stats.num_local_cached_tokens, stats.num_external_cached_tokens
+
+
 def iteration_tokens(scheduler: Any, output: Any) -> tuple[int, int]:
     """Tokens that an iteration which has just been scheduled decodes, and those it prefills."""
     decoded = 0
@@ -716,6 +734,11 @@ async def call_engines(client: Any, method: str, *args: str) -> list[Any]:
     """Calls a method of the core of every engine behind a client; their answers."""
     answers: list[Any] = await client.engine_core.call_utility_all_async(method, *args)
     return answers
+
+
+def engine_names(client: Any) -> list[str]:
+    """The engines behind a client as vLLM's own metrics name them, in the order of `call_engines`."""
+    return [str(rank) for rank in client.engine_core.engine_ranks_managed]
 
 
 def log_as_vllm_does() -> None:

@@ -6,6 +6,7 @@ still ends by `workflow_end` on its last request, or by its time to live.
 
     POST /v1/workflows/r1/end?workflow_type=review   ->  {"ended": true}
     GET  /v1/workflows/status                        ->  {"engines": [...]}
+    GET  /metrics                                    ->  vLLM's own, and ours behind them (metrics_scrape.py)
 
 The type may also stand in the body, `{"workflow_type": "review"}`; without one it is that of requests that give none.
 """
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.metadata import MAX_NAME
+from presage.serving_hooks.vllm.metrics_scrape import Appended, Asked
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +83,15 @@ class WorkflowRoutes:
         # An id may hold a slash: a path, not one part of it.
         app.add_api_route("/v1/workflows/{workflow_id:path}/end", end, methods=["POST"])
         app.add_api_route("/v1/workflows/status", status_of_all, methods=["GET"])
+        app.add_middleware(Appended, asked=Asked(self._statuses))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Is told of the engine; None on a server without one."""
         self._engine = engine_client
+
+    async def _statuses(self) -> list[tuple[str, dict[str, Any]]]:
+        answers = await self._call("presage_status")
+        return list(zip(compat.engine_names(self._engine), answers, strict=True))
 
     async def _call(self, method: str, *args: str) -> list[Any]:
         if self._engine is None:

@@ -53,6 +53,10 @@ class Priorities:
                 self.switch.off(error)
         return given, 0, math.inf, request.arrival_time
 
+    def aged(self) -> dict[str, int]:
+        """How often ageing has taken a request up a level, and down one."""
+        return {"promoted": self._policy.promoted, "demoted": self._policy.demoted}
+
     def age(self, iteration: int) -> list[str]:
         """Before an iteration: the requests whose keys have fallen."""
         return self._changed(self._policy.age, iteration)

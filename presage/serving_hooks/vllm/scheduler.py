@@ -25,6 +25,7 @@ from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
 from presage.serving_hooks.vllm.switch import Switch
 from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
+from presage.serving_hooks.vllm.tiers import Tiers
 from presage.serving_hooks.vllm.waiting import WaitingQueue, nobody
 from presage.serving_hooks.vllm.workflows import Workflows
 
@@ -56,6 +57,7 @@ class Policies(compat.SchedulerSeam):
         self._models, self._upkeep = forecasts.models, forecasts.upkeep
         self._iteration = 0
         self._counts: Counter[str] = Counter()
+        self._tiers = Tiers()
         self._workflows = Workflows(
             forecasts, config.score_settings(), config.time_to_live_s, self._counts, type(self).clock
         )
@@ -199,6 +201,10 @@ class Policies(compat.SchedulerSeam):
             "states": self._states.told,
             "prefetch": {"on": False} if self._prefetch is None else self._prefetch.status(),
             "counts": dict(self._counts),
+            "ended": self._workflows.ended,
+            "prompts": self._tiers.status(),
+            "given_up": self._scored.given_up if self._scored is not None else None,
+            "ageing": self._priorities.aged() if self._priorities is not None else None,
             "admission": self._gate.status() if self._gate is not None else None,
             "recorder": {**self._observing.status(), "states": self._states.kept},
             **self._upkept(),
@@ -315,6 +321,8 @@ class Policies(compat.SchedulerSeam):
                 continue
             if self._scored is not None:
                 self._scored.begins(request.request_id, found)
+            if self._workflows.step(request.request_id) is not None:
+                self._tiers.begins(*compat.prompt_by_tier(request))
             self._workflows.begins(request.request_id, request.num_prompt_tokens)
 
     def _moved(self, request_id: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.datasets.recording import SAID, SILENT
-from presage.features.moment import Moment
+from presage.features.moment import PREFILL, Moment
 from presage.serving_hooks.forecaster import LiveForecast
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
@@ -62,6 +62,7 @@ class Workflows:
         clock: seconds, rising.
 
     Attributes:
+        ended: workflows that were said to have ended.
         retention: told forecasts and ends; None where eviction is vLLM's own.
         tapped: who is told hidden states, and where those of answers are; those of prompts come by `prefill_state`.
             None where none come.
@@ -89,6 +90,7 @@ class Workflows:
         self._seen: dict[str, LiveForecast] = {}
         self._without_state: dict[str, LiveForecast] = {}
         self._interrupted: set[str] = set()
+        self.ended = 0
         self._next_agents = Switch("forecasts of next agents", counts)
         self._remaining = Switch("forecasts of remaining tokens", counts)
 
@@ -224,7 +226,7 @@ class Workflows:
         self.records.ended(step.workflow_type, step.workflow_id, how)
         self._names.pop(step.workflow, None)
         self._seen.pop(step.workflow, None)
-        self._lifecycle.end(step.workflow)
+        self.ended += self._lifecycle.end(step.workflow)
         if self.retention is not None:
             self.retention.end(step.workflow)
         if self._forecasts.next_agents is not None:
@@ -242,6 +244,8 @@ class Workflows:
                 self._counts[f"forecast: {forecast.source}"] += 1
                 seen = self._looked(forecast)
                 self._seen[step.workflow] = forecast
+                if forecast.moment == PREFILL:  # requests are ranked by what was said then
+                    self._counts[f"forecast of lengths: {forecast.remaining.source}"] += 1
             except Exception as error:
                 self._next_agents.off(error)
         if self.retention is not None and not ends:

@@ -19,12 +19,17 @@ pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its
 
 import httpx
 import openai
+from dashboard import metrics, of_dashboard
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from tiny_encoder import WORDS, save_tokenizer
 from tiny_model import Tiny
 from tiny_qwen import save_qwen
 
 from presage.registry.connect import open_registry
 from presage.registry.package import register
+from presage.serving_hooks.vllm.metrics import METRICS
+from presage.serving_hooks.vllm.metrics_scrape import ANSWERED, FRESH_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,11 +62,19 @@ class Server:
     def count(self, name: str) -> int:
         return int(self.status()["counts"].get(name, 0))
 
-    def ask(self, *, headers: dict[str, str] | None = None, **sent: Any) -> str:
+    def scrape(self) -> dict[str, Metric]:
+        """The page that Prometheus reads, by its own library; without a key. By the names that expressions use."""
+        time.sleep(FRESH_S)  # engines are not asked more often
+        answer = httpx.get(f"{self.url}/metrics", timeout=60).raise_for_status()
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        families = list(text_string_to_metric_families(answer.text))
+        return {family.name + "_total" * (family.type == "counter"): family for family in families}
+
+    def ask(self, *, words: int = 40, headers: dict[str, str] | None = None, **sent: Any) -> str:
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, timeout=60, max_retries=0)
         answer = client.chat.completions.create(
             model="tiny",
-            messages=[{"role": "user", "content": " ".join(WORDS[:40])}],
+            messages=[{"role": "user", "content": " ".join(WORDS[:words])}],
             max_tokens=4,
             temperature=0,
             extra_headers=headers,
@@ -195,6 +208,67 @@ def test_metadata_that_is_no_good_is_counted_and_the_request_served(
     before, plain = server.count(counted), server.ask()
     assert server.ask(**sent) == plain
     assert server.count(counted) == before + 1
+
+
+def values(family: Metric) -> dict[tuple[str, ...], float]:
+    """By values of the labels but the engine, which is the one there is."""
+    assert {sample.labels["engine"] for sample in family.samples} <= {"0"}
+    return {tuple(v for k, v in s.labels.items() if k != "engine"): s.value for s in family.samples}
+
+
+def test_the_page_of_metrics_has_all_that_the_dashboard_shows(server: Server) -> None:
+    page = server.scrape()
+    assert {name for expression in of_dashboard() for name in metrics(expression)} <= page.keys()
+    assert {name: page[name].type for name in page if name.startswith("presage_")} == {
+        ANSWERED: "gauge",
+        **{one.name: one.type for one in METRICS},
+    }
+    assert {one.name: page[one.name].documentation for one in METRICS} == {one.name: one.help for one in METRICS}
+    assert [sample.value for sample in page[ANSWERED].samples] == [1]
+    assert values(page["presage_model_info"]) == {
+        ("next-agent", "models:/next-agent@champion", "1"): 1,
+        ("remaining-length", "none", ""): 1,
+    }
+
+
+def test_metrics_rise_with_what_is_served_and_agree_with_the_status(server: Server) -> None:
+    before = server.scrape()
+    for step, agent in enumerate(("planner", "coder")):
+        server.ask(words=300, workflow_type="retry", workflow_id="metrics", agent=agent, step=step, workflow_end=step)
+    after, told = server.scrape(), server.status()
+
+    def risen(name: str) -> dict[tuple[str, ...], float]:
+        was = values(before[name])
+        return {key: value - was.get(key, 0) for key, value in values(after[name]).items() if value != was.get(key)}
+
+    # At prefill and completion of the first step, and at prefill of the last.
+    assert risen("presage_forecasts_total")["next-agent", "champion"] == 3
+    assert sum(n for (kind, _), n in risen("presage_forecasts_total").items() if kind == "remaining-length") == 2
+    assert risen("presage_workflows_ended_total") == {("said",): 1}
+    prompts, found = risen("presage_prompt_tokens_total")[()], risen("presage_hit_tokens_total")
+    assert found.keys() == {("local",)}  # the same prompt twice: its whole blocks, which are large on a CPU
+    assert prompts / 4 < found["local",] < prompts
+    assert values(after["presage_prompt_tokens_total"]) == {(): told["prompts"]["tokens"]}
+    assert values(after["presage_policy_on"]) == {
+        ("priority",): 1,
+        ("eviction",): 1,
+        ("admission",): 1,
+        ("prefetch",): 0,
+    }
+    theirs = sum(s.value for s in after["vllm:prefix_cache_hits_total"].samples if s.name.endswith("_total"))
+    assert theirs >= sum(values(after["presage_hit_tokens_total"]).values())
+
+
+def test_the_status_is_shown_on_a_terminal(server: Server) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", "from presage.cli.presage import main; main()", "status", server.url],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_API_KEY": KEY},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "models:/next-agent@champion, version 1" in shown.stdout
+    assert "priority on, eviction on, admission on, prefetch off" in shown.stdout
 
 
 def test_vllm_refuses_objects_in_metadata(server: Server) -> None:

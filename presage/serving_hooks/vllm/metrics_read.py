@@ -1,0 +1,140 @@
+"""The samples of each metric, out of what an engine says of itself. No figure is made here; keys are looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+Status = Mapping[str, Any]
+"""What one engine says; {} where its scheduler is another."""
+
+Sample = tuple[tuple[str, ...], float]
+"""Values of the labels, and a number."""
+
+FIELDS: Final = frozenset(
+    {
+        "workflow_type",
+        "workflow_id",
+        "agent",
+        "session_id",
+        "step",
+        "workflow_end",
+        "extra_args",
+        "app_metadata",
+        "workflows",
+    }
+)
+"""Of metadata that may be left out; `workflows` are those beyond the most that are kept."""
+
+_STATES: Final = {"prefill states": "prefill", "completion states": "completion"}
+_FORECASTS: Final = {"forecast": "next-agent", "forecast of lengths": "remaining-length"}
+_SOURCES: Final = ("champion", "back-off", "none")
+
+
+def _value(status: Status, path: tuple[str, ...]) -> Any:
+    found: Any = status
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def one(*path: str) -> Callable[[Status], Iterator[Sample]]:
+    """The number at a place of the status, where there is one."""
+
+    def read(status: Status) -> Iterator[Sample]:
+        found = _value(status, path)
+        if isinstance(found, int | float):
+            yield (), float(found)
+
+    return read
+
+
+def each(*path: str, names: Mapping[str, str] | None = None) -> Callable[[Status], Iterator[Sample]]:
+    """The numbers of a table of the status, by key; with `names` those keys alone, by these names, 0 if missing."""
+
+    def read(status: Status) -> Iterator[Sample]:
+        found = _value(status, path)
+        if isinstance(found, Mapping):
+            for key in names or found:
+                yield (key if names is None else names[key],), float(found.get(key, 0))
+
+    return read
+
+
+def _counted(status: Status) -> Iterator[tuple[str, str, int]]:
+    """What is counted by "of: what"."""
+    for name, times in (_value(status, ("counts",)) or {}).items():
+        of, _, what = name.partition(": ")
+        yield of, what, times
+
+
+def _is_error(what: str) -> bool:
+    """Failures are counted by the name of an exception."""
+    return what[:1].isupper() and what.isidentifier()
+
+
+def forecasts(status: Status) -> Iterator[Sample]:
+    """Forecasts by kind of model and who made them."""
+    if "counts" in status:
+        for counted, kind in _FORECASTS.items():
+            for source in _SOURCES:
+                yield (kind, source), float(status["counts"].get(f"{counted}: {source}", 0))
+
+
+def states(status: Status) -> Iterator[Sample]:
+    """Hidden states by moment and what became of them."""
+    for of, what, times in _counted(status):
+        if of in _STATES:
+            yield (_STATES[of], what), float(times)
+
+
+def errors(status: Status) -> Iterator[Sample]:
+    """Failures by what has failed and the kind of exception."""
+    for of, what, times in _counted(status):
+        if _is_error(what):
+            yield (of, what), float(times)
+
+
+def left_out(status: Status) -> Iterator[Sample]:
+    """Metadata by field and reason."""
+    for of, what, times in _counted(status):
+        if of in FIELDS:
+            yield (of, what), float(times)
+
+
+def others(status: Status) -> Iterator[Sample]:
+    """Counts that no other metric has."""
+    for of, what, times in _counted(status):
+        if not (of in FIELDS or of in _STATES or of in _FORECASTS or _is_error(what)):
+            yield (f"{of}: {what}" if what else of,), float(times)
+
+
+def models(status: Status) -> Iterator[Sample]:
+    """The model of each kind."""
+    for kind, told in (_value(status, ("models",)) or {}).items():
+        # A reason why there is none, or an artefact folder, tells of this machine: not for a page without a key.
+        reference, _, version = ("none", "", "") if told.startswith("none") else told.partition(", version ")
+        if reference != "none" and not reference.startswith("models:/"):
+            reference = "folder"
+        yield (kind, reference, version), 1.0
+
+
+def ended(status: Status) -> Iterator[Sample]:
+    """Workflows that ended, by how."""
+    if "ended" in status:
+        yield ("said",), float(status["ended"])
+        yield ("silent",), float(status["expired"])
+
+
+def expected(status: Status) -> Iterator[Sample]:
+    """Steps a second that admission expects."""
+    for choice, outlook in (_value(status, ("admission", "outlook")) or {}).items():
+        yield (choice,), float(outlook["steps_per_s"])
+
+
+def policies(status: Status) -> Iterator[Sample]:
+    """Whether each policy is on."""
+    on = _value(status, ("on",))
+    if on is not None:
+        for policy, is_on in {**on, "prefetch": _value(status, ("prefetch", "on"))}.items():
+            yield (policy,), float(is_on is True)

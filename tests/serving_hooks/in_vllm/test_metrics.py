@@ -1,0 +1,186 @@
+"""How the metrics are read out of a status: nothing counted is lost, nothing private is told, labels are bounded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.policies.admission import Admission, Phase, Workflow
+from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.truth.truth import Truth
+from presage.serving_hooks.vllm.metadata import read
+from presage.serving_hooks.vllm.metrics import METRICS, Sample
+from presage.serving_hooks.vllm.metrics_truth import MOST_TYPES, OTHER
+
+OF_COUNTS = (
+    "presage_forecasts_total",
+    "presage_hidden_states_total",
+    "presage_errors_total",
+    "presage_metadata_left_out_total",
+    "presage_events_total",
+)
+
+
+def samples(name: str, status: dict[str, Any]) -> dict[tuple[str, ...], float]:
+    (metric,) = [one for one in METRICS if one.name == name]
+    found: list[Sample] = list(metric.read(status))
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def test_names_are_as_prometheus_wants_them() -> None:
+    assert len({one.name for one in METRICS}) == len(METRICS)
+    for one in METRICS:
+        assert one.name.startswith("presage_")
+        assert one.name.endswith("_total") == (one.type == "counter")
+        assert one.help.endswith(".")
+        assert "engine" not in one.labels
+
+
+COUNTS = st.dictionaries(
+    st.one_of(
+        st.sampled_from(
+            [
+                "forecast: champion",
+                "forecast: none",
+                "forecast of lengths: back-off",
+                "prefill states: late",
+                "completion states: used",
+                "workflow_id: too long",
+                "workflows: too many",
+                "prefetch: ValueError",
+                "bookkeeping of workflows: KeyError",
+                "something: new",
+                "something new",
+            ]
+        ),
+        st.text(min_size=1, max_size=20).filter(lambda name: not name.startswith("forecast")),
+    ),
+    st.integers(1, 10**6),
+)
+
+
+@given(COUNTS)
+def test_whatever_is_counted_is_in_one_metric_once(counts: dict[str, int]) -> None:
+    status = {"counts": counts}
+    assert sum(sum(samples(name, status).values()) for name in OF_COUNTS) == sum(counts.values())
+
+
+@given(st.dictionaries(st.sampled_from(["workflow_type", "agent", "step", "workflow_end", "app_metadata"]), st.text()))
+def test_all_metadata_that_is_left_out_is_told_as_that(sent: dict[str, Any]) -> None:
+    counts: Counter[str] = Counter()
+    read({**sent, "workflow_id": "\n" * 300}, 3.5, counts)
+    read("no table at all", None, counts)
+    assert not samples("presage_events_total", {"counts": counts})
+    assert sum(samples("presage_metadata_left_out_total", {"counts": counts}).values()) == counts.total() >= 3
+
+
+def test_a_model_is_named_and_what_is_private_of_it_is_not() -> None:
+    told = {
+        "a": "models:/next-agent@champion, version 12",
+        "b": "none: sqlite:////home/somebody/mlflow.db: there is no such file",
+        "c": "/home/somebody/model",
+    }
+    assert samples("presage_model_info", {"models": told}) == {
+        ("a", "models:/next-agent@champion", "12"): 1,
+        ("b", "none", ""): 1,
+        ("c", "folder", ""): 1,
+    }
+
+
+def test_a_policy_is_on_or_it_is_not() -> None:
+    status = {"on": {"priority": True, "eviction": False}, "prefetch": {"on": False}}
+    assert samples("presage_policy_on", status) == {("priority",): 1, ("eviction",): 0, ("prefetch",): 0}
+
+
+def test_decisions_of_admission_are_read_by_the_names_it_counts_them_by() -> None:
+    """Forty workflows where there is room for ten, which lost nine tenths of their hits when all of them ran."""
+    crowd = [Workflow(f"w{i:02}", Phase.READY, 0.0, 2000, 100.0 * i) for i in range(40)]
+    rates, admission = Rates(0.012, 150e-6, 120e-6, 110, 230, 1500, 1.5, 64), Admission(20_000)
+    admission.decide(crowd, rates, 0.0)
+    admission.observe(90_000, 100_000, 0.0)
+    decision = admission.decide(crowd, rates, 1.0)
+    assert decision.held
+    everybody = admission.decide([replace(one, phase=Phase.STEP) for one in crowd], rates, 2.0)  # all have begun
+    outlook = {"chosen": asdict(decision.chosen), "everybody": asdict(everybody.everybody)}
+    status = {"admission": {"held": 7, "held_s": 2.5, "decisions": dict(admission.counts), "outlook": outlook}}
+    assert samples("presage_admission_decisions_total", status) == {("all",): 3, ("held",): 1}
+    held = len(decision.held)
+    assert samples("presage_admission_changes_total", status) == {
+        ("held",): held,
+        ("restored",): held,
+        ("paused",): 0,
+        ("exempt",): 0,
+        ("let in",): 0,
+    }
+    assert samples("presage_expected_steps_per_second", status) == {
+        ("chosen",): decision.chosen.steps_per_s,
+        ("everybody",): everybody.everybody.steps_per_s,
+    }
+    assert samples("presage_held_seconds_total", status) == {(): 2.5}
+    assert samples("presage_held_workflows", status) == {(): 7}
+    assert samples("presage_held_workflows", {"admission": None}) == {}
+
+
+def figures(accuracy: list[float | None], positions: list[int]) -> dict[str, Any]:
+    return {"version 1": {"moments": {"prefill": {"accuracy": accuracy, "positions": positions}}}}
+
+
+def test_live_accuracy_by_steps_ahead_where_any_was_judged() -> None:
+    truth = {"workflow_types": {"review": figures([0.75, 0.5, None], [8, 4, 0])}}
+    assert samples("presage_forecast_accuracy", {"truth": truth}) == {
+        ("review", "version 1", "prefill", "1"): 0.75,
+        ("review", "version 1", "prefill", "2"): 0.5,
+    }
+    assert samples("presage_forecast_accuracy", {"truth": None}) == {}
+    assert samples("presage_forecast_accuracy", {}) == {}
+
+
+def test_of_many_workflow_types_those_judged_least_are_one_with_their_mean() -> None:
+    types = {f"t{n}": figures([1.0], [100 + n]) for n in range(MOST_TYPES)}
+    rare = {"seldom": figures([0.5], [30]), "seldomer": figures([0.2], [10])}
+    found = samples("presage_forecast_accuracy", {"truth": {"workflow_types": {**rare, **types}}})
+    assert len(found) == MOST_TYPES + 1
+    assert round(found[OTHER, "version 1", "prefill", "1"], 9) == (0.5 * 30 + 0.2 * 10) / 40
+    assert {labels[0] for labels in found} == {*types, OTHER}
+
+
+def test_coverage_and_alarms() -> None:
+    truth = {
+        "workflow_types": {"review": {"version 2": {"coverage": {"0.5": 0.25, "0.9": 1.0}, "steps": 4}}},
+        "alarms": {f"t{n:02}": {} for n in range(MOST_TYPES + 2)},
+        "raised": 60,
+    }
+    assert samples("presage_forecast_coverage", {"truth": truth}) == {
+        ("review", "version 2", "0.5"): 0.25,
+        ("review", "version 2", "0.9"): 1.0,
+    }
+    standing = samples("presage_drift_alarm", {"truth": truth})
+    assert len(standing) == MOST_TYPES + 1
+    assert (OTHER,) in standing
+    assert samples("presage_drift_alarms_total", {"truth": truth}) == {(): 60}
+
+
+def test_figures_of_live_accuracy_are_read_as_they_are_made() -> None:
+    """Two workflows of which the likeliest agent came once; keys are those of `AgentFigures.to_dict`."""
+    import numpy as np
+
+    truth = Truth(horizon=1)
+    for name, came in (("w1", "b"), ("w2", "c")):
+        said = LiveForecast("champion", 9, "prefill", np.array([[0.1, 0.8, 0.1]], np.float32), ("a", "b"), 3)
+        truth.begun("review", name, "a", said)
+        truth.completed("review", name, LiveForecast("champion", 9, "completion", said.probabilities, ("a", "b"), 3))
+        truth.begun("review", name, came, said)
+        truth.ended("review", name, cut=True)
+    ((name, model),) = truth.live.models()
+    moments = {at: of.to_dict() for at, of in truth.live.agents(name, model, resamples=0).items()}
+    status = {"truth": {"workflow_types": {name: {model: {"moments": moments}}}}}
+    assert samples("presage_forecast_accuracy", status) == {
+        ("review", "version 3", "prefill", "1"): 0.5,
+        ("review", "version 3", "completion", "1"): 0.5,
+    }
