@@ -12,13 +12,16 @@ and must be distinct within a call. This file knows neither an order nor which b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead
 
 NOBODY: Final[frozenset[str]] = frozenset()
+
+Parts = Mapping["Group | None", list[int]]
+"""Blocks by the group they are in."""
 
 
 @lru_cache(maxsize=4096)  # workflows of one type have the same few sets, of 216 bytes or more each
@@ -107,13 +110,31 @@ class AccessIndex:
         self.groups = 0
         self._next = 0
 
-    def touch(self, workflow: str, agent: str, blocks: Iterable[int]) -> list[Group]:
+    def by_group(self, blocks: Sequence[int]) -> Parts:
+        """These blocks by group, to be handed to the next two before anything changes."""
+        group_of = self.group_of
+        if len(blocks) == 1:
+            return {group_of[blocks[0]]: [blocks[0]]}
+        parts: dict[Group | None, list[int]] = {}
+        part: list[int] = []
+        last: Group | int | None = 0  # no group
+        for block in blocks:
+            group = group_of[block]
+            if group is not last:
+                last, known = group, parts.get(group)
+                if known is None:
+                    known = parts[group] = []
+                part = known
+            part.append(block)
+        return parts
+
+    def touch(self, workflow: str, agent: str, parts: Parts) -> list[Group]:
         """`agent` of `workflow` reads or has written these blocks. A free block stays free."""
         running = self.running.get(workflow)
         if running is None:
             running = self.running[workflow] = Running()
         changed = []
-        for group, part in self._by_group(blocks):
+        for group, part in parts.items():
             use = group.uses.get(workflow) if group is not None else None
             if use is not None and agent in use.agents:
                 continue
@@ -133,14 +154,18 @@ class AccessIndex:
                 changed.append(group)
         return changed
 
-    def untouched(self, workflow: str, agent: str, blocks: Iterable[int]) -> tuple[int, int]:
-        """Blocks of `workflow` that `agent` has not touched: how many are among `blocks`, how many there are."""
+    def untouched(self, workflow: str, agent: str, parts: Parts) -> tuple[int, int]:
+        """Blocks of `workflow` that `agent` has not touched: how many are among these, how many there are."""
         running = self.running.get(workflow)
         if running is None:
             return 0, 0
-        others = {i: g for i, g in running.groups.items() if agent not in g.uses[workflow].agents}
-        found = sum(len(part) for group, part in self._by_group(blocks) if group is not None and group.id in others)
-        return found, sum(group.size for group in others.values())
+        found = others = 0
+        for group in running.groups.values():
+            if agent not in group.uses[workflow].agents:
+                others += group.size
+                if group in parts:
+                    found += len(parts[group])
+        return found, others
 
     def forecast(self, workflow: str, lookahead: Lookahead, next_step_at: float, step_s: float) -> Iterable[Group]:
         """A new forecast: the groups of the workflow, with their new scores."""
@@ -148,9 +173,12 @@ class AccessIndex:
         if running is None:
             running = self.running[workflow] = Running()
         running.lookahead, running.next_step_at, running.step_s = lookahead, next_step_at, step_s
+        known: dict[frozenset[str], Use] = {}  # several groups have the same agents where others use them too
         for group in running.groups.values():
             agents, score, _ = group.uses[workflow]
-            use = Use(agents, *lookahead.worth(agents))
+            use = known.get(agents)
+            if use is None:
+                use = known[agents] = Use(agents, *lookahead.worth(agents))
             group.score += use.score - score
             group.uses[workflow] = use
         return running.groups.values()
@@ -185,18 +213,6 @@ class AccessIndex:
         if not use.score:
             return math.inf
         return running.next_step_at + (use.moment / use.score - 1.0) * running.step_s
-
-    def _by_group(self, blocks: Iterable[int]) -> Iterable[tuple[Group | None, list[int]]]:
-        parts: dict[int, tuple[Group | None, list[int]]] = {}
-        part: list[int] = []
-        last: Group | int | None = 0  # no group
-        for block in blocks:
-            group = self.group_of[block]
-            if group is not last:
-                last = group
-                part = parts.setdefault(-1 if group is None else group.id, (group, []))[1]
-            part.append(block)
-        return parts.values()
 
     def _new(self, users: int, uses: dict[str, Use], score: int) -> Group:
         self._next += 1

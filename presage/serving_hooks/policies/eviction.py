@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -104,8 +104,7 @@ class FreeOrder:
         for group in freed:
             self._stamp += 1
             group.last_use = self._stamp
-        for group in freed:
-            self._place(group)
+        self._place_all(freed)
 
     def remove(self, block: int) -> None:
         """A free block is in use again."""
@@ -162,17 +161,16 @@ class FreeOrder:
                 self._blank[block] = None
             self._index.forget(group, [block])
 
-    def found(self, workflow_type: str, workflow: str, agent: str, blocks: Iterable[int]) -> None:
+    def found(self, workflow_type: str, workflow: str, agent: str, blocks: Sequence[int]) -> None:
         """A step begins and these blocks of its prompt were in the cache. Call it once a step, also with none."""
-        blocks = list(blocks)
+        parts = self._index.by_group(blocks)
         if self.config.learn_sharing:
-            self.sharing.observe(workflow_type, agent, *self._index.untouched(workflow, agent, blocks))
-        self.filled(workflow, agent, blocks)
+            self.sharing.observe(workflow_type, agent, *self._index.untouched(workflow, agent, parts))
+        self._place_all(self._index.touch(workflow, agent, parts))
 
-    def filled(self, workflow: str, agent: str, blocks: Iterable[int]) -> None:
+    def filled(self, workflow: str, agent: str, blocks: Sequence[int]) -> None:
         """A step has written these blocks. They belong to the workflow from now on."""
-        for group in self._index.touch(workflow, agent, blocks):
-            self._place(group)
+        self._place_all(self._index.touch(workflow, agent, self._index.by_group(blocks)))
 
     def forecast(
         self,
@@ -195,13 +193,11 @@ class FreeOrder:
         """
         if self.config.learn_sharing:
             lookahead = lookahead.shared(self.sharing.rates(workflow_type))
-        for group in self._index.forecast(workflow, lookahead, next_step_at, step_s):
-            self._place(group)
+        self._place_all(self._index.forecast(workflow, lookahead, next_step_at, step_s))
 
     def end(self, workflow: str) -> None:
         """The workflow has ended; blocks that only ended workflows used are retired. No error if it is not there."""
-        for group in self._index.end(workflow):
-            self._place(group)
+        self._place_all(self._index.end(workflow))
 
     def spare(self) -> int:
         """Free blocks that no active workflow uses: blank and retired ones. Costs O(groups that have free blocks)."""
@@ -219,19 +215,19 @@ class FreeOrder:
     def _valid(self, entry: Entry) -> bool:
         return entry[-1].entry is entry and bool(entry[-1].free)
 
-    def _place(self, group: Group) -> None:
-        """Puts a group where its present score, users and due time say."""
-        if not group.free:
-            return
-        if group.uses:
-            due = self._index.due(group)
-            entry: Entry = (ACTIVE, group.score // self._rank, group.users, -due, group.last_use, group.id, group)
-        else:
-            entry = (RETIRED, 0, group.users, 0.0, group.last_use, group.id, group)
-        if group.entry is not None and group.entry[:-1] == entry[:-1]:
-            return
-        group.entry = entry
-        heapq.heappush(self._heap, entry)
+    def _place_all(self, groups: Iterable[Group]) -> None:
+        """Puts groups where their present scores, users and due times say."""
+        for group in groups:
+            if not group.free:
+                continue
+            if group.uses:
+                tier, rank, due = ACTIVE, group.score // self._rank, self._index.due(group)
+            else:
+                tier, rank, due = RETIRED, 0, 0.0
+            entry: Entry = (tier, rank, group.users, -due, group.last_use, group.id, group)
+            if group.entry != entry:
+                group.entry = entry
+                heapq.heappush(self._heap, entry)
         if len(self._heap) > 64 + 2 * self._index.groups:
             self._compact()
 

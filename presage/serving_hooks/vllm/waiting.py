@@ -74,10 +74,12 @@ class WaitingQueue:
             self._push(entry)
 
     def moved(self, request_id: str) -> None:
-        """The key of a request has changed. No error if it does not wait here."""
-        entry = self._waiting.get(request_id)
-        if entry is not None:
-            self.add_request(entry[-1])
+        """The key of a request has changed; whether it is held has not. No error if it does not wait here."""
+        known = self._waiting.get(request_id)
+        if known is not None:
+            entry = self._waiting[request_id] = (self._key(known[-1]), next(self._next), known[-1])
+            if request_id not in self._held:
+                self._push(entry)
 
     def peek_request(self) -> Any:
         """The request to run next, which stays.
