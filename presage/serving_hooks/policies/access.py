@@ -64,7 +64,7 @@ class Group:
         self.free: dict[int, None] = {}
         self.holes = 0
         self.last_use = 0
-        self.entry: tuple[int, int, int, float, int, int, Group] | None = None
+        self.entry: bytes | None = None
 
 
 class Running:
@@ -101,14 +101,19 @@ class AccessIndex:
     Attributes:
         group_of: of each block id; None for a block that holds nothing anybody touched.
         running: active workflows.
-        groups: groups there are.
+        by_id: the groups there are.
     """
 
     def __init__(self, blocks: int) -> None:
         self.group_of: list[Group | None] = [None] * blocks
         self.running: dict[str, Running] = {}
-        self.groups = 0
+        self.by_id: dict[int, Group] = {}
         self._next = 0
+
+    @property
+    def groups(self) -> int:
+        """How many there are."""
+        return len(self.by_id)
 
     def by_group(self, blocks: Sequence[int]) -> Parts:
         """These blocks by group, to be handed to the next two before anything changes."""
@@ -216,8 +221,8 @@ class AccessIndex:
 
     def _new(self, users: int, uses: dict[str, Use], score: int) -> Group:
         self._next += 1
-        self.groups += 1
-        return Group(self._next, users, uses, score)
+        group = self.by_id[self._next] = Group(self._next, users, uses, score)
+        return group
 
     def _split(self, group: Group) -> Group:
         """An empty group with the same map."""
@@ -269,4 +274,4 @@ class AccessIndex:
             del self.running[workflow].groups[group.id]
         group.uses.clear()
         group.entry = None
-        self.groups -= 1
+        del self.by_id[group.id]
