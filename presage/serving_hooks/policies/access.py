@@ -76,9 +76,10 @@ class Running:
         step_s: expected seconds from one of its steps to the next.
         groups: by id.
         private: groups no other workflow ever touched, one for each set of agents that touch them; few, so a list.
+        written: where the last new blocks went.
     """
 
-    __slots__ = ("groups", "lookahead", "next_step_at", "private", "step_s")
+    __slots__ = ("groups", "lookahead", "next_step_at", "private", "step_s", "written")
 
     def __init__(self) -> None:
         self.lookahead: Lookahead = UNKNOWN
@@ -86,6 +87,7 @@ class Running:
         self.step_s = 0.0
         self.groups: dict[int, Group] = {}
         self.private: list[Group] = []
+        self.written: Group | None = None
 
     def own(self, workflow: str, agents: frozenset[str]) -> Group | None:
         """The private group that these agents touch."""
@@ -133,6 +135,25 @@ class AccessIndex:
             part.append(block)
         return parts
 
+    def write(self, workflow: str, agent: str, blocks: Sequence[int]) -> bool:
+        """`agent` of `workflow` has written these blocks, nobody's so far, after others; False where that is not so.
+
+        As `touch`, for what happens most: a step goes on to write, and nothing changes its place.
+        """
+        running = self.running.get(workflow)
+        group = running.written if running is not None else None
+        use = group.uses.get(workflow) if group is not None else None
+        if group is None or use is None or group.users != 1 or len(use.agents) != 1 or agent not in use.agents:
+            return False
+        group_of = self.group_of
+        for block in blocks:
+            if group_of[block] is not None:
+                return False
+        for block in blocks:
+            group_of[block] = group
+        group.size += len(blocks)
+        return True
+
     def touch(self, workflow: str, agent: str, parts: Parts) -> list[Group]:
         """`agent` of `workflow` reads or has written these blocks. A free block stays free."""
         running = self.running.get(workflow)
@@ -152,6 +173,8 @@ class AccessIndex:
                 else:
                     target = group if len(part) == group.size else self._split(group)
                 self._relabel(workflow, running, target, agents)
+            if group is None:
+                running.written = target
             if target is not group:
                 self._move(part, group, target)
                 changed.append(target)

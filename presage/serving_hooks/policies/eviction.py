@@ -16,8 +16,9 @@ side of a cut keep their order however close they are.
 
 One lazy heap holds the groups that have free blocks: a changed score pushes a new entry, the old one is skipped when it
 comes up. Entries are bytes, not tuples: the collector of garbage counts every tuple there is, and a heap that drops
-thousands at once would have it look through the whole engine ten times as often. Freeing costs O(1) a block and O(log groups) a group; giving up n blocks O(n + groups emptied · log groups); a
-new forecast O(groups of the workflow). A group is emptied to its end before the next in order begins.
+thousands at once would have it look through the whole engine ten times as often. Freeing costs O(1) a block and
+O(log groups) a group; giving up n blocks O(n + groups emptied · log groups); a new forecast O(groups of the workflow).
+A group is emptied to its end before the next in order begins.
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ class FreeOrder:
 
     def filled(self, workflow: str, agent: str, blocks: Sequence[int]) -> None:
         """A step has written these blocks. They belong to the workflow from now on."""
-        self._place_all(self._index.touch(workflow, agent, self._index.by_group(blocks)))
+        if not self._index.write(workflow, agent, blocks):
+            self._place_all(self._index.touch(workflow, agent, self._index.by_group(blocks)))
 
     def forecast(
         self,

@@ -29,7 +29,7 @@ import heapq
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -140,17 +140,19 @@ class ShortestTotalJobFirst:
         self.promoted += len(risen)
         return risen
 
-    def selected(self, requests: Iterable[str], iteration: int) -> list[str]:
+    def selected(self, requests: Collection[str], iteration: int) -> list[str]:
         """After `iteration` has selected: those that have had their quantum, whose keys have risen."""
-        chosen, known = set(requests), self._requests
-        if chosen != self._chosen:
-            for request in self._chosen - chosen:
-                of = known[request]
-                of.served += self._turn + 1 - (of.since or 0)
-                of.since, of.last = None, self._at + 1  # the next wait began with the next iteration
-            for request in (chosen - self._chosen) & known.keys():
-                self._serve(request, known[request])
-            self._chosen = chosen & known.keys()
+        known = self._requests
+        left = self._chosen.difference(requests)
+        for request in left:
+            of = known[request]
+            of.served += self._turn + 1 - (of.since or 0)
+            of.since, of.last = None, self._at + 1  # the next wait began with the next iteration
+        self._chosen -= left
+        came = [request for request in requests if request not in self._chosen and request in known]
+        for request in came:
+            self._serve(request, known[request])
+        self._chosen.update(came)
         self._turn, self._at = self._turn + 1, iteration
         fallen = self._fallen()
         self.demoted += len(fallen)

@@ -141,12 +141,10 @@ class Lookahead:
 def _part(probabilities: list[float], weights: tuple[float, ...]) -> tuple[int, int]:
     """(score, moment) of an agent that comes next, and at each later step, with these probabilities."""
     score = moment = 0.0
-    k = 0
-    for probability, weight in zip(probabilities, weights, strict=True):
-        k += 1
-        term = weight * probability
+    for k, weight in enumerate(weights):
+        term = weight * probabilities[k]
         score += term
-        moment += k * term
+        moment += (k + 1) * term
     return round(score * UNIT), round(moment * UNIT)
 
 

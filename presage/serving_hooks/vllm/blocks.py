@@ -130,7 +130,11 @@ class ScoredBlocks:
 
     def filled(self, request: Any, blocks: Sequence[Block]) -> None:
         """A request has written blocks that the cache knows now."""
-        self.switch.attempt(self._written, request.request_id, blocks)
+        if self.switch.on:
+            try:
+                self._written(request.request_id, blocks)
+            except Exception as error:
+                self.switch.off(error)
 
     def lost(self, blocks: Iterable[int]) -> None:
         """What these blocks held is not in the cache any more, be they free or in use."""

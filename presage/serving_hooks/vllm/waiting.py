@@ -1,8 +1,9 @@
 """Waiting requests by key, in place of vLLM's queues: the same methods. Some of them may be held.
 
-One sorted list: what comes is put in its place and what goes is taken out, by bisection. (A lazy heap would keep what it
-skips later, thousands of entries and the requests in them.) What vLLM puts back in front, because it could not start or was preempted, goes to where its key says; among equal keys in front of all
-where the queue stands for vLLM's own first-come order.
+One sorted list: what comes is put in its place and what goes is taken out, by bisection. (A lazy heap would keep what
+it skips later, thousands of entries and the requests in them.) What vLLM puts back in front, because it could not start
+or was preempted, goes to where its key says; among equal keys in front of all where the queue stands for vLLM's own
+first-come order.
 
 A held request waits here as any other does: it is counted, found and removed, and only the choice of the next request
 passes it by. vLLM asks a queue for its truth to see whether there is anything to choose, and for its length to see
