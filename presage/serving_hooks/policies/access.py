@@ -48,12 +48,13 @@ class Group:
         size: blocks in it.
         score: Σ of its uses, in 1 / UNIT.
         free: those of its blocks that are free, the first freed first.
+        stale: its one workflow has had a new forecast since it was scored; see `AccessIndex.score`.
         holes: blocks given up from the front of `free` since it was last rebuilt.
         last_use: stamp of the last time blocks of it were freed.
         entry: its valid entry in an eviction order, or None.
     """
 
-    __slots__ = ("entry", "free", "holes", "id", "last_use", "score", "size", "users", "uses")
+    __slots__ = ("entry", "free", "holes", "id", "last_use", "score", "size", "stale", "users", "uses")
 
     def __init__(self, number: int, users: int, uses: dict[str, Use], score: int) -> None:
         self.id = number
@@ -61,6 +62,7 @@ class Group:
         self.uses = uses
         self.size = 0
         self.score = score
+        self.stale = False
         self.free: dict[int, None] = {}
         self.holes = 0
         self.last_use = 0
@@ -203,13 +205,26 @@ class AccessIndex:
         running.lookahead, running.next_step_at, running.step_s = lookahead, next_step_at, step_s
         known: dict[frozenset[str], Use] = {}  # several groups have the same agents where others use them too
         for group in running.groups.values():
+            if not group.free and len(group.uses) == 1:
+                group.stale = True  # all in use: there may be another forecast before it is judged
+                continue
             agents, score, _ = group.uses[workflow]
             use = known.get(agents)
             if use is None:
                 use = known[agents] = Use(agents, *lookahead.worth(agents))
             group.score += use.score - score
             group.uses[workflow] = use
+            group.stale = False
         return running.groups.values()
+
+    def score(self, group: Group) -> int:
+        """Of a group by the present forecasts. Those of its workflows that came while all of it was in use are late."""
+        if group.stale:
+            group.stale = False
+            for workflow, (agents, _, _) in group.uses.items():  # one
+                use = group.uses[workflow] = Use(agents, *self.running[workflow].lookahead.worth(agents))
+                group.score = use.score
+        return group.score
 
     def end(self, workflow: str) -> Iterable[Group]:
         """The workflow has ended: its groups, which it no longer adds to. No error if it is not there."""
@@ -250,13 +265,14 @@ class AccessIndex:
     def _split(self, group: Group) -> Group:
         """An empty group with the same map."""
         target = self._new(group.users, dict(group.uses), group.score)
-        target.last_use = group.last_use
+        target.last_use, target.stale = group.last_use, group.stale
         for workflow in group.uses:
             self.running[workflow].groups[target.id] = target
         return target
 
     def _relabel(self, workflow: str, running: Running, group: Group, agents: frozenset[str]) -> None:
         """The agents of one workflow that touch a group, and with them its score and its number of users."""
+        self.score(group)
         before = group.uses.get(workflow)
         use = Use(agents, *running.lookahead.worth(agents))
         group.score += use.score - (before.score if before else 0)

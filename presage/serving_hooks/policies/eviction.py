@@ -231,7 +231,7 @@ class FreeOrder:
             if not group.free:
                 continue
             if group.uses:
-                rank = min(max(0, group.score // self._rank), _ALL)  # beyond are forecasts that are none
+                rank = min(max(0, self._index.score(group) // self._rank), _ALL)  # beyond are forecasts that are none
                 first = ACTIVE, rank, group.users, _early(self._index.due(group))
             else:
                 first = RETIRED, 0, group.users, 0
