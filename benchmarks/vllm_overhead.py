@@ -7,13 +7,20 @@ history; where a step ends the next one arrives, where a workflow ends another b
 "decode" those steps in which nothing is prefilled; CPU time of the thread. Rounds of the variants take turns, so that a
 busy machine slows all alike.
 
+The time added depends on how often requests come and go, and on little else: what an iteration adds that only decodes
+is a few dozen operations, a request adds several hundred over its life. Outputs of 10 to 120 tokens, the default, mean
+an arrival and an end nearly every iteration, eighty requests a second where an iteration takes 12 ms, as one engine
+hardly has; `--output-tokens 100 600` is what agents that write code have. "arrivals", "ends" and "forecasts" say how
+many there were of each a step. So little time is CPU time of caches that others also use: what an iteration adds rises
+with what else the machine does, and only rounds of one run can be compared.
+
 "added" is the median step less stock's of the same round, and so for the 99th percentile, of all steps and of those
 that only decode: the variants choose other requests, so steps cannot be compared one by one. Forecasts are drawn
 beforehand: what a predictor costs is not in it (forecast_latency.py and guard.py have that).
 
-    python benchmarks/vllm_overhead.py [--iterations 2000] [--rounds 3] [--waiting 500]
+    python benchmarks/vllm_overhead.py [--iterations 2000] [--rounds 3] [--waiting 500] [--output-tokens 10 120]
 
-Needs vLLM 0.32. Prints a table of microseconds, and one JSON line at the end.
+Needs vLLM 0.32. Prints a table of microseconds and one of events a step, and one JSON line at the end.
 """
 
 from __future__ import annotations
@@ -41,10 +48,13 @@ from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import WorkflowScheduler
 
 BLOCKS, SEQS, BUDGET, STEPS = 50_000, 64, 2048, 5
+OUTPUT = (10, 120)
+"""Tokens of an answer, at least and below."""
 WARM = 2500
-"""Iterations before any is counted: by then every block has been used once."""
+"""Iterations before any is counted, at that length: by then every block has been used once."""
 BURST = 4
 """Workflows that begin between two iterations at most, while the engine fills."""
+EVENTS = ("arrivals", "ends", "forecasts")
 CALLS = ("schedule", "update", "arrive", "step", "decode")
 OFF: dict[str, Any] = {"priority": False, "eviction": False, "admission": False}
 VARIANTS: dict[str, dict[str, Any] | None] = {
@@ -65,11 +75,12 @@ class Drawn:
         noise = Noise(0)
         self.seen = [noise.on_prefill() for _ in range(1000)]
         self.left = [float(tokens) for tokens in noise.draw.integers(10, 2000, 1000)]
-        self.turn = 0
+        self.turn = self.forecasts = 0
 
     def on_prefill(self, *_: object, **__: object) -> Any:
         """The next one."""
         self.turn += 1
+        self.forecasts += 1
         return self.seen[self.turn % len(self.seen)]
 
     on_completion = on_prefill
@@ -88,8 +99,8 @@ class Hooked(WorkflowScheduler):
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """Drawn ones."""
-        drawn = Drawn()
-        return Forecasts(drawn, drawn)
+        self.drawn = Drawn()
+        return Forecasts(self.drawn, self.drawn)
 
 
 class Timed:
@@ -133,8 +144,8 @@ class Under:
 class Load:
     """Workflows without end: so many have a request in the engine, all the time."""
 
-    def __init__(self, scheduler: Any, at_once: int) -> None:
-        self.scheduler, self.at_once = scheduler, at_once
+    def __init__(self, scheduler: Any, at_once: int, output: tuple[int, int]) -> None:
+        self.scheduler, self.at_once, self.output = scheduler, at_once, output
         self.draw = random.Random(0)
         self.system = {kind: [self.draw.randrange(500) for _ in range(400)] for kind in range(8)}
         self.under_way: dict[str, Under] = {}
@@ -157,7 +168,7 @@ class Load:
         request = ask(
             f"{of.name}.{of.step}",
             self.system[of.kind] + of.history,
-            draw.randrange(10, 120),
+            draw.randrange(*self.output),
             workflow_type=f"t{of.kind}",
             workflow_id=of.name,
             agent=draw.choice(AGENTS),
@@ -167,16 +178,38 @@ class Load:
         self.scheduler.add_request(request)
 
 
-def served(folder: Path, settings: dict[str, Any] | None, waiting: int, iterations: int) -> dict[str, list[int]]:
-    """Nanoseconds of each call, once the engine is full and the cache has been."""
+@dataclass
+class Served:
+    """What was seen of one variant, once the engine is full and the cache has been.
+
+    Attributes:
+        taken: nanoseconds of each call.
+        a_step: events by name, a step.
+    """
+
+    taken: dict[str, list[int]]
+    a_step: dict[str, float]
+
+
+def served(
+    folder: Path,
+    settings: dict[str, Any] | None,
+    waiting: int,
+    iterations: int,
+    output: tuple[int, int] = OUTPUT,
+) -> Served:
+    """One variant under load."""
     kind = AsyncScheduler if settings is None else Hooked
     scheduler = build(folder, kind, blocks=BLOCKS, presage=settings, seqs=SEQS, tokens=BUDGET)
     timed, engine = Timed(scheduler), Engine(scheduler, ahead=True)
-    load, done = Load(scheduler, SEQS + waiting), 0
+    load, done = Load(scheduler, SEQS + waiting, output), 0
+    warm = WARM * sum(output) // sum(OUTPUT)
+    before = (0, 0)
     gc.collect()
     gc.freeze()  # as vLLM does when its engine has started
-    for iteration in range(WARM + iterations):
-        if iteration == WARM:
+    for iteration in range(warm + iterations):
+        if iteration == warm:
+            before = len(engine.ended), forecasts(scheduler)
             for taken in timed.taken.values():
                 taken.clear()
         load.arrive(engine.ended[done:])
@@ -187,7 +220,13 @@ def served(folder: Path, settings: dict[str, Any] | None, waiting: int, iteratio
     assert len(scheduler.running) > 0.9 * SEQS
     assert len(scheduler.waiting) >= 0.9 * waiting
     gc.unfreeze()
-    return timed.taken
+    counted = len(timed.taken["arrive"]), len(engine.ended) - before[0], forecasts(scheduler) - before[1]
+    return Served(timed.taken, {name: count / iterations for name, count in zip(EVENTS, counted, strict=True)})
+
+
+def forecasts(scheduler: Any) -> int:
+    """How often the hooks have asked who comes next."""
+    return scheduler.drawn.forecasts if isinstance(scheduler, Hooked) else 0
 
 
 def quantiles(taken: list[int]) -> tuple[float, float]:
@@ -200,13 +239,17 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--waiting", type=int, default=500)
+    parser.add_argument("--output-tokens", type=int, nargs=2, default=OUTPUT, metavar=("LOW", "HIGH"))
     args = parser.parse_args()
+    output = args.output_tokens[0], args.output_tokens[1]
+    events: dict[str, dict[str, float]] = {}
     rounds: dict[str, list[dict[str, tuple[float, float]]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.rounds):
             for name, settings in VARIANTS.items():
-                taken = served(Path(folder), settings, args.waiting, args.iterations)
-                rounds[name].append({call: quantiles(of) for call, of in taken.items()})
+                seen = served(Path(folder), settings, args.waiting, args.iterations, output)
+                rounds[name].append({call: quantiles(of) for call, of in seen.taken.items()})
+                events[name] = {event: round(count, 3) for event, count in seen.a_step.items()}  # alike in all rounds
     report: dict[str, Any] = {}
     print(
         f"{'':16}"
@@ -222,8 +265,12 @@ def main() -> None:
             call: [round(statistics.median(of), 1) for of in zip(*each, strict=True)] for call, each in table.items()
         }
         print(f"{name:16}" + "".join(f"{median:10.1f}{p99:8.1f}" for median, p99 in said.values()))
-        report[name] = {call: {"us": median, "p99_us": p99} for call, (median, p99) in said.items()}
-    settings = {"waiting": args.waiting, "iterations": args.iterations, "rounds": args.rounds}
+        timed = {call: {"us": median, "p99_us": p99} for call, (median, p99) in said.items()}
+        report[name] = {**timed, "a step": events[name]}
+    print(f"\n{'a step':16}" + "".join(f"{event:>12}" for event in EVENTS))
+    for name, counted in events.items():
+        print(f"{name:16}" + "".join(f"{counted[event]:12.3f}" for event in EVENTS))
+    settings = {"waiting": args.waiting, "iterations": args.iterations, "rounds": args.rounds, "output_tokens": output}
     print(json.dumps({"benchmark": "vllm_overhead", **settings, **report}))
 
 

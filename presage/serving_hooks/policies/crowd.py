@@ -98,11 +98,14 @@ class Crowd:
         self, name: str, phase: Phase, since: float, footprint: float, remaining: float, pause: float | None
     ) -> int:
         """What is known of a workflow now; its row."""
-        row = self._rows.get(name)
-        if row is None:
-            row = self._enter(name)
+        row = self.place(name)
         self.facts[row] = NUMBER[phase], since, footprint, remaining, math.nan if pause is None else pause
         return row
+
+    def place(self, name: str) -> int:
+        """The row of a workflow, which may be new; what is known of it is then to be written there."""
+        row = self._rows.get(name)
+        return self._enter(name) if row is None else row
 
     def drop(self, name: str) -> None:
         """It has ended. No error if it is not there."""

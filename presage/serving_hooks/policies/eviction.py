@@ -15,15 +15,18 @@ the one thing known where every block is needed for certain (score.py). Ties are
 side of a cut keep their order however close they are.
 
 One lazy heap holds the groups that have free blocks: a changed score pushes a new entry, the old one is skipped when it
-comes up. Freeing costs O(1) a block and O(log groups) a group; giving up n blocks O(n + groups emptied · log groups); a
-new forecast O(groups of the workflow). A group is emptied to its end before the next in order begins.
+comes up. Entries are bytes, not tuples: the collector of garbage counts every tuple there is, and a heap that drops
+thousands at once would have it look through the whole engine ten times as often. Freeing costs O(1) a block and
+O(log groups) a group; giving up n blocks O(n + groups emptied · log groups); a new forecast O(groups of the workflow).
+A group is emptied to its end before the next in order begins.
 """
 
 from __future__ import annotations
 
 import heapq
+import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -40,8 +43,12 @@ worth nothing, or nothing is forecast of it; some forecast speaks of it."""
 RETIRED: Final = 0
 ACTIVE: Final = 1
 
-Entry = tuple[int, int, int, float, int, int, Group]
-"""(tier, rank, users, −due, last use, id of the group, the group): the lower is given up first."""
+_ENTRY: Final = struct.Struct(">BQQQQQ")
+"""(tier, rank, users, how early it is due, last use, id of the group): the lower is given up first. Big-endian, so that
+entries compare as their numbers do."""
+
+_ALL: Final = 2**64 - 1
+_SIGN: Final = 2**63
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class FreeOrder:
         self._index = AccessIndex(blocks)
         self._rank = max(1, round(self.config.tie * UNIT))
         self._blank: OrderedDict[int, None] = OrderedDict()
-        self._heap: list[Entry] = []
+        self._heap: list[bytes] = []
         self._stamp = 0
         self._free = 0
 
@@ -92,8 +99,8 @@ class FreeOrder:
     def __iter__(self) -> Iterator[int]:
         """All free blocks, the next to be given up first. Sorts: for inspection, not for every step."""
         yield from self._blank
-        for entry in sorted(entry for entry in self._heap if self._valid(entry)):
-            yield from entry[-1].free
+        for entry in sorted(entry for entry in self._heap if self._of(entry) is not None):
+            yield from self._index.by_id[_id(entry)].free
 
     def append(self, blocks: Iterable[int]) -> None:
         """These blocks are free now, and keep what they hold until they are given up."""
@@ -112,8 +119,7 @@ class FreeOrder:
         for group in freed:
             self._stamp += 1
             group.last_use = self._stamp
-        for group in freed:
-            self._place(group)
+        self._place_all(freed)
 
     def remove(self, block: int) -> None:
         """A free block is in use again."""
@@ -140,8 +146,8 @@ class FreeOrder:
             blank.clear()  # an emptied table keeps its size, this gives it back
         heap = self._heap
         while len(given) < n:
-            group = heap[0][-1]
-            if group.entry is not heap[0] or not group.free:
+            group = self._of(heap[0])
+            if group is None:
                 self._discard(heapq.heappop(heap))
                 continue
             wanted = n - len(given)
@@ -172,17 +178,17 @@ class FreeOrder:
                 self._blank[block] = None
             self._index.forget(group, [block])
 
-    def found(self, workflow_type: str, workflow: str, agent: str, blocks: Iterable[int]) -> None:
+    def found(self, workflow_type: str, workflow: str, agent: str, blocks: Sequence[int]) -> None:
         """A step begins and these blocks of its prompt were in the cache. Call it once a step, also with none."""
-        blocks = list(blocks)
+        parts = self._index.by_group(blocks)
         if self.config.learn_sharing:
-            self.sharing.observe(workflow_type, agent, *self._index.untouched(workflow, agent, blocks))
-        self.filled(workflow, agent, blocks)
+            self.sharing.observe(workflow_type, agent, *self._index.untouched(workflow, agent, parts))
+        self._place_all(self._index.touch(workflow, agent, parts))
 
-    def filled(self, workflow: str, agent: str, blocks: Iterable[int]) -> None:
+    def filled(self, workflow: str, agent: str, blocks: Sequence[int]) -> None:
         """A step has written these blocks. They belong to the workflow from now on."""
-        for group in self._index.touch(workflow, agent, blocks):
-            self._place(group)
+        if not self._index.write(workflow, agent, blocks):
+            self._place_all(self._index.touch(workflow, agent, self._index.by_group(blocks)))
 
     def forecast(
         self,
@@ -205,18 +211,16 @@ class FreeOrder:
         """
         if self.config.learn_sharing:
             lookahead = lookahead.shared(self.sharing.rates(workflow_type))
-        for group in self._index.forecast(workflow, lookahead, next_step_at, step_s):
-            self._place(group)
+        self._place_all(self._index.forecast(workflow, lookahead, next_step_at, step_s))
 
     def end(self, workflow: str) -> None:
         """The workflow has ended; blocks that only ended workflows used are retired. No error if it is not there."""
-        for group in self._index.end(workflow):
-            self._place(group)
+        self._place_all(self._index.end(workflow))
 
     def spare(self) -> int:
         """Free blocks that no active workflow uses: blank and retired ones. Costs O(groups that have free blocks)."""
-        retired = sum(len(entry[-1].free) for entry in self._heap if entry[0] == RETIRED and self._valid(entry))
-        return len(self._blank) + retired
+        retired = [group for entry in self._heap if entry[0] == RETIRED and (group := self._of(entry)) is not None]
+        return len(self._blank) + sum(len(group.free) for group in retired)
 
     def spared(self, blocks: Iterable[int]) -> int:
         """How many of these are among them."""
@@ -226,37 +230,53 @@ class FreeOrder:
             for block, group in ((block, group_of[block]) for block in blocks)
         )
 
-    def _valid(self, entry: Entry) -> bool:
-        return entry[-1].entry is entry and bool(entry[-1].free)
+    def _of(self, entry: bytes) -> Group | None:
+        """The group that an entry stands for; None for one that has been replaced, or whose group has no free block."""
+        group = self._index.by_id.get(_id(entry))
+        return group if group is not None and group.entry is entry and group.free else None
 
-    def _place(self, group: Group) -> None:
-        """Puts a group where its present score, users and due time say."""
-        if not group.free:
-            return
-        if group.uses:
-            due = self._index.due(group)
-            entry: Entry = (ACTIVE, group.score // self._rank, group.users, -due, group.last_use, group.id, group)
-        else:
-            entry = (RETIRED, 0, group.users, 0.0, group.last_use, group.id, group)
-        if group.entry is not None and group.entry[:-1] == entry[:-1]:
-            return
-        group.entry = entry
-        heapq.heappush(self._heap, entry)
+    def _place_all(self, groups: Iterable[Group]) -> None:
+        """Puts groups where their present scores, users and due times say."""
+        for group in groups:
+            if not group.free:
+                continue
+            if group.uses:
+                rank = min(max(0, self._index.score(group) // self._rank), _ALL)  # beyond are forecasts that are none
+                first = ACTIVE, rank, group.users, _early(self._index.due(group))
+            else:
+                first = RETIRED, 0, group.users, 0
+            entry = _ENTRY.pack(*first, group.last_use, group.id)
+            if group.entry != entry:
+                group.entry = entry
+                heapq.heappush(self._heap, entry)
         if len(self._heap) > 64 + 2 * self._index.groups:
             self._compact()
 
-    def _discard(self, entry: Entry) -> None:
+    def _discard(self, entry: bytes) -> None:
         """An entry has left the heap: if it was its group's valid one, the group stands nowhere."""
-        if entry[-1].entry is entry:
-            entry[-1].entry = None
+        group = self._index.by_id.get(_id(entry))
+        if group is not None and group.entry is entry:
+            group.entry = None
 
     def _compact(self) -> None:
         """Drops stale entries; half of them at least are, so it costs O(1) for each entry pushed."""
         kept = []
         for entry in self._heap:
-            if self._valid(entry):
+            if self._of(entry) is not None:
                 kept.append(entry)
             else:
                 self._discard(entry)
         heapq.heapify(kept)
         self._heap = kept
+
+
+def _id(entry: bytes) -> int:
+    return int.from_bytes(entry[-8:])
+
+
+def _early(due: float) -> int:
+    """Falls as `due` rises, and keeps every difference: the number's bits, which rise with it, from the other end."""
+    if due == 0.0:
+        return _SIGN - 1
+    bits = int.from_bytes(struct.pack(">d", due))
+    return bits if bits & _SIGN else _ALL - (bits | _SIGN)

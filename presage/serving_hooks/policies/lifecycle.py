@@ -61,9 +61,10 @@ class Lifecycle:
 
     def expire(self, now: float) -> list[str]:
         """Those whose time is over, ended hereby. Costs O(those and the busy ones before them)."""
-        over = []
+        over: list[str] = []
         while self._alive:
-            workflow, alive = next(iter(self._alive.items()))
+            workflow = next(iter(self._alive))
+            alive = self._alive[workflow]
             if now - alive.heard_at < self.time_to_live_s:
                 break
             if alive.requests:  # a request in the engine is a sign of life
@@ -75,7 +76,9 @@ class Lifecycle:
         return over
 
     def _hear(self, workflow: str, now: float) -> _Alive:
-        alive = self._alive.setdefault(workflow, _Alive(now))
+        alive = self._alive.get(workflow)
+        if alive is None:
+            alive = self._alive[workflow] = _Alive(now)
         alive.heard_at = now
         self._alive.move_to_end(workflow)
         return alive

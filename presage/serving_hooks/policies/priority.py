@@ -14,8 +14,9 @@ later one at least one fewer. So if every iteration selects the lowest keys for 
 
 The bound is one on the order. An engine that cannot take the first in line, for want of cache say, waits longer.
 
-Waiting requests are found by a heap of (iteration to wake, request), not by a scan: an iteration costs what was
-selected and who is due, whatever the length of the queue.
+Waiting requests are found by a heap of (iteration to wake, request), not by a scan, and those that have had their
+quantum by another: who is selected again and again changes nothing until then. So an iteration costs what comes into
+the batch, what leaves it, and who is due, whatever the lengths of queue and batch.
 
 A request without a forecast stands where the median of its workflow type stands; for a type nobody knows, at the middle
 of the known types' medians: neither rewarded nor punished for saying nothing. Where no median is known either it stands
@@ -28,7 +29,7 @@ import heapq
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,6 +70,7 @@ class _Waiting:
     last: int
     level: int = 0
     served: int = 0
+    since: int | None = None  # the turn from which on it was selected in all; these are not yet in `served`
 
 
 @dataclass
@@ -90,7 +92,11 @@ class ShortestTotalJobFirst:
     demoted: int = 0
     _requests: dict[str, _Waiting] = field(default_factory=dict, repr=False)
     _wake: list[tuple[int, int, str, _Waiting]] = field(default_factory=list, repr=False)
+    _fall: list[tuple[int, int, str, _Waiting]] = field(default_factory=list, repr=False)
     _order: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    _chosen: set[str] = field(default_factory=set, repr=False)  # in the last turn
+    _turn: int = 0  # iterations that have selected
+    _at: int = 0  # the last of them
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -101,6 +107,7 @@ class ShortestTotalJobFirst:
         """A request begins to wait in `iteration`; its key, which a forecast of None leaves to the type's median."""
         of = _Waiting(arrival, self._place(workflow_type, remaining_tokens), iteration)
         self._requests[request] = of
+        self._chosen.discard(request)
         self._sleep(iteration + self.config.starved_after, request, of)
         return self.key(request)
 
@@ -118,39 +125,64 @@ class ShortestTotalJobFirst:
         """Before `iteration` selects: those that have now waited S iterations more, whose keys have fallen."""
         risen = []
         while self._wake and self._wake[0][0] <= iteration:
-            due, _, request, of = heapq.heappop(self._wake)
+            due, _, request, of = self._wake[0]
             if self._requests.get(request) is not of:
+                heapq.heappop(self._wake)
                 continue
-            wanted = of.last + self.config.starved_after
-            if wanted > due:  # selected since
-                self._sleep(wanted, request, of)
-                continue
-            of.level, of.last, of.served = of.level - 1, due, 0
-            risen.append(request)
-            self._sleep(due + self.config.starved_after, request, of)
+            wanted = (of.last if of.since is None else self._at + 1) + self.config.starved_after
+            if wanted <= due:  # not selected since
+                of.level, of.last, of.served = of.level - 1, due, 0
+                risen.append(request)
+                wanted = due + self.config.starved_after
+                if of.since is not None:
+                    self._serve(request, of)
+            heapq.heapreplace(self._wake, (wanted, next(self._order), request, of))
         self.promoted += len(risen)
         return risen
 
-    def selected(self, requests: Iterable[str], iteration: int) -> list[str]:
+    def selected(self, requests: Collection[str], iteration: int) -> list[str]:
         """After `iteration` has selected: those that have had their quantum, whose keys have risen."""
-        fallen, known, quantum = [], self._requests, self.config.quantum
-        last = iteration + 1  # the next wait can begin with the next iteration
-        for request in requests:
-            of = known.get(request)
-            if of is None:
-                continue
-            of.last = last
-            if of.level < 0:
-                of.served += 1
-                if of.served >= quantum:
-                    of.level, of.served = of.level + 1, 0
-                    fallen.append(request)
+        known = self._requests
+        left = self._chosen.difference(requests)
+        for request in left:
+            of = known[request]
+            of.served += self._turn + 1 - (of.since or 0)
+            of.since, of.last = None, self._at + 1  # the next wait began with the next iteration
+        self._chosen -= left
+        came = [request for request in requests if request not in self._chosen and request in known]
+        for request in came:
+            self._serve(request, known[request])
+        self._chosen.update(came)
+        self._turn, self._at = self._turn + 1, iteration
+        fallen = self._fallen()
         self.demoted += len(fallen)
         return fallen
 
     def remove(self, request: str) -> None:
         """The request has finished or was aborted. Removing one that is not there is no error."""
         self._requests.pop(request, None)
+        self._chosen.discard(request)
+
+    def _serve(self, request: str, of: _Waiting) -> None:
+        """From the next turn on it is selected in all; when it has had its quantum, if nothing comes between."""
+        of.since = self._turn + 1
+        if of.level < 0:
+            had = self._turn + self.config.quantum - of.served
+            heapq.heappush(self._fall, (had, next(self._order), request, of))
+
+    def _fallen(self) -> list[str]:
+        """Those that have had their quantum with this turn."""
+        fallen = []
+        while self._fall and self._fall[0][0] <= self._turn:
+            _, _, request, of = heapq.heappop(self._fall)
+            if of.since is None or of.level == 0 or self._requests.get(request) is not of:
+                continue
+            if of.served + self._turn + 1 - of.since < self.config.quantum:
+                continue  # it has been left out, or promoted, since: that has an entry of its own
+            of.level, of.served = of.level + 1, 0
+            fallen.append(request)
+            self._serve(request, of)
+        return fallen
 
     def _sleep(self, until: int, request: str, of: _Waiting) -> None:
         heapq.heappush(self._wake, (until, next(self._order), request, of))

@@ -104,8 +104,10 @@ class Lookahead:
         for agent in agents:
             at = place.get(agent)
             if at is None:
-                part = self._part(agent)
-                score, moment = score + part[0], moment + part[1]
+                column = self._column.get(agent)
+                if column is not None:
+                    part = _part(self._rows[:, column].tolist(), self._weights)
+                    score, moment = score + part[0], moment + part[1]
             else:
                 score, moment = score + own[at + at], moment + own[at + at + 1]
         return score, moment
@@ -130,25 +132,25 @@ class Lookahead:
     def _share(self, rates: Mapping[str, float], always: tuple[int, int]) -> tuple[int, int]:
         score, moment = always
         own: list[int] = []
+        rows, column = self._rows.tolist(), self._column  # all at once is faster than number by number
         for agent, rate in rates.items():
-            whole, whole_moment = self._part(agent)
+            at = column.get(agent)
+            whole, whole_moment = (0, 0) if at is None else _part([row[at] for row in rows], self._weights)
             part, part_moment = int(whole * rate), int(whole_moment * rate)
             score, moment = score + part, moment + part_moment
             own += (whole - part, whole_moment - part_moment)
         self._place, self._own = _columns(tuple(rates)), array("q", own)
         return score, moment
 
-    def _part(self, agent: str) -> tuple[int, int]:
-        at = self._column.get(agent)
-        if at is None:
-            return 0, 0
-        score = moment = 0.0
-        probability = self._rows.item
-        for k, weight in enumerate(self._weights):
-            term = weight * probability(k, at)
-            score += term
-            moment += (k + 1) * term
-        return round(score * UNIT), round(moment * UNIT)
+
+def _part(probabilities: list[float], weights: tuple[float, ...]) -> tuple[int, int]:
+    """(score, moment) of an agent that comes next, and at each later step, with these probabilities."""
+    score = moment = 0.0
+    for k, weight in enumerate(weights):
+        term = weight * probabilities[k]
+        score += term
+        moment += (k + 1) * term
+    return round(score * UNIT), round(moment * UNIT)
 
 
 UNKNOWN: Final = Lookahead({}, NO_ROWS, (), always=(UNIT, UNIT))
@@ -168,12 +170,15 @@ def lookahead(probabilities: NDArray[Any], agents: tuple[str, ...], config: Scor
         config: K and γ.
     """
     rows = probabilities[: config.horizon] if len(probabilities) > config.horizon else probabilities
-    if not len(rows) or not math.isfinite(rows.sum()):
+    if not len(rows):
+        return UNKNOWN
+    numbers = rows.tolist()
+    if not math.isfinite(sum(map(sum, numbers))):
         return UNKNOWN
     weights, weight = [], 1.0
-    for end in rows[:, -1].tolist():
+    for row in numbers:
         weights.append(weight)
-        weight *= config.decay * (1.0 - end)
+        weight *= config.decay * (1.0 - row[-1])
     return Lookahead(_columns(agents), rows, tuple(weights))
 
 

@@ -12,6 +12,7 @@ cost with c0, which makes an emptier batch look dear: the mistake that holds nob
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -46,54 +47,70 @@ class StepTimes:
     """
 
     def __init__(self, window: int = WINDOW) -> None:
-        self._seen = np.zeros((window, 3))
-        self._times = np.zeros(window)
-        self._count = 0
+        self._last: deque[tuple[int, int, float]] = deque(maxlen=window)
 
     def observe(self, decode_tokens: int, prefill_tokens: int, seconds: float) -> None:
         """An iteration; one without tokens, or without a time, says nothing and is left out."""
         if seconds > 0 and decode_tokens + prefill_tokens > 0:
-            at = self._count % len(self._times)
-            self._seen[at] = 1.0, decode_tokens, prefill_tokens
-            self._times[at] = seconds
-            self._count += 1
+            self._last.append((decode_tokens, prefill_tokens, seconds))
 
     def fit(self) -> IterationCosts | None:
         """What they cost; None while too few have been seen to say."""
-        seen, times = self._seen[: self._count], self._times[: self._count]
-        if len(times) < ENOUGH or np.count_nonzero(seen[:, 2]) < ENOUGH_PREFILLS:
+        if len(self._last) < ENOUGH:
             return None
+        last = np.array(self._last)
+        if np.count_nonzero(last[:, 1]) < ENOUGH_PREFILLS:
+            return None
+        seen, times = np.column_stack([np.ones(len(last)), last[:, :2]]), last[:, 2]
         weights = np.ones(len(times))
         floor = 1e-3 * float(np.median(times))
-        found = np.zeros(3)
+        said, found = np.zeros(len(times)), np.zeros(3)
         for _ in range(_ROUNDS):
-            before, found = found, _not_negative(seen, times, weights)
-            if np.allclose(seen @ before, seen @ found, rtol=1e-3, atol=0.0):
+            before, found = said, np.array(_not_negative(seen, times, weights))
+            said = seen @ found
+            if (np.abs(said - before) <= 1e-3 * said).all():
                 break
-            weights = 1.0 / np.maximum(np.abs(times - seen @ found), floor)
+            weights = 1.0 / np.maximum(np.abs(times - said), floor)
         if not found[0] > 0:
             found[0] = floor  # an iteration costs something
         return IterationCosts(*map(float, found))
 
 
-def _not_negative(
-    seen: NDArray[np.float64], times: NDArray[np.float64], weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """The weighted least squares over all coefficients ≥ 0, float64 [3]; seen float64 [n, 3], the others [n]."""
+def _not_negative(seen: NDArray[np.float64], times: NDArray[np.float64], weights: NDArray[np.float64]) -> list[float]:
+    """The weighted least squares over all coefficients ≥ 0, 3 numbers; seen float64 [n, 3], the others [n].
+
+    The systems are too small for NumPy: what it takes to call it is most of what it takes to solve them.
+    """
     weighted = seen * weights[:, None]
-    normal, target = weighted.T @ seen, weighted.T @ times
-    normal += np.diag([0.0, _PULL, _PULL]) * np.diag(normal)
-    best, least = np.zeros(3), 0.0
+    normal, target = (weighted.T @ seen).tolist(), (weighted.T @ times).tolist()
+    for i in (1, 2):
+        normal[i][i] *= 1 + _PULL
+    best, least = [0.0] * 3, 0.0
     for kept in _PATTERNS:
-        if any(not normal[i, i] > 0 for i in kept):
+        part = _solve([[normal[i][j] for j in kept] for i in kept], [target[i] for i in kept])
+        if part is None or min(part) < 0:
             continue
-        part = np.linalg.lstsq(normal[np.ix_(kept, kept)], target[kept], rcond=None)[0]
-        if (part < 0).any():
-            continue
-        loss = float(part @ normal[np.ix_(kept, kept)] @ part - 2 * part @ target[kept])
+        loss = -sum(x * target[i] for i, x in zip(kept, part, strict=True))  # at the minimum of its own pattern
         if loss < least:
-            least, best = loss, np.zeros(3)
-            best[kept] = part
+            least, best = loss, [0.0] * 3
+            for i, x in zip(kept, part, strict=True):
+                best[i] = x
         if len(kept) == 3:
             break  # the unconstrained minimum is feasible
     return best
+
+
+def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None:
+    """A positive definite system, by Gauss's elimination; None where it is not, to rounding."""
+    rows = [[*row, wanted] for row, wanted in zip(matrix, target, strict=True)]
+    for i, row in enumerate(rows):
+        if not row[i] > 1e-12 * matrix[i][i]:
+            return None
+        for below in rows[i + 1 :]:
+            factor = below[i] / row[i]
+            below[i:] = [b - factor * a for a, b in zip(row[i:], below[i:], strict=True)]
+    found: list[float] = []
+    for i in reversed(range(len(rows))):
+        known = sum(a * x for a, x in zip(rows[i][i + 1 : -1], found, strict=True))
+        found.insert(0, (rows[i][-1] - known) / rows[i][i])
+    return found

@@ -214,17 +214,20 @@ class Gate:
         decision = self._admission.decide(self._columns.refresh(), self._rates, now)
         self._last = _Decided(Counter(decision.held.values()), decision.chosen, decision.everybody)
         self._holding = bool(decision.held)
-        self.longest_held_s = self._longest(now)
         before, self._held = self._held, {}
         for name in {**before, **decision.held}:  # of the others nothing changes
-            account = self._accounts[name]
-            if not account.exempt and account.waited_s(now) >= self._held_at_most_s:
+            account, held = self._accounts[name], name in decision.held
+            waited_s = account.waited_s(now)
+            self.longest_held_s = max(self.longest_held_s, waited_s)
+            if not account.exempt and waited_s >= self._held_at_most_s:
                 account.exempt = True
                 self.counts["exempt"] += 1
-            if account.hold(name in decision.held and not account.exempt, now):
-                changed += account.requests
-            if account.held:
-                self._held[name] = account
+            if not held or not account.held or account.kept or account.exempt:  # else it is as it was
+                if account.hold(held and not account.exempt, now):
+                    changed += account.requests
+                if not account.held:
+                    continue
+            self._held[name] = account
         self._log(decision, now)
 
     def _forget(self, now: float) -> None:

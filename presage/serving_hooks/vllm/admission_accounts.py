@@ -11,7 +11,7 @@ against the same loads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from presage.serving_hooks.policies.crowd import Phase
@@ -75,11 +75,11 @@ class Account:
         self._move(now)
         return asked
 
-    def leaves(self, request_id: str, hashes: Iterable[bytes], output_tokens: int, now: float) -> None:
+    def leaves(self, request_id: str, hashes: Sequence[bytes], output_tokens: int, now: float) -> None:
         """A request of it leaves the engine, with these blocks computed."""
         del self.requests[request_id]
         self.kept = not self.held
-        self.blocks.add(list(hashes))
+        self.blocks.add(hashes)
         self.remaining_tokens = max(0.0, self.remaining_tokens - output_tokens)
         self._move(now)
 

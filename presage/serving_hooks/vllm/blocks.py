@@ -97,7 +97,11 @@ class ScoredBlocks:
     def remove(self, block: Any) -> None:
         """A free block is in use again."""
         self._queue.remove(block)
-        self.switch.attempt(self._order.remove, block.block_id)
+        if self.switch.on:  # not by `attempt`: this is called for every block that is found in the cache
+            try:
+                self._order.remove(block.block_id)
+            except Exception as error:
+                self.switch.off(error)
 
     def append(self, block: Any) -> None:
         """A block is free, and keeps what it holds until it is given up."""
@@ -132,7 +136,11 @@ class ScoredBlocks:
 
     def filled(self, request: Any, blocks: Sequence[Block]) -> None:
         """A request has written blocks that the cache knows now."""
-        self.switch.attempt(self._written, request.request_id, blocks)
+        if self.switch.on:
+            try:
+                self._written(request.request_id, blocks)
+            except Exception as error:
+                self.switch.off(error)
 
     def lost(self, blocks: Iterable[int]) -> None:
         """What these blocks held is not in the cache any more, be they free or in use."""
@@ -175,15 +183,17 @@ class ScoredBlocks:
 
     def _written(self, request_id: str, blocks: Sequence[Block]) -> None:
         step = self._step_of(request_id)
-        ids = self._own(blocks)
-        self._order.filled(step.workflow if step else NO_WORKFLOW, step.agent if step else "", ids)
+        workflow, agent = (NO_WORKFLOW, "") if step is None else (step.workflow, step.agent)
+        self._order.filled(workflow, agent, self._own(blocks))
 
     def _freed(self, blocks: Sequence[Block]) -> None:
         # What the cache knows and nobody has claimed came by a way we do not watch, a partial block for one.
-        strays = [block for block in blocks if not self._owned[block.block_id] and block.block_hash is not None]
-        if strays:
-            self._order.filled(NO_WORKFLOW, "", self._own(strays))
-        self._order.append([block.block_id for block in blocks])
+        ids = [block.block_id for block in blocks]
+        if not all(map(self._owned.__getitem__, ids)):
+            strays = [block for block in blocks if not self._owned[block.block_id] and block.block_hash is not None]
+            if strays:
+                self._order.filled(NO_WORKFLOW, "", self._own(strays))
+        self._order.append(ids)
 
     def _freed_blank(self, ids: list[int]) -> None:
         self._disown(ids)

@@ -366,6 +366,8 @@ def resumed(scheduler: Any, output: Any) -> Iterator[str]:
 
 def begun(scheduler: Any, output: Any) -> Iterator[tuple[Any, list[int]]]:
     """The requests an iteration selects for the first time, and which blocks of their prompts were in the cache."""
+    if not output.scheduled_new_reqs:
+        return
     sizes = [group.kv_cache_spec.block_size for group in scheduler.kv_cache_config.kv_cache_groups]
     nothing = block_pool(scheduler).null_block.block_id  # stands where a window has moved on
     for new in first_selected(scheduler, output):
@@ -473,14 +475,17 @@ def prompt_by_tier(request: Any) -> tuple[int, int, int]:
 
 def iteration_tokens(scheduler: Any, output: Any) -> tuple[int, int]:
     """Tokens that an iteration which has just been scheduled decodes, and those it prefills."""
+    scheduled = output.num_scheduled_tokens
+    if len(scheduled) == output.total_num_scheduled_tokens:  # one each
+        return output.total_num_scheduled_tokens, 0
     decoded = 0
-    for request_id, tokens in output.num_scheduled_tokens.items():
-        request = scheduler.requests[request_id]
-        # After a preemption all but the last token are computed again, those of the output too.
-        if tokens == 1 or (
-            request.num_computed_tokens - tokens >= request.num_prompt_tokens and not request.num_preemptions
-        ):
-            decoded += tokens
+    for request_id, tokens in scheduled.items():
+        if tokens != 1:
+            request = scheduler.requests[request_id]
+            # After a preemption all but the last token are computed again, those of the output too.
+            if request.num_computed_tokens - tokens < request.num_prompt_tokens or request.num_preemptions:
+                continue
+        decoded += tokens
     return decoded, output.total_num_scheduled_tokens - decoded
 
 

@@ -8,26 +8,26 @@ on.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from numpy.typing import NDArray
 
 from presage.serving_hooks.forecaster import LiveForecast
 
 
-def arrived(forecast: LiveForecast, agent: str) -> LiveForecast:
-    """The next step has come, and is `agent`'s; as it was, for an agent the forecast does not name."""
+def arrived(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:
+    """Its probabilities [K, V+1] where the next step has come, `agent`'s; as they are, if it does not name that."""
     return _first(forecast, agent, forecast.probabilities[1:])
 
 
-def interrupted(forecast: LiveForecast, agent: str) -> LiveForecast:
-    """The step the forecast looks ahead from, `agent`'s, is to be computed again: all others are one further away."""
+def interrupted(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:
+    """The same where the step it looks ahead from, `agent`'s, is to be computed again: all others are one further."""
     return _first(forecast, agent, forecast.probabilities[:-1])
 
 
-def _first(forecast: LiveForecast, agent: str, then: np.ndarray) -> LiveForecast:
+def _first(forecast: LiveForecast, agent: str, then: NDArray[np.float32]) -> NDArray[np.float32]:
     if agent not in forecast.agents:
-        return forecast
-    row = np.zeros((1, forecast.probabilities.shape[1]), np.float32)
-    row[0, forecast.agents.index(agent)] = 1.0
-    return replace(forecast, probabilities=np.concatenate([row, then]))
+        return forecast.probabilities
+    rows = np.zeros_like(forecast.probabilities)
+    rows[0, forecast.agents.index(agent)] = 1.0
+    rows[1:] = then
+    return rows

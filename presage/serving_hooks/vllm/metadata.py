@@ -21,12 +21,12 @@ MAX_NAME: Final = 256
 
 MAX_STEP: Final = 2**31 - 1
 
-_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "workflow_type": ("workflow_type", "workflow_type_id"),
-    "workflow_id": ("workflow_id",),
-    "agent": ("agent", "agent_id"),
-    "session_id": ("session_id",),
-}
+_NAMES: Final = (
+    ("workflow_type", ("workflow_type", "workflow_type_id")),
+    ("workflow_id", ("workflow_id",)),
+    ("agent", ("agent", "agent_id")),
+    ("session_id", ("session_id",)),
+)
 _YES: Final = frozenset({"true", "1", "yes"})
 _NO: Final = frozenset({"false", "0", "no", ""})
 
@@ -70,17 +70,17 @@ def read(extra_args: object, session_id: object, counts: Counter[str]) -> Step |
         counts: how often what was left out, by "name: reason"; a closed set of keys.
     """
     sent = _sent(extra_args, counts)
-    names = {field: _first(sent, field, keys, counts) for field, keys in _NAMES.items()}
-    session = names["session_id"] or _name(session_id, "session_id", counts)
-    workflow_id = names["workflow_id"] or session
+    workflow_type, workflow_id, agent, session = (_first(sent, field, keys, counts) for field, keys in _NAMES)
+    session = session or _name(session_id, "session_id", counts)
+    workflow_id = workflow_id or session
     if workflow_id is None:
-        if names["workflow_type"] or names["agent"]:
+        if workflow_type or agent:
             counts["workflow_id: missing"] += 1
         return None
     return Step(
-        workflow_type=_shared(names["workflow_type"]),
+        workflow_type=_shared(workflow_type),
         workflow_id=workflow_id,
-        agent=_shared(names["agent"]),
+        agent=_shared(agent),
         number=_number(sent.get("step"), counts),
         last=_flag(sent.get("workflow_end"), counts),
     )
@@ -109,8 +109,8 @@ def _sent(extra_args: object, counts: Counter[str]) -> Mapping[Any, Any]:
 
 def _first(sent: Mapping[Any, Any], field: str, keys: tuple[str, ...], counts: Counter[str]) -> str | None:
     for key in keys:
-        found = _name(sent.get(key), field, counts)
-        if found is not None:
+        value = sent.get(key)
+        if value is not None and (found := _name(value, field, counts)) is not None:
             return found
     return None
 
@@ -118,9 +118,9 @@ def _first(sent: Mapping[Any, Any], field: str, keys: tuple[str, ...], counts: C
 def _name(value: object, field: str, counts: Counter[str]) -> str | None:
     if value is None or value == "":
         return None
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
-        return str(value)
     if not isinstance(value, str):
+        if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
+            return str(value)
         counts[f"{field}: wrong type"] += 1
         return None
     if len(value) > MAX_NAME:

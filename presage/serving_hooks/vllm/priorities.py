@@ -8,7 +8,7 @@ number: so class and key are folded into it, and it is given back when the polic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from presage.serving_hooks.policies.polarity import vllm_priority
@@ -61,7 +61,7 @@ class Priorities:
         """Before an iteration: the requests whose keys have fallen."""
         return self._changed(self._policy.age, iteration)
 
-    def selected(self, request_ids: Iterable[str], iteration: int) -> list[str]:
+    def selected(self, request_ids: Collection[str], iteration: int) -> list[str]:
         """After an iteration: the requests whose keys have risen."""
         return self._changed(self._policy.selected, request_ids, iteration)
 

@@ -162,18 +162,17 @@ class Policies(compat.SchedulerSeam):
             return
         if self._prefetch is not None:
             self._prefetch.left(request, self._workflows.step(request.request_id))
-        if compat.completed(request):
+        completed = compat.completed(request)
+        if completed:
             self._bookkeeping.attempt(self._states.completed, request.request_id)
         self._observing.left(request)
-        self._bookkeeping.attempt(
-            self._workflows.leaves, request.request_id, compat.completed(request), request.num_output_tokens
-        )
+        self._bookkeeping.attempt(self._workflows.leaves, request.request_id, completed, request.num_output_tokens)
         if self._gate is not None:
             self._gate.switch.attempt(
                 self._gate.leaves,
                 request.request_id,
                 compat.computed_hashes(self, request),
-                compat.completed(request),
+                completed,
                 request.num_output_tokens,
             )
         if self._priorities is not None:

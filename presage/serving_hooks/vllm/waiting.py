@@ -1,8 +1,9 @@
 """Waiting requests by key, in place of vLLM's queues: the same methods. Some of them may be held.
 
-One lazy heap: a key that has changed pushes a new entry, the old one is skipped when it comes up. What vLLM puts back
-in front, because it could not start or was preempted, goes to where its key says; among equal keys in front of all
-where the queue stands for vLLM's own first-come order.
+One sorted list: what comes is put in its place and what goes is taken out, by bisection. (A lazy heap would keep what
+it skips later, thousands of entries and the requests in them.) What vLLM puts back in front, because it could not start
+or was preempted, goes to where its key says; among equal keys in front of all where the queue stands for vLLM's own
+first-come order.
 
 A held request waits here as any other does: it is counted, found and removed, and only the choice of the next request
 passes it by. vLLM asks a queue for its truth to see whether there is anything to choose, and for its length to see
@@ -12,8 +13,8 @@ of a choice.
 
 from __future__ import annotations
 
-import heapq
 import itertools
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -44,7 +45,7 @@ class WaitingQueue:
         self._in_front = in_front
         self._waiting: dict[str, tuple[Order, int, Any]] = {}
         self._held: set[str] = set()
-        self._heap: list[tuple[Order, int, Any]] = []
+        self._line: list[tuple[Order, int, Any]] = []  # those that are not held
         self._next = itertools.count()
         self._before = itertools.count(-1, -1)
 
@@ -68,16 +69,20 @@ class WaitingQueue:
             return
         held = self._is_held(entry[-1])
         if held and request_id not in self._held:
-            self._held.add(request_id)  # its entry in the heap is skipped when it comes up
+            self._held.add(request_id)
+            self._take_out(entry)
         elif not held and request_id in self._held:
             self._held.remove(request_id)
-            self._push(entry)
+            insort(self._line, entry)
 
     def moved(self, request_id: str) -> None:
-        """The key of a request has changed. No error if it does not wait here."""
-        entry = self._waiting.get(request_id)
-        if entry is not None:
-            self.add_request(entry[-1])
+        """The key of a request has changed; whether it is held has not. No error if it does not wait here."""
+        known = self._waiting.get(request_id)
+        if known is not None:
+            entry = self._waiting[request_id] = (self._key(known[-1]), next(self._next), known[-1])
+            if request_id not in self._held:
+                self._take_out(known)
+                insort(self._line, entry)
 
     def peek_request(self) -> Any:
         """The request to run next, which stays.
@@ -85,13 +90,9 @@ class WaitingQueue:
         Raises:
             IndexError: none waits.
         """
-        while self._heap:
-            entry = self._heap[0]
-            name = entry[-1].request_id
-            if self._waiting.get(name) is entry and name not in self._held:
-                return entry[-1]
-            heapq.heappop(self._heap)
-        raise IndexError("peek from an empty queue")  # vLLM's words
+        if not self._line:
+            raise IndexError("peek from an empty queue")  # vLLM's words
+        return self._line[0][-1]
 
     def pop_request(self) -> Any:
         """The request to run next.
@@ -100,7 +101,6 @@ class WaitingQueue:
             IndexError: none waits.
         """
         request = self.peek_request()
-        heapq.heappop(self._heap)
         self._leave(request)
         return request
 
@@ -137,20 +137,23 @@ class WaitingQueue:
         return iter([entry[-1] for entry in sorted(self._waiting.values())])
 
     def _enter(self, request: Any, number: int) -> None:
-        entry = (self._key(request), number, request)
-        self._waiting[request.request_id] = entry
+        if request.request_id in self._waiting:
+            self._leave(request)
+        entry = self._waiting[request.request_id] = (self._key(request), number, request)
         if self._is_held(request):
             self._held.add(request.request_id)
         else:
-            self._held.discard(request.request_id)
-            self._push(entry)
-
-    def _push(self, entry: tuple[Order, int, Any]) -> None:
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 64 + 2 * len(self._waiting):
-            self._heap = [entry for name, entry in self._waiting.items() if name not in self._held]
-            heapq.heapify(self._heap)
+            insort(self._line, entry)
 
     def _leave(self, request: Any) -> None:
-        del self._waiting[request.request_id]
-        self._held.discard(request.request_id)
+        entry = self._waiting.pop(request.request_id)
+        if request.request_id in self._held:
+            self._held.remove(request.request_id)
+        else:
+            self._take_out(entry)
+
+    def _take_out(self, entry: tuple[Order, int, Any]) -> None:
+        at = bisect_left(self._line, entry)
+        if at == len(self._line) or self._line[at] is not entry:  # a time of NaN has no place in any order
+            at = next(place for place, other in enumerate(self._line) if other is entry)
+        del self._line[at]

@@ -242,7 +242,7 @@ class Workflows:
                 forecast = ask()
                 self.records.forecast(request_id, forecast)
                 self._counts[f"forecast: {forecast.source}"] += 1
-                seen = self._looked(forecast)
+                seen = self._looked(forecast.probabilities, forecast)
                 self._seen[step.workflow] = forecast
                 if forecast.moment == PREFILL:  # requests are ranked by what was said then
                     self._counts[f"forecast of lengths: {forecast.remaining.source}"] += 1
@@ -251,14 +251,14 @@ class Workflows:
         if self.retention is not None and not ends:
             self.retention.forecast(step, seen)
 
-    def _tell(self, step: Step, change: Callable[[LiveForecast, str], LiveForecast]) -> None:
+    def _tell(self, step: Step, change: Callable[[LiveForecast, str], NDArray[np.float32]]) -> None:
         forecast = self._seen.get(step.workflow)
         if forecast is not None and self.retention is not None:
-            self.retention.forecast(step, self._looked(change(forecast, step.agent)))
+            self.retention.forecast(step, self._looked(change(forecast, step.agent), forecast))
 
-    def _looked(self, forecast: LiveForecast) -> Lookahead:
-        return lookahead(forecast.probabilities, forecast.agents, self._score)
+    def _looked(self, probabilities: NDArray[np.float32], forecast: LiveForecast) -> Lookahead:
+        return lookahead(probabilities, forecast.agents, self._score)
 
 
-def _as_it_is(forecast: LiveForecast, _: str) -> LiveForecast:
-    return forecast
+def _as_it_is(forecast: LiveForecast, _: str) -> NDArray[np.float32]:
+    return forecast.probabilities

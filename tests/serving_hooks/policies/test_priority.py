@@ -69,6 +69,18 @@ def test_a_finished_request_leaves_nothing_behind_that_ages_its_successor_early(
     assert len(stjf) == 1
 
 
+def test_a_name_that_comes_again_while_its_predecessor_was_in_the_batch_has_a_quantum_of_its_own() -> None:
+    stjf = queue(starved_after=2, quantum=3)
+    stjf.add("a", 0, 0.0, "coding", 5)
+    assert [stjf.age(i) for i in (1, 2)] == [[], ["a"]]
+    stjf.selected(["a"], 2)
+    stjf.selected(["a"], 3)
+    stjf.remove("a")
+    stjf.add("a", 4, 0.0, "coding", 5)
+    assert [stjf.age(i) for i in (5, 6)] == [[], ["a"]]
+    assert [stjf.selected(["a"], i) for i in (6, 7, 8)] == [[], [], ["a"]]
+
+
 @pytest.mark.parametrize("wrong", [(0, 1), (1, 0)])
 def test_a_threshold_below_one_is_refused(wrong: tuple[int, int]) -> None:
     with pytest.raises(ConfigurationError, match="iterations"):
