@@ -55,11 +55,11 @@ class Ran:
     answers: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
 
 
-def start(folder: Path) -> Any:
-    """An engine with a model made on the spot."""
+def start(folder: Path, **model: Any) -> Any:
+    """An engine with a model made on the spot; sizes of the model, where it is not to be the tiny one."""
     from vllm import LLM
 
-    save_qwen(folder, length=MODEL_LENGTH)
+    save_qwen(folder, length=MODEL_LENGTH, **model)
     return LLM(
         model=str(folder),
         dtype="float32",

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli import forecast, models, outcomes, replay, retrain_check, route, serve, study, traces, vllm_check
+from presage.cli import (
+    calibrate_cost,
+    forecast,
+    models,
+    outcomes,
+    replay,
+    retrain_check,
+    route,
+    serve,
+    study,
+    traces,
+    vllm_check,
+)
 from presage.cli.boundary import Boundary
 
 app = typer.Typer(
@@ -35,6 +47,7 @@ app.command(
 app.command(epilog="Example:  presage replay traces/ --policy stock,oracle --concurrency 32 --cache-tokens 64000")(
     replay.replay
 )
+app.command(epilog="Example:  presage calibrate-cost steps.jsonl --to engine.toml")(calibrate_cost.calibrate_cost)
 app.command(epilog="Example:  presage models --json")(models.models)
 app.command(epilog="Example:  presage promote next-agent --version 3 --traces held-out/ --dry-run")(models.promote)
 app.command(epilog="Example:  presage rollback next-agent")(models.rollback)
