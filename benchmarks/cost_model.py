@@ -1,16 +1,16 @@
 """Does a cost model fitted to an engine's step times foretell what the engine does next?
 
 vLLM's own engine with a small model of random weights, on whatever device it runs on. Workflows with retry loops
-(retry_loops.py) run in a closed loop, in real time, with real pauses; the scheduler is vLLM's order with every policy
-of ours off, and writes its step times to a file, as `step_times_file` makes any engine do. The cost model is fitted to
-those of some workflows (`presage calibrate-cost` does the same). Then others of the same kind are served, at each load,
-and replayed in virtual time: predicted against measured time of each step, and of each workflow from its arrival to
-its end.
+(retry_loops.py) run in a closed loop with pauses; the scheduler is vLLM's order with every policy of ours off, and
+writes its step times to a file, as `step_times_file` makes any engine do. The cost model is fitted to those of some
+workflows (`presage calibrate-cost` does the same). Others of the same kind are served, at each load, and replayed in
+virtual time: predicted against measured time of each step, and of each workflow from its arrival to its end. Both are
+served in turns, so that a machine that slows down does so for both.
 
-    python benchmarks/cost_model.py [--workflows 60] [--at-once 6 24] [--share 0.5] [--engine-file engine.toml]
+    python benchmarks/cost_model.py [--workflows 40] [--at-once 6 24] [--clock cpu] [--engine-file engine.toml]
 
-Needs vLLM 0.32. Other work on the machine stands in the figures as noise: `noise` is the median difference between step
-times and the fit on what it was fitted to. Prints a table and one JSON line at the end.
+Needs vLLM 0.32. With `--clock cpu` seconds are CPU seconds of this one process, and pauses take none: what others do on
+the machine is not in them. On a device of its own take `--clock wall`. Prints a table and one JSON line at the end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import argparse
 import heapq
 import itertools
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -49,8 +50,27 @@ class Served:
     makespan_s: float = 0.0
 
 
-def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], at_once: int) -> Served:
-    """All workflows in real time, so many at once; when one ends the next comes."""
+class Clock:
+    """Seconds that go by as the process computes, or as the wall's clock says; one can wait in both."""
+
+    def __init__(self, kind: str) -> None:
+        self._wall, self._skipped = kind == "wall", 0.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return time.monotonic() if self._wall else time.process_time() + self._skipped
+
+    def wait_until(self, at_s: float) -> None:
+        """Nothing is to be done until then."""
+        more = max(0.0, at_s - self())
+        if self._wall:
+            time.sleep(more)
+        else:
+            self._skipped += more
+
+
+def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], at_once: int, clock: Clock) -> Served:
+    """All workflows, so many at once; when one ends the next comes."""
     from vllm import SamplingParams
 
     engine, served = llm.llm_engine, Served()
@@ -82,21 +102,21 @@ def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], at_once: int) ->
         if (after := next(coming, None)) is not None:
             heapq.heappush(wakes, (now, next(turn), after, 0))
 
-    begun = time.monotonic()
+    begun = clock()
     for name in itertools.islice(coming, at_once):
         heapq.heappush(wakes, (begun, next(turn), name, 0))
     while wakes or running:
         if not running:
-            time.sleep(max(0.0, wakes[0][0] - time.monotonic()))
-        while wakes and wakes[0][0] <= time.monotonic():
+            clock.wait_until(wakes[0][0])
+        while wakes and wakes[0][0] <= clock():
             at_s, _, name, number = heapq.heappop(wakes)
             send(at_s, name, number)
         answers = engine.step() if running else []
-        now = time.monotonic()
+        now = clock()
         for answer in answers:
             if answer.finished:
                 ended(answer, now)
-    served.makespan_s = time.monotonic() - begun
+    served.makespan_s = clock() - begun
     return served
 
 
@@ -146,99 +166,80 @@ def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--workflows", type=int, default=60, help="served at each load, and as many to fit to")
+    parser.add_argument("--workflows", type=int, default=40, help="served at each load, and as many to fit to")
     parser.add_argument("--at-once", type=int, nargs="+", default=[6, 24])
     parser.add_argument("--share", type=float, default=0.5, help="of the working set at the highest load that fits")
     parser.add_argument("--hidden-size", type=int, default=256)
+    parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
     parser.add_argument("--engine-file", type=Path, help="where to leave the engine file; nowhere if not said")
     args = parser.parse_args()
+    clock = Clock(args.clock)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         llm = start(folder / "model", hidden_size=args.hidden_size, inner=4 * args.hidden_size)
         # vLLM looks through all modules that are loaded when it starts, and stumbles over some.
-        import numpy as np
-
-        from presage.serving_hooks.replay.calibrate import calibrate, predict
+        from presage.serving_hooks.replay.calibrate import calibrate
         from presage.serving_hooks.replay.engine_file import checked, engine_text
         from presage.serving_hooks.replay.step_times import read_step_times
         from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
-        known = draw(args.workflows, 0)
+        known, others = draw(args.workflows, 0), draw(args.workflows, 1)
         blocks = int(max(args.at_once) * working_set(known, STYLE) * args.share / BLOCK)
+        timing = type("Timing", (SyncWorkflowScheduler,), {"clock": staticmethod(clock)})
 
         def timed(workflows: Mapping[str, Sequence[Planned]], at_once: int, name: str) -> tuple[Served, Path]:
             path = folder / name
-            give_scheduler(llm, SyncWorkflowScheduler, blocks, {**OFF, "step_times_file": str(path)})
-            return serve(llm, workflows, at_once), path
+            give_scheduler(llm, timing, blocks, {**OFF, "step_times_file": str(path)})
+            return serve(llm, workflows, at_once, clock), path
 
         timed(draw(8, 7), 4, "warm.jsonl")
-        fitted_to = [timed(known, at_once, f"fit-{at_once}.jsonl")[1] for at_once in args.at_once]
-        give_scheduler(llm, SyncWorkflowScheduler, blocks, OFF)  # the one before has written all it had
+        fitted_to, measured = [], {}
+        for at_once in args.at_once:
+            fitted_to.append(timed(known, at_once, f"fit-{at_once}.jsonl")[1])
+            measured[at_once] = timed(others, at_once, f"test-{at_once}.jsonl")
         times = read_step_times(fitted_to)
         found = calibrate(times, "benchmarks/cost_model.py")
         engine = checked({**times.engine.limits(), "cost": asdict(found.cost)}, "fitted")
         if args.engine_file:
             args.engine_file.write_text(engine_text(engine), encoding="utf-8")
-        cost = found.cost
-        coefficients = np.asarray(
-            [cost.iteration_s, cost.prefill_token_s, cost.decode_token_s, cost.context_token_s], np.float64
-        )
-        noise = float(np.median(np.abs(predict(coefficients, times.tokens) / times.seconds - 1)))
-        print(
-            f"{1e3 * cost.iteration_s:.2f} ms an iteration; µs a token: {1e6 * cost.prefill_token_s:.1f} prefilled, "
-            f"{1e6 * cost.decode_token_s:.1f} decoded, {1e6 * cost.context_token_s:.3f} attended to; median error "
-            f"{found.median_error:.1%} held out, {noise:.1%} on all"
-        )
-        head = (
-            "steps",
-            "step error",
-            "all steps",
-            "workflow error",
-            "completion",
-            "predicted",
-            "hit rate",
-            "predicted",
-        )
-        print(f"{'at once':>8}" + "".join(f"{name:>15}" for name in head))
+        tell(found)
         loads = {}
-        for at_once in args.at_once:
-            workflows = draw(args.workflows, 1)
-            measured, path = timed(workflows, at_once, f"test-{at_once}.jsonl")
-            give_scheduler(llm, SyncWorkflowScheduler, blocks, OFF)
-            of = read_step_times([path])
-            steps = predict(coefficients, of.tokens)
-            virtual = replay(workflows, at_once, engine, folder)
-            ratios = [virtual.completions_s[name] / took_s for name, took_s in measured.completions_s.items()]
-            loads[at_once] = row = {
-                "steps": len(of.seconds),
-                "step_median_error": float(np.median(np.abs(steps / of.seconds - 1))),
-                "steps_total_error": float(steps.sum() / of.seconds.sum() - 1),
-                "workflow_median_error": float(np.median(np.abs(np.asarray(ratios) - 1))),
-                "completion_mean_s": float(np.mean(list(measured.completions_s.values()))),
-                "predicted_completion_mean_s": float(np.mean(list(virtual.completions_s.values()))),
-                "hit_rate": measured.cached_tokens / measured.prompt_tokens,
-                "predicted_hit_rate": virtual.cached_tokens / virtual.prompt_tokens,
-                "makespan_s": measured.makespan_s,
-                "predicted_makespan_s": virtual.makespan_s,
-            }
-            print(
-                f"{at_once:8}{row['steps']:15}{row['step_median_error']:15.1%}{row['steps_total_error']:+15.1%}"
-                f"{row['workflow_median_error']:15.1%}{row['completion_mean_s']:15.2f}"
-                f"{row['predicted_completion_mean_s']:15.2f}{row['hit_rate']:15.3f}{row['predicted_hit_rate']:15.3f}",
-                flush=True,
-            )
+        for at_once, (served, path) in measured.items():
+            virtual = replay(others, at_once, engine, folder)
+            loads[at_once] = compare(found.cost, read_step_times([path]), served, virtual)
+            print(f"{at_once:8}" + "".join(f"{value:15.3f}" for value in loads[at_once].values()), flush=True)
+    result = {"device": times.engine.device, "clock": args.clock, **asdict(found), "loads": loads}
+    print(json.dumps({"benchmark": "cost_model", **result}))
+
+
+def tell(found: Any) -> None:
+    """What was fitted, and the head of the table."""
+    cost = found.cost
     print(
-        json.dumps(
-            {
-                "benchmark": "cost_model",
-                "device": times.engine.device,
-                "cost": asdict(cost),
-                "held_out_median_error": found.median_error,
-                "noise": noise,
-                "loads": loads,
-            }
-        )
+        f"{1e3 * cost.iteration_s:.2f} ms an iteration; µs a token: {1e6 * cost.prefill_token_s:.1f} prefilled, "
+        f"{1e6 * cost.decode_token_s:.1f} decoded, {1e6 * cost.context_token_s:.3f} attended to; median error "
+        f"{found.median_error:.1%} of {found.held_out} iterations held out, all together {found.total_error:+.1%}"
     )
+    head = ("step error", "all steps", "workflow error", "completion s", "predicted", "makespan s", "predicted")
+    print(f"{'at once':>8}" + "".join(f"{name:>15}" for name in (*head, "hit rate", "predicted")))
+
+
+def compare(cost: Any, times: Any, served: Served, virtual: Served) -> dict[str, float]:
+    """Predicted beside measured; errors as shares of what was measured."""
+    steps = [cost.seconds(*map(int, tokens)) for tokens in times.tokens]
+    took = list(map(float, times.seconds))
+    pairs = [(virtual.completions_s[name], took_s) for name, took_s in served.completions_s.items()]
+    return {
+        "step_median_error": statistics.median(abs(p / m - 1) for p, m in zip(steps, took, strict=True)),
+        "steps_total_error": sum(steps) / sum(took) - 1,
+        "workflow_median_error": statistics.median(abs(p / m - 1) for p, m in pairs),
+        "completion_mean_s": statistics.mean(m for _, m in pairs),
+        "predicted_completion_mean_s": statistics.mean(p for p, _ in pairs),
+        "makespan_s": served.makespan_s,
+        "predicted_makespan_s": virtual.makespan_s,
+        "hit_rate": served.cached_tokens / served.prompt_tokens,
+        "predicted_hit_rate": virtual.cached_tokens / virtual.prompt_tokens,
+    }
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from presage.registry.connect import Registry
     from presage.registry.verdict import Gate
     from presage.serving_hooks.replay.runs import Done, Setting
+    from presage.serving_hooks.replay.workload import Workload
 
 _POLICY: Final = "hierarchical"
 _CONCURRENCY: Final = 16
@@ -182,6 +183,8 @@ class ReplayGate:
         check_fits(held.jobs, self._engine)
         if held.left_out:
             out.note(f"{held.left_out} workflows not replayed: sizes of their requests were not recorded")
+        for one in (candidate, champion):
+            _check_agents(one, held)
         setting = Setting(held.jobs, self._convention, self._arrivals, self._engine, "")
         names = {one: f"version {one.version}" for one in (candidate, champion) if one is not None}
         contenders = [Contender(STOCK, POLICIES[STOCK])]
@@ -221,6 +224,17 @@ def keep(registry: Registry, name: str, version: int, found: Mapping[str, Any]) 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         attach(registry, name, version, [write_metrics(folder, found), *write_report(folder, found)], _FOLDER)
+
+
+def _check_agents(one: Loaded | None, held: Workload) -> None:
+    from presage.errors import ConfigurationError
+
+    agents = {step.agent for job in held.jobs for step in job.steps}
+    if one is not None and not agents & set(one.predictor.vocabulary.agents):
+        raise ConfigurationError(
+            f"{one.called} knows none of the {len(agents)} agents of these traces, so it has nothing to foretell in a "
+            "replay: give traces of the applications it was trained on"
+        )
 
 
 def _figures(runs: Sequence[Done]) -> Any:

@@ -114,13 +114,18 @@ def test_where_nothing_is_at_stake_it_says_so(promote: Callable[..., Ran]) -> No
 
 
 def test_before_anything_is_measured(
-    registry: tuple[str, Path], promote: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+    registry: tuple[str, Path], promote: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert "no replay was asked for: add --replay" in promote(2, "--cache-tokens", 9).complaint
     assert "cache_tokens" in promote(2, "--replay", "--cache-tokens", 0).complaint
     assert "2 ways" in promote(2, "--replay", "--rate", 1, "--concurrency", 2).complaint
     assert "can never run" in promote(2, *UNDER_PRESSURE, "--cache-tokens", 640).complaint
     assert "--pause-s" in promote(2, "--replay").complaint
+    others = write(tmp_path / "others.jsonl", [{**row, "agent": "stranger"} for row in draw(20, 4)])
+    strange = run(
+        "promote", "agents", "--version", 1, "--traces", others, *UNDER_PRESSURE, "--tracking-uri", registry[0]
+    )
+    assert "agents version 1 knows none of the 1 agents" in strange.complaint
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     before = tags(registry, 2)
     assert "vLLM is not installed here" in promote(2, "--replay").complaint
