@@ -10,17 +10,16 @@ The order of arrivals is drawn anew too and counts in full, which makes the inte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import Final
 
 import numpy as np
 
 from presage.errors import TraceError
 from presage.serving_hooks.replay.policies import Policy
-from presage.serving_hooks.replay.runs import Done, Setting, run_one
+from presage.serving_hooks.replay.runs import Done, Setting
+from presage.serving_hooks.replay.side_by_side import side_by_side
 from presage.serving_hooks.replay.workload import Job
 
 LEAST: Final = 8
@@ -40,9 +39,6 @@ class Contender:
     name: str
     policy: Policy
     forecasts: str = ""
-
-
-_Task = tuple[Setting, Contender, int]
 
 
 def contest(
@@ -73,37 +69,16 @@ def contest(
             "give more traces"
         )
     tasks = [
-        (replace(setting, jobs=half(setting.jobs, seed), forecasts=one.forecasts), one, seed)
+        (replace(setting, jobs=half(setting.jobs, seed), forecasts=one.forecasts), one.policy, seed)
         for seed in seeds
         for one in contenders
     ]
-    done = []
-    doing = f"replaying {len(tasks)} runs"
-    progress(doing, 0.0)
-    for one in _run_all(tasks, min(processes, len(tasks))):
-        done.append(one)
-        progress(doing, len(done) / len(tasks))
-    return done
+    names = [one.name for _ in seeds for one in contenders]
+    done = side_by_side(tasks, processes, progress)
+    return [replace(one, policy=name) for one, name in zip(done, names, strict=True)]
 
 
 def half(jobs: Sequence[Job], seed: int) -> tuple[Job, ...]:
     """Half of the jobs, in the order of the trace; rounded up."""
     chosen = np.random.default_rng([seed, len(jobs)]).permutation(len(jobs))[: (len(jobs) + 1) // 2]
     return tuple(jobs[number] for number in sorted(chosen))
-
-
-def _run_all(tasks: Sequence[_Task], processes: int) -> Iterator[Done]:
-    if processes == 1:
-        yield from map(_run, tasks)
-        return
-    # Spawned: what a fork takes along of vLLM's and torch's threads is nobody's promise.
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
-    try:
-        yield from pool.map(_run, tasks)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _run(task: _Task) -> Done:
-    setting, contender, seed = task
-    return replace(run_one(setting, contender.policy, seed), policy=contender.name)
