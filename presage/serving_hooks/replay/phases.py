@@ -1,7 +1,7 @@
 """Load that changes, and what becomes of a run in the course of it.
 
-Workflows come in phases, each with a rate of its own; the figures are those of windows of time, so that one sees where a
-policy gains and what the load before has left behind.
+Workflows come in phases, each with a rate of its own; the figures are those of windows of time, so that one sees where
+a policy gains and what the load before has left behind.
 """
 
 from __future__ import annotations

@@ -1,17 +1,21 @@
 """Runs that differ in more than policy and seed, in processes side by side: versions of a model, settings, loads.
 
-`runs.run_all` has one setting for all of its runs and keeps what was run when somebody interrupts; here each run has its
-own, and the answer is all of them or none.
+`runs.run_all` has one setting for all of its runs and keeps what was run when somebody interrupts; here each run has
+its own, and the answer is all of them or none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import Any, TypeVar
 
+from presage.serving_hooks.replay.metrics import over_seeds
 from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.runs import Done, Setting, run_one
+
+Point = TypeVar("Point", bound=Hashable)
 
 Task = tuple[Setting, Policy, int]
 """What is run, by whom, and the seed of its arrivals."""
@@ -36,6 +40,28 @@ def side_by_side(
         done.append(one)
         progress(doing, len(done) / len(tasks))
     return done
+
+
+def swept(
+    points: Mapping[Point, tuple[Setting, Policy]],
+    seeds: Sequence[int],
+    processes: int,
+    progress: Callable[[str, float | None], None] = lambda doing, share: None,
+) -> dict[Point, dict[str, Any]]:
+    """Figures of each point, with their 95 % intervals over the seeds; see `metrics.over_seeds`.
+
+    Args:
+        points: what is run, under a name of the caller's.
+        seeds: of every point, so that points may be compared seed by seed.
+        processes: as of `side_by_side`.
+        progress: as of `side_by_side`.
+    """
+    tasks = [(setting, policy, seed) for setting, policy in points.values() for seed in seeds]
+    done = side_by_side(tasks, processes, progress)
+    return {
+        point: over_seeds([one.figures for one in done[at * len(seeds) : (at + 1) * len(seeds)]])
+        for at, point in enumerate(points)
+    }
 
 
 def _each(tasks: Sequence[Task], processes: int) -> Iterator[Done]:
