@@ -85,8 +85,9 @@ def check_vllm() -> None:
 
 
 def _quiet() -> None:
-    """vLLM gives advice on engines, with every one that is made."""
-    logging.getLogger("vllm").setLevel(logging.ERROR)
+    """vLLM gives advice on engines, with every one that is made; and that nobody sees hidden states is no news here."""
+    for name in ("vllm", "presage.serving_hooks.vllm.tap"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def settings_of_hooks() -> frozenset[str]:

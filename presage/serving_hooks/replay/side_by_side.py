@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from presage.serving_hooks.replay.metrics import over_seeds
+from presage.serving_hooks.replay.metrics import Figures, over_seeds
 from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.runs import Done, Setting, run_one
 
@@ -47,8 +47,8 @@ def swept(
     seeds: Sequence[int],
     processes: int,
     progress: Callable[[str, float | None], None] = lambda doing, share: None,
-) -> dict[Point, dict[str, Any]]:
-    """Figures of each point, with their 95 % intervals over the seeds; see `metrics.over_seeds`.
+) -> dict[Point, list[Figures]]:
+    """Figures of each point, seed by seed.
 
     Args:
         points: what is run, under a name of the caller's.
@@ -59,9 +59,19 @@ def swept(
     tasks = [(setting, policy, seed) for setting, policy in points.values() for seed in seeds]
     done = side_by_side(tasks, processes, progress)
     return {
-        point: over_seeds([one.figures for one in done[at * len(seeds) : (at + 1) * len(seeds)]])
-        for at, point in enumerate(points)
+        point: [one.figures for one in done[at * len(seeds) : (at + 1) * len(seeds)]] for at, point in enumerate(points)
     }
+
+
+def gained(runs: Sequence[Figures], than: Sequence[Figures]) -> dict[str, Any]:
+    """Differences of runs, seed by seed, with their means and 95 % intervals: those of what both depend on cancel.
+
+    Args:
+        runs: of one point.
+        than: of another, with the same seeds.
+    """
+    pairs = zip(runs, than, strict=True)
+    return over_seeds([{name: one[name] - other[name] for name in one.keys() & other.keys()} for one, other in pairs])
 
 
 def _each(tasks: Sequence[Task], processes: int) -> Iterator[Done]:

@@ -17,7 +17,7 @@ from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.policies import POLICIES
 from presage.serving_hooks.replay.records import Run
 from presage.serving_hooks.replay.runs import Setting, run_one
-from presage.serving_hooks.replay.side_by_side import side_by_side, swept
+from presage.serving_hooks.replay.side_by_side import gained, side_by_side, swept
 from presage.serving_hooks.replay.workload import Convention
 
 pytestmark = pytest.mark.vllm
@@ -43,12 +43,16 @@ def test_processes_do_the_same() -> None:
     assert side_by_side(tasks, 2) == side_by_side(tasks, 1)
 
 
-def test_a_sweep_is_means_and_intervals_by_point() -> None:
+def test_a_sweep_is_figures_by_point_and_gains_are_paired() -> None:
     points = {("at once", n): (replace(SETTING, arrivals=Arrivals(n)), POLICIES["stock"]) for n in (2, 6)}
     found = swept(points, range(2), 1)
-    alone = [run_one(points["at once", 6][0], POLICIES["stock"], seed).figures["hit_rate"] for seed in range(2)]
-    assert found["at once", 6]["hit_rate"]["mean"] == pytest.approx(sum(alone) / 2)
-    assert found["at once", 2]["hit_rate"]["mean"] > found["at once", 6]["hit_rate"]["mean"]
+    alone = [run_one(points["at once", 6][0], POLICIES["stock"], seed).figures for seed in range(2)]
+    assert found["at once", 6] == alone
+    gain = gained(found["at once", 2], alone)["hit_rate"]
+    each = [one["hit_rate"] - other["hit_rate"] for one, other in zip(found["at once", 2], alone, strict=True)]
+    assert gain["mean"] == pytest.approx(sum(each) / 2)
+    assert gain["mean"] > 0
+    assert gain["ci95"][1] - gain["mean"] == pytest.approx(12.7062 * abs(each[0] - each[1]) / 2, rel=1e-3)
 
 
 def test_settings_of_the_hooks_make_another_policy() -> None:
