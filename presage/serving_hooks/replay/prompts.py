@@ -81,11 +81,16 @@ class Conversation:
 
     def _trunk(self, number: int) -> tuple[list[int], Hashes]:
         step = self._job.steps[number]
-        if step.hashed:
-            known = [self._hashed + one for one in step.hashed for _ in range(step.hash_tokens)][: step.prompt_tokens]
-            return known + [self._first + 2 * number] * (step.prompt_tokens - len(known)), []
         if step.continues is not None:
             before, hashes = self._sequences[step.continues]
         else:
-            before, hashes = [self._openings[number]] * step.opening_tokens, []
-        return before + [self._first + 2 * number] * step.new_tokens, hashes
+            before, hashes = self._opened(number), []
+        new_tokens = step.prompt_tokens - step.closing_tokens - len(before)
+        return before + [self._first + 2 * number] * new_tokens, hashes
+
+    def _opened(self, number: int) -> list[int]:
+        step = self._job.steps[number]
+        if not step.hashed:
+            return [self._openings[number]] * step.opening_tokens
+        ids = [self._hashed + one for one in step.hashed for _ in range(step.hash_tokens)]
+        return ids[: step.prompt_tokens]

@@ -15,6 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cli"))
 
 from cli_samples import FAST, Ran, run, train, write
 
+from presage.cli.remaining_length import RemainingLength
+from presage.cli.replay_gate import ReplayGate
+from presage.errors import ConfigurationError
 from presage.registry.connect import open_registry
 from presage.serving_hooks.replay import versions
 
@@ -130,6 +133,11 @@ def test_before_anything_is_measured(
     before = tags(registry, 2)
     assert "vLLM is not installed here" in promote(2, "--replay").complaint
     assert tags(registry, 2) == before
+
+
+def test_other_kinds_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'lengths' is a remaining-length predictor"):
+        ReplayGate().check(RemainingLength(), "lengths")
 
 
 def test_halves_differ_by_seed_and_need_something_to_be_drawn_of() -> None:
