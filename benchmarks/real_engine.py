@@ -58,11 +58,11 @@ class Ran:
     answers: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
 
 
-def start(folder: Path, hidden_size: int) -> Any:
-    """An engine with a model made on the spot."""
+def start(folder: Path, **model: Any) -> Any:
+    """An engine with a model made on the spot; sizes of the model, where it is not to be the tiny one."""
     from vllm import LLM
 
-    save_qwen(folder, hidden_size=hidden_size, inner=2 * hidden_size, length=MODEL_LENGTH)
+    save_qwen(folder, length=MODEL_LENGTH, **model)
     return LLM(
         model=str(folder),
         dtype="float32",
@@ -168,7 +168,7 @@ def main() -> None:
     args = parser.parse_args()
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        llm = start(Path(folder) / "model", args.hidden_size)
+        llm = start(Path(folder) / "model", hidden_size=args.hidden_size, inner=2 * args.hidden_size)
         # vLLM looks through all modules that are loaded when it starts, and stumbles over some.
         from loop_forecasts import hooked, learn, told
         from vllm.v1.core.sched.scheduler import Scheduler

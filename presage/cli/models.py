@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from presage.cli import options
+from presage.cli import options, replay_gate
 from presage.cli.boundary import REFUSED
 from presage.cli.output import Output
 
@@ -40,6 +41,17 @@ def promote(
     ],
     alias: Annotated[str, typer.Option("--to", help="The alias to give it.")] = "champion",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Judge, and change nothing.")] = False,
+    replay: replay_gate.Asked = False,
+    engine: replay_gate.Engine = None,
+    cache_tokens: replay_gate.CacheTokens = None,
+    concurrency: replay_gate.Concurrency = None,
+    rate: replay_gate.Rate = None,
+    prompts: replay_gate.Prompts = None,
+    opening_tokens: replay_gate.OpeningTokens = None,
+    closing_tokens: replay_gate.ClosingTokens = None,
+    pause_s: replay_gate.PauseS = None,
+    seeds: replay_gate.Seeds = None,
+    processes: replay_gate.Processes = None,
     skip_bad: options.SkipBad = False,
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
@@ -53,6 +65,21 @@ def promote(
     from presage.registry.promote import promote as carry_out
 
     out = Output(as_json)
+    last = replay_gate.asked_for(
+        replay,
+        {
+            "engine": engine,
+            "cache_tokens": cache_tokens,
+            "concurrency": concurrency,
+            "rate": rate,
+            "prompts": prompts,
+            "opening_tokens": opening_tokens,
+            "closing_tokens": closing_tokens,
+            "pause_s": pause_s,
+            "seeds": seeds,
+            "processes": processes,
+        },
+    )
     with out.working() as report:
         report("asking the registry", None)
         registry = options.open_registry(tracking_uri)
@@ -60,6 +87,8 @@ def promote(
         holder = registry.aliases(name).get(alias)
         candidate = load(f"models:/{name}/{version}", lambda: registry)
         kind = candidate.kind
+        if last is not None:
+            last.check(kind, name)
         champion = None
         if holder is not None and holder != version:  # against itself a version would pass
             champion = load(f"models:/{name}/{holder}", lambda: registry)
@@ -75,11 +104,19 @@ def promote(
         against = f", against the {alias}, version {holder}" if champion else ""
         report(f"judging version {version}{against}", None)
         verdict = kind.verdict(candidate, champion, judged_on, _SEED, name=name, version=version)
+        replayed = None
+        if last is not None:
+            gates, replayed = last.judge(candidate, champion, judged_on, out, report)
+            verdict = replace(verdict, gates=verdict.gates + gates)
+            if not dry_run:
+                replay_gate.keep(registry, name, version, replayed)
         done = carry_out(
             registry, name, version, verdict, alias=alias, dry_run=dry_run, data_digest=kind.digest(judged_on)
         )
     data = {**verdict.to_dict(), "alias": alias, "previous": done.previous, "moved": done.moved, "dry_run": dry_run}
     data["left_out"] = left_out
+    if replayed is not None:
+        data["replay"] = replayed
     out.result(data, *(_verdict(data) if not as_json else ()))
     if not verdict.promoted:
         raise typer.Exit(REFUSED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from presage.cli import (
+    calibrate_cost,
     forecast,
     models,
     outcomes,
@@ -47,6 +48,7 @@ app.command(
 app.command(epilog="Example:  presage replay traces/ --policy stock,oracle --concurrency 32 --cache-tokens 64000")(
     replay.replay
 )
+app.command(epilog="Example:  presage calibrate-cost steps.jsonl --to engine.toml")(calibrate_cost.calibrate_cost)
 app.command(epilog="Example:  presage models --json")(models.models)
 app.command(epilog="Example:  presage promote next-agent --version 3 --traces held-out/ --dry-run")(models.promote)
 app.command(epilog="Example:  presage rollback next-agent")(models.rollback)

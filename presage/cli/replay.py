@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from presage.cli import options
+from presage.cli import options, replay_requests
 from presage.cli.boundary import INTERRUPTED
 from presage.cli.output import Output, Report
 
@@ -105,10 +105,16 @@ def replay(
     policies = choose(policy, settings_of_hooks())
     out = Output(as_json)
     with out.working() as report:
-        table = options.read(traces, skip_bad, out, report)
-        foretold = any(one.foretold == "asked" for one in policies)
-        table, foretells = _forecasts(forecasts, table, tracking_uri, out, report) if foretold else (table, forecasts)
-        held = workload(table, convention, pause_s)
+        plain = replay_requests.are_requests(traces)
+        foretold = not plain and any(one.foretold == "asked" for one in policies)
+        if plain:
+            held, foretells = replay_requests.read(traces, convention, pause_s, forecasts, out, report), forecasts
+        else:
+            table = options.read(traces, skip_bad, out, report)
+            table, foretells = (
+                _forecasts(forecasts, table, tracking_uri, out, report) if foretold else (table, forecasts)
+            )
+            held = workload(table, convention, pause_s)
         check_fits(held.jobs, machine)
         setting = Setting(held.jobs, convention, arrivals, machine, foretells)
         if not arrivals.random and seeds > 1:
@@ -124,6 +130,8 @@ def replay(
             "interrupted": interrupted,
             "policies": result(done),
         }
+        if plain:
+            found["workload"] |= replay_requests.told(held)
         if report_folder is not None:
             write_metrics(report_folder, found)
             write_report(report_folder, found)

@@ -21,7 +21,7 @@ pytest.importorskip("ipykernel", reason="the extra `notebooks` is not installed"
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-STUDIED = ("next_agent_accuracy", "remaining_length", "router")
+STUDIED = ("next_agent_accuracy", "remaining_length", "replay", "router")
 
 
 def load_tool() -> ModuleType:
@@ -206,6 +206,30 @@ def test_router_on_ones_own_outcomes(tmp_path: Path) -> None:
     assert found["judged"] == ["presage", "base-rate", "tfidf-logistic", "knn"]
 
 
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_replay(tmp_path: Path) -> None:
+    small = {
+        **{"WORKFLOWS": 10, "TRAIN_WORKFLOWS": 60, "AT_ONCE": 8, "RUNS": 2, "PROCESSES": 1, "LOADS": (2, 8)},
+        **{"CACHES": (7000, 40000), "CACHE_TOKENS": 7000, "NOISES": (0.0, 1.0), "STEPS_AHEAD": (1,), "DECAYS": (0.3,)},
+    }
+    asked = {
+        "hits": "{'/'.join(map(str, point)): over_seeds(of)['hit_rate']['mean'] for point, of in found.items()}",
+        "runs": "{name: len(of) for name, of in courses.items()}",
+        "forecasts": "run_one(base, POLICIES['hierarchical'], SEED).forecasts",
+    }
+    executed, found = run("replay", tmp_path, small, asked)
+    assert figures(executed) == 4
+    assert errors(executed) == []
+    assert set(found["runs"].values()) == {2}
+    hits = found["hits"]
+    assert hits["load/2/stock"] > hits["load/8/stock"]
+    assert hits["cache/40000/stock"] > hits["cache/7000/stock"] == hits["alone/0/stock"]
+    assert hits["load/8/the truth"] == hits["noise/0.0/scored"]
+    assert found["forecasts"]["champion"] > 0
+
+
 def write(folder: Path, name: str, *cells: str) -> None:
     """A notebook whose first cell holds its parameters."""
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
@@ -253,6 +277,31 @@ def test_the_tool_says_that_a_kernel_died(shelf: Path, tmp_path: Path, capsys: p
     assert TOOL.main(["gone", "--to", str(tmp_path / "out")]) == 1
     assert "gone: the kernel died" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_what_needs_something_else_runs_where_that_is_and_where_it_is_nowhere_that_is_a_failure(
+    shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = shelf / "good.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata["presage"] = {"needs": "no_such_package"}
+    path.write_text(nbformat.writes(notebook), encoding="utf-8")
+    nowhere = tmp_path / "nowhere" / "python"
+    assert TOOL.main(["good", "--to", str(tmp_path / "out"), "--vllm-python", str(nowhere)]) == 1
+    said = capsys.readouterr().err
+    assert "good: needs no_such_package" in said
+    assert "`make vllm-cpu` sets it up" in said
+    assert not (tmp_path / "out").exists()
+
+    other = tmp_path / "python"  # the same Python by another name
+    other.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    other.chmod(0o755)
+    assert TOOL.python_of(notebook, other) == str(other)
+    assert TOOL.main(["good", "--to", str(tmp_path / "out"), "--vllm-python", str(other)]) == 0
+    assert (tmp_path / "out" / "good.ipynb").exists()
+    notebook.metadata["presage"] = {"needs": "json"}
+    assert TOOL.python_of(notebook, nowhere) == sys.executable
 
 
 @pytest.mark.parametrize(

@@ -173,12 +173,16 @@ class Engine:
         job, name = self._jobs[number], f"{number}.{index}"
         step, conversation = job.steps[index], self._under_way[number].conversation
         prompt, known = conversation.prompt(index)
-        sent = {
-            "workflow_type": job.workflow_type,
-            "workflow_id": job.workflow_id,
-            "agent": step.agent,
-            "step": index,
-        }
+        sent = (
+            {}
+            if not job.workflow_type
+            else {
+                "workflow_type": job.workflow_type,
+                "workflow_id": job.workflow_id,
+                "agent": step.agent,
+                "step": index,
+            }
+        )
         request = self._models.request(name, prompt, step.output_tokens, at_s, sent, known, self._block_tokens)
         again = again_tokens(job, index) // self._block_tokens * self._block_tokens
         self._asked[name] = Asked(number, index, step.agent, at_s, step.prompt_tokens, again)
@@ -251,7 +255,7 @@ class Engine:
     def _ended(self, number: int, job: Job, took_s: float) -> None:
         self.run.completions_s.append(took_s)
         del self._under_way[number]
-        if self._hooked:
+        if self._hooked and job.workflow_type:
             self._scheduler.workflow_ended(job.workflow_type, job.workflow_id)
         if self._then:
             self._begin(self._then.pop(), self._clock.now)

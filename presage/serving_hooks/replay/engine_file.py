@@ -6,10 +6,12 @@ anything), and `h100-8b-datasheet`, whose costs are computed from data sheets, n
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -78,6 +80,19 @@ def read_engine(name: str, cache_tokens: int | None = None) -> EngineFile:
         raise ConfigurationError(f"{name}: no TOML: {error}; correct the file") from None
     if cache_tokens is not None:
         given["cache_tokens"] = cache_tokens
+    return checked(given, name)
+
+
+def checked(given: Mapping[str, Any], name: str) -> EngineFile:
+    """An engine by its settings.
+
+    Args:
+        given: what an engine file holds.
+        name: of the file, for errors.
+
+    Raises:
+        ConfigurationError: a setting is unknown, missing or impossible; names all of them at once.
+    """
     try:
         engine = EngineFile.model_validate(given)
     except ValidationError as error:
@@ -97,6 +112,19 @@ def read_engine(name: str, cache_tokens: int | None = None) -> EngineFile:
             "iteration, each of which decodes one: give more tokens or fewer requests"
         )
     return engine
+
+
+def engine_text(engine: EngineFile) -> str:
+    """An engine as the TOML that `read_engine` reads."""
+    given = engine.model_dump()
+    costs = given.pop("cost")
+    lines = [*(f"{name} = {_value(value)}" for name, value in given.items()), "", "[cost]"]
+    return "\n".join([*lines, *(f"{name} = {_value(value)}" for name, value in costs.items())]) + "\n"
+
+
+def _value(value: bool | float | str) -> str:
+    """As JSON writes it, which for these is TOML, but for the one control character that JSON lets pass."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _text(name: str) -> str:

@@ -13,7 +13,7 @@ A policy needs switches of the hooks; where the hooks at hand lack one it is ref
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from presage.errors import ConfigurationError
@@ -30,17 +30,19 @@ class Policy:
         name: of the policy.
         settings: switches of the hooks that are on; None is vLLM without hooks.
         foretold: whether it looks at forecasts, and whose: "asked" for those asked for, "oracle" for the truth.
+        more: further settings of the hooks.
     """
 
     name: str
     settings: frozenset[str] | None
     foretold: str | None = None
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def presage(self, fields: Collection[str]) -> dict[str, Any] | None:
         """The object `presage` of `--additional-config`: every switch there is, on or off."""
         if self.settings is None:
             return None
-        return {switch: switch in self.settings for switch in SWITCHES if switch in fields}
+        return {switch: switch in self.settings for switch in SWITCHES if switch in fields} | dict(self.more)
 
 
 SWITCHES: Final = ("priority", "eviction", "admission", "prefetch")

@@ -39,7 +39,7 @@ class Prompts:
         job = self._jobs[number]
         openings = [self._ids[self._opening(job, step.agent)] for step in job.steps]
         closings = [self._ids["closing", job.workflow_type, step.agent] for step in job.steps]
-        return Conversation(job, self._first[number], openings, closings)
+        return Conversation(job, self._first[number], openings, closings, self._first[-1])
 
     def _opening(self, job: Job, agent: str) -> tuple[str, ...]:
         own = self._convention.prompts == "own-conversation"
@@ -53,10 +53,12 @@ class Conversation:
         job: whose.
         first: id of the first of its own tokens.
         openings, closings: ids, one a step.
+        hashed: id of what has hash 0; those of other hashes come after it.
     """
 
-    def __init__(self, job: Job, first: int, openings: Sequence[int], closings: Sequence[int]) -> None:
+    def __init__(self, job: Job, first: int, openings: Sequence[int], closings: Sequence[int], hashed: int) -> None:
         self._job, self._first, self._openings, self._closings = job, first, openings, closings
+        self._hashed = hashed
         self._sequences: dict[int, tuple[list[int], Hashes]] = {}
 
     def prompt(self, number: int) -> tuple[list[int], Hashes]:
@@ -82,5 +84,13 @@ class Conversation:
         if step.continues is not None:
             before, hashes = self._sequences[step.continues]
         else:
-            before, hashes = [self._openings[number]] * step.opening_tokens, []
-        return before + [self._first + 2 * number] * step.new_tokens, hashes
+            before, hashes = self._opened(number), []
+        new_tokens = step.prompt_tokens - step.closing_tokens - len(before)
+        return before + [self._first + 2 * number] * new_tokens, hashes
+
+    def _opened(self, number: int) -> list[int]:
+        step = self._job.steps[number]
+        if not step.hashed:
+            return [self._openings[number]] * step.opening_tokens
+        ids = [self._hashed + one for one in step.hashed for _ in range(step.hash_tokens)]
+        return ids[: step.prompt_tokens]

@@ -25,6 +25,7 @@ from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.forecasts import source, told
 from presage.serving_hooks.replay.metrics import Figures, figures, over_seeds, shares
 from presage.serving_hooks.replay.policies import ORACLE, STOCK, Policy
+from presage.serving_hooks.replay.records import Run
 from presage.serving_hooks.replay.workload import Convention, Job
 
 
@@ -84,8 +85,9 @@ def check_vllm() -> None:
 
 
 def _quiet() -> None:
-    """vLLM gives advice on engines, with every one that is made."""
-    logging.getLogger("vllm").setLevel(logging.ERROR)
+    """vLLM gives advice on engines, with every one that is made; and that nobody sees hidden states is no news here."""
+    for name in ("vllm", "presage.serving_hooks.vllm.tap"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def settings_of_hooks() -> frozenset[str]:
@@ -95,7 +97,9 @@ def settings_of_hooks() -> frozenset[str]:
     return frozenset(PresageConfig.model_fields)
 
 
-def run_one(setting: Setting, policy: Policy, seed: int, quick: bool = True) -> Done:
+def run_one(
+    setting: Setting, policy: Policy, seed: int, quick: bool = True, tell: Callable[[Run], None] = lambda run: None
+) -> Done:
     """One policy with one seed. Needs vLLM.
 
     Args:
@@ -103,6 +107,7 @@ def run_one(setting: Setting, policy: Policy, seed: int, quick: bool = True) -> 
         policy: that decides.
         seed: of the arrivals.
         quick: whether stretches that only decode are done in short.
+        tell: given what the run has left behind, request by request.
     """
     _quiet()
     from presage.serving_hooks.replay import vllm_scheduler
@@ -128,6 +133,7 @@ def run_one(setting: Setting, policy: Policy, seed: int, quick: bool = True) -> 
         engine.block_tokens,
         clock,
     ).play()
+    tell(played)
     status = scheduler.presage_status() if presage is not None else {"on": {}, "counts": {}}
     wanted = sorted(policy.settings or ())
     off = tuple(name for name in wanted if status["on"].get(name) is False)

@@ -66,6 +66,8 @@ class Step:
         parents: numbers of the steps it waits for.
         pause_s: between the end of the last parent and its arrival.
         prompt_tokens: of the whole prompt.
+        hashed: of a plain request, ids of what the prompt begins with, `hash_tokens` tokens each.
+        hash_tokens: of each of them.
     """
 
     agent: str
@@ -77,6 +79,8 @@ class Step:
     parents: tuple[int, ...]
     pause_s: float
     prompt_tokens: int
+    hashed: tuple[int, ...] = ()
+    hash_tokens: int = 0
 
     @property
     def sequence_tokens(self) -> int:
@@ -89,7 +93,7 @@ class Job:
     """One workflow to be replayed.
 
     Attributes:
-        workflow_type: the application.
+        workflow_type: the application; empty for a plain request, which is of none.
         workflow_id: one run of it.
         steps: each after its parents; at least one.
         arrives_s: when it began, seconds after the first of the trace; None if no times were recorded.

@@ -489,6 +489,31 @@ def iteration_tokens(scheduler: Any, output: Any) -> tuple[int, int]:
     return decoded, output.total_num_scheduled_tokens - decoded
 
 
+def context_tokens(scheduler: Any, output: Any) -> int:
+    """Tokens that the requests of an iteration which has just been scheduled have in the cache when it is over."""
+    return sum(scheduler.requests[request_id].num_computed_tokens for request_id in output.num_scheduled_tokens)
+
+
+def unfinished(scheduler: Any) -> bool:
+    """Whether there are requests, waiting or running."""
+    return bool(scheduler.has_unfinished_requests())
+
+
+def described(scheduler: Any) -> dict[str, Any]:
+    """The engine, as plain values: its version, model and device, its cache and its limits."""
+    config = scheduler.vllm_config
+    return {
+        "vllm": installed(),
+        "model": served_model(scheduler),
+        "device": platform()[1],
+        "cache_tokens": int(cache_tokens(scheduler)) + scheduler.block_size,  # with vLLM's own block
+        "block_tokens": scheduler.block_size,
+        "most_requests": most_running(scheduler),
+        "most_tokens": scheduler.max_num_scheduled_tokens,
+        "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
+    }
+
+
 def waiting_queues(scheduler: Any) -> tuple[Any, Any]:
     """The queues of waiting requests: those without blocks, those that hold blocks."""
     return scheduler.waiting, scheduler.kv_holding_waiting

@@ -150,6 +150,12 @@ class PresageConfig(BaseModel):
     prefetch_most_blocks: int = Field(PrefetchConfig.most_blocks, ge=1, description="fetched in one iteration at most")
     prefetch_memory_mb: int = Field(64, ge=1, description="MiB of token ids and hashes kept of what agents were asked")
 
+    step_times_file: str | None = Field(
+        None,
+        min_length=1,
+        description="what each iteration computed and how long it took is written here, for `presage calibrate-cost`",
+    )
+
     def forecast_budget(self) -> Budget:
         """What each model may cost.
 

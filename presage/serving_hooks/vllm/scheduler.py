@@ -23,6 +23,7 @@ from presage.serving_hooks.vllm.metadata import Step, read
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
+from presage.serving_hooks.vllm.step_times_file import TimedSteps
 from presage.serving_hooks.vllm.switch import Switch
 from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
 from presage.serving_hooks.vllm.tiers import Tiers
@@ -345,11 +346,11 @@ class Policies(compat.SchedulerSeam):
                 compat.hook_waiting(self, self._queue)
 
 
-class SyncWorkflowScheduler(Policies, Scheduler):  # type: ignore[misc]
+class SyncWorkflowScheduler(TimedSteps, Policies, Scheduler):  # type: ignore[misc]
     """On an engine without asynchronous scheduling; `WorkflowScheduler` becomes it by itself there."""
 
 
-class WorkflowScheduler(Policies, AsyncScheduler):  # type: ignore[misc]
+class WorkflowScheduler(TimedSteps, Policies, AsyncScheduler):  # type: ignore[misc]
     """The one for `--scheduler-cls`.
 
     vLLM schedules ahead only with a scheduler derived from its asynchronous one, and decides only after it has seen the

@@ -1,12 +1,15 @@
 """An engine file says what an engine is, and one that cannot be is refused with all that is wrong."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.replay.cost import Cost
-from presage.serving_hooks.replay.engine_file import DEFAULT, read_engine, shipped
+from presage.serving_hooks.replay.engine_file import DEFAULT, checked, engine_text, read_engine, shipped
 
 GOOD = """
 cache_tokens = 1600
@@ -29,6 +32,19 @@ def test_a_file_is_read_and_an_option_goes_before_it(tmp_path: Path) -> None:
     engine = read_engine(str(tmp_path / "e.toml"))
     assert (engine.blocks, engine.block_tokens, engine.costs().iteration_s) == (100, 16, 0.01)
     assert read_engine(str(tmp_path / "e.toml"), 160).blocks == 10
+
+
+@given(
+    source=st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+    costs=st.lists(st.floats(0, 60, allow_nan=False), min_size=3, max_size=3),
+    cache_tokens=st.integers(32, 10**9),
+    chunked=st.booleans(),
+)
+def test_what_is_written_is_what_is_read(source: str, costs: list[float], cache_tokens: int, chunked: bool) -> None:
+    names = ("prefill_token_s", "decode_token_s", "context_token_s")
+    cost = {"source": source, "iteration_s": 0.01, **dict(zip(names, costs, strict=True))}
+    engine = checked({"cache_tokens": cache_tokens, "chunked_prefill": chunked, "cost": cost}, "a test")
+    assert tomllib.loads(engine_text(engine)) == engine.model_dump()
 
 
 def test_every_engine_that_comes_along_says_where_its_costs_come_from() -> None:

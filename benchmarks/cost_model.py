@@ -1,0 +1,246 @@
+"""Does a cost model fitted to an engine's step times foretell what the engine does next?
+
+vLLM's own engine with a small model of random weights, on whatever device it runs on. Workflows with retry loops
+(retry_loops.py) run in a closed loop with pauses; the scheduler is vLLM's order with every policy of ours off, and
+writes its step times to a file, as `step_times_file` makes any engine do. The cost model is fitted to those of some
+workflows (`presage calibrate-cost` does the same). Others of the same kind are served, at each load, and replayed in
+virtual time: predicted against measured time of each step, and of each workflow from its arrival to its end. Both are
+served in turns, so that a machine that slows down does so for both.
+
+    python benchmarks/cost_model.py [--workflows 40] [--at-once 6 24] [--clock cpu] [--engine-file engine.toml]
+
+Needs vLLM 0.32. With `--clock cpu` seconds are CPU seconds of this one process, and pauses take none: what others do on
+the machine is not in them. On a device of its own take `--clock wall`. Prints a table and one JSON line at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
+
+from real_engine import BLOCK, give_scheduler, start
+from retry_loops import TYPE, Planned, Written, draw, working_set
+
+STYLE = "shared"
+PAUSE_S = 0.02
+"""Of a pause that is drawn in iterations."""
+
+OFF = {"priority": False, "eviction": False, "admission": False, "next_agent": None, "remaining_length": None}
+
+
+@dataclass
+class Served:
+    """What an engine, real or replayed, made of some workflows; times in seconds."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completions_s: dict[str, float] = field(default_factory=dict)
+    makespan_s: float = 0.0
+
+
+class Clock:
+    """Seconds that go by as the process computes, or as the wall's clock says; one can wait in both."""
+
+    def __init__(self, kind: str) -> None:
+        self._wall, self._skipped = kind == "wall", 0.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return time.monotonic() if self._wall else time.process_time() + self._skipped
+
+    def wait_until(self, at_s: float) -> None:
+        """Nothing is to be done until then."""
+        more = max(0.0, at_s - self())
+        if self._wall:
+            time.sleep(more)
+        else:
+            self._skipped += more
+
+
+def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], at_once: int, clock: Clock) -> Served:
+    """All workflows, so many at once; when one ends the next comes."""
+    from vllm import SamplingParams
+
+    engine, served = llm.llm_engine, Served()
+    written = {name: Written(STYLE) for name in workflows}
+    coming, turn = iter(workflows), itertools.count()
+    came: dict[str, float] = {}
+    wakes: list[tuple[float, int, str, int]] = []
+    running: dict[str, tuple[str, int]] = {}
+
+    def send(at_s: float, name: str, number: int) -> None:
+        step = workflows[name][number]
+        came.setdefault(name, at_s)
+        prompt = written[name].prompt(step)
+        served.prompt_tokens += len(prompt)
+        wanted = SamplingParams(temperature=0.0, max_tokens=step.answer, ignore_eos=True, detokenize=False)
+        running[f"{name}.{number}"] = name, number
+        engine.add_request(f"{name}.{number}", {"prompt_token_ids": prompt}, wanted)
+
+    def ended(answer: Any, now: float) -> None:
+        name, number = running.pop(answer.request_id)
+        step = workflows[name][number]
+        served.cached_tokens += answer.num_cached_tokens
+        written[name].answered(step, answer.outputs[0].token_ids)
+        if number + 1 < len(workflows[name]):
+            pause_s = workflows[name][number + 1].pause * PAUSE_S
+            heapq.heappush(wakes, (now + pause_s, next(turn), name, number + 1))
+            return
+        served.completions_s[name] = now - came[name]
+        if (after := next(coming, None)) is not None:
+            heapq.heappush(wakes, (now, next(turn), after, 0))
+
+    begun = clock()
+    for name in itertools.islice(coming, at_once):
+        heapq.heappush(wakes, (begun, next(turn), name, 0))
+    while wakes or running:
+        if not running:
+            clock.wait_until(wakes[0][0])
+        while wakes and wakes[0][0] <= clock():
+            at_s, _, name, number = heapq.heappop(wakes)
+            send(at_s, name, number)
+        answers = engine.step() if running else []
+        now = clock()
+        for answer in answers:
+            if answer.finished:
+                ended(answer, now)
+    served.makespan_s = clock() - begun
+    return served
+
+
+def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any, folder: Path) -> Served:
+    """The same in virtual time: vLLM's scheduler, and the cost model in the place of the model."""
+    from presage.serving_hooks.replay import vllm_scheduler
+    from presage.serving_hooks.replay.arrivals import Schedule
+    from presage.serving_hooks.replay.engine import Clock, Engine
+    from presage.serving_hooks.replay.policies import POLICIES
+    from presage.serving_hooks.replay.prompts import Prompts
+    from presage.serving_hooks.replay.vllm_policies import scheduler_class
+    from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble
+
+    convention = Convention("history-first", opening_tokens=100, closing_tokens=20)
+    jobs = []
+    for name, steps in workflows.items():
+        written, asked = Written(STYLE), []
+        for number, step in enumerate(steps):
+            parents = (number - 1,) if number else ()
+            asked.append(Asked(step.agent, len(written.prompt(step)), step.answer, parents, step.pause * PAUSE_S))
+            written.answered(step, [0] * step.answer)
+        jobs.append(Job(TYPE, name, assemble(asked, convention)))
+    longest = max(step.prompt_tokens + step.output_tokens for job in jobs for step in job.steps)
+    clock = Clock()
+    kind = scheduler_class(POLICIES["stock"], None, clock)
+    first = tuple((0.0, number) for number in range(min(at_once, len(jobs))))
+    player = Engine(
+        jobs,
+        Prompts(jobs, convention),
+        Schedule(first, tuple(range(len(first), len(jobs)))),
+        vllm_scheduler.scheduler(kind, engine, longest, None, folder),
+        vllm_scheduler,
+        engine.costs(),
+        engine.block_tokens,
+        clock,
+    )
+    run = player.play()
+    ended = {job: max(one.ended_s for one in run.asked if one.job == job) for job in range(len(jobs))}
+    began = {one.job: one.came_s for one in run.asked if not one.step}
+    return Served(
+        sum(one.prompt_tokens for one in run.asked),
+        sum(one.hit_tokens for one in run.asked),
+        {job.workflow_id: ended[number] - began[number] for number, job in enumerate(jobs)},
+        run.end_s,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workflows", type=int, default=40, help="served at each load, and as many to fit to")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[6, 24])
+    parser.add_argument("--share", type=float, default=0.5, help="of the working set at the highest load that fits")
+    parser.add_argument("--hidden-size", type=int, default=256)
+    parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
+    parser.add_argument("--engine-file", type=Path, help="where to leave the engine file; nowhere if not said")
+    args = parser.parse_args()
+    clock = Clock(args.clock)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        llm = start(folder / "model", hidden_size=args.hidden_size, inner=4 * args.hidden_size)
+        # vLLM looks through all modules that are loaded when it starts, and stumbles over some.
+        from presage.serving_hooks.replay.calibrate import calibrate
+        from presage.serving_hooks.replay.engine_file import checked, engine_text
+        from presage.serving_hooks.replay.step_times import read_step_times
+        from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+
+        known, others = draw(args.workflows, 0), draw(args.workflows, 1)
+        blocks = int(max(args.at_once) * working_set(known, STYLE) * args.share / BLOCK)
+        timing = type("Timing", (SyncWorkflowScheduler,), {"clock": staticmethod(clock)})
+
+        def timed(workflows: Mapping[str, Sequence[Planned]], at_once: int, name: str) -> tuple[Served, Path]:
+            path = folder / name
+            give_scheduler(llm, timing, blocks, {**OFF, "step_times_file": str(path)})
+            return serve(llm, workflows, at_once, clock), path
+
+        timed(draw(8, 7), 4, "warm.jsonl")
+        fitted_to, measured = [], {}
+        for at_once in args.at_once:
+            fitted_to.append(timed(known, at_once, f"fit-{at_once}.jsonl")[1])
+            measured[at_once] = timed(others, at_once, f"test-{at_once}.jsonl")
+        times = read_step_times(fitted_to)
+        found = calibrate(times, "benchmarks/cost_model.py")
+        engine = checked({**times.engine.limits(), "cost": asdict(found.cost)}, "fitted")
+        if args.engine_file:
+            args.engine_file.write_text(engine_text(engine), encoding="utf-8")
+        tell(found)
+        loads = {}
+        for at_once, (served, path) in measured.items():
+            virtual = replay(others, at_once, engine, folder)
+            loads[at_once] = compare(found.cost, read_step_times([path]), served, virtual)
+            print(f"{at_once:8}" + "".join(f"{value:15.3f}" for value in loads[at_once].values()), flush=True)
+    result = {"device": times.engine.device, "clock": args.clock, **asdict(found), "loads": loads}
+    print(json.dumps({"benchmark": "cost_model", **result}))
+
+
+def tell(found: Any) -> None:
+    """What was fitted, and the head of the table."""
+    cost = found.cost
+    print(
+        f"{1e3 * cost.iteration_s:.2f} ms an iteration; µs a token: {1e6 * cost.prefill_token_s:.1f} prefilled, "
+        f"{1e6 * cost.decode_token_s:.1f} decoded, {1e6 * cost.context_token_s:.3f} attended to; median error "
+        f"{found.median_error:.1%} of {found.held_out} iterations held out, all together {found.total_error:+.1%}"
+    )
+    head = ("step error", "all steps", "workflow error", "completion s", "predicted", "makespan s", "predicted")
+    print(f"{'at once':>8}" + "".join(f"{name:>15}" for name in (*head, "hit rate", "predicted")))
+
+
+def compare(cost: Any, times: Any, served: Served, virtual: Served) -> dict[str, float]:
+    """Predicted beside measured; errors as shares of what was measured."""
+    steps = [cost.seconds(*map(int, tokens)) for tokens in times.tokens]
+    took = list(map(float, times.seconds))
+    pairs = [(virtual.completions_s[name], took_s) for name, took_s in served.completions_s.items()]
+    return {
+        "step_median_error": statistics.median(abs(p / m - 1) for p, m in zip(steps, took, strict=True)),
+        "steps_total_error": sum(steps) / sum(took) - 1,
+        "workflow_median_error": statistics.median(abs(p / m - 1) for p, m in pairs),
+        "completion_mean_s": statistics.mean(m for _, m in pairs),
+        "predicted_completion_mean_s": statistics.mean(p for p, _ in pairs),
+        "makespan_s": served.makespan_s,
+        "predicted_makespan_s": virtual.makespan_s,
+        "hit_rate": served.cached_tokens / served.prompt_tokens,
+        "predicted_hit_rate": virtual.cached_tokens / virtual.prompt_tokens,
+    }
+
+
+if __name__ == "__main__":
+    main()

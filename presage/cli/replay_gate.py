@@ -1,0 +1,268 @@
+"""The last gate of `presage promote`: what the version would have done to hit rate and completion time.
+
+A version, the holder of the alias and vLLM alone serve the same held-out workflows in virtual time, in the same order.
+The policy is the scored order of free blocks: it is what asks a next-agent predictor, and without admission and
+priority beside it a difference is that of the forecasts.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from presage.cli.kinds import Kind, Loaded
+from presage.cli.output import Output, Report
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from presage.registry.connect import Registry
+    from presage.registry.verdict import Gate
+    from presage.serving_hooks.replay.runs import Done, Setting
+    from presage.serving_hooks.replay.workload import Workload
+
+_POLICY: Final = "hierarchical"
+_CONCURRENCY: Final = 16
+_SEEDS: Final = 8
+_FOLDER: Final = "replay"
+"""Among the artifacts of the version's run."""
+
+_Panel: Final = "The replay"
+
+Asked = Annotated[
+    bool, typer.Option("--replay", help="Judge what it would have done to hit rate and completion; needs vLLM.")
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        help="TOML file of an engine, or the name of a known one.", rich_help_panel=_Panel, show_default=False
+    ),
+]
+CacheTokens = Annotated[
+    int | None,
+    typer.Option(help="Tokens the cache holds; goes before the file.", rich_help_panel=_Panel, show_default=False),
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        help=f"So many workflows at once; {_CONCURRENCY} where nothing is said.",
+        rich_help_panel=_Panel,
+        show_default=False,
+    ),
+]
+Rate = Annotated[
+    float | None, typer.Option(help="Workflows a second, at random.", rich_help_panel=_Panel, show_default=False)
+]
+Prompts = Annotated[
+    str | None, typer.Option(help="As of `presage replay`.", rich_help_panel=_Panel, show_default=False)
+]
+OpeningTokens = Annotated[
+    int | None, typer.Option(help="As of `presage replay`.", rich_help_panel=_Panel, show_default=False)
+]
+ClosingTokens = Annotated[
+    int | None, typer.Option(help="As of `presage replay`.", rich_help_panel=_Panel, show_default=False)
+]
+PauseS = Annotated[
+    float | None,
+    typer.Option(help="Mean pause between steps, drawn in place of those recorded.", rich_help_panel=_Panel),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        min=3,
+        help=f"Runs of each, of another half of the workflows; {_SEEDS} where nothing is said.",
+        rich_help_panel=_Panel,
+        show_default=False,
+    ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(min=1, help="Runs side by side; without it one a core.", rich_help_panel=_Panel, show_default=False),
+]
+
+
+def asked_for(replay: bool, options: Mapping[str, Any]) -> ReplayGate | None:
+    """The gate, if it was asked for; everything that can be wrong with its options is said here.
+
+    Args:
+        replay: whether it was.
+        options: by name; None where nothing was said.
+
+    Raises:
+        ConfigurationError: an option is no good, or there is one and no replay.
+        EngineError: vLLM is not here.
+    """
+    from presage.errors import ConfigurationError
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if replay:
+        return ReplayGate(**given)
+    if given:
+        option = next(iter(given)).replace("_", "-")
+        raise ConfigurationError(f"--{option} says how to replay, and no replay was asked for: add --replay")
+    return None
+
+
+class ReplayGate:
+    """Replays versions, and has the figures judged.
+
+    Args: options of the command.
+
+    Raises: as `asked_for`.
+    """
+
+    def __init__(
+        self,
+        engine: str = "invented",
+        cache_tokens: int | None = None,
+        concurrency: int | None = None,
+        rate: float | None = None,
+        prompts: str = "history-first",
+        opening_tokens: int = 0,
+        closing_tokens: int = 0,
+        pause_s: float | None = None,
+        seeds: int = _SEEDS,
+        processes: int | None = None,
+    ) -> None:
+        from presage.serving_hooks.replay.arrivals import Arrivals
+        from presage.serving_hooks.replay.engine_file import read_engine
+        from presage.serving_hooks.replay.runs import check_vllm
+        from presage.serving_hooks.replay.workload import Convention
+
+        if concurrency is None and rate is None:
+            concurrency = _CONCURRENCY
+        self._arrivals = Arrivals(concurrency, rate)
+        self._convention = Convention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks
+        self._engine = read_engine(engine, cache_tokens)
+        self._pause_s, self._seeds = pause_s, seeds
+        self._processes = processes or len(os.sched_getaffinity(0))
+        check_vllm()
+
+    def check(self, kind: Kind, name: str) -> None:
+        """Refuses what cannot be replayed.
+
+        Raises:
+            ConfigurationError: a kind whose forecasts the policy does not ask for.
+        """
+        from presage.errors import ConfigurationError
+
+        if kind.name != "next-agent":
+            raise ConfigurationError(
+                f"--replay replays forecasts of the next agent, and {name!r} is a {kind.name} predictor: "
+                "promote it without --replay"
+            )
+
+    def judge(
+        self, candidate: Loaded, champion: Loaded | None, table: pa.Table, out: Output, report: Report
+    ) -> tuple[tuple[Gate, ...], dict[str, Any]]:
+        """The gates, and the figures behind them as `presage replay` reports them.
+
+        Args:
+            candidate: the version that asks for promotion.
+            champion: the present holder; None for the first.
+            table: traces that neither was trained on.
+            out: told what is left out, and where nothing was at stake.
+            report: told how far it is.
+
+        Raises:
+            TraceError: the traces cannot be replayed; says why.
+        """
+        from presage.registry.replay_gates import judge_replay
+        from presage.serving_hooks.replay.engine import check_fits
+        from presage.serving_hooks.replay.policies import POLICIES, STOCK
+        from presage.serving_hooks.replay.runs import Setting, result
+        from presage.serving_hooks.replay.versions import Contender, contest
+        from presage.serving_hooks.replay.workload import workload
+
+        held = workload(table, self._convention, self._pause_s)
+        check_fits(held.jobs, self._engine)
+        if held.left_out:
+            out.note(f"{held.left_out} workflows not replayed: sizes of their requests were not recorded")
+        for one in (candidate, champion):
+            _check_agents(one, held)
+        setting = Setting(held.jobs, self._convention, self._arrivals, self._engine, "")
+        names = {one: f"version {one.version}" for one in (candidate, champion) if one is not None}
+        contenders = [Contender(STOCK, POLICIES[STOCK])]
+        contenders += [Contender(name, POLICIES[_POLICY], str(one.folder)) for one, name in names.items()]
+        done = contest(setting, contenders, range(self._seeds), self._processes, report)
+        runs = {one.name: [run for run in done if run.policy == one.name] for one in contenders}
+        if all(_same(runs[names[candidate]], runs[other]) for other in runs):
+            out.note(
+                "all runs came out alike, with and without forecasts: the cache was never short. Give more "
+                "--concurrency or less --cache-tokens for the replay to say anything"
+            )
+        gates = judge_replay(
+            _figures(runs[names[candidate]]),
+            None if champion is None else _figures(runs[names[champion]]),
+            _figures(runs[STOCK]),
+        )
+        return gates, {
+            "kind": "replay",
+            "workload": _told(setting, held.left_out),
+            "engine": self._engine.model_dump(),
+            "forecasts": f"of {' and '.join(names.values())}, each with the policy {_POLICY}",
+            "seeds": self._seeds,
+            "interrupted": False,
+            "policies": result(done),
+        }
+
+
+def keep(registry: Registry, name: str, version: int, found: Mapping[str, Any]) -> None:
+    """Puts the report of a replay beside the version, into its run.
+
+    Raises:
+        RegistryError: the registry does not take it.
+    """
+    from presage.registry.attach import attach
+    from presage.training.report.files import write_metrics, write_report
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        attach(registry, name, version, [write_metrics(folder, found), *write_report(folder, found)], _FOLDER)
+
+
+def _check_agents(one: Loaded | None, held: Workload) -> None:
+    from presage.errors import ConfigurationError
+
+    agents = {step.agent for job in held.jobs for step in job.steps}
+    if one is not None and not agents & set(one.predictor.vocabulary.agents):
+        raise ConfigurationError(
+            f"{one.called} knows none of the {len(agents)} agents of these traces, so it has nothing to foretell in a "
+            "replay: give traces of the applications it was trained on"
+        )
+
+
+def _figures(runs: Sequence[Done]) -> Any:
+    from presage.registry.replay_gates import Replayed
+
+    return Replayed(
+        tuple(run.figures["hit_rate"] for run in runs),
+        tuple(run.figures["completion_mean_s"] for run in runs),
+        tuple(sorted({name for run in runs for name in run.off})),
+    )
+
+
+def _same(one: Sequence[Done], other: Sequence[Done]) -> bool:
+    return [run.figures for run in one] == [run.figures for run in other]
+
+
+def _told(setting: Setting, left_out: int) -> dict[str, Any]:
+    steps = [step for job in setting.jobs for step in job.steps]
+    return {
+        "workflows": len(setting.jobs),
+        "workflows_of_a_run": (len(setting.jobs) + 1) // 2,
+        "left_out": left_out,
+        "requests": len(steps),
+        "prompt_tokens": sum(step.prompt_tokens for step in steps),
+        "output_tokens": sum(step.output_tokens for step in steps),
+        "prompts": setting.convention.prompts,
+        "opening_tokens": setting.convention.opening_tokens,
+        "closing_tokens": setting.convention.closing_tokens,
+        "concurrency": setting.arrivals.concurrency,
+        "rate": setting.arrivals.rate,
+    }

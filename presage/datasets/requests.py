@@ -1,0 +1,143 @@
+"""Traces of plain requests: when each came and how long it was, and no workflow it belongs to.
+
+Two forms, told apart by content:
+
+JSON lines    `timestamp` (milliseconds), `input_length`, `output_length` (tokens) and perhaps `hash_ids`, as Mooncake
+              publishes them (Qin et al., "Mooncake", FAST 2025): one id for each 512 tokens of the prompt, the same
+              wherever these and all tokens before them are the same.
+CSV           `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`, as the Azure LLM inference traces (Patel et al.,
+              "Splitwise", ISCA 2024).
+
+They are no trace of steps: nothing can be learnt from them about agents, and they hold no text. A replay takes them.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from presage.datasets.adapters.documents import Documents, Place, first_document
+from presage.errors import TraceError
+
+HASH_TOKENS: Final = 512
+"""Tokens of a prompt that one of its `hash_ids` stands for; the last may stand for fewer."""
+
+_CSV: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_LENGTHS: Final = ("input_length", "output_length")
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRequest:
+    """One request.
+
+    Attributes:
+        arrives_s: seconds after the first of the trace.
+        input_tokens, output_tokens: of prompt and answer.
+        hash_ids: of the prompt; empty where the trace has none.
+    """
+
+    arrives_s: float
+    input_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...] = ()
+
+
+class _Line(msgspec.Struct):
+    timestamp: Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+    input_length: _Tokens
+    output_length: _Tokens
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
+
+
+def holds_requests(path: Path) -> bool:
+    """Whether a file is one of these: by its first line alone, so also where something else is wrong with it."""
+    if path.is_dir():
+        return False
+    if path.name.endswith(".csv"):
+        return True
+    first = first_document(path)
+    return isinstance(first, dict) and "timestamp" in first and any(name in first for name in _LENGTHS)
+
+
+def read_requests(paths: Sequence[Path]) -> list[PlainRequest]:
+    """All requests of some files, in order of arrival.
+
+    Raises:
+        TraceError: a file cannot be read, a line is not as wanted (names it), or there is no request in them.
+    """
+    found: list[PlainRequest] = []
+    for path in paths:
+        found += _csv(path) if path.name.endswith(".csv") else _lines(path)
+    if not found:
+        raise TraceError(f"no request in {', '.join(map(str, paths))}: give a file with at least one")
+    first = min(request.arrives_s for request in found)
+    shifted = (PlainRequest(of.arrives_s - first, of.input_tokens, of.output_tokens, of.hash_ids) for of in found)
+    return sorted(shifted, key=lambda request: request.arrives_s)
+
+
+def _lines(path: Path) -> Iterator[PlainRequest]:
+    def torn(place: Place, message: str, reason: str, line: bytes) -> None:
+        raise TraceError(f"{path}, line {place.line}: {message}")
+
+    for place, document in Documents([path], torn, msgspec.json.decode):
+        try:
+            line = msgspec.convert(document, _Line)
+        except msgspec.ValidationError as error:
+            raise TraceError(f"{path}, line {place.line}: {_said(error)}") from None
+        ids = tuple(line.hash_ids or ())
+        if len(ids) > -(-line.input_length // HASH_TOKENS):
+            raise TraceError(
+                f"{path}, line {place.line}: {len(ids)} hash_ids for {line.input_length} tokens; one for each "
+                f"{HASH_TOKENS} is wanted: correct the line"
+            )
+        yield PlainRequest(line.timestamp / 1e3, line.input_length, line.output_length, ids)
+
+
+def _said(error: msgspec.ValidationError) -> str:
+    text = str(error)
+    missing = next((name for name in _LENGTHS if f"`{name}`" in text and "missing" in text), None)
+    if missing:
+        return f"no {missing}: without sizes of prompts and outputs neither cache nor time can be replayed; record them"
+    if "`timestamp`" in text and "missing" in text:
+        return "no timestamp, so when requests came cannot be replayed; record it"
+    return f"{text[0].lower()}{text[1:]}; correct the line"
+
+
+def _csv(path: Path) -> Iterator[PlainRequest]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            missing = [name for name in _CSV if name not in (rows.fieldnames or ())]
+            if missing:
+                raise TraceError(
+                    f"{path}: no column {' and no column '.join(missing)}; a trace of requests has {', '.join(_CSV)}: "
+                    "rename or add them"
+                )
+            for row in rows:
+                yield _row(path, rows.line_num, row)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path}: cannot be read as CSV ({type(error).__name__}): check the file") from None
+
+
+def _row(path: Path, number: int, row: dict[str, Any]) -> PlainRequest:
+    column = _CSV[0]
+    try:
+        came = datetime.fromisoformat(row[column] or "")
+        sizes = []
+        for column in _CSV[1:]:
+            size = int(row[column] or "")
+            if not 0 <= size < 2**31:
+                raise ValueError
+            sizes.append(size)
+    except (TypeError, ValueError):
+        wanted = "a time such as 2024-05-10 00:00:00.009930" if column == _CSV[0] else "a number of tokens"
+        raise TraceError(f"{path}, line {number}: {column} is not as wanted: {wanted}; correct the line") from None
+    return PlainRequest((came if came.tzinfo else came.replace(tzinfo=UTC)).timestamp(), sizes[0], sizes[1])

@@ -1,0 +1,158 @@
+"""What each iteration computed and how long it took, in a file: what `presage calibrate-cost` fits a cost model to.
+
+An iteration's time is that since the update before, where requests were there all the while: the beat of a busy engine,
+with everything in it that the engine does between two iterations, overlapped or not. The first one after an idle time
+counts from its own beginning. Tokens are those it prefilled, those it decoded, and those it attended to, which are all
+that its requests have in the cache when it is over: the three that a replay counts.
+
+One line an iteration behind one that describes the engine. A file ends at `MOST` iterations, and none is written over:
+where there is one already another is begun beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, ClassVar, Final
+
+from presage.errors import ConfigurationError
+from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.config import read_config
+from presage.serving_hooks.vllm.switch import Switch
+
+logger = logging.getLogger(__name__)
+
+FORMAT: Final = "presage_step_times"
+VERSION: Final = 1
+
+MOST: Final = 100_000
+"""Iterations in a file, about 10 MB."""
+
+_FLUSH_EVERY: Final = 64
+_UNDER_WAY: Final = 64
+"""More than any pipeline is deep; one whose update never comes is forgotten."""
+
+
+class StepTimesFile:
+    """One file.
+
+    Args:
+        path: where; with a number behind its name if that is taken.
+        engine: what the iterations are of, plain values.
+        most: iterations that are kept.
+
+    Attributes:
+        path: where it is.
+        written: iterations in it.
+
+    Raises:
+        ConfigurationError: no file can be made there.
+    """
+
+    def __init__(self, path: Path, engine: Mapping[str, Any], most: int = MOST) -> None:
+        self.path, self._file = _begin(path)
+        self.written = 0
+        self._most = most
+        self._under_way: deque[tuple[object, tuple[int, int, int], float]] = deque(maxlen=_UNDER_WAY)
+        self._busy_since = -math.inf
+        self._file.write(json.dumps({FORMAT: VERSION, **engine}) + "\n")
+        self._file.flush()
+
+    def scheduled(self, output: object, tokens: tuple[int, int, int], began_at: float) -> None:
+        """An iteration is scheduled: its tokens prefilled, decoded and attended to."""
+        if not self._file.closed:
+            self._under_way.append((output, tokens, began_at))
+
+    def updated(self, output: object, now: float, busy: bool) -> None:
+        """The output of an iteration came at `now`; `busy` is whether requests are left. Iterations come in order."""
+        while self._under_way:
+            known, tokens, began_at = self._under_way.popleft()
+            if known is output:
+                self._write(tokens, now - (self._busy_since if math.isfinite(self._busy_since) else began_at))
+                break
+        self._busy_since = now if busy else -math.inf
+        if not busy and not self._file.closed:
+            self._file.flush()
+
+    def _write(self, tokens: tuple[int, int, int], seconds: float) -> None:
+        prefilled, decoded, context = tokens
+        if self._file.closed or not prefilled + decoded:
+            return
+        step = {"prefill_tokens": prefilled, "decode_tokens": decoded, "context_tokens": context, "seconds": seconds}
+        self._file.write(json.dumps(step) + "\n")
+        self.written += 1
+        if self.written == self._most:
+            self._file.close()
+            logger.info("%s holds %d iterations; no more are written", self.path, self.written)
+        elif self.written % _FLUSH_EVERY == 0:
+            self._file.flush()
+
+
+def _begin(path: Path) -> tuple[Path, IO[str]]:
+    for number in range(1000):
+        free = path if not number else path.with_name(f"{path.stem}-{number}{path.suffix}")
+        try:
+            return free, free.open("x", encoding="utf-8")
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigurationError(
+                f"additional_config: presage.step_times_file is {str(path)!r}: {error.strerror or error}; "
+                "give a file in a folder that is there and can be written to"
+            ) from None
+    raise ConfigurationError(
+        f"additional_config: presage.step_times_file is {str(path)!r}, and a thousand of them are there: "
+        "give another name, or move them away"
+    )
+
+
+class TimedSteps:
+    """Goes before the policies, so that what they cost is in the times.
+
+    Raises:
+        ConfigurationError: when the engine starts, if the file cannot be made.
+    """
+
+    clock: ClassVar[Callable[[], float]]  # that of the policies
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        path = read_config(compat.additional_config(self)).step_times_file
+        self._timing_counts: Counter[str] = Counter()
+        self._timing = Switch("step times", self._timing_counts)
+        self._step_times = None if path is None else StepTimesFile(Path(path), compat.described(self))
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        """One iteration."""
+        if self._step_times is None:
+            return super().schedule(throttle_prefills)  # type: ignore[misc]
+        began_at = type(self).clock()
+        output = super().schedule(throttle_prefills)  # type: ignore[misc]
+        self._timing.attempt(self._scheduled, self._step_times, output, began_at)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """What an iteration has computed."""
+        if self._step_times is None:
+            return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        now = type(self).clock()
+        answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self._timing.attempt(self._step_times.updated, scheduler_output, now, compat.unfinished(self))
+        return answers
+
+    def presage_status(self) -> dict[str, Any]:
+        """That of the policies, and what is in the file."""
+        status: dict[str, Any] = super().presage_status()  # type: ignore[misc]
+        if self._step_times is not None:
+            told = {"on": self._timing.on, "file": str(self._step_times.path), "iterations": self._step_times.written}
+            status["step_times"] = told
+            status["counts"] = {**status["counts"], **self._timing_counts}
+        return status
+
+    def _scheduled(self, file: StepTimesFile, output: Any, began_at: float) -> None:
+        decoded, prefilled = compat.iteration_tokens(self, output)
+        file.scheduled(output, (prefilled, decoded, compat.context_tokens(self, output)), began_at)
