@@ -151,6 +151,21 @@ class FreeOrder:
             self._index.forget(group, part)
         return given
 
+    def first(self, n: int) -> list[int]:
+        """The first n free blocks, or all, which stay. Costs O(groups they are of · log groups)."""
+        found, looked = list(islice(self._blank, n)), []
+        while len(found) < n and self._heap:
+            entry = heapq.heappop(self._heap)
+            group = entry[-1]
+            if not self._valid(entry):
+                self._discard(entry)
+                continue
+            looked.append(entry)
+            found += islice(group.free, n - len(found))
+        for entry in looked:
+            heapq.heappush(self._heap, entry)
+        return found
+
     def forget(self, blocks: Iterable[int]) -> None:
         """What these blocks hold is lost, free or not: a free one is given up before all that hold something."""
         for block in blocks:

@@ -343,6 +343,22 @@ def hook_blocks(scheduler: Any, queue: Any, events: BlockEvents) -> None:
     pool.__class__ = type(f"Presage{type(pool).__name__}", (_PoolSeam, type(pool)), {})
 
 
+class Deaf:
+    """Hears of blocks and does nothing."""
+
+    def filled(self, request: Any, blocks: Sequence[Block]) -> None:
+        """See `BlockEvents`."""
+
+    def lost(self, blocks: Iterable[int]) -> None:
+        """See `BlockEvents`."""
+
+
+def swap_blocks(scheduler: Any, queue: Any, events: BlockEvents) -> None:
+    """Others in the places that `hook_blocks` has made; `queue` holds the same blocks as the one before."""
+    pool = block_pool(scheduler)
+    pool.free_block_queue, pool.presage_events = queue, events
+
+
 def first_selected(scheduler: Any, output: Any) -> Iterator[Any]:
     """What vLLM says of the requests that an iteration selects for the first time.
 

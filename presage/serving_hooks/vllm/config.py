@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.guard import HANG_S, Budget
@@ -14,6 +15,22 @@ from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
 from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
+
+# YAML reads `on` and `off` as true and false, and means the words.
+Word = Annotated[
+    Literal["off", "shadow", "on"],
+    BeforeValidator(lambda said: {True: "on", False: "off"}[said] if isinstance(said, bool) else said),
+]
+
+
+class ModeSettings(BaseModel):
+    """How far policies go where that is not the same for all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    default: Word = "on"
+    policies: Mapping[Literal["priority", "eviction", "admission", "prefetch"], Word] = {}
+    workflow_types: Mapping[str, Word] = {}
 
 
 class PresageConfig(BaseModel):
@@ -59,6 +76,16 @@ class PresageConfig(BaseModel):
         lt=1,
         allow_inf_nan=False,
         description="share of a model's last forecasts that may fail or be late; above it the model is switched off",
+    )
+    mode: Word | ModeSettings = Field(
+        "on",
+        description="off, shadow (all is computed and shown, nothing is done) or on; or an object of default, policies "
+        "and workflow_types, words by name",
+    )
+    evidence: int = Field(
+        0,
+        ge=0,
+        description="workflows of a type that a model must have forecast well until policies act on it; 0: at once",
     )
     priority: bool = Field(True, description="shortest total job first with ageing, in place of vLLM's waiting queues")
     eviction: bool = Field(
@@ -133,6 +160,10 @@ class PresageConfig(BaseModel):
     )
     prefetch_most_blocks: int = Field(PrefetchConfig.most_blocks, ge=1, description="fetched in one iteration at most")
     prefetch_memory_mb: int = Field(64, ge=1, description="MiB of token ids and hashes kept of what agents were asked")
+
+    def modes(self) -> ModeSettings:
+        """How far policies go."""
+        return self.mode if isinstance(self.mode, ModeSettings) else ModeSettings(default=self.mode)
 
     def forecast_budget(self) -> Budget:
         """What each model may cost.

@@ -12,16 +12,20 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.admission import Gate
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
+from presage.serving_hooks.vllm.evidence import Evidence
 from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
 from presage.serving_hooks.vllm.metadata import Step, read
+from presage.serving_hooks.vllm.modes import Mode, Modes
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
+from presage.serving_hooks.vllm.shadow_order import ShadowOrder
 from presage.serving_hooks.vllm.switch import Switch
 from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
 from presage.serving_hooks.vllm.waiting import WaitingQueue, nobody
@@ -50,28 +54,35 @@ class Policies(compat.SchedulerSeam):
         compat.check_scheduler(self)
         compat.check_engine(self)
         compat.log_as_vllm_does()
+        caches = compat.caches_prefixes(self)
         config = read_config(compat.additional_config(self))
         forecasts = self.forecasts(config)
+        self._config, self._medians = config, forecasts.medians
         self._models = dict(forecasts.models)
         self._iteration = 0
         self._counts: Counter[str] = Counter()
         self._workflows = Workflows(
             forecasts, config.score_settings(), config.time_to_live_s, self._counts, type(self).clock
         )
+        self._evidence = Evidence(config.evidence, self._suffices) if config.evidence else None
+        self._workflows.evidence = self._evidence
+        said, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
+        self._modes = Modes(said.default, dict(said.policies), said.workflow_types, suffices)
+        self._workflows.foretells, self._workflows.tells = self._foretells, self._tells
         self._prefetch: Prefetcher | None = None
         fetching = Switch("prefetch", self._counts)
         self._eviction = Switch("eviction", self._counts, takes=(fetching,))
-        self._gate = self._make_gate(config) if config.admission and compat.caches_prefixes(self) else None
-        takes = (self._eviction,) if self._gate is None else (self._eviction, self._gate.switch)
+        self._ranking = Switch("priority", self._counts) if config.priority else None
+        self._admission = Switch("admission", self._counts) if config.admission and caches else None
+        takes = (self._eviction,) if self._admission is None else (self._eviction, self._admission)
         self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=takes)
-        self._priorities = self._make_priorities(config, forecasts) if config.priority else None
-        if self._priorities is not None or self._gate is not None:
-            compat.hook_waiting(self, self._queue)
-        self._scored = self._hook_blocks(config) if config.eviction and compat.caches_prefixes(self) else None
-        self._workflows.retention = self._scored
+        self._priorities: Priorities | None = None
+        self._shadow: ShadowOrder | None = None
+        self._gate: Gate | None = None
+        self._scored = self._hook_blocks(config) if config.eviction and caches else None
         if config.prefetch and self._scored is not None:
             self._prefetch = self._hook_prefetch(config, self._scored, fetching)
-            self._workflows.retention = self._prefetch or self._scored
+        self._apply_modes()
         self._states = StatesOfSteps(self._workflows)
         self._states.begin(self, forecasts)
 
@@ -85,24 +96,29 @@ class Policies(compat.SchedulerSeam):
         if comes:
             self._bookkeeping.attempt(self._arrives, request)
             step = self._workflows.step(request.request_id)
-            left = None
-            if self._priorities is not None or self._gate is not None:
+            workflow_type, left = step.workflow_type if step else "", None
+            if self._modes.of("priority", workflow_type) or self._modes.of("admission", workflow_type):
                 left = self._workflows.remaining_tokens(request.request_id, request.num_prompt_tokens)
             if self._priorities is not None:
-                self._priorities.add(request, self._iteration, step.workflow_type if step else "", left)
+                ranked = self._modes.of("priority", workflow_type) is Mode.ON
+                self._priorities.add(request, self._iteration, workflow_type, left, ranked)
             if self._gate is not None and step is not None:
                 asked = request.num_prompt_tokens, compat.prompt_hashes(self, request)
                 self._gate.switch.attempt(self._gate.arrives, request.request_id, step, *asked, left)
         super().add_request(request)  # type: ignore[misc]
         if comes and self._holds(request):
             compat.defer(self, request, True)
+        if comes and self._shadow is not None:
+            self._shadow.arrives(request)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """One iteration."""
+        if self._modes.changes != self._modes_applied:
+            self._bookkeeping.attempt(self._apply_modes)
+        self._bookkeeping.attempt(self._workflows.expire)
         if not self._acts:
             return super().schedule(throttle_prefills)  # type: ignore[misc]
         self._iteration += 1
-        self._bookkeeping.attempt(self._workflows.expire)
         self._age()
         began_at = type(self).clock()
         self._admit()
@@ -114,6 +130,8 @@ class Policies(compat.SchedulerSeam):
             self._gate.switch.attempt(self._begun, self._gate, output, began_at)
         if self._prefetch is not None:
             self._prefetch.after(output)
+        if self._shadow is not None:
+            self._bookkeeping.attempt(self._shadow.begun, [new.req_id for new in output.scheduled_new_reqs])
         if self._priorities is not None:
             for request_id in self._priorities.selected(output.num_scheduled_tokens, self._iteration):
                 self._priorities.switch.attempt(self._moved, request_id)
@@ -148,8 +166,6 @@ class Policies(compat.SchedulerSeam):
 
     def request_left(self, request: Any) -> None:
         """A request has finished or was aborted."""
-        if not self._acts:
-            return
         if self._prefetch is not None:
             self._prefetch.left(request, self._workflows.step(request.request_id))
         self._bookkeeping.attempt(
@@ -165,6 +181,31 @@ class Policies(compat.SchedulerSeam):
             )
         if self._priorities is not None:
             self._priorities.left(request.request_id)
+        if self._shadow is not None:
+            self._shadow.left(request.request_id)
+
+    def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
+        """How far policies go from the next iteration on; what holds then.
+
+        Raises:
+            ConfigurationError: there is no such mode or policy.
+        """
+        self._modes.say(mode, policy, workflow_type)
+        types = "all workflow types" if workflow_type is None else "one workflow type"
+        logger.warning("mode %s of %s, %s", mode, policy or "all policies", types)
+        return self.modes()
+
+    def modes(self) -> dict[str, Any]:
+        """How far policies go, what those in shadow would have done, and what forecasts have shown."""
+        would = {
+            "priority": self._shadow.counts if self._shadow is not None else {},
+            "eviction": self._scored.watched if self._scored is not None else {},
+        }
+        return {
+            **self._modes.status(),
+            "would": {policy: dict(counts) for policy, counts in would.items()},
+            "evidence": self._evidence.status() if self._evidence is not None else None,
+        }
 
     def workflow_ended(self, workflow_type: str, workflow_id: str) -> bool:
         """A workflow will send no more requests; whether it was known."""
@@ -178,9 +219,12 @@ class Policies(compat.SchedulerSeam):
 
     def presage_status(self) -> dict[str, Any]:
         """Which policies are on, who foretells, what was counted, and how many workflows are alive."""
-        switches = {"priority": self._priorities, "eviction": self._scored, "admission": self._gate}
+        eviction = self._eviction if self._scored is not None else None
+        switches = {"priority": self._ranking, "eviction": eviction, "admission": self._admission}
+        whole = self._modes.whole
         return {
-            "on": {name: policy is not None and policy.switch.on for name, policy in switches.items()},
+            "on": {name: of is not None and of.on and whole[name] is Mode.ON for name, of in switches.items()},
+            "modes": self.modes(),
             "workflows": len(self._workflows),
             "expired": self._workflows.expired,
             "models": self._models,
@@ -192,13 +236,92 @@ class Policies(compat.SchedulerSeam):
 
     @property
     def _acts(self) -> bool:
-        return not (self._priorities is None and self._scored is None and self._gate is None)
+        return not (self._priorities is None and self._workflows.retention is None and self._gate is None)
 
-    def _make_priorities(self, config: PresageConfig, forecasts: Forecasts) -> Priorities:
-        switch = Switch("priority", self._counts)
-        return Priorities(config.priority_settings(), forecasts.medians, compat.by_priority(self), switch)
+    def _suffices(self) -> None:
+        self._modes.changed()
 
-    def _make_gate(self, config: PresageConfig) -> Gate:
+    def _foretells(self, workflow_type: str) -> bool:
+        return bool(self._modes.of("eviction", workflow_type)) or self._evidence is not None
+
+    def _tells(self, workflow_type: str) -> bool:
+        """An order that nobody goes by may know all; where it acts, it goes by the types that are on."""
+        whole = self._modes.whole["eviction"]
+        return whole is not Mode.ON or self._modes.of("eviction", workflow_type) is Mode.ON
+
+    def _apply_modes(self) -> None:
+        """Policies go as far as is said now. Between two iterations only."""
+        self._modes_applied, whole = self._modes.changes, self._modes.whole
+        self._apply_to_blocks(whole["eviction"])
+        self._apply_to_gate(whole["admission"])
+        self._apply_to_priority(whole["priority"])
+        self._queue_again()
+
+    def _apply_to_blocks(self, mode: Mode) -> None:
+        scored = self._scored
+        if scored is None:
+            return
+        attends = compat.free_queue(self) is scored
+        if mode is Mode.OFF and attends:
+            if self._prefetch is not None:
+                self._prefetch.drop()
+                self._prefetch.begin()
+            compat.swap_blocks(self, scored.vllms, compat.Deaf())
+        elif mode is not Mode.OFF and not attends:
+            scored.switch.attempt(scored.begin)
+            compat.swap_blocks(self, scored, scored)
+        scored.acts = mode is Mode.ON
+        self._workflows.retention = None if mode is Mode.OFF else self._prefetch or scored
+
+    def _apply_to_gate(self, mode: Mode) -> None:
+        if self._gate is not None and mode is Mode.OFF:
+            self._refile(self._gate.close())
+            self._gate = None
+        elif self._gate is not None:
+            self._gate.reconsider()
+        elif self._admission is not None and self._admission.on and mode is not Mode.OFF:
+            self._gate = self._make_gate(self._config, self._admission)
+
+    def _apply_to_priority(self, mode: Mode) -> None:
+        if self._ranking is None or not self._ranking.on:
+            return
+        of_type = {name: self._type_of(name) for name in compat.requests(self)}
+        if self._priorities is None and mode is not Mode.OFF:
+            self._priorities = self._make_priorities(self._ranking)
+            self._priorities.acts = mode is Mode.ON
+            for name, request in compat.requests(self).items():
+                self._priorities.add(request, self._iteration, of_type[name], None)
+        priorities = self._priorities
+        if priorities is None:
+            return
+        priorities.acts = mode is Mode.ON
+        for name, request in compat.requests(self).items():
+            priorities.rank(name, self._modes.of("priority", of_type[name]) is Mode.ON)
+            (priorities.fold if priorities.acts else priorities.give_back)(request)
+        if mode is Mode.OFF:
+            self._priorities = None
+
+    def _queue_again(self) -> None:
+        """The queues of waiting requests are those of the policies that act; who waits comes along."""
+        compat.own_waiting(self)
+        if self._gate is not None or (self._priorities is not None and self._priorities.acts):
+            compat.hook_waiting(self, self._queue)
+        self._shadow, shadow = None, self._shadow
+        if self._priorities is not None and self._modes.shadows("priority"):
+            self._shadow = ShadowOrder(self._priorities.wanted, self._holds, self._priorities.unranked)
+            self._shadow.counts = shadow.counts if shadow is not None else self._shadow.counts
+            for request in compat.requests(self).values():
+                if not request.num_computed_tokens:
+                    self._shadow.arrives(request)
+
+    def _type_of(self, request_id: str) -> str:
+        step = self._workflows.step(request_id)
+        return step.workflow_type if step is not None else ""
+
+    def _make_priorities(self, switch: Switch) -> Priorities:
+        return Priorities(self._config.priority_settings(), self._medians, compat.by_priority(self), switch)
+
+    def _make_gate(self, config: PresageConfig, switch: Switch) -> Gate:
         return Gate(
             config.admission_settings(),
             config.held_at_most_s,
@@ -207,12 +330,16 @@ class Policies(compat.SchedulerSeam):
             compat.most_running(self),
             self._workflows.__contains__,
             type(self).clock,
-            Switch("admission", self._counts),
+            switch,
+            partial(self._modes.of, "admission"),
         )
 
     def _queue(self) -> WaitingQueue:
         held = self._holds if self._gate is not None else nobody
-        return compat.own_order(self, held) if self._priorities is None else WaitingQueue(self._priorities.key, held)
+        priorities = self._priorities
+        if priorities is None or not priorities.acts:
+            return compat.own_order(self, held)
+        return WaitingQueue(priorities.key, held)
 
     def _holds(self, request: Any) -> bool:
         return self._gate is not None and self._gate.holds(request.request_id) and compat.untouched(request)
@@ -229,6 +356,8 @@ class Policies(compat.SchedulerSeam):
             request = compat.requests(self).get(request_id)
             if request is not None:
                 compat.waiting_queues(self)[0].refile(request_id)
+                if self._shadow is not None:
+                    self._shadow.refile(request_id)
                 compat.defer(self, request, self._holds(request) and request in compat.waiting_queues(self)[0])
 
     def _begun(self, gate: Gate, output: Any, began_at: float) -> None:
@@ -253,7 +382,8 @@ class Policies(compat.SchedulerSeam):
             logger.warning("prefetch is off on this engine: %s", reason)
             return None
         most_bytes, clock = config.prefetch_memory_mb * 2**20, type(self).clock
-        return Prefetcher(self, self._add_internal, scored, config.prefetch_settings(), most_bytes, switch, clock)
+        mode = partial(self._modes.of, "prefetch")
+        return Prefetcher(self, self._add_internal, scored, config.prefetch_settings(), most_bytes, switch, clock, mode)
 
     def _add_internal(self, request: Any) -> None:
         if self._priorities is not None:
@@ -280,13 +410,17 @@ class Policies(compat.SchedulerSeam):
         for request, found in compat.begun(self, output):
             if self._prefetch is not None and self._prefetch.begins(request.request_id, found):
                 continue
-            if self._scored is not None:
+            if self._scored is not None and self._workflows.retention is not None:
                 self._scored.begins(request.request_id, found)
             self._workflows.begins(request.request_id, request.num_prompt_tokens)
 
     def _moved(self, request_id: str) -> None:
         if self._priorities is not None:
             self._priorities.fold(compat.requests(self)[request_id])
+            if self._shadow is not None:
+                self._shadow.moved(request_id)
+            if not self._priorities.acts:
+                return
         for queue in compat.waiting_queues(self):
             queue.moved(request_id)
 
@@ -300,7 +434,7 @@ class Policies(compat.SchedulerSeam):
             for request in compat.requests(self).values():
                 priorities.give_back(request)
             compat.own_waiting(self)
-            self._priorities = None
+            self._priorities = self._shadow = None
             if self._gate is not None:
                 compat.hook_waiting(self, self._queue)
 

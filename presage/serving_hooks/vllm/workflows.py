@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from presage.serving_hooks.forecaster import LiveForecast
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
+from presage.serving_hooks.truth.following import Following
+from presage.serving_hooks.vllm.evidence import Evidence
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.known_steps import arrived, interrupted
 from presage.serving_hooks.vllm.metadata import Step, workflow_key
@@ -52,6 +55,9 @@ class Workflows:
 
     Attributes:
         retention: told forecasts and ends; None where eviction is vLLM's own.
+        foretells: whether forecasts of next agents are asked for, by workflow type.
+        tells: whether retention is told them, by workflow type; else it is told that nobody knows.
+        evidence: told what was forecast and what came; None where nobody asks.
     """
 
     def __init__(
@@ -63,6 +69,9 @@ class Workflows:
         clock: Callable[[], float],
     ) -> None:
         self.retention: Retention | None = None
+        self.foretells: Callable[[str], bool] = lambda workflow_type: True
+        self.tells: Callable[[str], bool] = lambda workflow_type: True
+        self.evidence: Evidence | None = None
         self._forecasts = forecasts
         self._score = score
         self._lifecycle = Lifecycle(time_to_live_s)
@@ -76,6 +85,7 @@ class Workflows:
         self._interrupted: set[str] = set()
         self._next_agents = Switch("forecasts of next agents", counts)
         self._remaining = Switch("forecasts of remaining tokens", counts)
+        self._proving = Switch("evidence of forecasts", counts)
 
     def __len__(self) -> int:
         return len(self._lifecycle)
@@ -127,6 +137,7 @@ class Workflows:
                     step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
                 ),
             )
+            self._prove(step, lambda of, made: of.begun(*_names(step), step.agent, made, step.number))
 
         if self._tapped is not None and step is not None and step.workflow in self._seen:
             self._without_state[request_id] = self._seen[step.workflow]
@@ -178,6 +189,7 @@ class Workflows:
                     step.workflow_type, step.workflow_id, output_tokens=output_tokens, **state
                 ),
             )
+            self._prove(step, lambda of, made: of.completed(*_names(step), made))
 
     def end(self, workflow_type: str, workflow_id: str) -> bool:
         """Somebody says that a workflow has ended; whether it was alive."""
@@ -189,7 +201,7 @@ class Workflows:
     def expire(self) -> None:
         """Workflows that have been silent too long have ended."""
         for workflow in self._lifecycle.expire(self._clock()):
-            self._over(self._names[workflow])
+            self._over(self._names[workflow], cut=True)
 
     def _last_states(self, request_id: str, waits: bool) -> dict[str, NDArray[np.float32]]:
         """The completion state, where it is had, as `on_completion` is told; counts what is missing.
@@ -204,7 +216,9 @@ class Workflows:
         self._counts["completion states: missing" if state is None else "completion states: used"] += 1
         return {"projected": state} if state is not None else {}
 
-    def _over(self, step: Step) -> None:
+    def _over(self, step: Step, cut: bool = False) -> None:
+        if self.evidence is not None:
+            self._proving.attempt(partial(self.evidence.following.ended, *_names(step), cut=cut))
         self._names.pop(step.workflow, None)
         self._seen.pop(step.workflow, None)
         self._lifecycle.end(step.workflow)
@@ -214,11 +228,11 @@ class Workflows:
             self._next_agents.attempt(self._forecasts.next_agents.close, step.workflow_type, step.workflow_id)
 
     def _foretell(self, step: Step, ask: Callable[[], LiveForecast]) -> None:
-        if self.retention is None:
+        if self.retention is None and self.evidence is None:
             return
         self._seen.pop(step.workflow, None)
         seen = UNKNOWN
-        if self._next_agents.on:
+        if self._next_agents.on and self.foretells(step.workflow_type):
             try:
                 forecast = ask()
                 self._counts[f"forecast: {forecast.source}"] += 1
@@ -226,15 +240,29 @@ class Workflows:
                 self._seen[step.workflow] = forecast
             except Exception as error:
                 self._next_agents.off(error)
-        self.retention.forecast(step, seen)
+        self._retain(step, seen)
+
+    def _prove(self, step: Step, tell: Callable[[Following, LiveForecast], object]) -> None:
+        forecast = self._seen.get(step.workflow)
+        if self.evidence is not None and forecast is not None:
+            self._proving.attempt(self.evidence.forecast, step.workflow_type, forecast)
+            self._proving.attempt(tell, self.evidence.following, forecast)
+
+    def _retain(self, step: Step, seen: Lookahead) -> None:
+        if self.retention is not None:
+            self.retention.forecast(step, seen if self.tells(step.workflow_type) else UNKNOWN)
 
     def _tell(self, step: Step, change: Callable[[LiveForecast, str], LiveForecast]) -> None:
         forecast = self._seen.get(step.workflow)
         if forecast is not None and self.retention is not None:
-            self.retention.forecast(step, self._looked(change(forecast, step.agent)))
+            self._retain(step, self._looked(change(forecast, step.agent)))
 
     def _looked(self, forecast: LiveForecast) -> Lookahead:
         return lookahead(forecast.probabilities, forecast.agents, self._score)
+
+
+def _names(step: Step) -> tuple[str, str]:
+    return step.workflow_type, step.workflow_id
 
 
 def _as_it_is(forecast: LiveForecast, _: str) -> LiveForecast:
