@@ -21,6 +21,7 @@ from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
 from presage.serving_hooks.vllm.evidence import Evidence
 from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
+from presage.serving_hooks.vllm.going import GoesAsFar
 from presage.serving_hooks.vllm.metadata import Step, read
 from presage.serving_hooks.vllm.modes import Mode, Modes
 from presage.serving_hooks.vllm.prefetch import Prefetcher
@@ -39,7 +40,7 @@ from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 logger = logging.getLogger(__name__)
 
 
-class Policies(compat.SchedulerSeam):
+class Policies(GoesAsFar, compat.SchedulerSeam):
     """Goes before a vLLM scheduler class.
 
     Raises:
@@ -184,29 +185,6 @@ class Policies(compat.SchedulerSeam):
         if self._shadow is not None:
             self._shadow.left(request.request_id)
 
-    def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
-        """How far policies go from the next iteration on; what holds then.
-
-        Raises:
-            ConfigurationError: there is no such mode or policy.
-        """
-        self._modes.say(mode, policy, workflow_type)
-        types = "all workflow types" if workflow_type is None else "one workflow type"
-        logger.warning("mode %s of %s, %s", mode, policy or "all policies", types)
-        return self.modes()
-
-    def modes(self) -> dict[str, Any]:
-        """How far policies go, what those in shadow would have done, and what forecasts have shown."""
-        would = {
-            "priority": self._shadow.counts if self._shadow is not None else {},
-            "eviction": self._scored.watched if self._scored is not None else {},
-        }
-        return {
-            **self._modes.status(),
-            "would": {policy: dict(counts) for policy, counts in would.items()},
-            "evidence": self._evidence.status() if self._evidence is not None else None,
-        }
-
     def workflow_ended(self, workflow_type: str, workflow_id: str) -> bool:
         """A workflow will send no more requests; whether it was known."""
         if not self._bookkeeping.on:
@@ -238,93 +216,13 @@ class Policies(compat.SchedulerSeam):
     def _acts(self) -> bool:
         return not (self._priorities is None and self._workflows.retention is None and self._gate is None)
 
-    def _suffices(self) -> None:
-        self._modes.changed()
-
-    def _foretells(self, workflow_type: str) -> bool:
-        return bool(self._modes.of("eviction", workflow_type)) or self._evidence is not None
-
-    def _tells(self, workflow_type: str) -> bool:
-        """An order that nobody goes by may know all; where it acts, it goes by the types that are on."""
-        whole = self._modes.whole["eviction"]
-        return whole is not Mode.ON or self._modes.of("eviction", workflow_type) is Mode.ON
-
-    def _apply_modes(self) -> None:
-        """Policies go as far as is said now. Between two iterations only."""
-        self._modes_applied, whole = self._modes.changes, self._modes.whole
-        self._apply_to_blocks(whole["eviction"])
-        self._apply_to_gate(whole["admission"])
-        self._apply_to_priority(whole["priority"])
-        self._queue_again()
-
-    def _apply_to_blocks(self, mode: Mode) -> None:
-        scored = self._scored
-        if scored is None:
-            return
-        attends = compat.free_queue(self) is scored
-        if mode is Mode.OFF and attends:
-            if self._prefetch is not None:
-                self._prefetch.drop()
-                self._prefetch.begin()
-            compat.swap_blocks(self, scored.vllms, compat.Deaf())
-        elif mode is not Mode.OFF and not attends:
-            scored.switch.attempt(scored.begin)
-            compat.swap_blocks(self, scored, scored)
-        scored.acts = mode is Mode.ON
-        self._workflows.retention = None if mode is Mode.OFF else self._prefetch or scored
-
-    def _apply_to_gate(self, mode: Mode) -> None:
-        if self._gate is not None and mode is Mode.OFF:
-            self._refile(self._gate.close())
-            self._gate = None
-        elif self._gate is not None:
-            self._gate.reconsider()
-        elif self._admission is not None and self._admission.on and mode is not Mode.OFF:
-            self._gate = self._make_gate(self._config, self._admission)
-
-    def _apply_to_priority(self, mode: Mode) -> None:
-        if self._ranking is None or not self._ranking.on:
-            return
-        of_type = {name: self._type_of(name) for name in compat.requests(self)}
-        if self._priorities is None and mode is not Mode.OFF:
-            self._priorities = self._make_priorities(self._ranking)
-            self._priorities.acts = mode is Mode.ON
-            for name, request in compat.requests(self).items():
-                self._priorities.add(request, self._iteration, of_type[name], None)
-        priorities = self._priorities
-        if priorities is None:
-            return
-        priorities.acts = mode is Mode.ON
-        for name, request in compat.requests(self).items():
-            priorities.rank(name, self._modes.of("priority", of_type[name]) is Mode.ON)
-            (priorities.fold if priorities.acts else priorities.give_back)(request)
-        if mode is Mode.OFF:
-            self._priorities = None
-
-    def _queue_again(self) -> None:
-        """The queues of waiting requests are those of the policies that act; who waits comes along."""
-        compat.own_waiting(self)
-        if self._gate is not None or (self._priorities is not None and self._priorities.acts):
-            compat.hook_waiting(self, self._queue)
-        self._shadow, shadow = None, self._shadow
-        if self._priorities is not None and self._modes.shadows("priority"):
-            self._shadow = ShadowOrder(self._priorities.wanted, self._holds, self._priorities.unranked)
-            self._shadow.counts = shadow.counts if shadow is not None else self._shadow.counts
-            for request in compat.requests(self).values():
-                if not request.num_computed_tokens:
-                    self._shadow.arrives(request)
-
-    def _type_of(self, request_id: str) -> str:
-        step = self._workflows.step(request_id)
-        return step.workflow_type if step is not None else ""
-
     def _make_priorities(self, switch: Switch) -> Priorities:
         return Priorities(self._config.priority_settings(), self._medians, compat.by_priority(self), switch)
 
-    def _make_gate(self, config: PresageConfig, switch: Switch) -> Gate:
+    def _make_gate(self, switch: Switch) -> Gate:
         return Gate(
-            config.admission_settings(),
-            config.held_at_most_s,
+            self._config.admission_settings(),
+            self._config.held_at_most_s,
             compat.cache_tokens(self),
             compat.block_tokens(self),
             compat.most_running(self),

@@ -53,7 +53,7 @@ def test_evidence_that_nobody_has_yet_leaves_each_step_to_vllm(tmp_path: Path) -
         logs.append(engine.log)
     assert logs[0] == logs[1]
     shown = engine.scheduler.presage_status()["modes"]["evidence"]
-    assert {name for name in shown} <= {"review", "search"}
+    assert set(shown) <= {"review", "search"}
     assert shown
     assert not any(of["suffices"] for models in shown.values() for of in models.values())  # chance is over-confident
 
@@ -147,7 +147,7 @@ def test_a_type_in_shadow_stands_where_the_unknown_stand_and_others_are_ranked(t
 
 
 def test_the_forecasts_of_a_type_in_shadow_are_made_and_not_used(tmp_path: Path) -> None:
-    """b is sure to return, but its type is in shadow: its blocks count as unknown, which is sure for one step."""
+    """b will hardly return, but its type is in shadow: its blocks count as unknown, which is sure for one step."""
     found = {}
     for mode in ("on", "shadow", "off"):
         engine, known = served(

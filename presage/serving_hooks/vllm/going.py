@@ -1,0 +1,159 @@
+"""A scheduler's policies go as far as the modes say: what that means for each, when it changes while requests wait.
+
+Off, a policy's own tables are dropped and vLLM's queues stand where ours stood; it begins anew from what it finds when
+it is on again. Between shadow and on nothing is lost. What concerns only some workflow types holds for a workflow from
+its next event on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.admission import Gate
+from presage.serving_hooks.vllm.blocks import ScoredBlocks
+from presage.serving_hooks.vllm.evidence import Evidence
+from presage.serving_hooks.vllm.modes import Mode, Modes
+from presage.serving_hooks.vllm.prefetch import Prefetcher
+from presage.serving_hooks.vllm.priorities import Priorities
+from presage.serving_hooks.vllm.shadow_order import ShadowOrder
+from presage.serving_hooks.vllm.switch import Switch
+from presage.serving_hooks.vllm.workflows import Workflows
+
+logger = logging.getLogger(__name__)
+
+
+class GoesAsFar:
+    """Of `Policies`, which has the rest."""
+
+    _modes: Modes
+    _modes_applied: int
+    _evidence: Evidence | None
+    _workflows: Workflows
+    _iteration: int
+    _ranking: Switch | None
+    _admission: Switch | None
+    _priorities: Priorities | None
+    _shadow: ShadowOrder | None
+    _gate: Gate | None
+    _scored: ScoredBlocks | None
+    _prefetch: Prefetcher | None
+
+    def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
+        """How far policies go from the next iteration on; what holds then.
+
+        Raises:
+            ConfigurationError: there is no such mode or policy.
+        """
+        self._modes.say(mode, policy, workflow_type)
+        types = "all workflow types" if workflow_type is None else "one workflow type"
+        logger.warning("mode %s of %s, %s", mode, policy or "all policies", types)
+        return self.modes()
+
+    def modes(self) -> dict[str, Any]:
+        """How far policies go, what those in shadow would have done, and what forecasts have shown."""
+        would = {
+            "priority": self._shadow.counts if self._shadow is not None else {},
+            "eviction": self._scored.watched if self._scored is not None else {},
+        }
+        return {
+            **self._modes.status(),
+            "would": {policy: dict(counts) for policy, counts in would.items()},
+            "evidence": self._evidence.status() if self._evidence is not None else None,
+        }
+
+    def _suffices(self) -> None:
+        self._modes.changed()
+
+    def _foretells(self, workflow_type: str) -> bool:
+        return bool(self._modes.of("eviction", workflow_type)) or self._evidence is not None
+
+    def _tells(self, workflow_type: str) -> bool:
+        """An order that nobody goes by may know all; where it acts, it goes by the types that are on."""
+        whole = self._modes.whole["eviction"]
+        return whole is not Mode.ON or self._modes.of("eviction", workflow_type) is Mode.ON
+
+    def _apply_modes(self) -> None:
+        """Policies go as far as is said now. Between two iterations only."""
+        self._modes_applied, whole = self._modes.changes, self._modes.whole
+        self._apply_to_blocks(whole["eviction"])
+        self._apply_to_gate(whole["admission"])
+        self._apply_to_priority(whole["priority"])
+        self._queue_again()
+
+    def _apply_to_blocks(self, mode: Mode) -> None:
+        scored = self._scored
+        if scored is None:
+            return
+        attends = compat.free_queue(self) is scored
+        if mode is Mode.OFF and attends:
+            if self._prefetch is not None:
+                self._prefetch.drop()
+                self._prefetch.begin()
+            compat.swap_blocks(self, scored.vllms, compat.Deaf())
+        elif mode is not Mode.OFF and not attends:
+            scored.switch.attempt(scored.begin)
+            compat.swap_blocks(self, scored, scored)
+        scored.acts = mode is Mode.ON
+        self._workflows.retention = None if mode is Mode.OFF else self._prefetch or scored
+
+    def _apply_to_gate(self, mode: Mode) -> None:
+        if self._gate is not None and mode is Mode.OFF:
+            self._refile(self._gate.close())
+            self._gate = None
+        elif self._gate is not None:
+            self._gate.reconsider()
+        elif self._admission is not None and self._admission.on and mode is not Mode.OFF:
+            self._gate = self._make_gate(self._admission)
+
+    def _apply_to_priority(self, mode: Mode) -> None:
+        if self._ranking is None or not self._ranking.on:
+            return
+        of_type = {name: self._type_of(name) for name in compat.requests(self)}
+        if self._priorities is None and mode is not Mode.OFF:
+            self._priorities = self._make_priorities(self._ranking)
+            self._priorities.acts = mode is Mode.ON
+            for name, request in compat.requests(self).items():
+                self._priorities.add(request, self._iteration, of_type[name], None)
+        priorities = self._priorities
+        if priorities is None:
+            return
+        priorities.acts = mode is Mode.ON
+        for name, request in compat.requests(self).items():
+            priorities.rank(name, self._modes.of("priority", of_type[name]) is Mode.ON)
+            (priorities.fold if priorities.acts else priorities.give_back)(request)
+        if mode is Mode.OFF:
+            self._priorities = None
+
+    def _queue_again(self) -> None:
+        """The queues of waiting requests are those of the policies that act; who waits comes along."""
+        compat.own_waiting(self)
+        if self._gate is not None or (self._priorities is not None and self._priorities.acts):
+            compat.hook_waiting(self, self._queue)
+        self._shadow, shadow = None, self._shadow
+        if self._priorities is not None and self._modes.shadows("priority"):
+            self._shadow = ShadowOrder(self._priorities.wanted, self._holds, self._priorities.unranked)
+            self._shadow.counts = shadow.counts if shadow is not None else self._shadow.counts
+            for request in compat.requests(self).values():
+                if not request.num_computed_tokens:
+                    self._shadow.arrives(request)
+
+    def _type_of(self, request_id: str) -> str:
+        step = self._workflows.step(request_id)
+        return step.workflow_type if step is not None else ""
+
+    def _make_priorities(self, switch: Switch) -> Priorities:
+        raise NotImplementedError
+
+    def _make_gate(self, switch: Switch) -> Gate:
+        raise NotImplementedError
+
+    def _queue(self) -> Any:
+        raise NotImplementedError
+
+    def _holds(self, request: Any) -> bool:
+        raise NotImplementedError
+
+    def _refile(self, request_ids: Any) -> None:
+        raise NotImplementedError
