@@ -112,7 +112,7 @@ class Gate:
         self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes], remaining_tokens: float | None
     ) -> None:
         """A step of a workflow enters the engine."""
-        mode = self._mode(step.workflow_type)
+        mode = self._mode(step.learnt_as)
         if mode is Mode.OFF:
             return
         now = self._clock()
@@ -120,7 +120,7 @@ class Gate:
         if account is None:
             # Where some are held a newcomer waits for the next decision, a moment from now.
             held = self._holding and mode is Mode.ON
-            account = self._accounts[step.workflow] = Account(step.workflow_type, now, held=held)
+            account = self._accounts[step.workflow] = Account(step.learnt_as, now, held=held)
             if held:
                 self._held[step.workflow] = account
         elif not account.requests:

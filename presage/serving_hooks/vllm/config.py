@@ -87,6 +87,12 @@ class PresageConfig(BaseModel):
         ge=0,
         description="workflows of a type that a model must have forecast well until policies act on it; 0: at once",
     )
+    admin_key_variable: str = Field(
+        "PRESAGE_ADMIN_KEY",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="environment variable with the key that routes which change the engine ask for; without one "
+        "there are no such routes",
+    )
     priority: bool = Field(True, description="shortest total job first with ageing, in place of vLLM's waiting queues")
     eviction: bool = Field(
         True, description="the scored order of free blocks, in place of vLLM's; idle without prefix caching"

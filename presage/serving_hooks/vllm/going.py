@@ -66,13 +66,15 @@ class GoesAsFar:
     def _suffices(self) -> None:
         self._modes.changed()
 
-    def _foretells(self, workflow_type: str) -> bool:
-        return bool(self._modes.of("eviction", workflow_type)) or self._evidence is not None
+    def _foretells(self, learnt_as: str) -> bool:
+        """Forecasts of next agents are eviction's; where evidence is asked for, everybody's."""
+        asking = ("eviction", "priority", "admission") if self._evidence is not None else ("eviction",)
+        return any(self._modes.of(policy, learnt_as) for policy in asking)
 
-    def _tells(self, workflow_type: str) -> bool:
+    def _tells(self, learnt_as: str) -> bool:
         """An order that nobody goes by may know all; where it acts, it goes by the types that are on."""
         whole = self._modes.whole["eviction"]
-        return whole is not Mode.ON or self._modes.of("eviction", workflow_type) is Mode.ON
+        return whole is not Mode.ON or self._modes.of("eviction", learnt_as) is Mode.ON
 
     def _apply_modes(self) -> None:
         """Policies go as far as is said now. Between two iterations only."""
@@ -110,18 +112,20 @@ class GoesAsFar:
     def _apply_to_priority(self, mode: Mode) -> None:
         if self._ranking is None or not self._ranking.on:
             return
-        of_type = {name: self._type_of(name) for name in compat.requests(self)}
+        steps = {name: self._workflows.step(name) for name in compat.requests(self)}
         if self._priorities is None and mode is not Mode.OFF:
             self._priorities = self._make_priorities(self._ranking)
             self._priorities.acts = mode is Mode.ON
             for name, request in compat.requests(self).items():
-                self._priorities.add(request, self._iteration, of_type[name], None)
+                step = steps[name]
+                self._priorities.add(request, self._iteration, step.workflow_type if step else "", None)
         priorities = self._priorities
         if priorities is None:
             return
         priorities.acts = mode is Mode.ON
         for name, request in compat.requests(self).items():
-            priorities.rank(name, self._modes.of("priority", of_type[name]) is Mode.ON)
+            step = steps[name]
+            priorities.rank(name, self._modes.of("priority", step.learnt_as if step else "") is Mode.ON)
             (priorities.fold if priorities.acts else priorities.give_back)(request)
         if mode is Mode.OFF:
             self._priorities = None
@@ -138,10 +142,6 @@ class GoesAsFar:
             for request in compat.requests(self).values():
                 if not request.num_computed_tokens:
                     self._shadow.arrives(request)
-
-    def _type_of(self, request_id: str) -> str:
-        step = self._workflows.step(request_id)
-        return step.workflow_type if step is not None else ""
 
     def _make_priorities(self, switch: Switch) -> Priorities:
         raise NotImplementedError

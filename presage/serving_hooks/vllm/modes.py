@@ -21,6 +21,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.tenants import unscoped
 from presage.serving_hooks.vllm.metadata import MAX_NAME
 
 POLICIES: Final = ("priority", "eviction", "admission", "prefetch")
@@ -74,12 +75,18 @@ class Modes:
         for name, mode in (workflow_types or {}).items():
             self.say(mode, None, name)
 
-    def of(self, policy: str, workflow_type: str) -> Mode:
-        """How far a policy goes for a workflow type; a prefetch no further than the eviction it stands on."""
-        mode = self._said(policy, workflow_type)
-        if mode is Mode.ON and self._suffices is not None and not self._suffices(workflow_type):
+    def of(self, policy: str, learnt_as: str) -> Mode:
+        """How far a policy goes for a workflow type; a prefetch no further than the eviction it stands on.
+
+        Args:
+            policy: one of POLICIES.
+            learnt_as: the type as its tenant's; what is said of a type is said of all tenants', what its forecasts have
+                shown is each one's own.
+        """
+        mode = self._rules[None, None] if len(self._rules) == 1 else self._said(policy, unscoped(learnt_as))
+        if mode is Mode.ON and self._suffices is not None and not self._suffices(learnt_as):
             mode = Mode.SHADOW
-        return min(mode, self.of("eviction", workflow_type)) if policy == "prefetch" else mode
+        return min(mode, self.of("eviction", learnt_as)) if policy == "prefetch" else mode
 
     def say(self, mode: str, policy: str | None = None, workflow_type: str | None = None) -> None:
         """From now on.
@@ -143,8 +150,6 @@ class Modes:
 
     def _said(self, policy: str, workflow_type: str | None) -> Mode:
         rules = self._rules
-        if len(rules) == 1:
-            return rules[None, None]
         both = rules.get((policy, workflow_type)) if workflow_type is not None else None
         if both is not None:
             return both

@@ -18,8 +18,10 @@ from typing import Annotated, Any
 from fastapi import FastAPI, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.tenants import scoped
+from presage.serving_hooks.vllm import admin, compat
 from presage.serving_hooks.vllm.metadata import MAX_NAME
+from presage.serving_hooks.vllm.tenants import NotesTenant, Tenants, keys_of, mark, tenant
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,14 @@ def status(core: Any) -> dict[str, Any]:
 def register() -> None:
     """Called by vLLM in each of its processes, whichever scheduler is used: must not fail."""
     try:
-        compat.add_to_engine({"presage_workflow_ended": workflow_ended, "presage_status": status})
+        compat.add_to_engine(
+            {
+                "presage_workflow_ended": workflow_ended,
+                "presage_status": status,
+                "presage_set_mode": admin.set_mode,
+                "presage_modes": admin.modes,
+            }
+        )
     except Exception as error:
         logger.warning("the end of a workflow cannot be said over HTTP: %s", type(error).__name__)
 
@@ -66,13 +75,18 @@ class WorkflowRoutes:
         self._engine: Any = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds the routes."""
+        """Adds the routes, and what tells clients apart."""
+        args = getattr(app.state, "args", None)
+        app.add_middleware(NotesTenant, tenants=Tenants(keys_of(args)))
+        key = admin.admin_key(args)
+        if key is not None:
+            admin.add_admin_routes(app, key, self._call)
 
         async def end(workflow_id: Id, workflow_type: Type = None, body: WorkflowEnd | None = None) -> dict[str, bool]:
             said = {name for name in (workflow_type, body.workflow_type if body else None) if name is not None}
             if len(said) > 1:
                 raise HTTPException(400, "the query and the body name two workflow types; give one")
-            answers = await self._call("presage_workflow_ended", said.pop() if said else "", workflow_id)
+            answers = await self._call("presage_workflow_ended", said.pop() if said else "", _own(workflow_id))
             return {"ended": any(answers)}
 
         async def status_of_all() -> dict[str, list[Any]]:
@@ -85,8 +99,15 @@ class WorkflowRoutes:
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Is told of the engine; None on a server without one."""
         self._engine = engine_client
+        if engine_client is not None:
+            compat.on_generate(engine_client, mark)
 
-    async def _call(self, method: str, *args: str) -> list[Any]:
+    async def _call(self, method: str, *args: str | None) -> list[Any]:
         if self._engine is None:
             raise HTTPException(503, "no engine runs behind this server; ask the one that serves the workflow")
         return await compat.call_engines(self._engine, method, *args)
+
+
+def _own(workflow_id: str) -> str:
+    """A workflow as the client that asks means it: its own, whatever others call theirs."""
+    return scoped(tenant(), workflow_id)

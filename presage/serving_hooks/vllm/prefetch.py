@@ -101,7 +101,7 @@ class Prefetcher:
 
     def arrives(self, step: Step, request: Any) -> None:
         """A step of a workflow has come."""
-        if self._mode(step.workflow_type):
+        if self._mode(step.learnt_as):
             self.switch.attempt(self._prompts.arrives, step, request)
 
     def left(self, request: Any, step: Step | None) -> None:
@@ -114,7 +114,7 @@ class Prefetcher:
         """A new forecast of the workflow that `step` belongs to."""
         self._blocks.forecast(step, lookahead)
         self._stuck = False
-        if self._mode(step.workflow_type):
+        if self._mode(step.learnt_as):
             self.switch.attempt(self._prompts.forecast, step, lookahead)
 
     def end(self, workflow: str) -> None:
@@ -253,7 +253,7 @@ class Prefetcher:
         fetches = [
             (prompts[int(fetch.name)], fetch.blocks) for fetch in plan.fetches[: self._limits.requests - decoding]
         ]
-        acted_on = [one for one in fetches if self._mode(one[0].step.workflow_type) is Mode.ON]
+        acted_on = [one for one in fetches if self._mode(one[0].step.learnt_as) is Mode.ON]
         self.counts["would start"] += len(fetches) - len(acted_on)
         # An idle engine without prompts has settled some, and looks at the next ones.
         self._stuck = not acted_on and bool(prompts or decoding)

@@ -68,7 +68,8 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         self._evidence = Evidence(config.evidence, self._suffices) if config.evidence else None
         self._workflows.evidence = self._evidence
         said, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
-        self._modes = Modes(said.default, dict(said.policies), said.workflow_types, suffices)
+        policies = {str(policy): mode for policy, mode in said.policies.items()}
+        self._modes = Modes(said.default, policies, said.workflow_types, suffices)
         self._workflows.foretells, self._workflows.tells = self._foretells, self._tells
         self._prefetch: Prefetcher | None = None
         fetching = Switch("prefetch", self._counts)
@@ -97,12 +98,12 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         if comes:
             self._bookkeeping.attempt(self._arrives, request)
             step = self._workflows.step(request.request_id)
-            workflow_type, left = step.workflow_type if step else "", None
-            if self._modes.of("priority", workflow_type) or self._modes.of("admission", workflow_type):
+            learnt_as, left = step.learnt_as if step else "", None
+            if self._modes.of("priority", learnt_as) or self._modes.of("admission", learnt_as):
                 left = self._workflows.remaining_tokens(request.request_id, request.num_prompt_tokens)
             if self._priorities is not None:
-                ranked = self._modes.of("priority", workflow_type) is Mode.ON
-                self._priorities.add(request, self._iteration, workflow_type, left, ranked)
+                ranked = self._modes.of("priority", learnt_as) is Mode.ON
+                self._priorities.add(request, self._iteration, step.workflow_type if step else "", left, ranked)
             if self._gate is not None and step is not None:
                 asked = request.num_prompt_tokens, compat.prompt_hashes(self, request)
                 self._gate.switch.attempt(self._gate.arrives, request.request_id, step, *asked, left)

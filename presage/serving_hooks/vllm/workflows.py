@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from presage.serving_hooks.forecaster import LiveForecast
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
+from presage.serving_hooks.tenants import tenant_of
 from presage.serving_hooks.truth.following import Following
 from presage.serving_hooks.vllm.evidence import Evidence
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
@@ -27,6 +28,9 @@ from presage.serving_hooks.vllm.switch import Switch
 MOST_WORKFLOWS: Final = 100_000
 """Alive at once. Names come with requests, and a table must not grow with them: further ones are served as requests
 without a workflow, and counted."""
+
+MOST_OF_A_TENANT: Final = MOST_WORKFLOWS // 4
+"""Alive at once of one tenant, where tenants are told apart: none can take all the places."""
 
 
 class Retention(Protocol):
@@ -55,8 +59,8 @@ class Workflows:
 
     Attributes:
         retention: told forecasts and ends; None where eviction is vLLM's own.
-        foretells: whether forecasts of next agents are asked for, by workflow type.
-        tells: whether retention is told them, by workflow type; else it is told that nobody knows.
+        foretells: whether forecasts of next agents are asked for, by `learnt_as`.
+        tells: whether retention is told them, by `learnt_as`; else it is told that nobody knows.
         evidence: told what was forecast and what came; None where nobody asks.
     """
 
@@ -69,14 +73,15 @@ class Workflows:
         clock: Callable[[], float],
     ) -> None:
         self.retention: Retention | None = None
-        self.foretells: Callable[[str], bool] = lambda workflow_type: True
-        self.tells: Callable[[str], bool] = lambda workflow_type: True
+        self.foretells: Callable[[str], bool] = lambda learnt_as: True
+        self.tells: Callable[[str], bool] = lambda learnt_as: True
         self.evidence: Evidence | None = None
         self._forecasts = forecasts
         self._score = score
         self._lifecycle = Lifecycle(time_to_live_s)
         self._counts = counts
         self._clock = clock
+        self._of_tenant: Counter[str] = Counter()
         self._steps: dict[str, Step] = {}
         self._names: dict[str, Step] = {}
         self._seen: dict[str, LiveForecast] = {}
@@ -105,9 +110,15 @@ class Workflows:
 
     def arrives(self, request_id: str, step: Step) -> None:
         """A request that is a step of a workflow enters the engine."""
-        if step.workflow not in self._lifecycle and len(self._lifecycle) >= MOST_WORKFLOWS:
-            self._counts["workflows: too many"] += 1
-            return
+        tenant = tenant_of(step.workflow_id)
+        if step.workflow not in self._lifecycle:
+            if len(self._lifecycle) >= MOST_WORKFLOWS:
+                self._counts["workflows: too many"] += 1
+                return
+            if tenant and self._of_tenant[tenant] >= MOST_OF_A_TENANT:
+                self._counts["workflows: too many of one tenant"] += 1
+                return
+            self._of_tenant[tenant] += 1
         self._steps[request_id] = self._names[step.workflow] = step
         self._lifecycle.begin(step.workflow, self._clock())
         self._tell(step, arrived)
@@ -219,7 +230,8 @@ class Workflows:
     def _over(self, step: Step, cut: bool = False) -> None:
         if self.evidence is not None:
             self._proving.attempt(partial(self.evidence.following.ended, *_names(step), cut=cut))
-        self._names.pop(step.workflow, None)
+        if self._names.pop(step.workflow, None) is not None:
+            self._of_tenant[tenant_of(step.workflow_id)] -= 1
         self._seen.pop(step.workflow, None)
         self._lifecycle.end(step.workflow)
         if self.retention is not None:
@@ -232,7 +244,7 @@ class Workflows:
             return
         self._seen.pop(step.workflow, None)
         seen = UNKNOWN
-        if self._next_agents.on and self.foretells(step.workflow_type):
+        if self._next_agents.on and self.foretells(step.learnt_as):
             try:
                 forecast = ask()
                 self._counts[f"forecast: {forecast.source}"] += 1
@@ -245,12 +257,12 @@ class Workflows:
     def _prove(self, step: Step, tell: Callable[[Following, LiveForecast], object]) -> None:
         forecast = self._seen.get(step.workflow)
         if self.evidence is not None and forecast is not None:
-            self._proving.attempt(self.evidence.forecast, step.workflow_type, forecast)
+            self._proving.attempt(self.evidence.forecast, step.learnt_as, forecast)
             self._proving.attempt(tell, self.evidence.following, forecast)
 
     def _retain(self, step: Step, seen: Lookahead) -> None:
         if self.retention is not None:
-            self.retention.forecast(step, seen if self.tells(step.workflow_type) else UNKNOWN)
+            self.retention.forecast(step, seen if self.tells(step.learnt_as) else UNKNOWN)
 
     def _tell(self, step: Step, change: Callable[[LiveForecast, str], LiveForecast]) -> None:
         forecast = self._seen.get(step.workflow)
@@ -262,7 +274,8 @@ class Workflows:
 
 
 def _names(step: Step) -> tuple[str, str]:
-    return step.workflow_type, step.workflow_id
+    """Of a workflow, to whoever learns from it."""
+    return step.learnt_as, step.workflow_id
 
 
 def _as_it_is(forecast: LiveForecast, _: str) -> LiveForecast:

@@ -1,4 +1,4 @@
-"""A workflow type is acted on when its forecasts have shown enough, and one whose forecasts are over-confident is not."""
+"""A workflow type is acted on when its forecasts have shown enough, and never where they are over-confident."""
 
 from collections.abc import Iterator
 
