@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli import forecast, models, outcomes, replay, retrain_check, route, serve, study, traces, vllm_check
+from presage.cli import (
+    explain,
+    forecast,
+    mode,
+    models,
+    outcomes,
+    replay,
+    retrain_check,
+    route,
+    serve,
+    study,
+    traces,
+    vllm_check,
+)
 from presage.cli.boundary import Boundary
 
 app = typer.Typer(
@@ -47,6 +60,8 @@ app.command(
     epilog="Example:  presage serve Qwen/Qwen3-8B --max-model-len 8192 --additional-config.presage.gamma 0.8\n\n"
     "docs/serving.md says what clients send, and how to see that it works.",
 )(serve.serve)
+app.command(epilog="Example:  presage mode http://localhost:8000 shadow --policy eviction")(mode.mode)
+app.command(epilog="Example:  presage explain http://localhost:8000 r1 --type review --picture r1.svg")(explain.explain)
 app.command(epilog="Example:  presage vllm-check --registry sqlite:///mlflow.db --json")(vllm_check.vllm_check)
 
 

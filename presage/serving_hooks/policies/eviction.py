@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from presage.errors import ConfigurationError, InputError
 from presage.serving_hooks.policies.access import AccessIndex, Group
@@ -230,6 +230,31 @@ class FreeOrder:
             block in self._blank if group is None else not group.uses and block in group.free
             for block, group in ((block, group_of[block]) for block in blocks)
         )
+
+    def explain(self, workflow: str) -> list[dict[str, Any]]:
+        """The groups of blocks that an active workflow uses, the next to be given up first. Costs O(groups).
+
+        Of each: how many blocks, how many of them are free, the agents of the workflow that touch them, how many
+        workflows ever did, the score, and how many free blocks are given up before (None where none is free).
+        """
+        running = self._index.running.get(workflow)
+        order = sorted(entry for entry in self._heap if self._valid(entry))
+        before, count = {}, len(self._blank)
+        for entry in order:
+            before[entry[-1].id] = count
+            count += len(entry[-1].free)
+        told: list[dict[str, Any]] = [
+            {
+                "blocks": group.size,
+                "free": len(group.free),
+                "agents": sorted(group.uses[workflow].agents),
+                "users": group.users,
+                "score": round(group.score / UNIT, 4),
+                "before": before.get(group.id),
+            }
+            for group in (running.groups.values() if running is not None else ())
+        ]
+        return sorted(told, key=lambda group: (group["before"] is None, group["before"], -group["blocks"]))
 
     def _valid(self, entry: Entry) -> bool:
         return entry[-1].entry is entry and bool(entry[-1].free)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
@@ -82,6 +82,7 @@ class Gate:
         self.switch = switch
         self._mode = mode
         self._let_run = 0
+        self._why: Mapping[str, str] = {}
         self._again = False
         self.times = IterationTimes()
         self.counts: Counter[str] = Counter()
@@ -216,6 +217,21 @@ class Gate:
             "rates": asdict(self._rates) if self._rates else None,
         }
 
+    def explain(self, workflow: str) -> dict[str, Any] | None:
+        """Where a workflow is, whether it is held, and why; None for one that is not known."""
+        account, now = self._accounts.get(workflow), self._clock()
+        if account is None:
+            return None
+        return {
+            "phase": account.phase.name.lower(),
+            "since_s": round(now - account.since, 3),
+            "held": account.held,
+            "held_s": round(account.waited_s(now), 3),
+            "exempt": account.exempt,
+            "reason": self._why.get(workflow),
+            "known_tokens": len(account.blocks) * self._block_tokens,
+        }
+
     def close(self) -> list[str]:
         """Nothing is decided any more: the requests that were known."""
         return self._open()
@@ -234,7 +250,7 @@ class Gate:
         decision = self._admission.decide(self._columns.refresh(), self._rates, now)
         self._last = _Decided(Counter(decision.held.values()), decision.chosen, decision.everybody)
         acts_on = [name for name in decision.held if self._mode(self._accounts[name].workflow_type) is Mode.ON]
-        self._let_run = len(decision.held) - len(acts_on)
+        self._let_run, self._why = len(decision.held) - len(acts_on), decision.held
         if self._let_run:
             # Those that run all the same weigh on the cache as well, each taken as much as the others.
             share = self._let_run / len(decision.held)

@@ -166,6 +166,18 @@ class ScoredBlocks:
         """A workflow has ended."""
         self.switch.attempt(self._order.end, workflow)
 
+    def explain(self, workflow: str) -> dict[str, Any] | None:
+        """How many blocks a workflow uses, and where they stand in the order; None where that is off."""
+        if not self.switch.on:
+            return None
+        groups = self._order.explain(workflow)
+        return {
+            "blocks": sum(group["blocks"] for group in groups),
+            "free": sum(group["free"] for group in groups),
+            "all_free": self.num_free_blocks,
+            "groups": groups,
+        }
+
     # What a prefetch asks and tells.
 
     def spare(self, found: Iterable[int]) -> int:

@@ -87,6 +87,11 @@ class PresageConfig(BaseModel):
         ge=0,
         description="workflows of a type that a model must have forecast well until policies act on it; 0: at once",
     )
+    explain: int = Field(
+        2000,
+        ge=0,
+        description="forecasts kept, the last of all workflows together, for `presage explain`",
+    )
     admin_key_variable: str = Field(
         "PRESAGE_ADMIN_KEY",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",

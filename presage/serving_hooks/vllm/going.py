@@ -8,13 +8,17 @@ its next event on.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
+from presage.serving_hooks.tenants import scoped, tenant_of
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.admission import Gate
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.evidence import Evidence
-from presage.serving_hooks.vllm.modes import Mode, Modes
+from presage.serving_hooks.vllm.explain import plain, reasons
+from presage.serving_hooks.vllm.metadata import Step, workflow_key
+from presage.serving_hooks.vllm.modes import POLICIES, Mode, Modes
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
 from presage.serving_hooks.vllm.shadow_order import ShadowOrder
@@ -62,6 +66,41 @@ class GoesAsFar:
             "would": {policy: dict(counts) for policy, counts in would.items()},
             "evidence": self._evidence.status() if self._evidence is not None else None,
         }
+
+    def explain(self, workflow_type: str, workflow_id: str) -> dict[str, Any]:
+        """What is known of a workflow, what was decided about it, and why; see explain.py."""
+        workflow, last = workflow_key(workflow_type, workflow_id), self._workflows.last
+        learnt_as = scoped(tenant_of(workflow_id), workflow_type)
+        told = {
+            **plain(workflow_type, workflow_id),
+            "alive": workflow in self._workflows,
+            "modes": {policy: self._modes.of(policy, learnt_as).word for policy in POLICIES},
+            "forecasts": last.of(workflow) if last is not None else [],
+            "requests": [self._explain(name, step) for name, step in self._workflows.requests_of(workflow).items()],
+            "admission": self._gate.explain(workflow) if self._gate is not None else None,
+            "blocks": self._scored.explain(workflow) if self._scored is not None else None,
+        }
+        return {**told, "reasons": reasons(told)}
+
+    def _explain(self, request_id: str, step: Step) -> dict[str, Any]:
+        request, waiting = compat.requests(self)[request_id], compat.waiting_queues(self)[0]
+        line = [one.request_id for one in waiting]
+        told = {
+            "agent": step.agent,
+            "step": step.number,
+            "state": compat.state(request),
+            "prompt_tokens": request.num_prompt_tokens,
+            "output_tokens": request.num_output_tokens,
+            "held": self._holds(request),
+            "place": line.index(request_id) + 1 if request_id in line else None,
+            "waiting": len(line),
+            "key": None,
+        }
+        if self._priorities is not None:
+            given, level, remaining, _ = self._priorities.wanted(request)
+            tokens = remaining if math.isfinite(remaining) else None
+            told["key"] = {"class": given, "level": level, "remaining_tokens": tokens}
+        return told
 
     def _suffices(self) -> None:
         self._modes.changed()

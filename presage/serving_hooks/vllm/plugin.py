@@ -6,6 +6,7 @@ still ends by `workflow_end` on its last request, or by its time to live.
 
     POST /v1/workflows/r1/end?workflow_type=review   ->  {"ended": true}
     GET  /v1/workflows/status                        ->  {"engines": [...]}
+    GET  /v1/workflows/r1/explain?workflow_type=review  ->  {"engines": [...]}, of those that know it
 
 The type may also stand in the body, `{"workflow_type": "review"}`; without one it is that of requests that give none.
 """
@@ -38,6 +39,15 @@ def status(core: Any) -> dict[str, Any]:
     return dict(scheduler.presage_status()) if hasattr(scheduler, "presage_status") else {}
 
 
+def explain(core: Any, workflow_type: str, workflow_id: str) -> dict[str, Any]:
+    """What the scheduler of an engine's core knows of a workflow, and why it does what; empty for one it has not."""
+    scheduler = core.scheduler
+    if not hasattr(scheduler, "explain"):
+        return {}
+    told = dict(scheduler.explain(workflow_type, workflow_id))
+    return told if told["alive"] or told["forecasts"] or told["requests"] else {}
+
+
 def register() -> None:
     """Called by vLLM in each of its processes, whichever scheduler is used: must not fail."""
     try:
@@ -45,6 +55,7 @@ def register() -> None:
             {
                 "presage_workflow_ended": workflow_ended,
                 "presage_status": status,
+                "presage_explain": explain,
                 "presage_set_mode": admin.set_mode,
                 "presage_modes": admin.modes,
             }
@@ -92,8 +103,17 @@ class WorkflowRoutes:
         async def status_of_all() -> dict[str, list[Any]]:
             return {"engines": await self._call("presage_status")}
 
+        async def explain_one(workflow_id: Id, workflow_type: Type = None) -> dict[str, list[Any]]:
+            told = [one for one in await self._call("presage_explain", workflow_type or "", _own(workflow_id)) if one]
+            if not told:
+                raise HTTPException(
+                    404, "no engine knows this workflow; its workflow_type is the one its requests give"
+                )
+            return {"engines": told}
+
         # An id may hold a slash: a path, not one part of it.
         app.add_api_route("/v1/workflows/{workflow_id:path}/end", end, methods=["POST"])
+        app.add_api_route("/v1/workflows/{workflow_id:path}/explain", explain_one, methods=["GET"])
         app.add_api_route("/v1/workflows/status", status_of_all, methods=["GET"])
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:

@@ -20,6 +20,7 @@ from presage.serving_hooks.vllm.admission import Gate
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
 from presage.serving_hooks.vllm.evidence import Evidence
+from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
 from presage.serving_hooks.vllm.going import GoesAsFar
 from presage.serving_hooks.vllm.metadata import Step, read
@@ -67,6 +68,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         )
         self._evidence = Evidence(config.evidence, self._suffices) if config.evidence else None
         self._workflows.evidence = self._evidence
+        self._workflows.last = LastForecasts(config.explain, type(self).clock) if config.explain else None
         said, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
         policies = {str(policy): mode for policy, mode in said.policies.items()}
         self._modes = Modes(said.default, policies, said.workflow_types, suffices)

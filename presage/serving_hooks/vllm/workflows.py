@@ -20,6 +20,7 @@ from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig
 from presage.serving_hooks.tenants import tenant_of
 from presage.serving_hooks.truth.following import Following
 from presage.serving_hooks.vllm.evidence import Evidence
+from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.known_steps import arrived, interrupted
 from presage.serving_hooks.vllm.metadata import Step, workflow_key
@@ -62,6 +63,7 @@ class Workflows:
         foretells: whether forecasts of next agents are asked for, by `learnt_as`.
         tells: whether retention is told them, by `learnt_as`; else it is told that nobody knows.
         evidence: told what was forecast and what came; None where nobody asks.
+        last: keeps the last forecasts of all, for who asks why; None where nobody does.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Workflows:
         self.foretells: Callable[[str], bool] = lambda learnt_as: True
         self.tells: Callable[[str], bool] = lambda learnt_as: True
         self.evidence: Evidence | None = None
+        self.last: LastForecasts | None = None
         self._forecasts = forecasts
         self._score = score
         self._lifecycle = Lifecycle(time_to_live_s)
@@ -209,6 +212,10 @@ class Workflows:
             self._over(step)
         return step is not None
 
+    def requests_of(self, workflow: str) -> dict[str, Step]:
+        """The steps of a workflow that are in the engine, by request. Costs O(requests)."""
+        return {name: step for name, step in self._steps.items() if step.workflow == workflow}
+
     def expire(self) -> None:
         """Workflows that have been silent too long have ended."""
         for workflow in self._lifecycle.expire(self._clock()):
@@ -248,6 +255,8 @@ class Workflows:
             try:
                 forecast = ask()
                 self._counts[f"forecast: {forecast.source}"] += 1
+                if self.last is not None:
+                    self.last.add(step, forecast)
                 seen = self._looked(forecast)
                 self._seen[step.workflow] = forecast
             except Exception as error:

@@ -1,0 +1,133 @@
+"""Asking a running server: one address, one answer as JSON, and one sentence for everything that may be wrong.
+
+A key goes to the address that was given and nowhere else: redirections are not followed.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+import typer
+
+from presage.errors import EngineError
+
+TIMEOUT_S: Final = 10.0
+KEY: Final = "VLLM_API_KEY"
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="Of the server, as http://localhost:8000.", show_default=False)]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        envvar=KEY,
+        help="The key that the server was started with, if any.",
+        show_default=False,
+    ),
+]
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Nowhere else."""
+
+
+def get(url: str, path: str, api_key: str | None, timeout_s: float = TIMEOUT_S) -> Any:
+    """What the server answers on a path; see `ask`."""
+    return ask(url, path, api_key, timeout_s=timeout_s)
+
+
+def ask(
+    url: str,
+    path: str,
+    api_key: str | None,
+    *,
+    body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    refusals: Mapping[int, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Any:
+    """What the server answers on a path.
+
+    Args:
+        url: of the server, with or without a path of its own in front of the API's; `http://` may be left out.
+        path: of the API.
+        api_key: sent as a bearer token.
+        body: sent as JSON by POST; without one it is a GET.
+        headers: to send as well.
+        refusals: what some codes mean on this path, where the server is ours and says so in words of its own.
+        timeout_s: seconds it may take to answer.
+
+    Raises:
+        EngineError: nobody answers, the key is missing or wrong, what answers is another server, or refuses.
+    """
+    where = _base(url)
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(where + path, data, {"Accept": "application/json"})
+    if data is not None:
+        request.add_header("Content-Type", "application/json")
+    for name, value in (headers or {}).items():
+        request.add_unredirected_header(name, value)
+    if api_key:
+        request.add_unredirected_header("Authorization", f"Bearer {api_key}")
+    try:
+        with urllib.request.build_opener(_Stay).open(request, timeout=timeout_s) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        told = (refusals or {}).get(error.code) if _is_ours(error) else None
+        raise EngineError(
+            f"{where}: {told}" if told else _refused(where, path, error.code, api_key is not None)
+        ) from None
+    except (TimeoutError, urllib.error.URLError) as error:
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        told = "no answer in time" if isinstance(why, TimeoutError) else getattr(why, "strerror", None) or str(why)
+        raise EngineError(
+            f"{where} does not answer ({told}); start it with `presage serve`, or correct the URL"
+        ) from None
+    except (ValueError, OSError, HTTPException) as error:  # no JSON, or another protocol
+        raise EngineError(f"{where}{path}: {_another(type(error).__name__)}") from None
+
+
+def _is_ours(error: urllib.error.HTTPError) -> bool:
+    """Whether our routes have refused, or the framework they stand in, and not vLLM's own door."""
+    try:
+        return "detail" in json.load(error)
+    except (ValueError, OSError, TypeError):
+        return False
+
+
+def _base(url: str) -> str:
+    given = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(given)
+        bad = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+    except ValueError:
+        bad = True
+    if not bad and "@" in parts.netloc:
+        raise EngineError(f"the URL holds a name or a password; leave it out, and give a key as --api-key or in {KEY}")
+    if bad or not given.isascii() or not given.isprintable() or " " in given:
+        raise EngineError(f"{url!r:.80} is no address of a server; give one such as http://localhost:8000")
+    return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+
+
+def _refused(where: str, path: str, code: int, with_key: bool) -> str:
+    if code == 401:
+        wrong = "does not take this key" if with_key else "wants a key"
+        return f"{where} {wrong}; give the one it was started with as --api-key or in {KEY}"
+    if code == 503:
+        return f"{where}: no engine runs behind this server; ask the one that serves the workflows"
+    if code == 404:
+        return f"{where}{path} is not there; {_another('404')}"
+    return f"{where}{path} answers {code}; look into the server's log"
+
+
+def _another(found: str) -> str:
+    return (
+        f"this is another server, or one without our routes ({found}): correct the URL, or start it with "
+        "`presage serve`, which names presage in VLLM_PLUGINS"
+    )
