@@ -114,7 +114,7 @@ def test_a_mode_is_sent_with_both_keys_and_what_holds_is_shown(made: Made) -> No
     ((method, path, headers, body),) = made.asked
     assert (method, path) == ("POST", "/v1/workflows/mode")
     assert body == {"mode": "off", "policy": "eviction", "workflow_type": "[red]beta"}
-    assert (headers["X-presage-admin-key"], headers["Authorization"]) == (ADMIN, "Bearer a key")
+    assert (headers["X-Presage-Admin-Key"], headers["Authorization"]) == (ADMIN, "Bearer a key")
     assert "[red]beta" in ran.out
     assert "at most: priority on, eviction on" in ran.out
     assert "Engine 1: its scheduler is another" in ran.out

@@ -240,15 +240,26 @@ def test_an_admin_and_nobody_else_switches_policies_while_the_server_runs(server
     assert server.http.post(url, json={"mode": "off"}).status_code == 401
     assert server.http.post(url, json={"mode": "off"}, headers={"X-Presage-Admin-Key": KEY}).status_code == 403
     assert httpx.post(f"{server.url}{url}", json={"mode": "off"}, headers=admin).status_code == 401  # vLLM's own door
-    plain = server.ask(workflow_id="m", agent="planner")
+    plain = server.ask()
     for mode in ("off", "shadow", "on"):
         (told,) = server.http.post(url, json={"mode": mode}, headers=admin).raise_for_status().json()["engines"]
         assert set(told["policies"].values()) == {mode}
         before = server.count("forecast: champion")
-        assert server.ask(workflow_id="m", agent="planner") == plain
+        assert server.ask(workflow_type="retry", workflow_id=f"m-{mode}", agent="planner", step=0) == plain
         assert server.count("forecast: champion") == before + (0 if mode == "off" else 2)
         assert server.status()["on"]["eviction"] is (mode == "on")
-    assert server.end("m")
+        assert server.end(f"m-{mode}", workflow_type="retry") is (mode != "off")
+
+
+def test_a_workflow_is_explained_to_its_own_client(server: Server) -> None:
+    server.ask(workflow_type="retry", workflow_id="why", agent="planner", step=0)
+    url = "/v1/workflows/why/explain?workflow_type=retry"
+    (told,) = server.http.get(url).raise_for_status().json()["engines"]
+    assert [made["moment"] for made in told["forecasts"]] == ["prefill", "completion"]
+    assert (told["workflow_id"], told["forecasts"][-1]["source"]) == ("why", "champion")
+    other = httpx.get(f"{server.url}{url}", headers={"Authorization": f"Bearer {OTHER_KEY}"})
+    assert other.status_code == 404
+    assert server.end("why", workflow_type="retry")
 
 
 def test_it_leaves_nothing_in_the_working_directory(server: Server) -> None:
