@@ -35,6 +35,7 @@ class GoesAsFar:
     _modes_applied: int
     _evidence: Evidence | None
     _workflows: Workflows
+    _bookkeeping: Switch
     _iteration: int
     _ranking: Switch | None
     _admission: Switch | None
@@ -115,8 +116,12 @@ class GoesAsFar:
         whole = self._modes.whole["eviction"]
         return whole is not Mode.ON or self._modes.of("eviction", learnt_as) is Mode.ON
 
-    def _apply_modes(self) -> None:
+    def _follow_modes(self) -> None:
         """Policies go as far as is said now. Between two iterations only."""
+        if self._modes.changes != self._modes_applied:
+            self._bookkeeping.attempt(self._apply_modes)
+
+    def _apply_modes(self) -> None:
         self._modes_applied, whole = self._modes.changes, self._modes.whole
         self._apply_to_blocks(whole["eviction"])
         self._apply_to_gate(whole["admission"])

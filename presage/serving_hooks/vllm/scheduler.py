@@ -96,6 +96,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
 
     def add_request(self, request: Any) -> None:
         """A request, or the next part of one that streams its input."""
+        self._follow_modes()
         comes = self._acts and request.request_id not in compat.requests(self)
         if comes:
             self._bookkeeping.attempt(self._arrives, request)
@@ -117,8 +118,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """One iteration."""
-        if self._modes.changes != self._modes_applied:
-            self._bookkeeping.attempt(self._apply_modes)
+        self._follow_modes()
         self._bookkeeping.attempt(self._workflows.expire)
         if not self._acts:
             return super().schedule(throttle_prefills)  # type: ignore[misc]

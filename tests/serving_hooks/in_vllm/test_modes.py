@@ -114,6 +114,28 @@ def test_one_word_switches_all_off_and_the_order_of_arrival_is_back(tmp_path: Pa
             assert engine.scheduler.presage_status()["modes"]["said"] == []
 
 
+def test_the_first_request_after_a_change_is_treated_by_it(tmp_path: Path) -> None:
+    engine, known = served(tmp_path)
+    engine.scheduler.set_mode("off", None, None)
+    step(engine, "a1", 0, 40)
+    assert (known.told, len(engine.scheduler._workflows)) == ([], 0)
+    engine.scheduler.set_mode("on", None, None)
+    step(engine, "a2", 0, 40)
+    assert ([told[0] for told in known.told], len(engine.scheduler._workflows)) == (["begins", "completes"], 1)
+
+
+def test_a_type_that_has_shown_enough_is_acted_on(tmp_path: Path) -> None:
+    engine, _ = served(tmp_path, returns=dict.fromkeys("abc", 0.9), presage={"evidence": 5})
+    modes = [engine.scheduler.presage_status()["modes"]["policies"]["eviction"]]
+    for number in range(60):  # the planner comes back nine times of ten, as is said
+        for again in range(10):
+            step(engine, f"a{number}.{again}", 0, 20)
+        step(engine, f"a{number}.x", 0, 20, workflow_end=1)
+        modes.append(engine.scheduler.presage_status()["modes"]["policies"]["eviction"])
+    assert (modes[0], modes[5], modes[-1]) == ("shadow", "shadow", "on")
+    assert engine.scheduler.presage_status()["on"]["eviction"]
+
+
 def test_who_came_while_priority_was_off_is_ranked_when_it_is_on_and_nobody_is_lost(tmp_path: Path) -> None:
     engine, _ = served(tmp_path, left={"d": 1.0}, seqs=1, presage={"mode": "off"})
     for name in "abc":
