@@ -44,7 +44,9 @@ def draw(one: Mapping[str, Any], file: Path) -> None:
 
 
 def _draw_next(axes: Axes, forecasts: list[Mapping[str, Any]]) -> None:
-    rows = [made["horizons"][0] if made["horizons"] else {"agents": {}, "end": 0.0} for made in forecasts]
+    rows: list[Mapping[str, Any]] = [
+        made["horizons"][0] if made["horizons"] else {"agents": {}, "end": 0.0} for made in forecasts
+    ]
     names = sorted({name for row in rows for name in row["agents"]})
     parts = {name: [float(row["agents"].get(name, 0.0)) for row in rows] for name in names}
     parts[_END] = [float(row["end"]) for row in rows]

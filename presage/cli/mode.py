@@ -58,7 +58,7 @@ def mode(
 def _told(engines: list[dict[str, Any]]) -> list[Any]:
     from presage.cli.tables import table
 
-    shown = []
+    shown: list[Any] = []
     for number, engine in enumerate(engines):
         if not engine:
             shown.append(f"Engine {number}: its scheduler is another")
