@@ -6,7 +6,9 @@ import typer
 
 from presage.cli import (
     calibrate_cost,
+    explain,
     forecast,
+    mode,
     models,
     outcomes,
     replay,
@@ -62,6 +64,8 @@ app.command(
     "docs/serving.md says what clients send, and how to see that it works.",
 )(serve.serve)
 app.command(epilog="Example:  presage status http://localhost:8000 --watch 2")(status.status)
+app.command(epilog="Example:  presage mode http://localhost:8000 shadow --policy eviction")(mode.mode)
+app.command(epilog="Example:  presage explain http://localhost:8000 r1 --type review --picture r1.svg")(explain.explain)
 app.command(epilog="Example:  presage vllm-check --registry sqlite:///mlflow.db --json")(vllm_check.vllm_check)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -37,26 +38,51 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 def get(url: str, path: str, api_key: str | None, timeout_s: float = TIMEOUT_S) -> Any:
+    """What the server answers on a path; see `ask`."""
+    return ask(url, path, api_key, timeout_s=timeout_s)
+
+
+def ask(
+    url: str,
+    path: str,
+    api_key: str | None,
+    *,
+    body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    refusals: Mapping[int, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Any:
     """What the server answers on a path.
 
     Args:
         url: of the server, with or without a path of its own in front of the API's; `http://` may be left out.
         path: of the API.
         api_key: sent as a bearer token.
+        body: sent as JSON by POST; without one it is a GET.
+        headers: to send as well.
+        refusals: what some codes mean on this path, where the server is ours and says so in words of its own.
         timeout_s: seconds it may take to answer.
 
     Raises:
-        EngineError: nobody answers, the key is missing or wrong, or what answers is another server.
+        EngineError: nobody answers, the key is missing or wrong, what answers is another server, or refuses.
     """
     where = _base(url)
-    request = urllib.request.Request(where + path, headers={"Accept": "application/json"})
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(where + path, data, {"Accept": "application/json"})
+    if data is not None:
+        request.add_header("Content-Type", "application/json")
+    for name, value in (headers or {}).items():
+        request.add_unredirected_header(name, value)
     if api_key:
         request.add_unredirected_header("Authorization", f"Bearer {api_key}")
     try:
         with urllib.request.build_opener(_Stay).open(request, timeout=timeout_s) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        raise EngineError(_refused(where, path, error.code, api_key is not None)) from None
+        told = (refusals or {}).get(error.code) if _is_ours(error) else None
+        raise EngineError(
+            f"{where}: {told}" if told else _refused(where, path, error.code, api_key is not None)
+        ) from None
     except (TimeoutError, urllib.error.URLError) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         told = "no answer in time" if isinstance(why, TimeoutError) else getattr(why, "strerror", None) or str(why)
@@ -65,6 +91,14 @@ def get(url: str, path: str, api_key: str | None, timeout_s: float = TIMEOUT_S) 
         ) from None
     except (ValueError, OSError, HTTPException) as error:  # no JSON, or another protocol
         raise EngineError(f"{where}{path}: {_another(type(error).__name__)}") from None
+
+
+def _is_ours(error: urllib.error.HTTPError) -> bool:
+    """Whether our routes have refused, or the framework they stand in, and not vLLM's own door."""
+    try:
+        return "detail" in json.load(error)
+    except (ValueError, OSError, TypeError):
+        return False
 
 
 def _base(url: str) -> str:

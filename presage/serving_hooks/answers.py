@@ -63,12 +63,13 @@ class Answers:
         self._agents, self._lengths, self._counts = agents, lengths, counts
         self._ask_agents, self._ask_lengths = agents_guard.ask, lengths_guard.ask
 
-    def open(self, workflow_type: str) -> Running:
-        """A workflow before its first step."""
+    def open(self, workflow_type: str, learnt_as: str) -> Running:
+        """A workflow before its first step; counts learn of it, and answer for it, as of the type `learnt_as`."""
         agents, lengths = self._agents, self._lengths
         return Running(
             self._ask_agents(partial(agents.predictor.open, workflow_type)) if agents is not None else _NONE,
             self._ask_lengths(partial(lengths.predictor.open, workflow_type)) if lengths is not None else _NONE,
+            learnt_as,
         )
 
     @property
@@ -86,7 +87,7 @@ class Answers:
         running.awaited = None
         before = running.agents.copy() if awaits_state and not isinstance(running.agents, Refused) else None
         if self._counts is not None:
-            running.seen.begun(self._counts, workflow_type, shared(step["agent"]))
+            running.seen.begun(self._counts, running.learnt_as, shared(step["agent"]))
         said: LiveLengths | Refused = _why_not(self._lengths, running.lengths)
         if self._lengths is not None and not isinstance(running.lengths, Refused):
             said = self._ask_lengths(partial(self._lengths.prefilled, running.lengths, step))
@@ -134,7 +135,7 @@ class Answers:
     def ended(self, workflow_type: str, running: Running) -> None:
         """The workflow has ended, and was not cut."""
         if self._counts is not None:
-            running.seen.ended(self._counts, workflow_type)
+            running.seen.ended(self._counts, running.learnt_as)
 
     def nothing(self, moment: Moment, reason: str, remaining: LiveLengths | None = None) -> LiveForecast:
         """The answer where nobody can say who comes next."""
@@ -160,7 +161,7 @@ class Answers:
         elif live.source == "champion" and not changed:
             return live
         recent = running.seen.recent
-        counted = self._counts.next_agents(workflow_type, recent) if self._counts is not None else None
+        counted = self._counts.next_agents(running.learnt_as, recent) if self._counts is not None else None
         if counted is not None and (isinstance(live, Refused) or changed or counted.evidence > live.evidence):
             reason = live.reason if isinstance(live, Refused) else DRIFTED if changed else LITTLE_SEEN
             return LiveForecast(
@@ -174,7 +175,7 @@ class Answers:
         if isinstance(said, LiveLengths) and said.source == "champion" and not changed:
             return said
         recent = running.seen.recent
-        counted = self._counts.remaining(workflow_type, recent[-1]) if self._counts is not None and recent else None
+        counted = self._counts.remaining(running.learnt_as, recent[-1]) if self._counts is not None and recent else None
         if counted is not None and (isinstance(said, Refused) or changed or counted[0] > said.evidence):
             evidence, median = counted
             reason = said.reason if isinstance(said, Refused) else DRIFTED if changed else LITTLE_SEEN

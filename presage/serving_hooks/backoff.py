@@ -14,7 +14,7 @@ and what was counted of them is forgotten. No randomness: the same events give t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.tenants import tenant_of
 
 ORDER: Final = 2
 """Agents a context goes back."""
@@ -102,9 +103,15 @@ class OnlineCounts:
         if of is None:
             of = self._types[workflow_type] = _OfType(self.config)
             if len(self._types) > self.config.types:
-                self._types.popitem(last=False)
+                del self._types[self._to_go()]
         self._types.move_to_end(workflow_type)
         return of
+
+    def _to_go(self) -> str:
+        """The type longest unused of the tenant that has most: none makes others forget what was learnt of theirs."""
+        of = Counter(map(tenant_of, self._types))
+        most = max(of.values())
+        return next(name for name in self._types if of[tenant_of(name)] == most)
 
 
 class _OfType:

@@ -38,6 +38,7 @@ from presage.serving_hooks.live import (
     Projection,
 )
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
+from presage.serving_hooks.tenants import scoped, tenant_of
 from presage.serving_hooks.truth.truth import Truth
 from presage.serving_hooks.workflows import Workflows, shared, short
 
@@ -287,7 +288,7 @@ class Forecaster:
         key, now = (shared(workflow_type), short(workflow_id)), self._clock()
         running = self._workflows.heard(key, now)
         if running is None:
-            running = self._answers.open(workflow_type)
+            running = self._answers.open(workflow_type, shared(scoped(tenant_of(workflow_id), workflow_type)))
             self.dropped += self._workflows.add(key, running, now)
         if step is not None and step != running.steps:
             running.miss(step)

@@ -70,11 +70,13 @@ class Running:
         heard_at: of its last event, seconds.
         seen: what counts are to learn of it.
         awaited: the step that began last, as long as its state may come.
+        learnt_as: what counts learn of it, they learn of this workflow type.
     """
 
-    __slots__ = ("agents", "awaited", "heard_at", "lengths", "said", "seen", "steps", "within")
+    __slots__ = ("agents", "awaited", "heard_at", "learnt_as", "lengths", "said", "seen", "steps", "within")
 
-    def __init__(self, agents: Workflow | Refused, lengths: LengthWorkflow | Refused) -> None:
+    def __init__(self, agents: Workflow | Refused, lengths: LengthWorkflow | Refused, learnt_as: str) -> None:
+        self.learnt_as = learnt_as
         self.agents, self.lengths, self.said = agents, lengths, NO_LENGTHS
         self.steps, self.within, self.heard_at = 0, False, 0.0
         self.seen = Seen()

@@ -29,7 +29,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from presage.errors import ConfigurationError, InputError
 from presage.serving_hooks.policies.access import AccessIndex, Group
@@ -167,6 +167,21 @@ class FreeOrder:
             self._index.forget(group, part)
         return given
 
+    def first(self, n: int) -> list[int]:
+        """The first n free blocks, or all, which stay. Costs O(groups they are of · log groups)."""
+        found, looked = list(islice(self._blank, n)), []
+        while len(found) < n and self._heap:
+            entry = heapq.heappop(self._heap)
+            group = self._of(entry)
+            if group is None:
+                self._discard(entry)
+                continue
+            looked.append(entry)
+            found += islice(group.free, n - len(found))
+        for entry in looked:
+            heapq.heappush(self._heap, entry)
+        return found
+
     def forget(self, blocks: Iterable[int]) -> None:
         """What these blocks hold is lost, free or not: a free one is given up before all that hold something."""
         for block in blocks:
@@ -234,6 +249,30 @@ class FreeOrder:
         """The group that an entry stands for; None for one that has been replaced, or whose group has no free block."""
         group = self._index.by_id.get(_id(entry))
         return group if group is not None and group.entry is entry and group.free else None
+
+    def explain(self, workflow: str) -> list[dict[str, Any]]:
+        """The groups of blocks that an active workflow uses, the next to be given up first. Costs O(groups).
+
+        Of each: how many blocks, how many of them are free, the agents of the workflow that touch them, how many
+        workflows ever did, the score, and how many free blocks are given up before (None where none is free).
+        """
+        running = self._index.running.get(workflow)
+        before, count = {}, len(self._blank)
+        for group in filter(None, map(self._of, sorted(self._heap))):
+            before[group.id] = count
+            count += len(group.free)
+        told: list[dict[str, Any]] = [
+            {
+                "blocks": group.size,
+                "free": len(group.free),
+                "agents": sorted(group.uses[workflow].agents),
+                "users": group.users,
+                "score": round(self._index.score(group) / UNIT, 4),
+                "before": before.get(group.id),
+            }
+            for group in (running.groups.values() if running is not None else ())
+        ]
+        return sorted(told, key=lambda group: (group["before"] is None, group["before"], -group["blocks"]))
 
     def _place_all(self, groups: Iterable[Group]) -> None:
         """Puts groups where their present scores, users and due times say."""

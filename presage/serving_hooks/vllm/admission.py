@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +26,7 @@ from presage.serving_hooks.vllm.admission_accounts import Account
 from presage.serving_hooks.vllm.admission_columns import Columns
 from presage.serving_hooks.vllm.admission_times import IterationTimes
 from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.modes import Mode
 from presage.serving_hooks.vllm.switch import Switch
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Gate:
         alive: whether a workflow without requests has not ended.
         clock: seconds, rising.
         switch: off once it has failed.
+        mode: how far it goes for a workflow type.
 
     Attributes:
         times: told of iterations.
@@ -75,8 +77,13 @@ class Gate:
         alive: Callable[[str], bool],
         clock: Callable[[], float],
         switch: Switch,
+        mode: Callable[[str], Mode] = lambda workflow_type: Mode.ON,
     ) -> None:
         self.switch = switch
+        self._mode = mode
+        self._let_run = 0
+        self._why: Mapping[str, str] = {}
+        self._again = False
         self.times = IterationTimes()
         self.counts: Counter[str] = Counter()
         self.longest_held_s = 0.0
@@ -106,12 +113,16 @@ class Gate:
         self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes], remaining_tokens: float | None
     ) -> None:
         """A step of a workflow enters the engine."""
+        mode = self._mode(step.learnt_as)
+        if mode is Mode.OFF:
+            return
         now = self._clock()
         account = self._accounts.get(step.workflow)
         if account is None:
             # Where some are held a newcomer waits for the next decision, a moment from now.
-            account = self._accounts[step.workflow] = Account(step.workflow_type, now, held=self._holding)
-            if self._holding:
+            held = self._holding and mode is Mode.ON
+            account = self._accounts[step.workflow] = Account(step.learnt_as, now, held=held)
+            if held:
                 self._held[step.workflow] = account
         elif not account.requests:
             self._quiet.pop(step.workflow, None)
@@ -195,6 +206,7 @@ class Gate:
         last = self._last
         return {
             "held": sum(waits),
+            "would_hold": self._let_run,
             "held_requests": sum(map(self.holds, self._workflow_of)),
             "paused": len(waits) - sum(waits),
             "held_s": self._held_s + sum(account.waited_s(now) for account in self._accounts.values()),
@@ -205,18 +217,48 @@ class Gate:
             "rates": asdict(self._rates) if self._rates else None,
         }
 
+    def explain(self, workflow: str) -> dict[str, Any] | None:
+        """Where a workflow is, whether it is held, and why; None for one that is not known."""
+        account, now = self._accounts.get(workflow), self._clock()
+        if account is None:
+            return None
+        return {
+            "phase": account.phase.name.lower(),
+            "since_s": round(now - account.since, 3),
+            "held": account.held,
+            "held_s": round(account.waited_s(now), 3),
+            "exempt": account.exempt,
+            "reason": self._why.get(workflow),
+            "known_tokens": len(account.blocks) * self._block_tokens,
+        }
+
+    def close(self) -> list[str]:
+        """Nothing is decided any more: the requests that were known."""
+        return self._open()
+
+    def reconsider(self) -> None:
+        """Whom it acts on may have changed: it decides at the next iteration."""
+        self._again = True
+
     # What the switch guards.
 
     def _decide(self, now: float, changed: list[str]) -> None:
         self._area, self._decided_at, self._news = self._load_area(now), now, False
+        self._again = False
         self._forget(now)
         self._rates = self._workload.rates(self.times.costs(now), self._most_decoding)
         decision = self._admission.decide(self._columns.refresh(), self._rates, now)
         self._last = _Decided(Counter(decision.held.values()), decision.chosen, decision.everybody)
-        self._holding = bool(decision.held)
+        acts_on = {name for name in decision.held if self._mode(self._accounts[name].workflow_type) is Mode.ON}
+        self._let_run, self._why = len(decision.held) - len(acts_on), decision.held
+        if self._let_run:
+            # Those that run all the same weigh on the cache as well, each taken as much as the others.
+            share = self._let_run / len(decision.held)
+            self._admission.load += (decision.everybody.load - self._admission.load) * share
+        self._holding = bool(acts_on)
         before, self._held = self._held, {}
-        for name in {**before, **decision.held}:  # of the others nothing changes
-            account, held = self._accounts[name], name in decision.held
+        for name in {**before, **dict.fromkeys(name for name in decision.held if name in acts_on)}:
+            account, held = self._accounts[name], name in acts_on  # of the others nothing changes
             waited_s = account.waited_s(now)
             self.longest_held_s = max(self.longest_held_s, waited_s)
             if not account.exempt and waited_s >= self._held_at_most_s:
@@ -253,7 +295,7 @@ class Gate:
         return self._area + self._admission.load * (now - self._decided_at) if self._last is not None else 0.0
 
     def _due(self, idle: bool, now: float) -> bool:
-        if idle and any(account.waits() for account in self._held.values()):
+        if self._again or (idle and any(account.waits() for account in self._held.values())):
             return True
         pause_s = max(AFTER_EVENT_S, _EACH_S * len(self._accounts)) if self._news else EVERY_S
         return now - self._decided_at >= pause_s
@@ -270,12 +312,12 @@ class Gate:
         return opened
 
     def _log(self, decision: Decision, now: float) -> None:
-        if decision.held and now - self._logged_at >= _LOG_EVERY_S:
+        if self._held and now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
             logger.info(
                 "%d of %d workflows are held: %.2f steps/s expected with %d, %.2f with all, whose loads on the cache "
                 "are %.2f and %.2f",
-                len(decision.held),
+                len(self._held),
                 len(decision.held) + len(decision.run),
                 decision.chosen.steps_per_s,
                 decision.chosen.workflows,

@@ -14,6 +14,7 @@ conversations that are over would stay for ever.)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -38,6 +39,10 @@ class ScoredBlocks:
         config: of the order.
         step_of: the step a request is, by request id; None for one without a workflow.
         switch: off once the order has failed.
+
+    Attributes:
+        acts: without, vLLM's own queue chooses, and the order only watches.
+        watched: blocks given up while it watched, and how many of them it would have kept for others.
     """
 
     def __init__(
@@ -49,13 +54,26 @@ class ScoredBlocks:
         switch: Switch,
     ) -> None:
         self.switch = switch
+        self.acts = True
+        self.watched: Counter[str] = Counter()
+        self._config = config
         self._queue = queue
         self._blocks = blocks
         self._step_of = step_of
         self._owned = bytearray(len(blocks))
-        self._order = FreeOrder(len(blocks), config)
-        self._order.append(block.block_id for block in queue.get_all_free_blocks())
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins anew, from what vLLM's queue holds now; whose it was is not known any more."""
+        self._owned = bytearray(len(self._blocks))
+        self._order = FreeOrder(len(self._blocks), self._config)
         self._order.forecast("", NO_WORKFLOW, _NOTHING)
+        self._freed(self._queue.get_all_free_blocks())
+
+    @property
+    def vllms(self) -> FreeQueue:
+        """vLLM's own queue."""
+        return self._queue
 
     @property
     def given_up(self) -> dict[str, int]:
@@ -83,6 +101,8 @@ class ScoredBlocks:
     def popleft_n(self, n: int) -> list[Any]:
         """The next n free blocks to be given up."""
         given: list[Any] = []
+        if self.switch.on and not self.acts:
+            return self._popped_by_vllm(n)
         if self.switch.on and n <= self._queue.num_free_blocks:
             try:
                 for block_id in self._order.pop(n):
@@ -119,7 +139,7 @@ class ScoredBlocks:
 
     def get_all_free_blocks(self) -> list[Any]:
         """All free blocks, the next to be given up first."""
-        if self.switch.on:
+        if self.switch.on and self.acts:
             try:
                 return [self._blocks[block_id] for block_id in self._order]
             except Exception as error:
@@ -154,11 +174,23 @@ class ScoredBlocks:
 
     def forecast(self, step: Step, lookahead: Lookahead) -> None:
         """A new forecast of the workflow that `step` belongs to."""
-        self.switch.attempt(self._order.forecast, step.workflow_type, step.workflow, lookahead)
+        self.switch.attempt(self._order.forecast, step.learnt_as, step.workflow, lookahead)
 
     def end(self, workflow: str) -> None:
         """A workflow has ended."""
         self.switch.attempt(self._order.end, workflow)
+
+    def explain(self, workflow: str) -> dict[str, Any] | None:
+        """How many blocks a workflow uses, and where they stand in the order; None where that is off."""
+        if not self.switch.on:
+            return None
+        groups = self._order.explain(workflow)
+        return {
+            "blocks": sum(group["blocks"] for group in groups),
+            "free": sum(group["free"] for group in groups),
+            "all_free": self.num_free_blocks,
+            "groups": groups,
+        }
 
     # What a prefetch asks and tells.
 
@@ -173,13 +205,27 @@ class ScoredBlocks:
 
     # What the switch guards.
 
+    def _popped_by_vllm(self, n: int) -> list[Any]:
+        given = self._queue.popleft_n(n)
+        self.switch.attempt(self._watch, [block.block_id for block in given])
+        return given
+
+    def _watch(self, given: list[int]) -> None:
+        wanted = set(self._order.first(len(given)))
+        self.watched["given up"] += len(given)
+        self.watched["otherwise"] += len(wanted.difference(given))
+        for block_id in given:
+            self._order.remove(block_id)
+            self._owned[block_id] = 0
+        self._order.forget(given)
+
     def _found(self, request_id: str, found: list[int]) -> None:
         # vLLM has cached by now what the step will write; those blocks are its agent's own and not counted.
         step = self._step_of(request_id)
         if step is None:
             self._order.filled(NO_WORKFLOW, "", found)
         else:
-            self._order.found(step.workflow_type, step.workflow, step.agent, found)
+            self._order.found(step.learnt_as, step.workflow, step.agent, found)
 
     def _written(self, request_id: str, blocks: Sequence[Block]) -> None:
         step = self._step_of(request_id)

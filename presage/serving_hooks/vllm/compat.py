@@ -61,6 +61,7 @@ SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.v1.core.block_pool:BlockPool.evict_blocks": ("self", "block_ids"),
     "vllm.v1.core.block_pool:BlockPool.reset_prefix_cache": ("self",),
     "vllm.v1.engine.core_client:AsyncMPClient.call_utility_all_async": ("self", "method"),
+    "vllm.v1.engine.async_llm:AsyncLLM.generate": ("self", "prompt", "sampling_params", "request_id"),
     "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_meta": (
         "self",
         "scheduler_output",
@@ -348,6 +349,22 @@ def hook_blocks(scheduler: Any, queue: Any, events: BlockEvents) -> None:
     pool.free_block_queue = queue
     pool.presage_events = events
     pool.__class__ = type(f"Presage{type(pool).__name__}", (_PoolSeam, type(pool)), {})
+
+
+class Deaf:
+    """Hears of blocks and does nothing."""
+
+    def filled(self, request: Any, blocks: Sequence[Block]) -> None:
+        """See `BlockEvents`."""
+
+    def lost(self, blocks: Iterable[int]) -> None:
+        """See `BlockEvents`."""
+
+
+def swap_blocks(scheduler: Any, queue: Any, events: BlockEvents) -> None:
+    """Others in the places that `hook_blocks` has made; `queue` holds the same blocks as the one before."""
+    pool = block_pool(scheduler)
+    pool.free_block_queue, pool.presage_events = queue, events
 
 
 def first_selected(scheduler: Any, output: Any) -> Iterator[Any]:
@@ -760,7 +777,18 @@ def add_to_engine(methods: Mapping[str, Callable[..., Any]]) -> None:
         setattr(EngineCore, name, method)
 
 
-async def call_engines(client: Any, method: str, *args: str) -> list[Any]:
+def on_generate(client: Any, tell: Callable[[Any], None]) -> None:
+    """`tell` hears the sampling parameters of every request that a server gives to its engine, before it does."""
+    generate = client.generate
+
+    def told(prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        tell(sampling_params)
+        return generate(prompt, sampling_params, *args, **kwargs)
+
+    client.generate = told
+
+
+async def call_engines(client: Any, method: str, *args: str | None) -> list[Any]:
     """Calls a method of the core of every engine behind a client; their answers."""
     answers: list[Any] = await client.engine_core.call_utility_all_async(method, *args)
     return answers

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.guard import HANG_S, Budget
@@ -15,6 +16,22 @@ from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.recorder.config import RecorderConfig
+
+# YAML reads `on` and `off` as true and false, and means the words.
+Word = Annotated[
+    Literal["off", "shadow", "on"],
+    BeforeValidator(lambda said: {True: "on", False: "off"}[said] if isinstance(said, bool) else said),
+]
+
+
+class ModeSettings(BaseModel):
+    """How far policies go where that is not the same for all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    default: Word = "on"
+    policies: Mapping[Literal["priority", "eviction", "admission", "prefetch"], Word] = {}
+    workflow_types: Mapping[str, Word] = {}
 
 
 class PresageConfig(BaseModel):
@@ -75,6 +92,27 @@ class PresageConfig(BaseModel):
     )
     recorder: RecorderConfig | None = Field(
         None, description="what is served is written down as traces: an object with at least `folder`"
+    )
+    mode: Word | ModeSettings = Field(
+        "on",
+        description="off, shadow (all is computed and shown, nothing is done) or on; or an object of default, policies "
+        "and workflow_types, words by name",
+    )
+    evidence: int = Field(
+        0,
+        ge=0,
+        description="workflows of a type that a model must have forecast well until policies act on it; 0: at once",
+    )
+    explain: int = Field(
+        2000,
+        ge=0,
+        description="forecasts kept, the last of all workflows together, for `presage explain`",
+    )
+    admin_key_variable: str = Field(
+        "PRESAGE_ADMIN_KEY",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="environment variable with the key that routes which change the engine ask for; without one "
+        "there are no such routes",
     )
     priority: bool = Field(True, description="shortest total job first with ageing, in place of vLLM's waiting queues")
     eviction: bool = Field(
@@ -155,6 +193,10 @@ class PresageConfig(BaseModel):
         min_length=1,
         description="what each iteration computed and how long it took is written here, for `presage calibrate-cost`",
     )
+
+    def modes(self) -> ModeSettings:
+        """How far policies go."""
+        return self.mode if isinstance(self.mode, ModeSettings) else ModeSettings(default=self.mode)
 
     def forecast_budget(self) -> Budget:
         """What each model may cost.

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, Final
 
+from presage.serving_hooks.tenants import scoped, tenant_of
+from presage.serving_hooks.vllm.tenants import ARGUMENT
+
 MAX_NAME: Final = 256
 """Characters of a name; longer ones are left out."""
 
@@ -37,10 +40,11 @@ class Step:
 
     Attributes:
         workflow_type: the application; "" if the client did not say.
-        workflow_id: one run of it.
+        workflow_id: one run of it; as its tenant's (serving_hooks/tenants.py), where tenants are told apart.
         agent: the role; "" if the client did not say.
         number: of the step in its workflow, from 0, if the client said.
         last: the client says that the workflow ends with this step.
+        learnt_as: what is learnt of its type is kept under this name: each tenant's own.
         workflow: one name for workflow type and id. Names hold no control characters, so no two of them collide.
     """
 
@@ -50,10 +54,13 @@ class Step:
     number: int | None = None
     last: bool = False
     workflow: str = field(init=False, repr=False, compare=False)
+    learnt_as: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Made once, and one copy for all steps: half a dozen tables are kept by this name.
         object.__setattr__(self, "workflow", intern(workflow_key(self.workflow_type, self.workflow_id)))
+        learnt_as = scoped(tenant_of(self.workflow_id), self.workflow_type)
+        object.__setattr__(self, "learnt_as", intern(learnt_as))
 
 
 def workflow_key(workflow_type: str, workflow_id: str) -> str:
@@ -77,9 +84,10 @@ def read(extra_args: object, session_id: object, counts: Counter[str]) -> Step |
         if workflow_type or agent:
             counts["workflow_id: missing"] += 1
         return None
+    tenant = extra_args.get(ARGUMENT) if isinstance(extra_args, dict) else None  # never out of what is nested
     return Step(
         workflow_type=_shared(workflow_type),
-        workflow_id=workflow_id,
+        workflow_id=scoped(_name(tenant, ARGUMENT, counts) or "", workflow_id),
         agent=_shared(agent),
         number=_number(sent.get("step"), counts),
         last=_flag(sent.get("workflow_end"), counts),

@@ -30,6 +30,7 @@ from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.modes import Mode
 from presage.serving_hooks.vllm.prefetch_pace import Pace
 from presage.serving_hooks.vllm.prefetch_prompts import Prompt, Prompts
 from presage.serving_hooks.vllm.prefetch_yield import Yield
@@ -54,6 +55,7 @@ class Prefetcher:
         most_bytes: of the memory of prompts.
         switch: off once anything has failed.
         clock: seconds, rising.
+        mode: how far it goes for a workflow type.
 
     Attributes:
         counts: internal requests started, aborted, refused.
@@ -68,16 +70,17 @@ class Prefetcher:
         most_bytes: int,
         switch: Switch,
         clock: Callable[[], float],
+        mode: Callable[[str], Mode] = lambda workflow_type: Mode.ON,
     ) -> None:
         self.switch = switch
+        self._mode = mode
+        self._most_bytes, self._least_value = most_bytes, config.least_value
         self.counts: Counter[str] = Counter()
         self._scheduler, self._add, self._blocks = scheduler, add, blocks
         self._policy = Prefetch(config)
         self._limits = compat.limits(scheduler)
         self._block = self._limits.block
-        self._prompts = Prompts(
-            self._limits, config.least_value, most_bytes, lambda hashes: compat.cached(scheduler, hashes)
-        )
+        self.begin()
         self._pace = Pace(clock)
         pool = compat.block_pool(scheduler).blocks
         self._yield = Yield(lambda block: pool[block].block_hash)
@@ -88,11 +91,18 @@ class Prefetcher:
         self._lookups: list[tuple[int, int]] = []
         self._number = 0
 
+    def begin(self) -> None:
+        """Begins anew: no prompt is known."""
+        self._prompts = Prompts(
+            self._limits, self._least_value, self._most_bytes, lambda hashes: compat.cached(self._scheduler, hashes)
+        )
+
     # What is known of workflows.
 
     def arrives(self, step: Step, request: Any) -> None:
         """A step of a workflow has come."""
-        self.switch.attempt(self._prompts.arrives, step, request)
+        if self._mode(step.learnt_as):
+            self.switch.attempt(self._prompts.arrives, step, request)
 
     def left(self, request: Any, step: Step | None) -> None:
         """A request has left the engine, and what it was; before anything is forecast from that."""
@@ -104,7 +114,8 @@ class Prefetcher:
         """A new forecast of the workflow that `step` belongs to."""
         self._blocks.forecast(step, lookahead)
         self._stuck = False
-        self.switch.attempt(self._prompts.forecast, step, lookahead)
+        if self._mode(step.learnt_as):
+            self.switch.attempt(self._prompts.forecast, step, lookahead)
 
     def end(self, workflow: str) -> None:
         """A workflow has ended: nothing of it may be touched after that."""
@@ -169,7 +180,7 @@ class Prefetcher:
         done = self._yield
         return {
             "on": self.switch.on,
-            **{name: self.counts[name] for name in ("started", "aborted", "refused")},
+            **{name: self.counts[name] for name in ("started", "would start", "aborted", "refused")},
             "tokens": done.fetched * self._block,
             "used_tokens": done.used * self._block,
             "wasted_tokens": done.wasted() * self._block,
@@ -239,10 +250,15 @@ class Prefetcher:
         candidates = [prompt.candidate(str(number)) for number, prompt in enumerate(prompts)]
         forecasts = {prompt.step.workflow: self._prompts.lookahead(prompt) for prompt in prompts}
         plan = self._policy.plan(self._engine(prompts, decoding), candidates, forecasts)
+        fetches = [
+            (prompts[int(fetch.name)], fetch.blocks) for fetch in plan.fetches[: self._limits.requests - decoding]
+        ]
+        acted_on = [one for one in fetches if self._mode(one[0].step.learnt_as) is Mode.ON]
+        self.counts["would start"] += len(fetches) - len(acted_on)
         # An idle engine without prompts has settled some, and looks at the next ones.
-        self._stuck = not plan.fetches and bool(prompts or decoding)
-        for fetch in plan.fetches[: self._limits.requests - decoding]:
-            self._fetch(prompts[int(fetch.name)], fetch.blocks, bool(decoding))
+        self._stuck = not acted_on and bool(prompts or decoding)
+        for prompt, blocks in acted_on:
+            self._fetch(prompt, blocks, bool(decoding))
 
     def _engine(self, prompts: list[Prompt], decoding: int) -> Engine:
         found = {block for prompt in prompts for block in prompt.found}

@@ -8,6 +8,7 @@ number: so class and key are folded into it, and it is given back when the polic
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -28,22 +29,49 @@ class Priorities:
         medians: of each workflow type, as `ShortestTotalJobFirst` has them.
         classes: whether vLLM schedules by `priority`.
         switch: off once a key has failed.
+
+    Attributes:
+        acts: vLLM goes by the keys; without, they are only known.
     """
 
     def __init__(self, config: PriorityConfig, medians: Mapping[str, float], classes: bool, switch: Switch) -> None:
         self.switch = switch
+        self.acts = True
         self._policy = ShortestTotalJobFirst(config, medians)
         self._classes = classes
         self._given: dict[str, int] = {}
+        self._unranked: set[str] = set()
+        self._middle = statistics.median(medians.values()) if medians else math.inf
 
-    def add(self, request: Any, iteration: int, workflow_type: str, remaining_tokens: float | None) -> None:
-        """A request arrives."""
+    def add(
+        self,
+        request: Any,
+        iteration: int,
+        workflow_type: str,
+        remaining_tokens: float | None,
+        ranked: bool = True,
+    ) -> None:
+        """A request arrives; one that is not `ranked` stands where those stand whose work nobody knows."""
+        self.rank(request.request_id, ranked)
         if self._classes:
             self._given[request.request_id] = request.priority
         self.switch.attempt(self._add, request, iteration, workflow_type, remaining_tokens)
 
+    def rank(self, request_id: str, ranked: bool) -> None:
+        """Whether a request has a place of its own from now on; its key may be another."""
+        (self._unranked.discard if ranked else self._unranked.add)(request_id)
+
+    def unranked(self, request_id: str) -> bool:
+        """Whether it has none."""
+        return request_id in self._unranked
+
     def key(self, request: Any) -> Order:
         """Where a request stands; by arrival, once the policy has failed."""
+        given, level, remaining, arrival = self.wanted(request)
+        return given, level, self._middle if request.request_id in self._unranked else remaining, arrival
+
+    def wanted(self, request: Any) -> tuple[int, int, float, float]:
+        """Where it would stand if it had a place of its own."""
         given = self._given.get(request.request_id, 0)
         if self.switch.on:
             try:
@@ -67,7 +95,7 @@ class Priorities:
 
     def fold(self, request: Any) -> None:
         """vLLM's own number follows the key, where it means anything to vLLM."""
-        if self._classes:
+        if self._classes and self.acts:
             self.switch.attempt(self._fold, request)
 
     def give_back(self, request: Any) -> None:
@@ -77,6 +105,7 @@ class Priorities:
     def left(self, request_id: str) -> None:
         """A request has left the engine."""
         self._given.pop(request_id, None)
+        self._unranked.discard(request_id)
         self._policy.remove(request_id)
 
     def _add(self, request: Any, iteration: int, workflow_type: str, remaining_tokens: float | None) -> None:
@@ -84,8 +113,9 @@ class Priorities:
         self.fold(request)
 
     def _fold(self, request: Any) -> None:
-        key = self._policy.key(request.request_id)
-        request.priority = self._given[request.request_id] * _CLASS + vllm_priority(key.level, key.remaining_tokens)
+        key, unranked = self._policy.key(request.request_id), request.request_id in self._unranked
+        remaining_tokens = self._middle if unranked else key.remaining_tokens
+        request.priority = self._given[request.request_id] * _CLASS + vllm_priority(key.level, remaining_tokens)
 
     def _changed(self, ask: Any, *args: Any) -> list[str]:
         if self.switch.on:

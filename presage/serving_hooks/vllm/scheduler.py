@@ -12,17 +12,23 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.admission import Gate
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
+from presage.serving_hooks.vllm.evidence import Evidence
+from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
+from presage.serving_hooks.vllm.going import GoesAsFar
 from presage.serving_hooks.vllm.metadata import Step, read
+from presage.serving_hooks.vllm.modes import Mode, Modes
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
+from presage.serving_hooks.vllm.shadow_order import ShadowOrder
 from presage.serving_hooks.vllm.step_times_file import TimedSteps
 from presage.serving_hooks.vllm.switch import Switch
 from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
@@ -38,7 +44,7 @@ from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 logger = logging.getLogger(__name__)
 
 
-class Policies(compat.SchedulerSeam):
+class Policies(GoesAsFar, compat.SchedulerSeam):
     """Goes before a vLLM scheduler class.
 
     Raises:
@@ -53,8 +59,10 @@ class Policies(compat.SchedulerSeam):
         compat.check_scheduler(self)
         compat.check_engine(self)
         compat.log_as_vllm_does()
+        caches = compat.caches_prefixes(self)
         config = read_config(compat.additional_config(self))
         forecasts = self.forecasts(config)
+        self._config, self._medians = config, forecasts.medians
         self._models, self._upkeep = forecasts.models, forecasts.upkeep
         self._iteration = 0
         self._counts: Counter[str] = Counter()
@@ -62,20 +70,27 @@ class Policies(compat.SchedulerSeam):
         self._workflows = Workflows(
             forecasts, config.score_settings(), config.time_to_live_s, self._counts, type(self).clock
         )
+        self._evidence = Evidence(config.evidence, self._suffices) if config.evidence else None
+        self._workflows.evidence = self._evidence
+        self._workflows.last = LastForecasts(config.explain, type(self).clock) if config.explain else None
+        said, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
+        policies = {str(policy): mode for policy, mode in said.policies.items()}
+        self._modes = Modes(said.default, policies, said.workflow_types, suffices)
+        self._workflows.foretells, self._workflows.tells = self._foretells, self._tells
         self._prefetch: Prefetcher | None = None
         fetching = Switch("prefetch", self._counts)
         self._eviction = Switch("eviction", self._counts, takes=(fetching,))
-        self._gate = self._make_gate(config) if config.admission and compat.caches_prefixes(self) else None
-        takes = (self._eviction,) if self._gate is None else (self._eviction, self._gate.switch)
+        self._ranking = Switch("priority", self._counts) if config.priority else None
+        self._admission = Switch("admission", self._counts) if config.admission and caches else None
+        takes = (self._eviction,) if self._admission is None else (self._eviction, self._admission)
         self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=takes)
-        self._priorities = self._make_priorities(config, forecasts) if config.priority else None
-        if self._priorities is not None or self._gate is not None:
-            compat.hook_waiting(self, self._queue)
-        self._scored = self._hook_blocks(config) if config.eviction and compat.caches_prefixes(self) else None
-        self._workflows.retention = self._scored
+        self._priorities: Priorities | None = None
+        self._shadow: ShadowOrder | None = None
+        self._gate: Gate | None = None
+        self._scored = self._hook_blocks(config) if config.eviction and caches else None
         if config.prefetch and self._scored is not None:
             self._prefetch = self._hook_prefetch(config, self._scored, fetching)
-            self._workflows.retention = self._prefetch or self._scored
+        self._apply_modes()
         self._observing = Observing(self, config.recorder, self._workflows.step, self._counts)
         self._workflows.records = self._observing
         recorded = config.recorder.states if config.recorder is not None else "off"
@@ -90,29 +105,34 @@ class Policies(compat.SchedulerSeam):
 
     def add_request(self, request: Any) -> None:
         """A request, or the next part of one that streams its input."""
+        self._follow_modes()
         comes = self._acts and request.request_id not in compat.requests(self)
         if comes:
             self._bookkeeping.attempt(self._arrives, request)
             step = self._workflows.step(request.request_id)
-            left = None
-            if self._priorities is not None or self._gate is not None:
+            learnt_as, left = step.learnt_as if step else "", None
+            if self._modes.of("priority", learnt_as) or self._modes.of("admission", learnt_as):
                 left = self._workflows.remaining_tokens(request.request_id, request.num_prompt_tokens)
             if self._priorities is not None:
-                self._priorities.add(request, self._iteration, step.workflow_type if step else "", left)
+                ranked = self._modes.of("priority", learnt_as) is Mode.ON
+                self._priorities.add(request, self._iteration, step.workflow_type if step else "", left, ranked)
             if self._gate is not None and step is not None:
                 asked = request.num_prompt_tokens, compat.prompt_hashes(self, request)
                 self._gate.switch.attempt(self._gate.arrives, request.request_id, step, *asked, left)
         super().add_request(request)  # type: ignore[misc]
         if comes and self._holds(request):
             compat.defer(self, request, True)
+        if comes and self._shadow is not None:
+            self._shadow.arrives(request)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """One iteration."""
+        self._follow_modes()
+        self._bookkeeping.attempt(self._workflows.expire)
         if not self._acts:
             return super().schedule(throttle_prefills)  # type: ignore[misc]
         self._iteration += 1
         self._renewal.attempt(self._renew)
-        self._bookkeeping.attempt(self._workflows.expire)
         self._age()
         began_at = type(self).clock()
         self._admit()
@@ -125,6 +145,8 @@ class Policies(compat.SchedulerSeam):
             self._gate.switch.attempt(self._begun, self._gate, output, began_at)
         if self._prefetch is not None:
             self._prefetch.after(output)
+        if self._shadow is not None:
+            self._bookkeeping.attempt(self._shadow.begun, [new.req_id for new in output.scheduled_new_reqs])
         if self._priorities is not None:
             for request_id in self._priorities.selected(output.num_scheduled_tokens, self._iteration):
                 self._priorities.switch.attempt(self._moved, request_id)
@@ -159,8 +181,6 @@ class Policies(compat.SchedulerSeam):
 
     def request_left(self, request: Any) -> None:
         """A request has finished or was aborted."""
-        if not self._acts:
-            return
         if self._prefetch is not None:
             self._prefetch.left(request, self._workflows.step(request.request_id))
         completed = compat.completed(request)
@@ -178,6 +198,8 @@ class Policies(compat.SchedulerSeam):
             )
         if self._priorities is not None:
             self._priorities.left(request.request_id)
+        if self._shadow is not None:
+            self._shadow.left(request.request_id)
 
     def workflow_ended(self, workflow_type: str, workflow_id: str) -> bool:
         """A workflow will send no more requests; whether it was known."""
@@ -192,9 +214,12 @@ class Policies(compat.SchedulerSeam):
     def presage_status(self) -> dict[str, Any]:
         """Which policies are on, who foretells, what was counted, and how many workflows are alive."""
         self._renewal.attempt(self._renew)  # an idle engine has no iterations
-        switches = {"priority": self._priorities, "eviction": self._scored, "admission": self._gate}
+        eviction = self._eviction if self._scored is not None else None
+        switches = {"priority": self._ranking, "eviction": eviction, "admission": self._admission}
+        whole = self._modes.whole
         return {
-            "on": {name: policy is not None and policy.switch.on for name, policy in switches.items()},
+            "on": {name: of is not None and of.on and whole[name] is Mode.ON for name, of in switches.items()},
+            "modes": self.modes(),
             "workflows": len(self._workflows),
             "expired": self._workflows.expired,
             "models": dict(self._models),
@@ -219,7 +244,7 @@ class Policies(compat.SchedulerSeam):
 
     @property
     def _acts(self) -> bool:
-        off = self._priorities is None and self._scored is None and self._gate is None
+        off = self._priorities is None and self._workflows.retention is None and self._gate is None
         return not off or self._observing.on
 
     def _upkept(self) -> Mapping[str, Any]:
@@ -233,25 +258,28 @@ class Policies(compat.SchedulerSeam):
         if self._upkeep is not None and self._upkeep.renew():
             self._states.renew()
 
-    def _make_priorities(self, config: PresageConfig, forecasts: Forecasts) -> Priorities:
-        switch = Switch("priority", self._counts)
-        return Priorities(config.priority_settings(), forecasts.medians, compat.by_priority(self), switch)
+    def _make_priorities(self, switch: Switch) -> Priorities:
+        return Priorities(self._config.priority_settings(), self._medians, compat.by_priority(self), switch)
 
-    def _make_gate(self, config: PresageConfig) -> Gate:
+    def _make_gate(self, switch: Switch) -> Gate:
         return Gate(
-            config.admission_settings(),
-            config.held_at_most_s,
+            self._config.admission_settings(),
+            self._config.held_at_most_s,
             compat.cache_tokens(self),
             compat.block_tokens(self),
             compat.most_running(self),
             self._workflows.__contains__,
             type(self).clock,
-            Switch("admission", self._counts),
+            switch,
+            partial(self._modes.of, "admission"),
         )
 
     def _queue(self) -> WaitingQueue:
         held = self._holds if self._gate is not None else nobody
-        return compat.own_order(self, held) if self._priorities is None else WaitingQueue(self._priorities.key, held)
+        priorities = self._priorities
+        if priorities is None or not priorities.acts:
+            return compat.own_order(self, held)
+        return WaitingQueue(priorities.key, held)
 
     def _holds(self, request: Any) -> bool:
         return self._gate is not None and self._gate.holds(request.request_id) and compat.untouched(request)
@@ -268,6 +296,8 @@ class Policies(compat.SchedulerSeam):
             request = compat.requests(self).get(request_id)
             if request is not None:
                 compat.waiting_queues(self)[0].refile(request_id)
+                if self._shadow is not None:
+                    self._shadow.refile(request_id)
                 compat.defer(self, request, self._holds(request) and request in compat.waiting_queues(self)[0])
 
     def _begun(self, gate: Gate, output: Any, began_at: float) -> None:
@@ -292,7 +322,8 @@ class Policies(compat.SchedulerSeam):
             logger.warning("prefetch is off on this engine: %s", reason)
             return None
         most_bytes, clock = config.prefetch_memory_mb * 2**20, type(self).clock
-        return Prefetcher(self, self._add_internal, scored, config.prefetch_settings(), most_bytes, switch, clock)
+        mode = partial(self._modes.of, "prefetch")
+        return Prefetcher(self, self._add_internal, scored, config.prefetch_settings(), most_bytes, switch, clock, mode)
 
     def _add_internal(self, request: Any) -> None:
         if self._priorities is not None:
@@ -319,7 +350,7 @@ class Policies(compat.SchedulerSeam):
         for request, found in compat.begun(self, output):
             if self._prefetch is not None and self._prefetch.begins(request.request_id, found):
                 continue
-            if self._scored is not None:
+            if self._scored is not None and self._workflows.retention is not None:
                 self._scored.begins(request.request_id, found)
             if self._workflows.step(request.request_id) is not None:
                 self._tiers.begins(*compat.prompt_by_tier(request))
@@ -328,6 +359,10 @@ class Policies(compat.SchedulerSeam):
     def _moved(self, request_id: str) -> None:
         if self._priorities is not None:
             self._priorities.fold(compat.requests(self)[request_id])
+            if self._shadow is not None:
+                self._shadow.moved(request_id)
+            if not self._priorities.acts:
+                return
         for queue in compat.waiting_queues(self):
             queue.moved(request_id)
 
@@ -341,7 +376,7 @@ class Policies(compat.SchedulerSeam):
             for request in compat.requests(self).values():
                 priorities.give_back(request)
             compat.own_waiting(self)
-            self._priorities = None
+            self._priorities = self._shadow = None
             if self._gate is not None:
                 compat.hook_waiting(self, self._queue)
 

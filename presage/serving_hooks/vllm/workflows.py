@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -19,6 +20,10 @@ from presage.serving_hooks.forecaster import LiveForecast
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.recorder.protocol import NoRecorder
+from presage.serving_hooks.tenants import tenant_of
+from presage.serving_hooks.truth.following import Following
+from presage.serving_hooks.vllm.evidence import Evidence
+from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.known_steps import arrived, interrupted
 from presage.serving_hooks.vllm.metadata import Step, workflow_key
@@ -27,6 +32,9 @@ from presage.serving_hooks.vllm.switch import Switch
 MOST_WORKFLOWS: Final = 100_000
 """Alive at once. Names come with requests, and a table must not grow with them: further ones are served as requests
 without a workflow, and counted."""
+
+MOST_OF_A_TENANT: Final = MOST_WORKFLOWS // 4
+"""Alive at once of one tenant, where tenants are told apart: none can take all the places."""
 
 
 class Retention(Protocol):
@@ -67,6 +75,10 @@ class Workflows:
         tapped: who is told hidden states, and where those of answers are; those of prompts come by `prefill_state`.
             None where none come.
         records: told forecasts and ends too; the steps themselves it hears from others.
+        foretells: whether forecasts of next agents are asked for, by `learnt_as`.
+        tells: whether retention is told them, by `learnt_as`; else it is told that nobody knows.
+        evidence: told what was forecast and what came; None where nobody asks.
+        last: keeps the last forecasts of all, for who asks why; None where nobody does.
     """
 
     def __init__(
@@ -80,11 +92,16 @@ class Workflows:
         self.retention: Retention | None = None
         self.records: Records = NoRecorder()
         self.tapped: tuple[ReadsStates, CompletionState] | None = None
+        self.foretells: Callable[[str], bool] = lambda learnt_as: True
+        self.tells: Callable[[str], bool] = lambda learnt_as: True
+        self.evidence: Evidence | None = None
+        self.last: LastForecasts | None = None
         self._forecasts = forecasts
         self._score = score
         self._lifecycle = Lifecycle(time_to_live_s)
         self._counts = counts
         self._clock = clock
+        self._of_tenant: Counter[str] = Counter()
         self._steps: dict[str, Step] = {}
         self._names: dict[str, Step] = {}
         self._seen: dict[str, LiveForecast] = {}
@@ -93,6 +110,7 @@ class Workflows:
         self.ended = 0
         self._next_agents = Switch("forecasts of next agents", counts)
         self._remaining = Switch("forecasts of remaining tokens", counts)
+        self._proving = Switch("evidence of forecasts", counts)
 
     def __len__(self) -> int:
         return len(self._lifecycle)
@@ -112,9 +130,15 @@ class Workflows:
 
     def arrives(self, request_id: str, step: Step) -> None:
         """A request that is a step of a workflow enters the engine."""
-        if step.workflow not in self._lifecycle and len(self._lifecycle) >= MOST_WORKFLOWS:
-            self._counts["workflows: too many"] += 1
-            return
+        tenant = tenant_of(step.workflow_id)
+        if step.workflow not in self._lifecycle:
+            if len(self._lifecycle) >= MOST_WORKFLOWS:
+                self._counts["workflows: too many"] += 1
+                return
+            if tenant and self._of_tenant[tenant] >= MOST_OF_A_TENANT:
+                self._counts["workflows: too many of one tenant"] += 1
+                return
+            self._of_tenant[tenant] += 1
         self._steps[request_id] = self._names[step.workflow] = step
         self._lifecycle.begin(step.workflow, self._clock())
         self._tell(step, arrived)
@@ -141,6 +165,7 @@ class Workflows:
                     step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
                 ),
             )
+            self._prove(step, lambda of, made: of.begun(*_names(step), step.agent, made, step.number))
 
         if self.tapped is not None and step is not None and step.workflow in self._seen:
             self._without_state[request_id] = self._seen[step.workflow]
@@ -194,6 +219,7 @@ class Workflows:
                 ),
                 ends=step.last,
             )
+            self._prove(step, lambda of, made: of.completed(*_names(step), made))
         if step.last or not alive:
             self._over(step)  # also one that ended while this request ran: what it touched since goes too
 
@@ -203,6 +229,10 @@ class Workflows:
         if step is not None:
             self._over(step)
         return step is not None
+
+    def requests_of(self, workflow: str) -> dict[str, Step]:
+        """The steps of a workflow that are in the engine, by request. Costs O(requests)."""
+        return {name: step for name, step in self._steps.items() if step.workflow == workflow}
 
     def expire(self) -> None:
         """Workflows that have been silent too long have ended."""
@@ -224,7 +254,10 @@ class Workflows:
 
     def _over(self, step: Step, how: str = SAID) -> None:
         self.records.ended(step.workflow_type, step.workflow_id, how)
-        self._names.pop(step.workflow, None)
+        if self.evidence is not None:
+            self._proving.attempt(partial(self.evidence.following.ended, *_names(step), cut=how == SILENT))
+        if self._names.pop(step.workflow, None) is not None:
+            self._of_tenant[tenant_of(step.workflow_id)] -= 1
         self._seen.pop(step.workflow, None)
         self.ended += self._lifecycle.end(step.workflow)
         if self.retention is not None:
@@ -237,27 +270,44 @@ class Workflows:
         """Asks also where the workflow ends: whoever made the forecast is to know that its last step completed."""
         self._seen.pop(step.workflow, None)
         seen = UNKNOWN
-        if self._next_agents.on:
+        if self._next_agents.on and self.foretells(step.learnt_as):
             try:
                 forecast = ask()
                 self.records.forecast(request_id, forecast)
                 self._counts[f"forecast: {forecast.source}"] += 1
+                if self.last is not None:
+                    self.last.add(step, forecast)
                 seen = self._looked(forecast.probabilities, forecast)
                 self._seen[step.workflow] = forecast
                 if forecast.moment == PREFILL:  # requests are ranked by what was said then
                     self._counts[f"forecast of lengths: {forecast.remaining.source}"] += 1
             except Exception as error:
                 self._next_agents.off(error)
-        if self.retention is not None and not ends:
-            self.retention.forecast(step, seen)
+        if not ends:
+            self._retain(step, seen)
+
+    def _prove(self, step: Step, tell: Callable[[Following, LiveForecast], object]) -> None:
+        forecast = self._seen.get(step.workflow)
+        if self.evidence is not None and forecast is not None:
+            self._proving.attempt(self.evidence.forecast, step.learnt_as, forecast)
+            self._proving.attempt(tell, self.evidence.following, forecast)
+
+    def _retain(self, step: Step, seen: Lookahead) -> None:
+        if self.retention is not None:
+            self.retention.forecast(step, seen if self.tells(step.learnt_as) else UNKNOWN)
 
     def _tell(self, step: Step, change: Callable[[LiveForecast, str], NDArray[np.float32]]) -> None:
         forecast = self._seen.get(step.workflow)
         if forecast is not None and self.retention is not None:
-            self.retention.forecast(step, self._looked(change(forecast, step.agent), forecast))
+            self._retain(step, self._looked(change(forecast, step.agent), forecast))
 
     def _looked(self, probabilities: NDArray[np.float32], forecast: LiveForecast) -> Lookahead:
         return lookahead(probabilities, forecast.agents, self._score)
+
+
+def _names(step: Step) -> tuple[str, str]:
+    """Of a workflow, to whoever learns from it."""
+    return step.learnt_as, step.workflow_id
 
 
 def _as_it_is(forecast: LiveForecast, _: str) -> NDArray[np.float32]:

@@ -59,7 +59,7 @@ def test_an_unknown_key_is_one_clear_error() -> None:
     with pytest.raises(ConfigurationError) as refused:
         read_config({"presage": {"evictoin": True, "gamma": 2, "quantum": "many"}})
     said = str(refused.value)
-    assert "presage.evictoin is unknown; there are admission, admission_forget_s, " in said
+    assert "presage.evictoin is unknown; there are admin_key_variable, admission, " in said
     assert "presage.gamma is 2: input should be less than or equal to 1" in said
     assert "presage.quantum is 'many'" in said
     assert "\n" not in said

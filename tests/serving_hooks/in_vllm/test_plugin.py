@@ -21,6 +21,7 @@ class Engines:
         )
         self.cores = [SimpleNamespace(scheduler=scheduler) for scheduler in (SimpleNamespace(), ours)]
         self.engine_core = self
+        self.generate = None
 
     async def call_utility_all_async(self, method: str, *args: str) -> list[Any]:
         known = {"presage_workflow_ended": plugin.workflow_ended, "presage_status": plugin.status}

@@ -13,6 +13,7 @@ from presage.serving_hooks.forecaster import Forecaster, LiveForecast
 from presage.serving_hooks.vllm.compat import SchedulerSeam
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.going import GoesAsFar
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.scheduler import Policies, SyncWorkflowScheduler
 
@@ -213,21 +214,29 @@ def test_after_a_reset_of_the_cache_nothing_is_kept_and_all_is_free(tmp_path: Pa
 
 def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
     own, hooked = build(tmp_path, Scheduler, blocks=90), build(tmp_path, SyncWorkflowScheduler, blocks=90)
-    ours = {name for kind in (Policies, SchedulerSeam) for name in vars(kind) if not name.startswith("__")}
+    ours = {name for kind in (Policies, GoesAsFar, SchedulerSeam) for name in vars(kind) if not name.startswith("__")}
     overridden = {"add_request", "schedule", "update_from_output", "_free_request"}
     overridden |= {"has_requests", "make_stats", "reset_prefix_cache"}
     assert ours & set(dir(own)) == overridden
     added = set(vars(hooked)) - set(vars(own))
     assert added == {
+        "_admission",
         "_bookkeeping",
+        "_config",
         "_counts",
         "_eviction",
+        "_evidence",
         "_gate",
         "_iteration",
+        "_medians",
         "_models",
+        "_modes",
+        "_modes_applied",
         "_prefetch",
         "_priorities",
+        "_ranking",
         "_scored",
+        "_shadow",
         "_states",
         "_tiers",
         "_workflows",

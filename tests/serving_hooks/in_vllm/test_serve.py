@@ -33,7 +33,13 @@ from presage.serving_hooks.vllm.metrics_scrape import ANSWERED, FRESH_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[3]
-KEY = "a key"
+KEY, OTHER_KEY, ADMIN_KEY = "a key", "another key", "the key of an admin"
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "PRESAGE_ADMIN_KEY": ADMIN_KEY,
+}
 STARTS_WITHIN_S = 400
 
 
@@ -70,8 +76,8 @@ class Server:
         families = list(text_string_to_metric_families(answer.text))
         return {family.name + "_total" * (family.type == "counter"): family for family in families}
 
-    def ask(self, *, words: int = 40, headers: dict[str, str] | None = None, **sent: Any) -> str:
-        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, timeout=60, max_retries=0)
+    def ask(self, *, words: int = 40, headers: dict[str, str] | None = None, key: str = KEY, **sent: Any) -> str:
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, timeout=60, max_retries=0)
         answer = client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": " ".join(WORDS[:words])}],
@@ -82,8 +88,9 @@ class Server:
         )
         return str(answer.choices[0].message.content)
 
-    def end(self, name: str, **query: str) -> bool:
-        return bool(self.http.post(f"/v1/workflows/{name}/end", params=query).raise_for_status().json()["ended"])
+    def end(self, name: str, key: str = KEY, **query: str) -> bool:
+        http = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+        return bool(http.post(f"/v1/workflows/{name}/end", params=query).raise_for_status().json()["ended"])
 
 
 def made(folder: Path) -> Path:
@@ -111,7 +118,7 @@ def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     folder, log, port = root / "here", root / "log", free_port()
     folder.mkdir()
     command = [sys.executable, "-c", "from presage.cli.presage import main; main()", "serve", str(made(root / "model"))]
-    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY, OTHER_KEY]
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512"]
     command += ["--chat-template", "{% for message in messages %}{{ message.content }} {% endfor %}"]
     command += ["--additional-config.presage.registry", uri, "--additional-config.presage.forecast_deadline_ms", "1000"]
@@ -119,7 +126,7 @@ def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "INFO"},
+            env={**os.environ, **ENVIRONMENT},
             stdout=said,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -279,6 +286,54 @@ def test_vllm_refuses_objects_in_metadata(server: Server) -> None:
 def test_the_routes_stand_behind_the_same_door_as_the_api(server: Server) -> None:
     assert httpx.get(f"{server.url}/v1/workflows/status").status_code == 401
     assert httpx.post(f"{server.url}/v1/workflows/r1/end").status_code == 401
+
+
+def test_a_workflow_belongs_to_the_key_it_came_with(server: Server) -> None:
+    alive = server.status()["workflows"]
+    server.ask(workflow_id="shared", agent="planner")
+    server.ask(workflow_id="shared", agent="planner", key=OTHER_KEY, presage_tenant="key-0")
+    assert server.status()["workflows"] == alive + 2  # one name, two workflows, whatever a client claims
+    assert server.end("shared", key=OTHER_KEY)
+    assert not server.end("shared", key=OTHER_KEY)
+    assert server.status()["workflows"] == alive + 1
+    server.ask(workflow_id="shared", agent="planner", key=OTHER_KEY, workflow_end=1)
+    assert server.end("shared")
+
+
+def test_a_stream_is_its_clients_as_well(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=OTHER_KEY, timeout=60, max_retries=0)
+    said = {"vllm_xargs": {"workflow_id": "streamed", "agent": "planner"}}
+    parts = client.completions.create(model="tiny", prompt=WORDS[0], max_tokens=3, stream=True, extra_body=said)
+    assert len(list(parts)) >= 3
+    assert not server.end("streamed")
+    assert server.end("streamed", key=OTHER_KEY)
+
+
+def test_an_admin_and_nobody_else_switches_policies_while_the_server_runs(server: Server) -> None:
+    url, admin = "/v1/workflows/mode", {"X-Presage-Admin-Key": ADMIN_KEY}
+    assert server.http.post(url, json={"mode": "off"}).status_code == 401
+    assert server.http.post(url, json={"mode": "off"}, headers={"X-Presage-Admin-Key": KEY}).status_code == 403
+    assert httpx.post(f"{server.url}{url}", json={"mode": "off"}, headers=admin).status_code == 401  # vLLM's own door
+    plain = server.ask()
+    for mode in ("off", "shadow", "on"):
+        (told,) = server.http.post(url, json={"mode": mode}, headers=admin).raise_for_status().json()["engines"]
+        assert set(told["policies"].values()) == {mode}
+        before = server.count("forecast: champion")
+        assert server.ask(workflow_type="retry", workflow_id=f"m-{mode}", agent="planner", step=0) == plain
+        assert server.count("forecast: champion") == before + (0 if mode == "off" else 2)
+        assert server.status()["on"]["eviction"] is (mode == "on")
+        assert server.end(f"m-{mode}", workflow_type="retry") is (mode != "off")
+
+
+def test_a_workflow_is_explained_to_its_own_client(server: Server) -> None:
+    server.ask(workflow_type="retry", workflow_id="why", agent="planner", step=0)
+    url = "/v1/workflows/why/explain?workflow_type=retry"
+    (told,) = server.http.get(url).raise_for_status().json()["engines"]
+    assert [made["moment"] for made in told["forecasts"]] == ["prefill", "completion"]
+    assert (told["workflow_id"], told["forecasts"][-1]["source"]) == ("why", "champion")
+    other = httpx.get(f"{server.url}{url}", headers={"Authorization": f"Bearer {OTHER_KEY}"})
+    assert other.status_code == 404
+    assert server.end("why", workflow_type="retry")
 
 
 def test_it_leaves_nothing_in_the_working_directory(server: Server) -> None:

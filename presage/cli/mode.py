@@ -1,0 +1,73 @@
+"""`presage mode`: how far the policies of a running engine go."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal
+
+import typer
+
+from presage.cli import options
+from presage.cli.output import Output
+from presage.cli.server import ApiKey, Url, ask
+from presage.errors import ConfigurationError
+
+PATH = "/v1/workflows/mode"
+KEY = "PRESAGE_ADMIN_KEY"
+REFUSALS = {
+    401: f"it wants the admin key; set it in {KEY}",
+    403: f"the key in {KEY} is not its admin key; set the one it was started with",
+    404: f"it has no admin routes; start it with {KEY} set to a key of 16 characters or more",
+    405: f"it has no admin routes; start it with {KEY} set to a key of 16 characters or more",
+    400: "it keeps modes of no more policies and workflow types; say one for everything first",
+    422: "it knows no such mode, policy or workflow type",
+}
+
+
+def mode(
+    url: Url,
+    mode: Annotated[
+        Literal["off", "shadow", "on"] | None,
+        typer.Argument(metavar="[off|shadow|on]", help="Without one: what holds now.", show_default=False),
+    ] = None,
+    policy: Annotated[
+        Literal["priority", "eviction", "admission", "prefetch"] | None,
+        typer.Option(help="Only this one.", show_default=False),
+    ] = None,
+    workflow_type: Annotated[
+        str | None, typer.Option("--workflow-type", help="Only for this type.", show_default=False)
+    ] = None,
+    api_key: ApiKey = None,
+    as_json: options.Json = False,
+) -> None:
+    """Switch policies of a running engine off, into shadow (computed and shown, nothing done) or on.
+
+    Without --policy and --workflow-type all of them, and what was said of some before is taken back. The admin key
+    comes from the environment, PRESAGE_ADMIN_KEY. The change ends with the engine.
+    """
+    if mode is None and (policy or workflow_type is not None):
+        raise ConfigurationError("--policy and --workflow-type want a mode; give off, shadow or on")
+    body = {"mode": mode, "policy": policy, "workflow_type": workflow_type} if mode is not None else None
+    key = os.environ.get(KEY)
+    headers = {"X-Presage-Admin-Key": key} if key else {}
+    engines = ask(url, PATH, api_key, body=body, headers=headers, refusals=REFUSALS)["engines"]
+    out = Output(as_json)
+    out.result({"engines": engines}, *(_told(engines) if not as_json else ()))
+
+
+def _told(engines: list[dict[str, Any]]) -> list[Any]:
+    from presage.cli.tables import table
+
+    shown: list[Any] = []
+    for number, engine in enumerate(engines):
+        if not engine:
+            shown.append(f"Engine {number}: its scheduler is another")
+            continue
+        rows = [["all others", "all others", engine["default"]]]
+        rows += [
+            [one["policy"] or "all", "all" if one["workflow_type"] is None else one["workflow_type"], one["mode"]]
+            for one in engine["said"]
+        ]
+        whole = ", ".join(f"{policy} {word}" for policy, word in engine["policies"].items())
+        shown += [table(f"Engine {number}", ["policy", "workflow type", "mode"], rows), f"at most: {whole}"]
+    return shown

@@ -1,0 +1,199 @@
+"""`presage mode` and `presage explain` against a server made up here: what is sent, what people read, what is wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_samples import run
+
+ADMIN = "an admin's long key"
+MODES = {
+    "default": "on",
+    "said": [{"policy": "eviction", "workflow_type": "[red]beta", "mode": "off"}],
+    "policies": {"priority": "on", "eviction": "on", "admission": "on", "prefetch": "on"},
+}
+FORECAST = {
+    "ago_s": 1.5,
+    "agent": "planner",
+    "step": 3,
+    "moment": "completion",
+    "source": "champion",
+    "version": 7,
+    "evidence": 120,
+    "reason": None,
+    "horizons": [{"agents": {"coder": 0.7, "tester": 0.2}, "end": 0.1}],
+    "remaining": {"source": "champion", "version": 2, "evidence": 9, "reason": None, "quantiles": {"0.5": 210.0}},
+}
+EXPLAINED = {
+    "workflow_type": "review",
+    "workflow_id": "a/b",
+    "alive": True,
+    "modes": {"priority": "on", "eviction": "on", "admission": "on", "prefetch": "on"},
+    "forecasts": [{**FORECAST, "version": None, "source": "none", "horizons": []}, FORECAST],
+    "requests": [
+        {
+            "agent": "coder",
+            "step": 4,
+            "state": "WAITING",
+            "prompt_tokens": 900,
+            "output_tokens": 0,
+            "held": True,
+            "place": 3,
+            "waiting": 17,
+            "key": {"class": 0, "level": -1, "remaining_tokens": 210.0},
+        }
+    ],
+    "admission": None,
+    "blocks": {
+        "blocks": 50,
+        "free": 40,
+        "all_free": 900,
+        "groups": [{"blocks": 50, "free": 40, "agents": ["coder"], "users": 1, "score": 0.75, "before": 600}],
+    },
+    "reasons": ["it is held: the cache is full; for 2.0 s so far"],
+}
+
+
+class Made:
+    """A server that answers with one code and body, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.code, self.body = 200, b"{}"
+        self.asked: list[tuple[str, str, dict[str, str], Any]] = []
+        made = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                made.asked.append((self.command, self.path, dict(self.headers), body))
+                self.send_response(made.code)
+                self.send_header("Content-Length", str(len(made.body)))
+                self.end_headers()
+                self.wfile.write(made.body)
+
+            do_GET = do_POST = answer  # noqa: N815 -- named by the library
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def says(self, code: int, body: Any) -> None:
+        self.code, self.body = code, json.dumps(body).encode()
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    server = Made()
+    thread = threading.Thread(target=server.server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRESAGE_ADMIN_KEY", ADMIN)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+
+
+def test_a_mode_is_sent_with_both_keys_and_what_holds_is_shown(made: Made) -> None:
+    made.says(200, {"engines": [MODES, {}]})
+    ran = run("mode", made.url, "off", "--policy", "eviction", "--workflow-type", "[red]beta", "--api-key", "a key")
+    assert ran.code == 0
+    ((method, path, headers, body),) = made.asked
+    assert (method, path) == ("POST", "/v1/workflows/mode")
+    assert body == {"mode": "off", "policy": "eviction", "workflow_type": "[red]beta"}
+    assert (headers["X-Presage-Admin-Key"], headers["Authorization"]) == (ADMIN, "Bearer a key")
+    assert "[red]beta" in ran.out
+    assert "at most: priority on, eviction on" in ran.out
+    assert "Engine 1: its scheduler is another" in ran.out
+
+
+def test_without_a_mode_it_asks_what_holds(made: Made) -> None:
+    made.says(200, {"engines": [MODES]})
+    ran = run("mode", made.url, "--json")
+    assert json.loads(ran.out) == {"engines": [MODES]}
+    assert made.asked[0][0] == "GET"
+    assert "want a mode" in run("mode", made.url, "--policy", "eviction").complaint
+    assert run("mode", made.url, "maybe").code == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "said"),
+    [
+        (401, {"detail": "send the admin key"}, "it wants the admin key; set it in PRESAGE_ADMIN_KEY"),
+        (401, {"error": "Unauthorized"}, "wants a key; give the one it was started with as --api-key"),
+        (403, {"detail": "this is not the admin key"}, "the key in PRESAGE_ADMIN_KEY is not its admin key"),
+        (404, {"detail": "Not Found"}, "it has no admin routes; start it with PRESAGE_ADMIN_KEY set"),
+        (503, {"detail": "no engine"}, "no engine runs behind this server"),
+    ],
+)
+def test_who_refuses_and_why_is_one_line_and_no_key(made: Made, code: int, body: Any, said: str) -> None:
+    made.says(code, body)
+    ran = run("mode", made.url, "off")
+    assert ran.code == 2
+    assert said in ran.complaint
+    assert ADMIN not in ran.complaint
+
+
+def test_a_workflow_is_explained_to_people(made: Made) -> None:
+    made.says(200, {"engines": [EXPLAINED]})
+    ran = run("explain", made.url, "a/b", "--type", "review & co")
+    assert made.asked[0][1] == "/v1/workflows/a%2Fb/explain?workflow_type=review+%26+co"
+    for shown in (
+        "it is held: the cache is full",
+        "coder 0.70, tester 0.20",
+        "champion 7",
+        "210 (p50)",
+        "waiting, held",
+        "3 of 17",
+        "900 free blocks in all",
+        "0.750",
+    ):
+        assert shown in ran.out, shown
+    made.says(404, {"detail": "no engine knows this workflow"})
+    assert "no engine there knows this workflow" in run("explain", made.url, "r1").complaint
+
+
+def test_json_is_what_the_server_says(made: Made) -> None:
+    made.says(200, {"engines": [EXPLAINED]})
+    assert json.loads(run("explain", made.url, "a/b", "--json").out) == {"engines": [EXPLAINED]}
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_it_is_drawn_and_twice_the_same(made: Made, tmp_path: Path, ending: str) -> None:
+    made.says(200, {"engines": [EXPLAINED]})
+    files = [tmp_path / f"{number}.{ending}" for number in range(2)]
+    for file in files:
+        ran = run("explain", made.url, "a/b", "--picture", str(file))
+        assert ran.code == 0
+    first, second = (file.read_bytes() for file in files)
+    assert first == second
+    assert first[:4] == b"\x89PNG" if ending == "png" else all(word in first for word in (b"coder", b"p50", b"a/b"))
+
+
+def test_a_workflow_of_which_nothing_is_known_is_drawn_as_well(made: Made, tmp_path: Path) -> None:
+    nothing = {**EXPLAINED, "forecasts": [], "requests": [], "blocks": None, "reasons": []}
+    made.says(200, {"engines": [nothing]})
+    assert run("explain", made.url, "x", "--picture", str(tmp_path / "p.svg")).code == 0
+    assert b"nothing was forecast lately" in (tmp_path / "p.svg").read_bytes()
+
+
+def test_a_picture_is_refused_before_anybody_is_asked(made: Made, tmp_path: Path) -> None:
+    assert "ends in .svg or .png" in run("explain", made.url, "x", "--picture", "p.jpg").complaint
+    assert not made.asked
+    made.says(200, {"engines": [EXPLAINED]})
+    missing = run("explain", made.url, "x", "--picture", str(tmp_path / "no" / "p.svg"))
+    assert missing.code == 2
+    assert "give another place" in missing.complaint

@@ -1,0 +1,97 @@
+"""One workflow is explained: its forecasts, where its request waits and why, its blocks; to its own client alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_admission_in_engine import ALONE, Ticking, busy, told, work
+from test_policies_in_engine import prompt, served, step
+from vllm_samples import ask
+
+from presage.serving_hooks.tenants import scoped
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+from presage.serving_hooks.vllm.tenants import ARGUMENT
+
+pytestmark = pytest.mark.vllm
+
+
+def test_forecasts_and_blocks_are_told_with_where_they_stand(tmp_path: Path) -> None:
+    engine, _ = served(tmp_path, returns={"a": 0.9, "b": 0.1})
+    step(engine, "a1", 0, 640, step=0)
+    step(engine, "b1", 100, 320)
+    told = engine.scheduler.explain("t", "a")
+    assert (told["workflow_type"], told["workflow_id"], told["alive"], told["requests"]) == ("t", "a", True, [])
+    assert [(made["agent"], made["step"], made["moment"]) for made in told["forecasts"]] == [
+        ("planner", 0, "prefill"),
+        ("planner", 0, "completion"),
+    ]
+    assert told["forecasts"][-1]["horizons"] == [{"agents": {"planner": 0.9}, "end": 0.1}]
+    assert (told["forecasts"][-1]["source"], told["forecasts"][-1]["version"]) == ("champion", 1)
+    (group,) = told["blocks"]["groups"]
+    blank = 89 - 40 - 20
+    assert group == {"blocks": 40, "free": 40, "agents": ["planner"], "users": 1, "score": 0.9, "before": blank + 20}
+    (other,) = engine.scheduler.explain("t", "b")["blocks"]["groups"]
+    assert (other["blocks"], other["before"]) == (20, blank)
+    assert told["modes"] == dict.fromkeys(("priority", "eviction", "admission", "prefetch"), "on")
+    json.dumps(told, allow_nan=False)
+
+
+def test_a_waiting_request_is_told_its_place_and_its_key(tmp_path: Path) -> None:
+    engine, _ = served(tmp_path, left={"a": 5.0, "b": 900.0, "c": 10.0}, seqs=1)
+    for name in "abc":
+        engine.scheduler.add_request(ask(name, prompt(0, 20), 6, workflow_id=name, agent="planner"))
+    engine.step()
+    (request,) = engine.scheduler.explain("", "b")["requests"]
+    assert (request["state"], request["place"], request["waiting"], request["held"]) == ("WAITING", 2, 2, False)
+    assert request["key"] == {"class": 0, "level": 0, "remaining_tokens": 900.0}
+    assert "a request of agent 'planner' waits, 2 of 2" in engine.scheduler.explain("", "b")["reasons"]
+
+
+def test_who_is_held_is_told_why_and_in_shadow_that_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, lambda workflow: False)
+    for mode in ("on", "shadow"):
+        engine = Ticking(tmp_path, SyncWorkflowScheduler, presage={**ALONE, "mode": {"policies": {"admission": mode}}})
+        busy(engine)
+        engine.step()
+        engine.scheduler.add_request(work("a1", output=60))
+        for _ in range(20):
+            engine.step()
+        explained = engine.scheduler.explain("t", "a")
+        assert explained["admission"]["held"] is (mode == "on")
+        reasons = " ".join(explained["reasons"])
+        assert ("it is held: so it is told; for" in reasons) is (mode == "on")
+        assert ("it would be held (so it is told), and is not" in reasons) is (mode == "shadow")
+        assert ("admission is shadow for this workflow type" in reasons) is (mode == "shadow")
+
+
+def test_a_workflow_that_has_ended_is_told_until_the_ring_has_gone_round(tmp_path: Path) -> None:
+    engine, _ = served(tmp_path, presage={"explain": 6})
+    step(engine, "a1", 0, 40)
+    step(engine, "a2", 0, 40, workflow_end=1)
+    gone = engine.scheduler.explain("t", "a")
+    assert (gone["alive"], len(gone["forecasts"]), gone["blocks"]["groups"]) == (False, 3, [])
+    assert gone["reasons"][-1].startswith("it is not alive")
+    for number in range(3):
+        step(engine, f"b{number}", 0, 40)
+    assert engine.scheduler.explain("t", "a")["forecasts"] == []
+    assert len(engine.scheduler._workflows.last._ring) == 6
+
+
+def test_nothing_is_kept_where_nobody_may_ask(tmp_path: Path) -> None:
+    engine, _ = served(tmp_path, presage={"explain": 0})
+    step(engine, "a1", 0, 40)
+    assert engine.scheduler._workflows.last is None
+    assert engine.scheduler.explain("t", "a")["forecasts"] == []
+
+
+def test_each_tenant_is_told_of_its_own_under_the_name_it_gave(tmp_path: Path) -> None:
+    engine, _ = served(tmp_path)
+    for tenant, tokens in (("key-0", 160), ("key-1", 320)):
+        sent = {"workflow_type": "t", "workflow_id": "w", "agent": "planner", ARGUMENT: tenant}
+        engine.scheduler.add_request(ask(f"r-{tenant}", prompt(len(tenant) + tokens, tokens), 2, **sent))
+        engine.run()
+    for tenant, blocks in (("key-0", 10), ("key-1", 20)):
+        told = engine.scheduler.explain("t", scoped(tenant, "w"))
+        assert (told["workflow_id"], told["blocks"]["blocks"]) == ("w", blocks)
+        assert "key-" not in json.dumps(told)
+    assert not engine.scheduler.explain("t", "w")["alive"]

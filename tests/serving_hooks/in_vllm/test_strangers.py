@@ -1,0 +1,111 @@
+"""100,000 requests' worth of whatever clients may send: nothing reaches the engine, and nothing grows."""
+
+import gc
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_fuzz import GuessingSync, answered
+from vllm_samples import Engine, ask, build, everything_is_free
+
+from presage.serving_hooks.backoff import OnlineCounts
+from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.policies.score import ScoreConfig
+from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.metadata import MAX_NAME, read
+from presage.serving_hooks.vllm.tenants import ARGUMENT
+from presage.serving_hooks.vllm.workflows import Workflows
+
+FIELDS = ("workflow_type", "workflow_type_id", "workflow_id", "agent", "agent_id", "step", "session_id", "workflow_end")
+REASONS = 24
+"""Kinds of complaint there are at most; what is counted does not grow with what is sent."""
+
+
+def strange(draw: random.Random, number: int) -> Any:
+    """One value of a field: sound, of another type, huge, unprintable, another's, or a new name each time."""
+    kinds = (
+        lambda: f"n{number}",
+        lambda: draw.choice(["review", "planner", "w1"]),
+        lambda: draw.choice([None, True, False, -1, 0, 3, 2**31, 2**70, -(10**400), float("nan"), float("inf"), 1.5]),
+        lambda: draw.choice([[], [1, "a"], {}, {"a": {"b": []}}, b"bytes", object(), set()]),
+        lambda: "x" * draw.choice([MAX_NAME, MAX_NAME + 1, 20_000]),
+        lambda: draw.choice(
+            ["a\nb", "a\x00b", "\x1b[31m", "\u202e", "\ud800", "key-0\xa0w1", "é" * 300, " ", "", "\\0"]
+        ),
+    )
+    return draw.choice(kinds)()
+
+
+def sent(draw: random.Random, number: int) -> Any:
+    """All that one request says of itself."""
+    if draw.random() < 0.02:
+        return draw.choice([None, [], "text", 3, b"", object()])
+    fields: dict[Any, Any] = {name: strange(draw, number) for name in FIELDS if draw.random() < 0.5}
+    if draw.random() < 0.1:
+        fields["app_metadata"] = draw.choice([{name: strange(draw, number) for name in FIELDS}, [], "text"])
+    if draw.random() < 0.1:
+        fields[ARGUMENT] = strange(draw, number)
+    if draw.random() < 0.1:
+        fields |= {object(): 1, 7: "x", f"unknown-{number}": "x" * 100}
+    return fields
+
+
+@pytest.mark.slow
+def test_100_000_requests_raise_nothing_and_memory_is_flat() -> None:
+    """Through metadata, the table of workflows and the forecaster with its counts; workflows expire by a made-up clock.
+
+    Memory is counted in the interpreter's blocks, which costs nothing to ask.
+    """
+    draw, counts, now = random.Random(5), Counter[str](), [0.0]
+    source = Forecaster(None, back_off=OnlineCounts(), clock=lambda: now[0], time_to_live_s=5.0)
+    workflows = Workflows(Forecasts(source), ScoreConfig(), 5.0, counts, lambda: now[0])
+    workflows.foretells = lambda learnt_as: True
+
+    class Keeps:
+        def forecast(self, step: Any, lookahead: Any) -> None:
+            pass
+
+        def end(self, workflow: str) -> None:
+            pass
+
+    workflows.retention = Keeps()
+    sizes: list[int] = []
+    for number in range(100_000):
+        now[0] += 0.01
+        step = read(sent(draw, number), strange(draw, number), counts)
+        if step is not None:
+            workflows.arrives(f"r{number}", step)
+            workflows.begins(f"r{number}", 10)
+            workflows.leaves(f"r{number}", True, 3)
+        workflows.expire()
+        if number % 20_000 == 19_999:
+            gc.collect()
+            sizes.append(sys.getallocatedblocks())
+    assert max(sizes[1:]) < sizes[0] + 5_000, sizes  # one block a workflow would be 20,000 more each time
+    assert len(workflows) < 1000
+    assert workflows.expired > 10_000
+    assert len([name for name in counts if not name.startswith("forecast: ")]) <= REASONS
+    assert not [name for name in [*counts, *source.counts] if name.endswith("Error")]
+
+
+@pytest.mark.vllm
+def test_strange_requests_are_served_by_the_engine_like_any_other(tmp_path: Path) -> None:
+    engine, draw, due = Engine(build(tmp_path, GuessingSync, blocks=70, presage={"evidence": 3})), random.Random(6), {}
+    for number in range(400):
+        request = ask(f"r{number}", [number % 500] * 20, 2)
+        extra = sent(draw, number)
+        request.sampling_params.extra_args = extra
+        request.session_id = strange(draw, number)
+        due[request.request_id] = 2
+        engine.scheduler.add_request(request)
+        if number % 4 == 0:
+            engine.step()
+    engine.run()
+    answered(engine, due)
+    assert everything_is_free(engine.scheduler)
+    status = engine.scheduler.presage_status()
+    assert not [name for name in status["counts"] if name.endswith("Error")]
+    assert not engine.scheduler._workflows._steps

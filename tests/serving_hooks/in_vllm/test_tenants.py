@@ -1,0 +1,228 @@
+"""Clients with different keys cannot mean each other's workflows, and only an admin changes how an engine works."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+from fastapi.testclient import TestClient
+
+from presage.errors import ConfigurationError
+from presage.serving_hooks.backoff import BackoffConfig, OnlineCounts
+from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.policies.score import ScoreConfig
+from presage.serving_hooks.tenants import MARK, scoped, tenant_of, unscoped
+from presage.serving_hooks.vllm import plugin
+from presage.serving_hooks.vllm.admin import SHORTEST_KEY, admin_key
+from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.metadata import read
+from presage.serving_hooks.vllm.modes import Modes
+from presage.serving_hooks.vllm.tenants import ARGUMENT, NOBODY, Tenants
+from presage.serving_hooks.vllm.workflows import MOST_OF_A_TENANT, Workflows
+
+ADMIN = "an admin's long key"
+
+
+class Engine:
+    """A client of an engine, which notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any] | None] = []
+        self.called: list[tuple[Any, ...]] = []
+        self.modes = Modes()
+        self.engine_core = self
+
+    async def generate(self, prompt: str, sampling_params: Any, request_id: str, **more: Any) -> AsyncIterator[str]:
+        self.told.append(sampling_params.extra_args)
+        yield prompt
+
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+        self.called.append((method, *args))
+        if method == "presage_set_mode":
+            core = SimpleNamespace(scheduler=SimpleNamespace(set_mode=self.set_mode))
+            return [plugin.admin.set_mode(core, *args)]
+        return [args == ("t", scoped("key-1", "r1"))] if method == "presage_workflow_ended" else [{}]
+
+    def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
+        self.modes.say(mode, policy, workflow_type)
+        return self.modes.status()
+
+
+def server(*keys: str) -> tuple[TestClient, Engine]:
+    """vLLM's routes that generate, one that streams among them, and ours."""
+    app, engine, routes = FastAPI(), Engine(), plugin.WorkflowRoutes()
+    app.state.args = SimpleNamespace(api_key=list(keys) or None, additional_config={})
+
+    async def answer(request: Request) -> dict[str, list[str]]:
+        params = SimpleNamespace(extra_args=await request.json())
+        return {"said": [part async for part in engine.generate("p", params, "r")]}
+
+    async def stream(request: Request) -> StreamingResponse:
+        params = SimpleNamespace(extra_args=await request.json())
+
+        async def parts() -> AsyncIterator[str]:
+            async for part in engine.generate("p", sampling_params=params, request_id="r"):
+                yield part
+
+        return StreamingResponse(parts())
+
+    app.add_api_route("/v1/answer", answer, methods=["POST"])
+    app.add_api_route("/v1/stream", stream, methods=["POST"])
+    routes.attach_router(app)
+    asyncio.run(routes.init_state(engine, app.state, app.state.args))
+    return TestClient(app), engine
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("route", ["/v1/answer", "/v1/stream"])
+def test_each_request_is_marked_with_its_own_key_whatever_its_client_claims(route: str) -> None:
+    http, engine = server("one", "two")
+    for key in ("one", "two", "three", "one"):
+        assert http.post(route, json={ARGUMENT: "key-1", "agent": "a"}, headers=bearer(key)).status_code == 200
+    assert engine.told == [{"agent": "a", ARGUMENT: of} for of in ("key-0", "key-1", NOBODY, "key-0")]
+    http.post(route, content="null", headers=bearer("two"))
+    assert engine.told[-1] == {ARGUMENT: "key-1"}
+
+
+def test_with_one_key_or_none_nobody_is_told_apart_and_claims_are_thrown_away() -> None:
+    for keys in ((), ("one",), ("one", "one")):
+        http, engine = server(*keys)
+        http.post("/v1/answer", json={ARGUMENT: "key-1", "agent": "a"}, headers=bearer("one"))
+        http.post("/v1/answer", json={ARGUMENT: "key-1"}, headers=bearer("one"))
+        http.post("/v1/answer", content="null")
+        assert engine.told == [{"agent": "a"}, {}, None]
+
+
+def test_two_authorization_headers_are_nobodys() -> None:
+    http, engine = server("one", "two")
+    both = [("Authorization", "Bearer one"), ("Authorization", "Bearer two")]
+    http.post("/v1/answer", json={}, headers=both)
+    assert engine.told == [{ARGUMENT: NOBODY}]
+    assert Tenants(["one", "two"]).of("Basic one") == Tenants(["one", "two"]).of(None) == NOBODY
+    assert Tenants(["one", "two"]).of("bearer two") == "key-1"
+
+
+def test_an_end_reaches_the_workflow_of_the_client_that_says_it_and_no_other() -> None:
+    http, engine = server("one", "two")
+    end = "/v1/workflows/r1/end?workflow_type=t"
+    assert [http.post(end, headers=bearer(key)).json()["ended"] for key in ("one", "two")] == [False, True]
+    assert [called[2] for called in engine.called] == [scoped("key-0", "r1"), scoped("key-1", "r1")]
+    forged = f"/v1/workflows/key-1{MARK}r1/end?workflow_type=t"
+    assert not http.post(forged, headers=bearer("one")).json()["ended"]
+
+
+def test_one_id_of_two_tenants_is_two_workflows_and_no_name_a_client_writes_is_anothers() -> None:
+    counts: Counter[str] = Counter()
+    one, two, none = (
+        read({"workflow_id": "r1", "workflow_type": "t", **of}, None, counts)
+        for of in ({ARGUMENT: "key-0"}, {ARGUMENT: "key-1"}, {})
+    )
+    assert one is not None
+    assert two is not None
+    assert none is not None
+    assert len({one.workflow, two.workflow, none.workflow}) == 3
+    assert (one.workflow_type, one.learnt_as, none.learnt_as) == ("t", scoped("key-0", "t"), "t")
+    assert (tenant_of(one.workflow_id), unscoped(one.workflow_id), unscoped("r1")) == ("key-0", "r1", "r1")
+    assert read({"workflow_id": f"key-1{MARK}r1"}, None, counts) is None
+    nested = read({"workflow_id": "r1", "app_metadata": {ARGUMENT: "key-1"}}, None, counts)
+    assert nested is not None
+    assert nested.workflow == "\0r1"
+    assert counts == {"workflow_id: not printable": 1}
+
+
+def test_what_one_tenant_shows_the_counts_they_do_not_tell_another() -> None:
+    source = Forecaster(None, back_off=OnlineCounts(BackoffConfig(min_evidence=2)))
+
+    def run(tenant: str, number: int, agents: list[str]) -> str:
+        name = scoped(tenant, f"r{number}")
+        for step, agent in enumerate(agents):
+            said = source.on_prefill("t", name, agent, step=step)
+            source.on_completion("t", name, output_tokens=3)
+        source.close("t", name)
+        return said.source
+
+    for number in range(20):
+        run("key-0", number, ["planner", "attacker"])
+    assert run("key-1", 99, ["planner"]) == "none"
+    assert run("key-0", 99, ["planner"]) == "back-off"
+
+
+def test_a_tenant_with_types_without_end_makes_none_forget_but_itself() -> None:
+    counts = OnlineCounts(BackoffConfig(types=8, min_evidence=1))
+    for _ in range(3):
+        counts.follow(scoped("key-0", "t"), ("planner",), "coder")
+    for number in range(100):
+        counts.follow(scoped("key-1", f"t{number}"), ("planner",), "coder")
+    assert len(counts) == 8
+    assert counts.next_agents(scoped("key-0", "t"), ["planner"]) is not None
+    assert counts.next_agents(scoped("key-1", "t99"), ["planner"]) is not None
+
+
+def test_a_tenant_can_take_no_more_than_its_share_of_workflows() -> None:
+    counts: Counter[str] = Counter()
+    workflows = Workflows(Forecasts(), ScoreConfig(), 600.0, counts, lambda: 0.0)
+    for number in range(MOST_OF_A_TENANT + 10):
+        step = read({"workflow_id": f"w{number}", ARGUMENT: "key-1"}, None, counts)
+        assert step is not None
+        workflows.arrives(f"r{number}", step)
+    assert len(workflows) == MOST_OF_A_TENANT
+    assert counts == {"workflows: too many of one tenant": 10}
+    other = read({"workflow_id": "w", ARGUMENT: "key-0"}, None, counts)
+    assert other is not None
+    workflows.arrives("r", other)
+    assert workflows.step("r") is other
+    assert workflows.end("", scoped("key-1", "w3"))
+    again = read({"workflow_id": "again", ARGUMENT: "key-1"}, None, counts)
+    assert again is not None
+    workflows.arrives("r-again", again)
+    assert workflows.step("r-again") is again
+
+
+def test_without_an_admin_key_there_are_no_admin_routes() -> None:
+    http, engine = server()
+    assert http.post("/v1/workflows/mode", json={"mode": "off"}).status_code in (404, 405)
+    assert http.get("/v1/workflows/mode").status_code == 404
+    assert not engine.called
+
+
+def test_an_admin_key_opens_them_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRESAGE_ADMIN_KEY", ADMIN)
+    http, engine = server()
+    url, body = "/v1/workflows/mode", {"mode": "off"}
+    assert http.post(url, json=body).status_code == 401
+    for key in ("", "x", ADMIN[:-1], ADMIN + "x", ADMIN.upper()):
+        assert http.post(url, json=body, headers={"X-Presage-Admin-Key": key}).status_code == 403
+    assert http.post(url, json=body, headers=bearer(ADMIN)).status_code == 401
+    assert not engine.called
+    behind = {"X-Presage-Admin-Key": ADMIN}
+    (told,) = http.post(url, json={**body, "policy": "eviction"}, headers=behind).json()["engines"]
+    assert told["policies"] == {"priority": "on", "eviction": "off", "admission": "on", "prefetch": "off"}
+    for bad in ({"mode": "maybe"}, {}, {"mode": "on", "policy": "all"}, {"mode": "on", "x": 1}):
+        assert http.post(url, json=bad, headers=behind).status_code == 422
+    assert http.get(url, headers=behind).status_code == 200
+
+
+def test_more_modes_than_are_kept_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRESAGE_ADMIN_KEY", ADMIN)
+    http, engine = server()
+    for number in range(999):
+        engine.modes.say("off", None, f"t{number}")
+    behind = {"X-Presage-Admin-Key": ADMIN}
+    refused = http.post("/v1/workflows/mode", json={"mode": "on", "workflow_type": "one more"}, headers=behind)
+    assert (refused.status_code, "1000" in refused.json()["detail"]) == (400, True)
+
+
+def test_a_key_that_is_too_short_is_none_and_the_variable_has_another_name() -> None:
+    args = SimpleNamespace(additional_config={"presage": {"admin_key_variable": "MINE"}})
+    assert admin_key(args, {"PRESAGE_ADMIN_KEY": ADMIN}) is None
+    assert admin_key(args, {"MINE": ADMIN}) == ADMIN
+    assert admin_key(None, {"PRESAGE_ADMIN_KEY": ""}) is None
+    with pytest.raises(ConfigurationError, match="15 characters"):
+        admin_key(None, {"PRESAGE_ADMIN_KEY": "x" * (SHORTEST_KEY - 1)})

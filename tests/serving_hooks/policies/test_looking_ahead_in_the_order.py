@@ -1,0 +1,48 @@
+"""What would be given up next can be asked without giving it up, and a workflow's blocks can be told."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from presage.serving_hooks.policies.eviction import FreeOrder
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["fill", "end", "free", "take", "pop"]), st.integers(0, 19), st.sampled_from("abc")),
+    max_size=60,
+)
+
+
+@given(EVENTS, st.integers(0, 25))
+def test_the_first_are_those_that_are_popped_and_asking_changes_nothing(
+    events: list[tuple[str, int, str]], n: int
+) -> None:
+    order, free = FreeOrder(20), set(range(20))
+    order.append(range(20))
+    for what, block, workflow in events:
+        if what == "fill" and block not in free:
+            order.filled(workflow, "agent", [block])
+        elif what == "end":
+            order.end(workflow)
+        elif what == "free" and block not in free:
+            order.append([block])
+            free.add(block)
+        elif what == "take" and block in free:
+            order.remove(block)
+            free.discard(block)
+        elif what == "pop" and free:
+            free -= set(order.pop(1))
+    whole = list(order)
+    assert order.first(n) == whole[:n]
+    assert list(order) == whole
+    assert order.pop(min(n, len(whole))) == whole[:n]
+
+
+def test_a_workflows_groups_are_told_by_how_soon_they_go() -> None:
+    order = FreeOrder(10)
+    order.filled("a", "coder", [0, 1, 2])
+    order.filled("b", "coder", [3])
+    order.append([0, 1, *range(3, 10)])
+    (group,) = order.explain("a")
+    assert (group["blocks"], group["free"], group["agents"], group["users"]) == (3, 2, ["coder"], 1)
+    assert group["before"] == list(order).index(0)
+    order.end("a")
+    assert order.explain("a") == order.explain("nobody") == []
