@@ -7,12 +7,11 @@ history; where a step ends the next one arrives, where a workflow ends another b
 "decode" those steps in which nothing is prefilled; CPU time of the thread. Rounds of the variants take turns, so that a
 busy machine slows all alike.
 
-The time added depends on how often requests come and go, and on little else: what an iteration adds that only decodes
-is a few dozen operations, a request adds several hundred over its life. Outputs of 10 to 120 tokens, the default, mean
-an arrival and an end nearly every iteration, eighty requests a second where an iteration takes 12 ms, as one engine
-hardly has; `--output-tokens 100 600` is what agents that write code have. "arrivals", "ends" and "forecasts" say how
-many there were of each a step. So little time is CPU time of caches that others also use: what an iteration adds rises
-with what else the machine does, and only rounds of one run can be compared.
+The time added depends on how often requests come and go: what is added to an iteration that only decodes is little
+beside what a request adds over its life. Outputs of 10 to 120 tokens, the default, mean an arrival and an end nearly
+every iteration, eighty requests a second where an iteration takes 12 ms; `--output-tokens 100 600` shows what is added
+where answers are longer. "arrivals", "ends" and "forecasts" say how many there were of each a step. The figures rise
+with what else the machine does, since caches are shared: only rounds of one run can be compared.
 
 "added" is the median step less stock's of the same round, and so for the 99th percentile, of all steps and of those
 that only decode: the variants choose other requests, so steps cannot be compared one by one. Forecasts are drawn
