@@ -216,13 +216,16 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
     own, hooked = build(tmp_path, Scheduler, blocks=90), build(tmp_path, SyncWorkflowScheduler, blocks=90)
     ours = {name for kind in (Policies, GoesAsFar, SchedulerSeam) for name in vars(kind) if not name.startswith("__")}
     overridden = {"add_request", "schedule", "update_from_output", "_free_request"}
-    overridden |= {"has_requests", "make_stats", "reset_prefix_cache"}
+    overridden |= {"has_requests", "make_stats", "reset_prefix_cache", "shutdown"}
     assert ours & set(dir(own)) == overridden
     added = set(vars(hooked)) - set(vars(own))
     assert added == {
         "_admission",
         "_bookkeeping",
         "_config",
+        "_upkeep",
+        "_renewal",
+        "_observing",
         "_counts",
         "_eviction",
         "_evidence",
