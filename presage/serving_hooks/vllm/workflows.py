@@ -214,8 +214,8 @@ class Workflows:
             self._next_agents.attempt(self._forecasts.next_agents.close, step.workflow_type, step.workflow_id)
 
     def _foretell(self, step: Step, ask: Callable[[], LiveForecast]) -> None:
-        if self.retention is None:
-            return
+        if self.retention is None and self._forecasts.remaining is None:
+            return  # whoever says how much is left must hear of steps too
         self._seen.pop(step.workflow, None)
         seen = UNKNOWN
         if self._next_agents.on:
@@ -226,7 +226,8 @@ class Workflows:
                 self._seen[step.workflow] = forecast
             except Exception as error:
                 self._next_agents.off(error)
-        self.retention.forecast(step, seen)
+        if self.retention is not None:
+            self.retention.forecast(step, seen)
 
     def _tell(self, step: Step, change: Callable[[LiveForecast, str], LiveForecast]) -> None:
         forecast = self._seen.get(step.workflow)
