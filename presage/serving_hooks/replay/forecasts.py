@@ -141,7 +141,7 @@ class Unread:
 
 
 def _blank(forecast: LiveForecast) -> LiveForecast:
-    return replace(forecast, source="none", probabilities=NOTHING)
+    return replace(forecast, source="none", probabilities=NOTHING, agents=())
 
 
 def _left(jobs: Sequence[Job], noise: float) -> dict[tuple[str, str], list[float]]:
