@@ -101,7 +101,7 @@ def replay(
     cache_tokens: Annotated[
         int | None, typer.Option(help="Tokens the cache holds; goes before the file.", show_default=False)
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each policy, with seeds 0, 1, …", min=1)] = 5,
+    seeds: Annotated[int, typer.Option(help="Runs of each policy, with seeds 0, 1, …", min=1)] = 3,
     processes: Annotated[
         int | None, typer.Option(help="Runs side by side; without it one a core.", min=1, show_default=False)
     ] = None,
