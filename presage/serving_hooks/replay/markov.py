@@ -62,4 +62,4 @@ class Markov:
         kind = self._types.get(workflow_type, len(self._types))
         row = lookup(self._table.keys, self._table.values, kind, *self._last[workflow_type, workflow_id])
         evidence = int(self._table.evidence[row])
-        return LiveForecast("champion", evidence, moment, self._table.rows[row], self._names, None)
+        return LiveForecast("back-off", evidence, moment, self._table.rows[row], self._names, None)

@@ -93,4 +93,4 @@ class StaticGraph:
             for name, steps in distances(self._transitions.get(workflow_type, {}), agent).items():
                 rows[steps - 1, self._agents.index(name)] = 1.0
             self._said[workflow_type, agent] = rows
-        return LiveForecast("champion", 0, moment, rows, self._agents, None)
+        return LiveForecast("back-off", 0, moment, rows, self._agents, None)
