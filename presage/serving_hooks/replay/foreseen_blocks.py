@@ -17,7 +17,7 @@ from presage.serving_hooks.replay.foresight import NEVER, Foresight
 from presage.serving_hooks.vllm.switch import Switch
 
 _A_PLACE_S: Final = 1e-6
-"""How much sooner a block counts as due for each block that comes after it: less than times ever differ by."""
+"""How much later a block counts as due for each block before it in its prompt: less than times differ by."""
 
 
 class ForeseenBlocks:
@@ -35,7 +35,7 @@ class ForeseenBlocks:
         self._free = np.zeros(len(blocks), np.bool_)
         self._free[[block.block_id for block in queue.get_all_free_blocks()]] = True
         self._group = np.full(len(blocks), NEVER, np.int64)
-        self._sooner = np.zeros(len(blocks))
+        self._later = np.zeros(len(blocks))
 
     @property
     def num_free_blocks(self) -> int:
@@ -89,7 +89,7 @@ class ForeseenBlocks:
         """A request has written blocks that the cache knows now."""
         for block in blocks:
             group, place = self._foresight.group(bytes(block.block_hash[:-4]))  # without the group of layers
-            self._group[block.block_id], self._sooner[block.block_id] = group, place * _A_PLACE_S
+            self._group[block.block_id], self._later[block.block_id] = group, place * _A_PLACE_S
 
     def lost(self, blocks: Iterable[int]) -> None:
         """What these blocks held is not in the cache any more, be they free or in use."""
@@ -107,7 +107,7 @@ class ForeseenBlocks:
     def _furthest(self, n: int) -> list[int]:
         """The first n free blocks by their next use, the furthest away first; for equals, the end of a prompt first."""
         free = np.flatnonzero(self._free)
-        due = self._foresight.due[self._group[free]] - self._sooner[free]
+        due = self._foresight.due[self._group[free]] + self._later[free]
         if n == 1:
             return [int(free[np.argmax(due)])]
         if 0 < n < len(free):
