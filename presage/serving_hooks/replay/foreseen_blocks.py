@@ -27,9 +27,13 @@ class ForeseenBlocks:
         queue: vLLM's queue as it stands.
         blocks: all blocks of the pool, each at its id.
         foresight: when blocks are read next.
+
+    Attributes:
+        given_up: blocks by what they were, for the status of the hooks; this order has no such classes.
     """
 
     def __init__(self, queue: Any, blocks: Sequence[Any], foresight: Foresight) -> None:
+        self.given_up: dict[str, int] = {}
         self.switch = Switch("eviction", Counter())
         self._queue, self._blocks, self._foresight = queue, blocks, foresight
         self._free = np.zeros(len(blocks), np.bool_)

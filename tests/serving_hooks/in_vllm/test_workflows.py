@@ -273,10 +273,11 @@ class Listens(Source):
 
 
 @pytest.mark.parametrize("ranks", [True, False])
-def test_who_says_how_much_is_left_hears_of_steps_where_eviction_is_off(ranks: bool) -> None:
+def test_who_foretells_hears_of_steps_where_eviction_is_off(ranks: bool) -> None:
+    """Whoever ranks needs it, and forecasts are held against what comes whoever acts on them."""
     source = Listens()
     of = Workflows(Forecasts(source, source if ranks else None), ScoreConfig(3, 0.5), 60.0, Counter(), lambda: 0.0)
     of.arrives("first", CODER)
     of.begins("first", 100)
     of.leaves("first", True, 7)
-    assert source.heard == (["begins", 7] if ranks else [])
+    assert source.heard == ["begins", 7]
