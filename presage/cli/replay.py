@@ -10,16 +10,17 @@ import typer
 
 from presage.cli import options, replay_requests
 from presage.cli.boundary import INTERRUPTED
-from presage.cli.output import Output, Report
+from presage.cli.output import Output
+from presage.cli.replay_parts import divide
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from presage.serving_hooks.replay.arrivals import Arrivals
     from presage.serving_hooks.replay.runs import Setting
 
 _CONCURRENCY: Final = 16
 """Workflows under way at once, where nobody says how they come."""
+
+_POLICIES: Final = "stock,lifecycle,hierarchical,oracle"
 
 _SHOWN: Final = {
     "hit rate": ("hit_rate", 3),
@@ -27,6 +28,7 @@ _SHOWN: Final = {
     "its p95": ("completion_p95_s", 1),
     "first token s": ("ttft_mean_s", 2),
     "queueing s": ("queueing_mean_s", 2),
+    "worst": ("longest_wait_s", 1),
     "makespan s": ("makespan_s", 0),
     "output tokens/s": ("throughput_tokens_per_s", 0),
     "preempted": ("preemptions", 0),
@@ -37,16 +39,42 @@ _SHOWN: Final = {
 def replay(
     traces: options.Traces,
     policy: Annotated[
-        str, typer.Option(metavar="NAMES", help="What to compare, separated by commas; a wrong name lists them.")
-    ] = "stock,lifecycle,hierarchical,oracle",
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help=f"What to compare, separated by commas; {_POLICIES} where nothing is said. A wrong name lists them.",
+            show_default=False,
+        ),
+    ] = None,
     forecasts: Annotated[
         str,
         typer.Option(
             metavar="SOURCE",
-            help="Of policies that forecast: oracle, noise:0.2, counts (learnt on the way), a model's folder or "
-            "models:/NAME@ALIAS.",
+            help="Of policies that forecast: oracle, noise:0.2, counts (learnt on the way), markov-3, a model's folder "
+            "or models:/NAME@ALIAS.",
         ),
     ] = "counts",
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Remaining-length model beside a next-agent model, likewise.", show_default=False
+        ),
+    ] = None,
+    train_traces: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="What markov-3 and static-graph learn from; without it half of the tasks, and the rest is replayed.",
+            show_default=False,
+        ),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Who runs next, crossed with each policy (stock, if none is named): fcfs, sjf, stjf, stjf-oracle.",
+            show_default=False,
+        ),
+    ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(
@@ -73,7 +101,7 @@ def replay(
     cache_tokens: Annotated[
         int | None, typer.Option(help="Tokens the cache holds; goes before the file.", show_default=False)
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each policy, with seeds 0, 1, …", min=1)] = 5,
+    seeds: Annotated[int, typer.Option(help="Runs of each policy, with seeds 0, 1, …", min=1)] = 3,
     processes: Annotated[
         int | None, typer.Option(help="Runs side by side; without it one a core.", min=1, show_default=False)
     ] = None,
@@ -89,34 +117,39 @@ def replay(
     from presage.serving_hooks.replay.arrivals import Arrivals
     from presage.serving_hooks.replay.engine import check_fits
     from presage.serving_hooks.replay.engine_file import read_engine
-    from presage.serving_hooks.replay.policies import choose
+    from presage.serving_hooks.replay.policies import STOCK, check_switches, crossed, named
     from presage.serving_hooks.replay.runs import Setting, check_vllm, result, run_all, settings_of_hooks
     from presage.serving_hooks.replay.workload import Convention, workload
     from presage.training.report.files import check_folder, write_metrics, write_report
 
     if concurrency is None and rate is None and not as_recorded:
         concurrency = _CONCURRENCY
+    policies = named(policy or (_POLICIES if scheduler is None else STOCK))
+    if scheduler is not None:
+        policies = crossed(policies, scheduler)
     arrivals = Arrivals(concurrency, rate, cv, as_recorded)
     convention = Convention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks the name
     machine = read_engine(engine, cache_tokens)
     if report_folder is not None:
         check_folder(report_folder, "--report")
     check_vllm()
-    policies = choose(policy, settings_of_hooks())
+    check_switches(policies, settings_of_hooks())
     out = Output(as_json)
     with out.working() as report:
         plain = replay_requests.are_requests(traces)
-        foretold = not plain and any(one.foretold == "asked" for one in policies)
         if plain:
-            held, foretells = replay_requests.read(traces, convention, pause_s, forecasts, out, report), forecasts
+            given = {"--lengths": lengths, "--train-traces": train_traces, "--scheduler": scheduler}
+            held = replay_requests.read(traces, convention, pause_s, forecasts, policies, given, out, report)
+            setting, rule = Setting(held.jobs, convention, arrivals, machine, forecasts), None
         else:
             table = options.read(traces, skip_bad, out, report)
-            table, foretells = (
-                _forecasts(forecasts, table, tracking_uri, out, report) if foretold else (table, forecasts)
+            parts = divide(
+                table, policies, forecasts, lengths, train_traces, convention, skip_bad, tracking_uri, out, report
             )
-            held = workload(table, convention, pause_s)
+            held, rule = workload(parts.table, convention, pause_s), parts.rule
+            setting = Setting(held.jobs, convention, arrivals, machine, parts.forecasts, parts.lengths, parts.taught)
+        foretold = not plain and any("asked" in one.foretellers for one in policies)
         check_fits(held.jobs, machine)
-        setting = Setting(held.jobs, convention, arrivals, machine, foretells)
         if not arrivals.random and seeds > 1:
             out.note("arrivals as recorded do not depend on a seed: one run of each policy")
             seeds = 1
@@ -126,6 +159,8 @@ def replay(
             "workload": _workload(setting, held.left_out, arrivals),
             "engine": machine.model_dump(),
             "forecasts": forecasts if foretold else None,
+            "lengths": lengths if foretold else None,
+            "replayed": rule,
             "seeds": seeds,
             "interrupted": interrupted,
             "policies": result(done),
@@ -139,26 +174,6 @@ def replay(
     if interrupted:
         out.note(f"interrupted: {len(done)} of {len(policies) * seeds} runs were done, and only they are counted")
         raise typer.Exit(INTERRUPTED)
-
-
-def _forecasts(
-    name: str, table: pa.Table, tracking_uri: str | None, out: Output, report: Report
-) -> tuple[pa.Table, str]:
-    """A model's reference becomes its folder, and workflows that it was trained on are left out."""
-    from presage.serving_hooks.replay.forecasts import known
-
-    if known(name):
-        return table, name
-    from presage.predictors.next_agent import NextAgentPredictor
-    from presage.registry.resolve import resolve
-    from presage.training.sets import held_out
-
-    report("loading the model", None)
-    found = resolve(name, lambda: options.open_registry(tracking_uri))
-    table, left_out = held_out(table, NextAgentPredictor.load(found.folder))
-    if left_out:
-        out.note(f"{left_out} workflows left out: the model was trained on them")
-    return table, str(found.folder)
 
 
 def _workload(setting: Setting, left_out: int, arrivals: Arrivals) -> dict[str, Any]:
@@ -202,6 +217,8 @@ def _told(found: Mapping[str, Any]) -> list[Any]:
     if shares:
         lines.append(table("\nShare of what the oracle gains over stock", *shares))
     for name, of in found["policies"].items():
+        if "at_once" in of:
+            lines.append(f"{name}: {of['at_once']} workflows at once")
         if "switched_off" in of:
             lines.append(f"{name}: {', '.join(of['switched_off'])} failed and switched itself off")
     return lines
@@ -223,6 +240,8 @@ def _figure(of: Mapping[str, Any], digits: int) -> str:
 
 
 def _shares(policies: Mapping[str, Any]) -> tuple[Sequence[str], list[list[str]]] | None:
+    from presage.serving_hooks.replay.policies import ends
+
     shown = {head: name for head, (name, _) in _SHOWN.items()}
     rows = [
         [
@@ -233,6 +252,6 @@ def _shares(policies: Mapping[str, Any]) -> tuple[Sequence[str], list[list[str]]
             ),
         ]
         for name, of in policies.items()
-        if "share_of_oracle" in of and name != "oracle"
+        if "share_of_oracle" in of and name != ends(name)[1]
     ]
     return (["policy", *shown], rows) if rows else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from presage.cli.output import Output, Report
 
 if TYPE_CHECKING:
+    from presage.serving_hooks.replay.policies import Policy
     from presage.serving_hooks.replay.workload import Convention, Workload
 
 
@@ -31,9 +32,26 @@ def are_requests(paths: Sequence[Path]) -> bool:
 
 
 def read(
-    paths: Sequence[Path], convention: Convention, pause_s: float | None, forecasts: str, out: Output, report: Report
+    paths: Sequence[Path],
+    convention: Convention,
+    pause_s: float | None,
+    forecasts: str,
+    policies: Sequence[Policy],
+    given: Mapping[str, object],
+    out: Output,
+    report: Report,
 ) -> Workload:
     """The requests as jobs; says what cannot be answered with them.
+
+    Args:
+        paths: of the traces.
+        convention: prompts of workflows would be assembled by.
+        pause_s: mean pause between steps; None where nothing was said.
+        forecasts: reference as the user gave it.
+        policies: that are compared.
+        given: further options of workflows by name; None where nothing was said.
+        out: told what cannot be answered.
+        report: told what is being done.
 
     Raises:
         TraceError: a file is not as wanted.
@@ -41,19 +59,25 @@ def read(
     """
     from presage.datasets.requests import HASH_TOKENS, read_requests
     from presage.errors import ConfigurationError
-    from presage.serving_hooks.replay.forecasts import known
+    from presage.serving_hooks.replay.forecasts import MARKOV, known
     from presage.serving_hooks.replay.requests import requests_workload
 
-    for option, given in (
+    for option, value in (
         ("--opening-tokens", convention.opening_tokens),
         ("--closing-tokens", convention.closing_tokens),
         ("--pause-s", pause_s),
+        *given.items(),
     ):
-        if given:
+        if value:
             raise ConfigurationError(f"{option} is of workflows, and these traces hold plain requests: leave it out")
-    if not known(forecasts):
+    for policy in policies:
+        if "transitions" in policy.foretellers:
+            raise ConfigurationError(
+                f"--policy {policy.name} learns from workflows, and these traces hold plain requests: leave it out"
+            )
+    if forecasts == MARKOV or not known(forecasts):
         raise ConfigurationError(
-            f"--forecasts {forecasts}: a model foretells workflows, and these traces hold plain requests: leave it out"
+            f"--forecasts {forecasts}: it foretells workflows, and these traces hold plain requests: leave it out"
         )
     report("reading requests", None)
     found = requests_workload(read_requests(paths), HASH_TOKENS)

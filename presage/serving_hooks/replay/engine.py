@@ -9,6 +9,7 @@ Nothing here is random, and no real time is looked at.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -25,6 +26,9 @@ _LOOK_AGAIN_S: Final = 0.01
 """Where requests wait, none is let in and none is computed, an engine asks its scheduler again after so long."""
 
 _MOST_IDLE: Final = 1_000_000
+
+_JOB: Final = -1
+"""In the place of a step's number: the whole job comes."""
 
 
 class Clock:
@@ -46,6 +50,15 @@ class Models(Protocol):
 
     def request(self, *args: Any) -> Any: ...  # noqa: D102
     def computed(self, *args: Any) -> Any: ...  # noqa: D102
+
+
+class Watcher(Protocol):
+    """Is told what happens to jobs; times in seconds of the virtual clock."""
+
+    def began(self, number: int, at_s: float) -> None: ...  # noqa: D102
+    def asked(self, number: int, index: int, at_s: float) -> None: ...  # noqa: D102
+    def selected(self, number: int, index: int, at_s: float) -> None: ...  # noqa: D102
+    def finished(self, number: int, index: int, at_s: float) -> None: ...  # noqa: D102
 
 
 @dataclass
@@ -100,6 +113,8 @@ class Engine:
         cost: of an iteration.
         block_tokens: of a block.
         clock: that the scheduler looks at.
+        at_once: jobs under way at once; those that come beyond it wait, the first that came first. None for all.
+        watcher: told what happens to jobs; None for nobody.
     """
 
     def __init__(
@@ -112,6 +127,8 @@ class Engine:
         cost: Cost,
         block_tokens: int,
         clock: Clock,
+        at_once: int | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         self._jobs, self._prompts, self._schedule = jobs, prompts, schedule
         self._scheduler, self._models, self._cost = scheduler, models, cost
@@ -120,9 +137,10 @@ class Engine:
         self._coming: list[tuple[float, int, int, int]] = []
         self._order = 0
         self._then = list(reversed(schedule.then))
+        self._at_once, self._watcher = at_once, watcher
         self._under_way: dict[int, _UnderWay] = {}
+        self._held: deque[tuple[float, int]] = deque()  # jobs that came and may not begin yet
         self._asked: dict[str, Asked] = {}
-        self._requests: dict[str, Any] = {}
         self.run = Run()
 
     def play(self) -> Run:
@@ -132,7 +150,7 @@ class Engine:
             EngineError: requests wait and none is ever let in.
         """
         for at_s, number in self._schedule.first:
-            self._begin(number, at_s)
+            self._come(at_s, number, _JOB)
         idle = 0
         while self._coming or self._scheduler.has_unfinished_requests():
             if not self._scheduler.has_unfinished_requests():
@@ -153,12 +171,18 @@ class Engine:
         return self.run
 
     def _begin(self, number: int, at_s: float) -> None:
+        """A job that came at `at_s` begins now, or waits for another to end."""
+        if self._at_once is not None and len(self._under_way) >= self._at_once:
+            self._held.append((at_s, number))
+            return
         job = self._jobs[number]
         waits_for = [len(step.parents) for step in job.steps]
         self._under_way[number] = _UnderWay(self._prompts.conversation(number), at_s, waits_for, len(job.steps))
+        if self._watcher is not None:
+            self._watcher.began(number, self._clock.now)
         for index, step in enumerate(job.steps):
             if not step.parents:
-                self._come(at_s, number, index)
+                self._ask(at_s, number, index)
 
     def _come(self, at_s: float, number: int, index: int) -> None:
         self._order += 1
@@ -167,12 +191,15 @@ class Engine:
     def _arrivals(self) -> None:
         while self._coming and self._coming[0][0] <= self._clock.now:
             at_s, _, number, index = heapq.heappop(self._coming)
-            self._ask(at_s, number, index)
+            if index == _JOB:
+                self._begin(number, at_s)
+            else:
+                self._ask(at_s, number, index)
 
     def _ask(self, at_s: float, number: int, index: int) -> None:
         job, name = self._jobs[number], f"{number}.{index}"
         step, conversation = job.steps[index], self._under_way[number].conversation
-        prompt, known = conversation.prompt(index)
+        prompt, known = conversation.prompt(index), self._prompts.known(number, index)
         sent = (
             {}
             if not job.workflow_type
@@ -185,9 +212,11 @@ class Engine:
         )
         request = self._models.request(name, prompt, step.output_tokens, at_s, sent, known, self._block_tokens)
         again = again_tokens(job, index) // self._block_tokens * self._block_tokens
-        self._asked[name] = Asked(number, index, step.agent, at_s, step.prompt_tokens, again)
-        self._requests[name] = request
+        came_s = at_s if step.parents else self._under_way[number].began_s  # also where the job had to wait since
+        self._asked[name] = Asked(number, index, step.agent, came_s, step.prompt_tokens, again)
         self._scheduler.says[name] = conversation.says(index)
+        if self._watcher is not None:
+            self._watcher.asked(number, index, self._clock.now)
         self._scheduler.add_request(request)
 
     def _iterate(self, output: Any) -> None:
@@ -205,6 +234,8 @@ class Engine:
             asked = self._asked[new.req_id]
             if asked.began_s is None:
                 asked.began_s, asked.hit_tokens = self._clock.now, new.num_computed_tokens
+                if self._watcher is not None:
+                    self._watcher.selected(asked.job, asked.step, self._clock.now)
         run.preemptions += len(output.preempted_req_ids or ())
         computed = self._models.computed(scheduler, output, scheduler.says)
         self._clock.now += self._cost.seconds(prefilled, decoded, context)
@@ -241,8 +272,9 @@ class Engine:
         self.run.asked.append(asked)
         job, under_way = self._jobs[asked.job], self._under_way[asked.job]
         self.run.output_tokens += job.steps[asked.step].output_tokens
-        hashes = self._requests.pop(name).block_hashes
-        under_way.conversation.answered(asked.step, hashes, self._block_tokens)
+        under_way.conversation.answered(asked.step)
+        if self._watcher is not None:
+            self._watcher.finished(asked.job, asked.step, now)
         under_way.left -= 1
         for index, step in enumerate(job.steps):
             if asked.step in step.parents:
@@ -258,4 +290,6 @@ class Engine:
         if self._hooked and job.workflow_type:
             self._scheduler.workflow_ended(job.workflow_type, job.workflow_id)
         if self._then:
-            self._begin(self._then.pop(), self._clock.now)
+            self._come(self._clock.now, self._then.pop(), _JOB)
+        if self._held:
+            self._come(*self._held.popleft(), _JOB)

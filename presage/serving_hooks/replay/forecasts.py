@@ -1,20 +1,22 @@
-"""Who foretells in a replay: the truth, the truth with noise, counts learnt on the way, or a trained model.
+"""Who foretells in a replay: the truth, the truth with noise, counts learnt on the way, a trigram, or a trained model.
 
 The truth is that of the trace: agents in the order of step numbers, END after the last, whether the workflow was cut
 there or not. `noise:x` mixes it with a share x of the uniform distribution over all outcomes, so a forecast is right
-as often but says so less surely; at 1 it says nothing.
+as often but says so less surely; at 1 it says nothing. What it says of remaining tokens is mixed alike, with those of
+a step drawn at random from all steps: at 1 it is that of some other step.
 
-`counts` counts what it sees while it serves, as the hooks do where there is no model: it begins knowing nothing. A
-model is asked as it is in serving, without texts and states; that it was not trained on these workflows is the
-caller's business.
+`counts` counts what it sees while it serves, as the hooks do where there is no model: it begins knowing nothing.
+`markov-3` is the back-off trigram of a training part. A model is asked as it is in serving, without texts and states;
+that it was not trained on these workflows is the caller's business.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,8 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.backoff import BackoffConfig, OnlineCounts
 from presage.serving_hooks.forecaster import Forecaster
 from presage.serving_hooks.guard import Budget
-from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.live import NOTHING, LiveForecast
+from presage.serving_hooks.replay.taught import Taught
 from presage.serving_hooks.replay.workload import Job
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ HORIZON: Final = 3
 """Steps the truth looks ahead: K of the score's default."""
 
 COUNTS: Final = "counts"
+MARKOV: Final = "markov-3"
 _PATIENT: Final = Budget(deadline_s=math.inf, hang_s=None)
 """Seconds of a predictor are not those of the virtual clock; how long it takes is measured elsewhere."""
 
@@ -51,6 +55,7 @@ class Truth:
     """
 
     def __init__(self, jobs: Sequence[Job], noise: float = 0.0) -> None:
+        self._left = _left(jobs, noise)
         self._jobs = {(job.workflow_type, job.workflow_id): job for job in jobs}
         self._agents = tuple(sorted({step.agent for job in jobs for step in job.steps}))
         self._columns = {agent: column for column, agent in enumerate(self._agents)}
@@ -80,9 +85,8 @@ class Truth:
         self._at.pop((workflow_type, workflow_id), None)
 
     def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
-        """Output tokens of this step and all later ones; noise is only in the agents."""
-        steps = self._jobs[step.workflow_type, step.workflow_id].steps
-        return float(sum(one.output_tokens for one in steps[step.number or 0 :]))
+        """Output tokens of this step and all later ones."""
+        return self._left[step.workflow_type, step.workflow_id][step.number or 0]
 
     def _after(self, workflow_type: str, workflow_id: str, moment: Moment) -> LiveForecast:
         key = workflow_type, workflow_id
@@ -98,20 +102,75 @@ class Truth:
         return LiveForecast("champion", len(steps), moment, rows, self._agents, None)
 
 
+class Output:
+    """Says how long the answer to a request will be, and nothing of its workflow: for the shortest request first.
+
+    Args:
+        jobs: that are replayed.
+    """
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = {(job.workflow_type, job.workflow_id): job for job in jobs}
+
+    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
+        """Output tokens of this step."""
+        return float(self._jobs[step.workflow_type, step.workflow_id].steps[step.number or 0].output_tokens)
+
+
+class Unread:
+    """A source that hears of steps, so that it can say how much is left, and whose forecasts of agents nobody reads.
+
+    Args:
+        source: that says how much is left.
+    """
+
+    def __init__(self, source: NextAgents) -> None:
+        self._source = source
+
+    def on_prefill(self, workflow_type: str, workflow_id: str, agent: str, **more: Any) -> LiveForecast:
+        """No forecast."""
+        return _blank(self._source.on_prefill(workflow_type, workflow_id, agent, **more))
+
+    def on_completion(self, workflow_type: str, workflow_id: str, **more: Any) -> LiveForecast:
+        """No forecast."""
+        return _blank(self._source.on_completion(workflow_type, workflow_id, **more))
+
+    def close(self, workflow_type: str, workflow_id: str) -> None:
+        """The workflow has ended."""
+        self._source.close(workflow_type, workflow_id)
+
+
+def _blank(forecast: LiveForecast) -> LiveForecast:
+    return replace(forecast, source="none", probabilities=NOTHING, agents=())
+
+
+def _left(jobs: Sequence[Job], noise: float) -> dict[tuple[str, str], list[float]]:
+    """Output tokens of each step and all later ones of its workflow, mixed with those of steps drawn at random."""
+    true = [np.cumsum([step.output_tokens for step in job.steps][::-1])[::-1] for job in jobs]
+    everybody = np.concatenate(true)
+    chance = np.split(np.random.default_rng(0).choice(everybody, len(everybody)), np.cumsum([len(of) for of in true]))
+    return {
+        (job.workflow_type, job.workflow_id): ((1 - noise) * of + noise * other).tolist()
+        for job, of, other in zip(jobs, true, chance, strict=False)
+    }
+
+
 Source = Callable[[Sequence[Job], Callable[[], float]], "_Both"]
 """Makes a source of forecasts for one run, from its jobs and its clock."""
 
 
 def known(name: str) -> bool:
     """Whether a source goes by this name, and it is no model."""
-    return name in ("oracle", COUNTS) or name.startswith("noise:")
+    return name in ("oracle", COUNTS, MARKOV) or name.startswith("noise:")
 
 
-def source(name: str) -> Source:
+def source(name: str, taught: Taught | None = None, lengths: str | None = None) -> Source:
     """A source of forecasts by its name.
 
     Args:
-        name: oracle, noise:x with x from 0 to 1, counts, or the folder of a next-agent model.
+        name: oracle, noise:x with x from 0 to 1, counts, markov-3, or the folder of a next-agent model.
+        taught: what a training part teaches; for markov-3.
+        lengths: folder of a remaining-length model, which says what is left beside a next-agent model.
 
     Raises:
         ConfigurationError: it is none of these.
@@ -121,13 +180,17 @@ def source(name: str) -> Source:
     if name.startswith("noise:"):
         share = _share(name)
         return lambda jobs, clock: Truth(jobs, share)
+    if name == MARKOV:
+        if taught is None:
+            raise ConfigurationError(f"--forecasts {name}: nothing was learnt; give a training part")
+        return lambda jobs, clock: _markov(taught)
     if name == COUNTS:
         return lambda jobs, clock: _asked(
             Forecaster(
                 None, back_off=OnlineCounts(BackoffConfig(horizon=HORIZON)), time_to_live_s=math.inf, clock=clock
             )
         )
-    return _model(Path(name))
+    return _model(Path(name), lengths)
 
 
 def _share(name: str) -> float:
@@ -140,14 +203,22 @@ def _share(name: str) -> float:
     return share
 
 
-def _model(folder: Path) -> Source:
+def _markov(taught: Taught) -> _Both:
+    from presage.serving_hooks.replay.markov import Markov
+
+    return Markov(taught)
+
+
+def _model(folder: Path, lengths: str | None) -> Source:
     from presage.predictors.next_agent import NextAgentPredictor
+    from presage.predictors.remaining_length import RemainingLengthPredictor
 
     if not folder.is_dir():
         raise ConfigurationError(
-            f"--forecasts {folder}: no folder of a model, and none of oracle, noise:x and {COUNTS}"
+            f"--forecasts {folder}: no folder of a model, and none of oracle, noise:x, {COUNTS} and {MARKOV}"
         )
     predictor = NextAgentPredictor.load(folder)
+    left = RemainingLengthPredictor.load(Path(lengths)) if lengths is not None else None
 
     def made(jobs: Sequence[Job], clock: Callable[[], float]) -> _Both:
         known = set(predictor.vocabulary.agents)
@@ -157,7 +228,13 @@ def _model(folder: Path) -> Source:
                 f"--forecasts {folder}: the model knows none of the {len(agents)} agents of these traces; it was "
                 "trained on other applications: train one on traces of these"
             )
-        return _asked(Forecaster(predictor, time_to_live_s=math.inf, budget=_PATIENT, clock=clock))
+        # Counts stand behind a model as they do in serving.
+        back_off = OnlineCounts(BackoffConfig(horizon=HORIZON))
+        return _asked(
+            Forecaster(
+                predictor, lengths=left, back_off=back_off, time_to_live_s=math.inf, budget=_PATIENT, clock=clock
+            )
+        )
 
     return made
 

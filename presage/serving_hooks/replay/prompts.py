@@ -7,11 +7,14 @@ one repeated id are told apart by where they stand. No chance is in it, and so n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from presage.serving_hooks.replay.workload import Convention, Job
 
 Hashes = list[bytes]
+
+_NONE: Final[Hashes] = []
 
 
 class Prompts:
@@ -20,6 +23,9 @@ class Prompts:
     Args:
         jobs: of the workload.
         convention: they were assembled by.
+
+    Attributes:
+        hashes: of each job, of each step: those of the blocks of its prompt and output, once `hash_all` has made them.
     """
 
     def __init__(self, jobs: Sequence[Job], convention: Convention) -> None:
@@ -33,6 +39,34 @@ class Prompts:
         for job in jobs:
             self._first.append(self._first[-1] + 2 * len(job.steps))
         self._jobs = jobs
+        self.hashes: list[list[Hashes]] = []
+
+    def hash_all(self, block_tokens: int, hashed: Callable[[bytes | None, list[int]], bytes]) -> None:
+        """Computes the hashes of all blocks, each once: they are the same under every policy and seed.
+
+        Args:
+            block_tokens: of a block.
+            hashed: hash of a block, from that of the block before it and its own token ids.
+        """
+        if self.hashes:
+            return
+        for number, job in enumerate(self._jobs):
+            conversation, of = self.conversation(number), list[Hashes]()
+            for index, step in enumerate(job.steps):
+                tokens = conversation.prompt(index) + [conversation.says(index)] * step.output_tokens
+                same = conversation.repeated_tokens(index) // block_tokens
+                blocks = [] if step.continues is None else of[step.continues][:same]
+                last = blocks[-1] if blocks else None
+                for start in range(len(blocks) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
+                    last = hashed(last, tokens[start : start + block_tokens])
+                    blocks.append(last)
+                of.append(blocks)
+                conversation.answered(index)
+            self.hashes.append(of)
+
+    def known(self, number: int, index: int) -> Hashes:
+        """Those of the prompt and output of a step of a job; none, where they were not computed."""
+        return self.hashes[number][index] if self.hashes else _NONE
 
     def conversation(self, number: int) -> Conversation:
         """Of the job with that number."""
@@ -47,7 +81,7 @@ class Prompts:
 
 
 class Conversation:
-    """The sequences of one job as they grow, and the hashes of their blocks, which are computed once.
+    """The sequences of one job as they grow.
 
     Args:
         job: whose.
@@ -59,34 +93,36 @@ class Conversation:
     def __init__(self, job: Job, first: int, openings: Sequence[int], closings: Sequence[int], hashed: int) -> None:
         self._job, self._first, self._openings, self._closings = job, first, openings, closings
         self._hashed = hashed
-        self._sequences: dict[int, tuple[list[int], Hashes]] = {}
+        self._sequences: dict[int, list[int]] = {}
 
-    def prompt(self, number: int) -> tuple[list[int], Hashes]:
-        """Token ids of a step's prompt, and hashes of as many of its first blocks as an earlier step has computed."""
-        step = self._job.steps[number]
-        trunk, hashes = self._trunk(number)
-        return trunk + [self._closings[number]] * step.closing_tokens, hashes
+    def prompt(self, number: int) -> list[int]:
+        """Token ids of a step's prompt; what it continues has been answered."""
+        return self._trunk(number) + [self._closings[number]] * self._job.steps[number].closing_tokens
 
     def says(self, number: int) -> int:
         """The id a step is answered with, again and again."""
         return self._first + 2 * number + 1
 
-    def answered(self, number: int, hashes: Hashes, block_tokens: int) -> None:
-        """A step has all its output; `hashes` of its blocks, of `block_tokens` tokens each."""
-        step = self._job.steps[number]
-        trunk, _ = self._trunk(number)
-        sequence = trunk + [self.says(number)] * step.output_tokens
-        same = len(trunk) if step.closing_tokens else len(sequence)
-        self._sequences[number] = sequence, hashes[: same // block_tokens]
+    def answered(self, number: int) -> None:
+        """A step has all its output."""
+        self._sequences[number] = self._trunk(number) + [self.says(number)] * self._job.steps[number].output_tokens
 
-    def _trunk(self, number: int) -> tuple[list[int], Hashes]:
+    def repeated_tokens(self, number: int) -> int:
+        """Tokens a step's prompt begins with that stand alike in the prompt, or the output, of the step it continues.
+
+        Behind a closing nothing does: what was said there stands elsewhere now.
+        """
+        continues = self._job.steps[number].continues
+        if continues is None:
+            return 0
+        before = self._job.steps[continues]
+        return before.prompt_tokens - before.closing_tokens if before.closing_tokens else before.sequence_tokens
+
+    def _trunk(self, number: int) -> list[int]:
         step = self._job.steps[number]
-        if step.continues is not None:
-            before, hashes = self._sequences[step.continues]
-        else:
-            before, hashes = self._opened(number), []
+        before = self._opened(number) if step.continues is None else self._sequences[step.continues]
         new_tokens = step.prompt_tokens - step.closing_tokens - len(before)
-        return before + [self._first + 2 * number] * new_tokens, hashes
+        return before + [self._first + 2 * number] * new_tokens
 
     def _opened(self, number: int) -> list[int]:
         step = self._job.steps[number]

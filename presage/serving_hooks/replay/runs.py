@@ -1,7 +1,7 @@
 """All policies on the same jobs and seeds, in processes side by side.
 
 A run is a function of its task: policy, seed, jobs, engine. So it does not matter which process does it, nor how many
-there are. An interrupt keeps what has been run.
+there are; each process hashes the prompts once for all its runs. An interrupt keeps what has been run.
 """
 
 from __future__ import annotations
@@ -9,23 +9,28 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from presage.errors import EngineError
+from presage.errors import ConfigurationError, EngineError
 from presage.serving_hooks.replay.arrivals import Arrivals, schedule
 from presage.serving_hooks.replay.engine_file import EngineFile
-from presage.serving_hooks.replay.forecasts import source, told
+from presage.serving_hooks.replay.forecasts import Output, source, told
 from presage.serving_hooks.replay.metrics import Figures, figures, over_seeds, shares
-from presage.serving_hooks.replay.policies import ORACLE, STOCK, Policy
+from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
+from presage.serving_hooks.replay.prompts import Prompts
 from presage.serving_hooks.replay.records import Run
+from presage.serving_hooks.replay.static_graph import StaticGraph
+from presage.serving_hooks.replay.sweep import best, most_at_once, tried
+from presage.serving_hooks.replay.taught import Taught
 from presage.serving_hooks.replay.workload import Convention, Job
 
 
@@ -39,6 +44,8 @@ class Setting:
         arrivals: how they come.
         engine: that runs them.
         forecasts: of policies that ask for some; see `source`.
+        lengths: folder of the remaining-length model beside them, if there is one.
+        taught: what a training part teaches, if anybody wants to know.
     """
 
     jobs: tuple[Job, ...]
@@ -46,6 +53,8 @@ class Setting:
     arrivals: Arrivals
     engine: EngineFile
     forecasts: str
+    lengths: str | None = None
+    taught: Taught | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ class Done:
         figures: of the run.
         forecasts: how many, by who made them.
         off: policies of the hooks that failed and switched themselves off.
+        at_once: workflows that were let in at once; None for all.
     """
 
     policy: str
@@ -65,6 +75,7 @@ class Done:
     figures: Figures
     forecasts: Mapping[str, int]
     off: tuple[str, ...]
+    at_once: int | None = None
 
 
 def check_vllm() -> None:
@@ -98,7 +109,12 @@ def settings_of_hooks() -> frozenset[str]:
 
 
 def run_one(
-    setting: Setting, policy: Policy, seed: int, quick: bool = True, tell: Callable[[Run], None] = lambda run: None
+    setting: Setting,
+    policy: Policy,
+    seed: int,
+    quick: bool = True,
+    prompts: Prompts | None = None,
+    tell: Callable[[Run], None] = lambda run: None,
 ) -> Done:
     """One policy with one seed. Needs vLLM.
 
@@ -107,37 +123,60 @@ def run_one(
         policy: that decides.
         seed: of the arrivals.
         quick: whether stretches that only decode are done in short.
+        prompts: of the setting's jobs, from a run before; None makes them anew.
         tell: given what the run has left behind, request by request.
     """
     _quiet()
     from presage.serving_hooks.replay import vllm_scheduler
     from presage.serving_hooks.replay.engine import Clock, Engine
-    from presage.serving_hooks.replay.prompts import Prompts
+    from presage.serving_hooks.replay.foresight import Foresight
     from presage.serving_hooks.replay.vllm_policies import scheduler_class
 
     jobs, engine, clock = setting.jobs, setting.engine, Clock()
-    asked = {None: None, "asked": setting.forecasts, "oracle": "oracle"}[policy.foretold]
-    foretells = None if asked is None else source(asked)(jobs, clock)
-    kind = scheduler_class(policy, foretells, clock, quick)
+    prompts = Prompts(jobs, setting.convention) if prompts is None else prompts
+    prompts.hash_all(engine.block_tokens, vllm_scheduler.hashed)
+    foresight = Foresight(jobs, prompts.hashes) if policy.own == "foresight" else None
+    foretells = _foreteller(setting, policy.foretold, clock)
+    ranks = _foreteller(setting, policy.ranked, clock) if policy.ranked != policy.foretold else None
+    kind = scheduler_class(policy, foretells, clock, quick, ranks=ranks, foresight=foresight)
     longest = max(step.prompt_tokens + step.output_tokens for job in jobs for step in job.steps)
     with tempfile.TemporaryDirectory() as folder:
         presage = policy.presage(settings_of_hooks())
         scheduler = vllm_scheduler.scheduler(kind, engine, longest, presage, Path(folder))
     played = Engine(
         jobs,
-        Prompts(jobs, setting.convention),
+        prompts,
         schedule(setting.arrivals, jobs, seed),
         scheduler,
         vllm_scheduler,
         engine.costs(),
         engine.block_tokens,
         clock,
+        policy.at_once,
+        foresight,
     ).play()
     tell(played)
     status = scheduler.presage_status() if presage is not None else {"on": {}, "counts": {}}
     wanted = sorted(policy.settings or ())
     off = tuple(name for name in wanted if status["on"].get(name) is False)
-    return Done(policy.name, seed, figures(played), told(status["counts"]), off)
+    return Done(policy.name, seed, figures(played), told(status["counts"]), off, policy.at_once)
+
+
+def _foreteller(setting: Setting, who: Foreteller | None, clock: Callable[[], float]) -> Any:
+    if who is None:
+        return None
+    if who == "output":
+        return Output(setting.jobs)
+    if who == "transitions":
+        return StaticGraph(_taught(setting).transitions)
+    name = setting.forecasts if who == "asked" else "oracle"
+    return source(name, setting.taught, setting.lengths)(setting.jobs, clock)
+
+
+def _taught(setting: Setting) -> Taught:
+    if setting.taught is None:
+        raise ConfigurationError("a static graph is wanted and nothing was learnt; give a training part")
+    return setting.taught
 
 
 def run_all(
@@ -163,40 +202,81 @@ def run_all(
         InputError: arrivals or forecasts cannot be had of these jobs; said before anything runs.
     """
     schedule(setting.arrivals, setting.jobs, 0)
-    if any(policy.foretold == "asked" for policy in policies):
-        source(setting.forecasts)(setting.jobs, time.monotonic)
-    tasks = [(policy, seed) for seed in seeds for policy in policies]
-    workers = min(len(tasks), processes or len(os.sched_getaffinity(0)))
+    for who in {who for policy in policies for who in policy.foretellers}:
+        _foreteller(setting, who, time.monotonic)
+    swept = [policy for policy in policies if policy.swept]
+    most = most_at_once(setting.arrivals.concurrency, setting.engine.most_requests, setting.jobs)
+    tasks = [(policy, seed) for seed in seeds for policy in policies if not policy.swept]
+    sweeps = [(limited, seeds[0]) for policy in swept for limited in tried(policy, most)]
+    many = len(tasks) + len(sweeps) + len(swept) * (len(seeds) - 1)
     done: list[Done] = []
+    limited: list[Done] = []
     interrupted = False
-    progress(f"replaying {len(tasks)} runs", 0.0)
-    try:
-        for one in _done(setting, tasks, workers):
-            done.append(one)
-            progress(f"replaying {len(tasks)} runs", len(done) / len(tasks))
-    except KeyboardInterrupt:
-        interrupted = True
+    progress(f"replaying {many} runs", 0.0)
+    with _Runner(setting, min(len(tasks) + len(sweeps), processes or len(os.sched_getaffinity(0)))) as runner:
+        try:
+            for one in runner.run(tasks + sweeps):
+                (done if one.at_once is None else limited).append(one)
+                progress(f"replaying {many} runs", (len(done) + len(limited)) / many)
+            for policy in swept:
+                runs = {one.at_once: one for one in limited if one.policy == policy.name and one.at_once is not None}
+                number = best({at_once: one.figures for at_once, one in runs.items()})
+                done.append(runs[number])
+                for one in runner.run([(replace(policy, at_once=number), seed) for seed in seeds[1:]]):
+                    done.append(one)
+                    progress(f"replaying {many} runs", min(1.0, (len(done) + len(limited)) / many))
+        except KeyboardInterrupt:
+            interrupted = True  # a sweep that was not done has no best number
     order = {policy.name: place for place, policy in enumerate(policies)}
     return sorted(done, key=lambda one: (order[one.policy], one.seed)), interrupted
 
 
-def _done(setting: Setting, tasks: Sequence[tuple[Policy, int]], workers: int) -> Iterator[Done]:
-    if workers == 1:
-        for policy, seed in tasks:
-            yield run_one(setting, policy, seed)
-        return
-    # Spawned: what a fork takes along of vLLM's and torch's threads is nobody's promise.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-    try:
-        futures: list[Future[Done]] = [pool.submit(run_one, setting, policy, seed) for policy, seed in tasks]
+class _Runner:
+    """Does runs, in this process or in several, which end with it.
+
+    Args:
+        setting: what the runs have in common.
+        workers: processes; with 1 everything is done in this one.
+    """
+
+    def __init__(self, setting: Setting, workers: int) -> None:
+        self._setting = setting
+        self._prompts = Prompts(setting.jobs, setting.convention)
+        # Spawned: what a fork takes along of vLLM's and torch's threads is nobody's promise.
+        self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (setting,)) if workers > 1 else None
+
+    def __enter__(self) -> _Runner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            for process in list((self._pool._processes or {}).values()):
+                process.terminate()
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, tasks: Sequence[tuple[Policy, int]]) -> Iterator[Done]:
+        """As they are done."""
+        if self._pool is None:
+            for policy, seed in tasks:
+                yield run_one(self._setting, policy, seed, True, self._prompts)
+            return
+        futures: list[Future[Done]] = [self._pool.submit(_run, policy, seed) for policy, seed in tasks]
         for future in as_completed(futures):
             yield future.result()
-    except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+
+
+_of_this_process: list[tuple[Setting, Prompts]] = []
+
+
+def _begin(setting: Setting) -> None:
+    """A process of several; an interrupt is the first one's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _of_this_process.append((setting, Prompts(setting.jobs, setting.convention)))
+
+
+def _run(policy: Policy, seed: int) -> Done:
+    setting, prompts = _of_this_process[0]
+    return run_one(setting, policy, seed, True, prompts)
 
 
 def result(done: Sequence[Done]) -> dict[str, Any]:
@@ -207,10 +287,14 @@ def result(done: Sequence[Done]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, runs in by_policy.items():
         found[name] = over_seeds(list(runs.values())) | {"runs": len(runs)}
-        off = sorted({switch for one in done if one.policy == name for switch in one.off})
-        found[name]["forecasts"] = dict(sum((Counter(one.forecasts) for one in done if one.policy == name), Counter()))
+        mine = [one for one in done if one.policy == name]
+        found[name]["forecasts"] = dict(sum((Counter(one.forecasts) for one in mine), Counter()))
+        off = sorted({switch for one in mine for switch in one.off})
         if off:
             found[name]["switched_off"] = off
-        if name != STOCK and STOCK in by_policy and ORACLE in by_policy:
-            found[name]["share_of_oracle"] = shares(runs, by_policy[STOCK], by_policy[ORACLE])
+        if mine[0].at_once is not None:
+            found[name]["at_once"] = mine[0].at_once
+        nothing, everything = ends(name)
+        if name != nothing and nothing in by_policy and everything in by_policy:
+            found[name]["share_of_oracle"] = shares(runs, by_policy[nothing], by_policy[everything])
     return found

@@ -3,20 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+from presage.serving_hooks.replay.forecasts import Unread
+from presage.serving_hooks.replay.foreseen_blocks import ForeseenBlocks
+from presage.serving_hooks.replay.foresight import Foresight
+from presage.serving_hooks.replay.pause_restore import PauseRestore
 from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.stretches import StretchScheduler
+from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import Policies
+from presage.serving_hooks.vllm.switch import Switch
 
 
 class HookedScheduler(Policies, StretchScheduler):
     """The hooks before the quick scheduler."""
 
 
-def scheduler_class(policy: Policy, foretells: Any, clock: Callable[[], float], quick: bool = True) -> type[Any]:
+class PausingScheduler(HookedScheduler):
+    """Pause and restore in the place of the hooks' admission."""
+
+    def _make_gate(self, config: PresageConfig) -> Any:
+        alive, switch = self._workflows.__contains__, Switch("admission", self._counts)
+        return PauseRestore(compat.cache_tokens(self), alive, type(self).clock, switch)
+
+
+class ForeseeingScheduler(HookedScheduler):
+    """Belady's rule in the place of the scored order."""
+
+    foresight: ClassVar[Foresight]
+
+    def _hook_blocks(self, config: PresageConfig) -> Any:
+        foreseen = ForeseenBlocks(compat.free_queue(self), compat.block_pool(self).blocks, type(self).foresight)
+        compat.hook_blocks(self, foreseen, foreseen)
+        return foreseen
+
+
+def scheduler_class(
+    policy: Policy,
+    foretells: Any,
+    clock: Callable[[], float],
+    quick: bool = True,
+    *,
+    ranks: Any = None,
+    foresight: Foresight | None = None,
+) -> type[Any]:
     """A class to be made a scheduler of.
 
     Args:
@@ -24,11 +57,17 @@ def scheduler_class(policy: Policy, foretells: Any, clock: Callable[[], float], 
         foretells: source of forecasts; None for none.
         clock: seconds of the virtual time.
         quick: whether stretches that only decode are done in short.
+        ranks: who says how much work is left; None for whoever `foretells`.
+        foresight: for Belady's rule.
     """
     if policy.settings is None:
         return type("StockScheduler", (StretchScheduler,), {"quick": quick})
 
     def forecasts(self: Any, config: PresageConfig) -> Forecasts:
-        return Forecasts() if foretells is None else Forecasts(foretells, foretells)
+        if ranks is None:
+            return Forecasts(foretells, foretells)
+        return Forecasts(Unread(ranks) if foretells is None and hasattr(ranks, "close") else foretells, ranks)
 
-    return type("Replayed", (HookedScheduler,), {"quick": quick, "clock": staticmethod(clock), "forecasts": forecasts})
+    base = {None: HookedScheduler, "pause-restore": PausingScheduler, "foresight": ForeseeingScheduler}[policy.own]
+    own = {"quick": quick, "clock": staticmethod(clock), "forecasts": forecasts, "foresight": foresight}
+    return type("Replayed", (base,), own)

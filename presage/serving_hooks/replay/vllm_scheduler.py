@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,7 +71,7 @@ def scheduler(
         additional_config={} if presage is None else {"presage": dict(presage)},
     )
     cache.num_gpu_blocks = engine.blocks
-    init_none_hash(_HASH)
+    _begin_hashes()
     attention = FullAttentionSpec(block_size=engine.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
     return kind(
         vllm_config=config,
@@ -101,7 +101,7 @@ def request(
         output_tokens: it will be answered with, whatever they are.
         arrives_s: of the virtual clock.
         sent: what its client says of it.
-        known: hashes of the first blocks of the prompt, which need not be computed again.
+        known: hashes of all blocks of its prompt and output, or none: they are computed then.
         block_tokens: of a block.
     """
     wanted = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=dict(sent))
@@ -116,14 +116,27 @@ def request(
     )
 
 
+def hashed(before: bytes | None, tokens: list[int]) -> bytes:
+    """Hash of a block, by vLLM's function."""
+    _begin_hashes()
+    return bytes(hash_block_tokens(_HASH, before, tokens))
+
+
+@lru_cache(maxsize=1)
+def _begin_hashes() -> None:
+    """What stands before a first block is drawn at random: once for all runs of a process, which share hashes."""
+    init_none_hash(_HASH)
+
+
 def _hashes(known: Hashes, block_tokens: int, of: Any) -> Hashes:
     """Those a request still lacks, as vLLM's own `get_request_block_hasher` computes them, but for those known."""
-    have = of.block_hashes
-    new: Hashes = [] if have else list(known)
-    last = new[-1] if new else have[-1] if have else None
-    tokens = of._all_token_ids
-    for start in range((len(have) + len(new)) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
-        last = hash_block_tokens(_HASH, last, tokens[start : start + block_tokens])
+    have, tokens = of.block_hashes, of._all_token_ids
+    if known:
+        return known[len(have) : len(tokens) // block_tokens]
+    last = have[-1] if have else None
+    new: Hashes = []
+    for start in range(len(have) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
+        last = hashed(last, tokens[start : start + block_tokens])
         new.append(last)
     return new
 

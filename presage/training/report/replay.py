@@ -73,4 +73,9 @@ def _facts(metrics: Metrics) -> dict[str, str]:
     engine = {name: str(value) for name, value in metrics["engine"].items() if name != "cost"}
     cost = {name: str(value) for name, value in metrics["engine"]["cost"].items()}
     everything = held | engine | cost | {"forecasts": metrics["forecasts"] or "none"}
+    if metrics.get("replayed"):
+        everything["learnt from"] = metrics["replayed"]
+    for name, of in metrics["policies"].items():
+        if "at_once" in of:
+            everything[f"{name}: workflows at once"] = str(of["at_once"])
     return {name.replace("_", " "): value for name, value in everything.items()}

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,22 @@ from vllm_samples import everything_is_free
 
 from presage.errors import TraceError
 from presage.serving_hooks.replay import vllm_scheduler
-from presage.serving_hooks.replay.arrivals import Arrivals, schedule
+from presage.serving_hooks.replay.arrivals import STAGGER_S, Arrivals, schedule
 from presage.serving_hooks.replay.cost import Cost
 from presage.serving_hooks.replay.engine import Clock, Engine, check_fits
 from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.forecasts import source
-from presage.serving_hooks.replay.policies import POLICIES, Policy
+from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.prompts import Prompts
 from presage.serving_hooks.replay.records import Run
 from presage.serving_hooks.replay.runs import Setting, result, run_all, run_one
+from presage.serving_hooks.replay.taught import teach
 from presage.serving_hooks.replay.vllm_policies import scheduler_class
 from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
-from replay_samples import chain
+from replay_samples import chain, row, table
 
 pytestmark = pytest.mark.vllm
 
@@ -104,6 +106,80 @@ def test_quick_is_step_by_step(convention: Convention, policy: Policy, tokens: i
     pools = [s.kv_cache_manager.block_pool for s in (one, other)]
     assert [b.block_hash for b in pools[0].blocks] == [b.block_hash for b in pools[1].blocks]
     assert everything_is_free(one)
+
+
+def compared(convention: Convention, machine: EngineFile, many: int = 14) -> Setting:
+    played = jobs(convention, many)
+    rows = [row(job.workflow_id, number, step.agent, number) for job in played for number, step in enumerate(job.steps)]
+    return Setting(played, convention, Arrivals(9), machine, "markov-3", None, teach(table(*rows), played))
+
+
+POLICIES_OF_REPLAY = [
+    POLICIES["belady"],
+    POLICIES["thunderagent"],
+    POLICIES["static-graph"],
+    POLICIES["full"],
+    replace(POLICIES["best-fixed"], at_once=4),
+    *crossed([POLICIES["stock"], POLICIES["lifecycle"]], "sjf,stjf,stjf-oracle"),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES_OF_REPLAY, ids=[policy.name for policy in POLICIES_OF_REPLAY])
+@pytest.mark.parametrize("tokens", [1400, 2400])
+def test_every_policy_is_quick_and_step_by_step_alike(policy: Policy, tokens: int) -> None:
+    setting = compared(OWN, engine(tokens))
+    prompts = Prompts(setting.jobs, OWN)
+    quick, slow = (run_one(setting, policy, 1, quick, prompts) for quick in (True, False))
+    assert quick == slow
+    assert quick.off == ()
+    assert quick == run_one(setting, policy, 1)  # hashes of before make no difference
+
+
+def test_who_knows_the_next_use_finds_more_than_who_knows_the_last() -> None:
+    setting = compared(OWN, engine(3200), many=40)
+    found = {name: run_one(setting, POLICIES[name], 0).figures["hit_rate"] for name in ("stock", "oracle", "belady")}
+    assert found["stock"] < found["oracle"]
+    assert found["stock"] < found["belady"]
+
+
+def test_a_limit_is_kept_and_waiting_counts_from_arrival() -> None:
+    setting = compared(HISTORY, engine(10**5), many=20)
+    free = run_one(setting, POLICIES["oracle"], 0).figures
+    limited = run_one(setting, replace(POLICIES["best-fixed"], at_once=1), 0).figures
+    alone = run_one(replace(setting, arrivals=Arrivals(1)), POLICIES["oracle"], 0).figures
+    # One after the other either way; but with a limit the others have come and wait.
+    assert limited["makespan_s"] == pytest.approx(alone["makespan_s"], abs=STAGGER_S)
+    assert limited["completion_mean_s"] > 3 * alone["completion_mean_s"]
+    assert limited["longest_wait_s"] > alone["completion_mean_s"] > 10 * free["longest_wait_s"]
+
+
+def test_the_best_fixed_number_is_found_and_every_seed_runs_with_it() -> None:
+    setting = compared(OWN, engine(1600))
+    done, interrupted = run_all(setting, [POLICIES["best-fixed"], POLICIES["oracle"]], (0, 1), processes=1)
+    assert not interrupted
+    assert [(one.policy, one.seed) for one in done] == [
+        ("best-fixed", 0),
+        ("best-fixed", 1),
+        ("oracle", 0),
+        ("oracle", 1),
+    ]
+    fixed = [one for one in done if one.policy == "best-fixed"]
+    assert len({one.at_once for one in fixed}) == 1
+    assert fixed[0].figures["completion_mean_s"] <= done[2].figures["completion_mean_s"]
+    assert result(done)["best-fixed"]["at_once"] == fixed[0].at_once
+
+
+def test_shorter_jobs_first_wait_less_and_the_truth_less_than_the_trigram() -> None:
+    crowded = EngineFile.model_validate(
+        {"cache_tokens": 64000, "most_requests": 2, "most_tokens": 128, "cost": {**COST, "context_token_s": 1e-7}}
+    )
+    setting = replace(compared(OWN, crowded, many=40), arrivals=Arrivals(30))
+    waits = {
+        policy.name: run_one(setting, policy, 0).figures["queueing_mean_s"]
+        for policy in crossed([POLICIES["stock"]], "fcfs,stjf,stjf-oracle")
+    }
+    assert waits["stock+stjf-oracle"] < waits["stock+fcfs"]
+    assert waits["stock+stjf"] < waits["stock+fcfs"]
 
 
 def test_preempted_requests_are_among_what_was_compared(tmp_path: Path) -> None:

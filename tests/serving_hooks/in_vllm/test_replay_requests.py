@@ -49,6 +49,16 @@ def test_under_pressure_they_are_idle_too(tmp_path: Path) -> None:
     assert not any("switched_off" in of for of in ran.json["policies"].values())
 
 
+def test_who_knows_the_future_or_lets_fewer_in_is_not_idle(tmp_path: Path) -> None:
+    path, policies = mooncake(tmp_path / "m.jsonl"), ("--policy", "stock,belady,best-fixed", "--processes", 1, "--json")
+    ran = run("replay", path, "--concurrency", 12, "--seeds", 1, "--cache-tokens", 16000, *policies)
+    assert ran.code == 0, ran.err
+    hits = {name: of["hit_rate"]["mean"] for name, of in ran.json["policies"].items()}
+    assert hits["belady"] > hits["stock"]
+    assert ran.json["policies"]["best-fixed"]["at_once"] <= 12
+    assert not any("switched_off" in of for of in ran.json["policies"].values())
+
+
 def test_a_trace_of_sizes_alone_is_replayed_for_time(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     rows = "".join(f"2026-01-01 00:00:{second:02}.0000000,300,9\n" for second in range(30))
@@ -62,7 +72,12 @@ def test_a_trace_of_sizes_alone_is_replayed_for_time(tmp_path: Path) -> None:
 def test_what_they_cannot_answer_is_refused(tmp_path: Path) -> None:
     path = mooncake(tmp_path / "m.jsonl")
     assert "--pause-s is of workflows" in run("replay", path, "--pause-s", 1).complaint
-    assert "a model foretells workflows" in run("replay", path, "--forecasts", "models:/x@champion").complaint
+    for forecasts in ("models:/x@champion", "markov-3"):
+        assert "it foretells workflows" in run("replay", path, "--forecasts", forecasts).complaint
+    assert "--scheduler is of workflows" in run("replay", path, "--scheduler", "sjf").complaint
+    assert "--lengths is of workflows" in run("replay", path, "--lengths", "models:/x@champion").complaint
+    assert "--train-traces is of workflows" in run("replay", path, "--train-traces", path).complaint
+    assert "static-graph learns from workflows" in run("replay", path, "--policy", "static-graph").complaint
     steps = write(tmp_path / "s.jsonl", [{"workflow_type": "t", "workflow_id": "w", "step": 0, "agent": "a"}])
     assert "one after the other" in run("replay", path, steps).complaint
     large = run("replay", path, "--cache-tokens", 640)

@@ -252,3 +252,32 @@ def test_a_source_that_fails_at_a_state_is_switched_off_and_the_score_stays() ->
     of.prefill_state("1", STATE)
     of.leaves("1", True, 5)
     assert heard.told == [PLAIN, "unknown"]
+
+
+class Listens(Source):
+    """Says how much is left, and keeps what it has heard of steps."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def on_prefill(self, *_: object, **__: object) -> LiveForecast:
+        self.heard.append("begins")
+        return super().on_prefill()
+
+    def on_completion(self, *_: object, **told: object) -> LiveForecast:
+        self.heard.append(told["output_tokens"])
+        return super().on_completion()
+
+    def remaining_tokens(self, step: Step, input_tokens: int) -> float:
+        return 5.0
+
+
+@pytest.mark.parametrize("ranks", [True, False])
+def test_who_foretells_hears_of_steps_where_eviction_is_off(ranks: bool) -> None:
+    """Whoever ranks needs it, and forecasts are held against what comes whoever acts on them."""
+    source = Listens()
+    of = Workflows(Forecasts(source, source if ranks else None), ScoreConfig(3, 0.5), 60.0, Counter(), lambda: 0.0)
+    of.arrives("first", CODER)
+    of.begins("first", 100)
+    of.leaves("first", True, 7)
+    assert source.heard == ["begins", 7]

@@ -7,9 +7,10 @@ import pytest
 from replay_samples import chain
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.replay.forecasts import Truth, source
-from presage.serving_hooks.replay.policies import POLICIES, choose
+from presage.serving_hooks.replay.forecasts import Output, Truth, source
+from presage.serving_hooks.replay.policies import POLICIES, choose, crossed, ends
 from presage.serving_hooks.replay.workload import Convention
+from presage.serving_hooks.vllm.metadata import Step
 
 JOBS = [chain(0, "pqrp", Convention()), chain(1, "qq", Convention())]
 SWITCHES = ("priority", "eviction")
@@ -32,6 +33,38 @@ def test_noise_is_a_share_of_the_uniform() -> None:
     assert nothing.probabilities == pytest.approx(np.full((3, 4), 0.25))
 
 
+def left(forecasts: str, workflow: str, number: int) -> float:
+    of: Any = source(forecasts)(JOBS, lambda: 0.0)
+    return of.remaining_tokens(Step("t", workflow, "p", number), 0)
+
+
+def test_the_truth_knows_what_is_left_and_noise_mixes_it_with_that_of_some_step() -> None:
+    assert [left("oracle", "w0", number) for number in range(4)] == [80, 60, 40, 20]  # 20 tokens a step
+    assert [left("oracle", "w1", number) for number in range(2)] == [40, 20]
+    everywhere = {left("noise:1", "w0", number) for number in range(4)}
+    assert everywhere <= {80, 60, 40, 20}
+    for workflow, number, true in (("w0", 0, 80), ("w0", 2, 40), ("w1", 1, 20)):
+        some = left("noise:1", workflow, number)
+        assert left("noise:0.25", workflow, number) == pytest.approx(0.75 * true + 0.25 * some)
+
+
+def test_noise_at_its_most_says_nothing_of_what_is_left() -> None:
+    many = [chain(n, "p" * (1 + n % 7), Convention(), output=5 + n % 11) for n in range(400)]
+    of: Any = source("noise:1")(many, lambda: 0.0)
+    pairs = [
+        (sum(s.output_tokens for s in job.steps), of.remaining_tokens(Step("t", job.workflow_id, "p", 0), 0))
+        for job in many
+    ]
+    assert abs(np.corrcoef(np.array(pairs).T)[0, 1]) < 0.15
+
+
+def test_the_shortest_request_goes_by_its_own_output_alone() -> None:
+    jobs = [chain(0, "ppp", Convention(), output=30), chain(1, "p", Convention(), output=40)]
+    of = Output(jobs)
+    assert of.remaining_tokens(Step("t", "w0", "p", 0), 0) == 30
+    assert of.remaining_tokens(Step("t", "w1", "p", 0), 0) == 40
+
+
 @pytest.mark.parametrize("name", ["noise:2", "noise:", "noise:x", "nowhere"])
 def test_a_source_nobody_knows_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="--forecasts"):
@@ -44,6 +77,24 @@ def test_policies_are_found_by_name_and_missing_switches_are_refused() -> None:
         choose("best", SWITCHES)
     with pytest.raises(ConfigurationError, match="admission and prefetch"):
         choose("full", SWITCHES)
+
+
+def test_a_scheduler_changes_who_runs_next_and_nothing_else() -> None:
+    fcfs, sjf, stjf = crossed([POLICIES["stock"]], "fcfs,sjf,stjf")
+    assert (fcfs.name, fcfs.settings) == ("stock+fcfs", None)
+    assert (sjf.settings, sjf.ranked, sjf.foretold) == ({"priority"}, "output", None)
+    assert stjf.ranked == "asked"
+    first, clairvoyant = crossed([POLICIES["full"]], "fcfs, stjf-oracle")
+    assert first.settings == {"eviction", "admission", "prefetch"}
+    assert (clairvoyant.settings, clairvoyant.foretold) == (POLICIES["full"].settings, "asked")
+    assert clairvoyant.foretellers == {"asked", "oracle"}
+    with pytest.raises(ConfigurationError, match="--scheduler 'best' is unknown; there are fcfs, sjf"):
+        crossed([fcfs], "fcfs,best")
+
+
+def test_gains_are_shares_of_what_can_be_gained_by_the_same_means() -> None:
+    assert ends("full") == ("stock", "oracle")
+    assert ends("lifecycle+stjf") == ("lifecycle+fcfs", "lifecycle+stjf-oracle")
 
 
 def test_a_policy_switches_everything_else_off() -> None:

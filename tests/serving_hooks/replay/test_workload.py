@@ -1,5 +1,7 @@
 """A trace becomes jobs: sizes as recorded, prefixes by convention, pauses between parents and children."""
 
+from hashlib import sha256
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,7 +124,7 @@ def test_every_prompt_has_as_many_tokens_as_recorded_and_begins_with_what_it_con
     conversation = Prompts([one], convention).conversation(0)
     sequences = []
     for number, step in enumerate(one.steps):
-        prompt, _ = conversation.prompt(number)
+        prompt = conversation.prompt(number)
         assert len(prompt) == step.prompt_tokens == given_[number][1]
         assert step.new_tokens >= 1
         if step.continues is not None:
@@ -130,7 +132,30 @@ def test_every_prompt_has_as_many_tokens_as_recorded_and_begins_with_what_it_con
         body = prompt[: len(prompt) - step.closing_tokens]
         sequences.append(body + [conversation.says(number)] * step.output_tokens)
         assert len(sequences[-1]) == step.sequence_tokens
-        conversation.answered(number, [], 16)
+        conversation.answered(number)
+
+
+def chained(before: bytes | None, tokens: list[int]) -> bytes:
+    return sha256((before or b"") + repr(tokens).encode()).digest()
+
+
+@given(asked, conventions, st.integers(1, 20))
+def test_hashes_that_are_computed_once_are_those_of_each_sequence_alone(
+    given_: list, convention: Convention, block: int
+) -> None:
+    jobs = [job(given_, convention, "a"), job(given_, convention, "b")]
+    prompts = Prompts(jobs, convention)
+    prompts.hash_all(block, chained)
+    for number, one in enumerate(jobs):
+        conversation = prompts.conversation(number)
+        for index, step in enumerate(one.steps):
+            tokens = conversation.prompt(index) + [conversation.says(index)] * step.output_tokens
+            alone, last = [], None
+            for start in range(0, len(tokens) - block + 1, block):
+                last = chained(last, tokens[start : start + block])
+                alone.append(last)
+            assert prompts.known(number, index) == alone
+            conversation.answered(index)
 
 
 @given(asked, conventions)
@@ -139,18 +164,17 @@ def test_two_workflows_share_their_openings_and_nothing_after(given_: list, conv
     prompts = Prompts(jobs, convention)
     a, b = prompts.conversation(0), prompts.conversation(1)
     for number, step in enumerate(jobs[0].steps):
-        one, other = a.prompt(number)[0], b.prompt(number)[0]
+        one, other = a.prompt(number), b.prompt(number)
         shared = next((i for i, (x, y) in enumerate(zip(one, other, strict=True)) if x != y), len(one))
         opened = step
         while opened.continues is not None:
             opened = jobs[0].steps[opened.continues]
         assert shared == opened.opening_tokens
-        a.answered(number, [], 16)
-        b.answered(number, [], 16)
+        a.answered(number)
+        b.answered(number)
 
 
-def test_known_hashes_end_where_a_closing_begins() -> None:
-    for convention, blocks in ((HISTORY, 5), (Convention(closing_tokens=16), 3)):
+def test_a_prompt_repeats_what_stands_before_a_closing() -> None:
+    for convention, tokens in ((HISTORY, 80), (Convention(closing_tokens=16), 60)):
         conversation = Prompts([chain(0, "pq", convention)], convention).conversation(0)
-        conversation.answered(0, [bytes([i]) for i in range(9)], 16)
-        assert len(conversation.prompt(1)[1]) == blocks  # of 60 new and 20 said; of 60
+        assert conversation.repeated_tokens(1) == tokens  # of 60 new and 20 said; of 60
