@@ -29,11 +29,14 @@ class ForeseenBlocks:
         foresight: when blocks are read next.
 
     Attributes:
-        given_up: blocks by what they were, for the status of the hooks; this order has no such classes.
+        given_up, watched: for the status of the hooks; this order has no classes of blocks.
+        acts: set by the hooks; nothing here is ever in shadow.
     """
 
     def __init__(self, queue: Any, blocks: Sequence[Any], foresight: Foresight) -> None:
         self.given_up: dict[str, int] = {}
+        self.watched: dict[str, int] = {}
+        self.acts = True
         self.switch = Switch("eviction", Counter())
         self._queue, self._blocks, self._foresight = queue, blocks, foresight
         self._free = np.zeros(len(blocks), np.bool_)

@@ -25,9 +25,8 @@ class HookedScheduler(Policies, StretchScheduler):
 class PausingScheduler(HookedScheduler):
     """Pause and restore in the place of the hooks' admission."""
 
-    def _make_gate(self, config: PresageConfig) -> Any:
-        alive, switch = self._workflows.__contains__, Switch("admission", self._counts)
-        return PauseRestore(compat.cache_tokens(self), alive, type(self).clock, switch)
+    def _make_gate(self, switch: Switch) -> Any:
+        return PauseRestore(compat.cache_tokens(self), self._workflows.__contains__, type(self).clock, switch)
 
 
 class ForeseeingScheduler(HookedScheduler):
