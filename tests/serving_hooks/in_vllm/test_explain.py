@@ -69,7 +69,7 @@ def test_a_workflow_that_has_ended_is_told_until_the_ring_has_gone_round(tmp_pat
     step(engine, "a1", 0, 40)
     step(engine, "a2", 0, 40, workflow_end=1)
     gone = engine.scheduler.explain("t", "a")
-    assert (gone["alive"], len(gone["forecasts"]), gone["blocks"]["groups"]) == (False, 3, [])
+    assert (gone["alive"], len(gone["forecasts"]), gone["blocks"]["groups"]) == (False, 4, [])
     assert gone["reasons"][-1].startswith("it is not alive")
     for number in range(3):
         step(engine, f"b{number}", 0, 40)

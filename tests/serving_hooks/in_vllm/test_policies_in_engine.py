@@ -241,6 +241,9 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_scored",
         "_shadow",
         "_states",
+        "_step_times",
         "_tiers",
+        "_timing",
+        "_timing_counts",
         "_workflows",
     }

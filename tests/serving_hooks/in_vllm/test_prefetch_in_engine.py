@@ -104,8 +104,8 @@ def test_an_iteration_fetches_no_more_than_a_decode_step_has_time_for(tmp_path: 
     engine = prefetching(tmp_path, ahead=ahead)
     evicted(engine)
     pace = engine.scheduler._prefetch._pace
+    pace._decode.value = 100 / pace.prefilled_per_s  # 100 prompt tokens take as long as a decode step
     most = pace.prefilled_per_s * pace.step_s
-    assert 16 < most < 432
     begun = len(engine.log)
     engine.settle()
     fetched = [sum(tokens.values()) for tokens, *_ in engine.log[begun:]]

@@ -248,8 +248,8 @@ def test_metrics_rise_with_what_is_served_and_agree_with_the_status(server: Serv
         was = values(before[name])
         return {key: value - was.get(key, 0) for key, value in values(after[name]).items() if value != was.get(key)}
 
-    # At prefill and completion of the first step, and at prefill of the last.
-    assert risen("presage_forecasts_total")["next-agent", "champion"] == 3
+    # At prefill and completion of each step.
+    assert risen("presage_forecasts_total")["next-agent", "champion"] == 4
     assert sum(n for (kind, _), n in risen("presage_forecasts_total").items() if kind == "remaining-length") == 2
     assert risen("presage_workflows_ended_total") == {("said",): 1}
     prompts, found = risen("presage_prompt_tokens_total")[()], risen("presage_hit_tokens_total")

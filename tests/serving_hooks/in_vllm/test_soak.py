@@ -52,7 +52,7 @@ def test_nothing_is_left_of_workflows_that_have_ended(tiny: Tiny, tmp_path: Path
         if way == "after":
             send(engine, name, 4, workflow_end=True)
         if number % 100 == 99:
-            stale.append(len(scheduler._scored._order._heap) + len(scheduler.waiting._heap))
+            stale.append(len(scheduler._scored._order._heap) + len(scheduler.waiting._line))
             engine.log.clear()
     engine.run()
     clock.now += 10.0
