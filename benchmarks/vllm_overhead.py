@@ -4,20 +4,20 @@ vLLM's own scheduler and KV-cache manager without a model, one iteration ahead: 
 running and 500 waiting, all the time. Workflows of five steps share a prompt of their type and go on with their own
 history; where a step ends the next one arrives, where a workflow ends another begins. "schedule" is `schedule()`,
 "update" `update_from_output()`, "arrive" one `add_request()`, "step" all of these from one iteration to the next, and
-"decode" those steps in which nothing is prefilled; CPU time of the thread. Rounds of the variants take turns, so that a
-busy machine slows all alike.
+"decode" those steps in which nothing is prefilled; CPU time of the thread. Every variant runs beside a stock scheduler
+of its own and takes turns with it, some iterations each, so that a machine that is fast now and slow then slows both
+alike.
 
 The time added depends on how often requests come and go: what is added to an iteration that only decodes is little
 beside what a request adds over its life. Outputs of 10 to 120 tokens, the default, mean an arrival and an end nearly
 every iteration, eighty requests a second where an iteration takes 12 ms; `--output-tokens 100 600` shows what is added
-where answers are longer. "arrivals", "ends" and "forecasts" say how many there were of each a step. The figures rise
-with what else the machine does, since caches are shared: only rounds of one run can be compared.
+where answers are longer. "arrivals", "ends" and "forecasts" say how many there were of each a step.
 
-"added" is the median step less stock's of the same round, and so for the 99th percentile, of all steps and of those
-that only decode: the variants choose other requests, so steps cannot be compared one by one. Forecasts are drawn
-beforehand: what a predictor costs is not in it (forecast_latency.py and guard.py have that).
+"added" is the median step less that of the stock scheduler beside it, and so for the 99th percentile, of all steps and
+of those that only decode: the variants choose other requests, so steps cannot be compared one by one. Forecasts are
+drawn beforehand: what a predictor costs is not in it (forecast_latency.py and guard.py have that).
 
-    python benchmarks/vllm_overhead.py [--iterations 2000] [--rounds 3] [--waiting 500] [--output-tokens 10 120]
+    python benchmarks/vllm_overhead.py [--iterations 2000] [--waiting 500] [--output-tokens 10 120] [--variants …]
 
 Needs vLLM 0.32. Prints a table of microseconds and one of events a step, and one JSON line at the end.
 """
@@ -32,7 +32,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,13 +50,14 @@ OUTPUT = (10, 120)
 """Tokens of an answer, at least and below."""
 WARM = 2500
 """Iterations before any is counted, at that length: by then every block has been used once."""
+TURN = 25
+"""Iterations of one scheduler until it is the other's turn."""
 BURST = 4
 """Workflows that begin between two iterations at most, while the engine fills."""
 EVENTS = ("arrivals", "ends", "forecasts")
 CALLS = ("schedule", "update", "arrive", "step", "decode")
 OFF: dict[str, Any] = {"priority": False, "eviction": False, "admission": False}
-VARIANTS: dict[str, dict[str, Any] | None] = {
-    "stock": None,
+VARIANTS: dict[str, dict[str, Any]] = {
     "hooks, all off": OFF,
     "priority": {**OFF, "priority": True},
     "eviction": {**OFF, "eviction": True},
@@ -177,50 +177,62 @@ class Load:
         self.scheduler.add_request(request)
 
 
-@dataclass
-class Served:
-    """What was seen of one variant, once the engine is full and the cache has been.
+class Run:
+    """One scheduler under load.
 
-    Attributes:
-        taken: nanoseconds of each call.
-        a_step: events by name, a step.
+    Args:
+        folder: for the configuration of a model.
+        settings: of the hooks; None for vLLM's own scheduler.
+        waiting: requests that wait, all the time.
+        output: tokens of an answer, at least and below.
     """
 
-    taken: dict[str, list[int]]
-    a_step: dict[str, float]
+    def __init__(self, folder: Path, settings: dict[str, Any] | None, waiting: int, output: tuple[int, int]) -> None:
+        kind = AsyncScheduler if settings is None else Hooked
+        self.scheduler = build(folder, kind, blocks=BLOCKS, presage=settings, seqs=SEQS, tokens=BUDGET)
+        self.timed, self.engine = Timed(self.scheduler), Engine(self.scheduler, ahead=True)
+        self._load, self._waiting = Load(self.scheduler, SEQS + waiting, output), waiting
+        self._done, self._before = 0, (0, 0)
+
+    def count(self) -> None:
+        """From here on; the engine is full, and so was the cache."""
+        self._before = len(self.engine.ended), forecasts(self.scheduler)
+        for taken in self.timed.taken.values():
+            taken.clear()
+
+    def go(self, iterations: int) -> None:
+        """So many iterations."""
+        for _ in range(iterations):
+            self._load.arrive(self.engine.ended[self._done :])
+            self._done = len(self.engine.ended)
+            self.engine.step()
+            tokens, _, _ = self.engine.log.pop()
+            self.timed.stepped(decodes=max(tokens.values(), default=0) == 1)
+
+    def a_step(self) -> dict[str, float]:
+        """Events a step, by name."""
+        assert len(self.scheduler.running) > 0.9 * SEQS
+        assert len(self.scheduler.waiting) >= 0.9 * self._waiting
+        taken, ended = self.timed.taken, len(self.engine.ended) - self._before[0]
+        counted = len(taken["arrive"]), ended, forecasts(self.scheduler) - self._before[1]
+        return {name: round(count / len(taken["step"]), 3) for name, count in zip(EVENTS, counted, strict=True)}
 
 
-def served(
-    folder: Path,
-    settings: dict[str, Any] | None,
-    waiting: int,
-    iterations: int,
-    output: tuple[int, int] = OUTPUT,
-) -> Served:
-    """One variant under load."""
-    kind = AsyncScheduler if settings is None else Hooked
-    scheduler = build(folder, kind, blocks=BLOCKS, presage=settings, seqs=SEQS, tokens=BUDGET)
-    timed, engine = Timed(scheduler), Engine(scheduler, ahead=True)
-    load, done = Load(scheduler, SEQS + waiting, output), 0
-    warm = WARM * sum(output) // sum(OUTPUT)
-    before = (0, 0)
+def side_by_side(
+    folder: Path, settings: dict[str, Any], waiting: int, iterations: int, output: tuple[int, int] = OUTPUT
+) -> tuple[Run, Run]:
+    """vLLM's own scheduler, and a variant, in turns."""
+    both = Run(folder, None, waiting, output), Run(folder, settings, waiting, output)
     gc.collect()
     gc.freeze()  # as vLLM does when its engine has started
-    for iteration in range(warm + iterations):
-        if iteration == warm:
-            before = len(engine.ended), forecasts(scheduler)
-            for taken in timed.taken.values():
-                taken.clear()
-        load.arrive(engine.ended[done:])
-        done = len(engine.ended)
-        engine.step()
-        tokens, _, _ = engine.log.pop()
-        timed.stepped(decodes=max(tokens.values(), default=0) == 1)
-    assert len(scheduler.running) > 0.9 * SEQS
-    assert len(scheduler.waiting) >= 0.9 * waiting
+    for run in both:
+        run.go(WARM * sum(output) // sum(OUTPUT))
+        run.count()
+    for _ in range(iterations // TURN):
+        for run in both:
+            run.go(TURN)
     gc.unfreeze()
-    counted = len(timed.taken["arrive"]), len(engine.ended) - before[0], forecasts(scheduler) - before[1]
-    return Served(timed.taken, {name: count / iterations for name, count in zip(EVENTS, counted, strict=True)})
+    return both
 
 
 def forecasts(scheduler: Any) -> int:
@@ -233,43 +245,38 @@ def quantiles(taken: list[int]) -> tuple[float, float]:
     return statistics.median(taken) / 1000, sorted(taken)[int(0.99 * len(taken))] / 1000
 
 
+def said(run: Run) -> dict[str, tuple[float, float]]:
+    """Median and 99th percentile of each call."""
+    return {call: quantiles(of) for call, of in run.timed.taken.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--iterations", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--waiting", type=int, default=500)
     parser.add_argument("--output-tokens", type=int, nargs=2, default=OUTPUT, metavar=("LOW", "HIGH"))
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     args = parser.parse_args()
     output = args.output_tokens[0], args.output_tokens[1]
-    events: dict[str, dict[str, float]] = {}
-    rounds: dict[str, list[dict[str, tuple[float, float]]]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(args.rounds):
-            for name, settings in VARIANTS.items():
-                seen = served(Path(folder), settings, args.waiting, args.iterations, output)
-                rounds[name].append({call: quantiles(of) for call, of in seen.taken.items()})
-                events[name] = {event: round(count, 3) for event, count in seen.a_step.items()}  # alike in all rounds
     report: dict[str, Any] = {}
-    print(
-        f"{'':16}"
-        + "".join(f"{call:>10}{'p99':>8}" for call in CALLS)
-        + f"{'added':>10}{'p99':>8}{'decode+':>10}{'p99':>8}"
-    )
-    for name in VARIANTS:
-        pairs = list(zip(rounds[name], rounds["stock"], strict=True))
-        table = {call: [own[call] for own, _ in pairs] for call in CALLS}
-        for added, of in (("added", "step"), ("added to decode", "decode")):
-            table[added] = [(own[of][0] - stock[of][0], own[of][1] - stock[of][1]) for own, stock in pairs]
-        said = {
-            call: [round(statistics.median(of), 1) for of in zip(*each, strict=True)] for call, each in table.items()
-        }
-        print(f"{name:16}" + "".join(f"{median:10.1f}{p99:8.1f}" for median, p99 in said.values()))
-        timed = {call: {"us": median, "p99_us": p99} for call, (median, p99) in said.items()}
-        report[name] = {**timed, "a step": events[name]}
+    print(f"{'':24}" + "".join(f"{call:>10}{'p99':>8}" for call in (*CALLS, "added", "decode+")))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.variants:
+            stock, own = side_by_side(Path(folder), VARIANTS[name], args.waiting, args.iterations, output)
+            beside, table = said(stock), said(own)
+            for added, of in (("added", "step"), ("added to decode", "decode")):
+                table[added] = table[of][0] - beside[of][0], table[of][1] - beside[of][1]
+            for called, row in (("  stock beside it", beside), (name, table)):
+                print(f"{called:24}" + "".join(f"{median:10.1f}{p99:8.1f}" for median, p99 in row.values()), flush=True)
+            report[name] = {
+                call: {"us": round(median, 1), "p99_us": round(p99, 1)} for call, (median, p99) in table.items()
+            }
+            report[name] |= {"stock": {call: [round(us, 1) for us in of] for call, of in beside.items()}}
+            report[name] |= {"a step": own.a_step()}
     print(f"\n{'a step':16}" + "".join(f"{event:>12}" for event in EVENTS))
-    for name, counted in events.items():
-        print(f"{name:16}" + "".join(f"{counted[event]:12.3f}" for event in EVENTS))
-    settings = {"waiting": args.waiting, "iterations": args.iterations, "rounds": args.rounds, "output_tokens": output}
+    for name, of in report.items():
+        print(f"{name:16}" + "".join(f"{of['a step'][event]:12.3f}" for event in EVENTS))
+    settings = {"waiting": args.waiting, "iterations": args.iterations, "output_tokens": output}
     print(json.dumps({"benchmark": "vllm_overhead", **settings, **report}))
 
 
