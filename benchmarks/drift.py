@@ -1,7 +1,7 @@
 """How soon is a change noticed, how often is one seen where there is none, and what does an event cost?
 
 Traces of known laws. The model is the n-gram of the predictor, counted on 1,000 workflows, with quantiles of the tokens
-left by agent; it is promoted on 600 others. Then workflows of the same law come, and from workflow 500 on one thing is
+left by agent; it is promoted on others. Then workflows of the same law come, and from workflow 500 on one thing is
 planted:
 
     swapped     two agents have exchanged whom they call next
@@ -10,11 +10,12 @@ planted:
     traffic     the commonest intents are the rarest and the other way round
     longer      every step produces half as many output tokens again
 
-"Promoted figures" is the alarm with what was measured at the promotion; "own beginning" knows nothing and learns from
-the first 300 workflows. Without change 50 runs of 1,000 workflows are watched. Costs are medians of single events,
-warm, one thread, beside those of the forecaster answering from counts alone.
+"Promoted figures" is the alarm with what was measured at the promotion, on 600 workflows or as many as are asked for;
+"own beginning" knows nothing and learns from the first 300 workflows. Without change 50 runs of 1,000 workflows are
+watched. Costs are medians of single events, warm, one thread, beside those of the forecaster answering from counts
+alone.
 
-    python benchmarks/drift.py [--seeds 20] [--runs 50]
+    python benchmarks/drift.py [--seeds 20] [--runs 50] [--held-out 600]
 
 Prints tables, and one JSON line at the end.
 """
@@ -155,10 +156,10 @@ def watchers(promoted: dict[str, Promoted]) -> dict[str, Drift]:
     return {"promoted figures": Drift(promoted), "own beginning": Drift()}
 
 
-def noticed(law: Law, seed: int) -> Iterator[tuple[str, str, int | None, str]]:
+def noticed(law: Law, seed: int, held_out: int) -> Iterator[tuple[str, str, int | None, str]]:
     """Of each change and each alarm, workflows until it was noticed (below 1: before it came), and why."""
     model = trained(law, 10_000 + seed)
-    promoted = promoted_by_type(judged(model, drawn(law, HELD_OUT, 20_000 + seed)))
+    promoted = promoted_by_type(judged(model, drawn(law, held_out, 20_000 + seed)))
     before = list(judged(model, drawn(law, BEFORE, 30_000 + seed)))
     for change, plant in CHANGES.items():
         after = list(judged(model, plant(law, 40_000 + seed)))
@@ -167,13 +168,13 @@ def noticed(law: Law, seed: int) -> Iterator[tuple[str, str, int | None, str]]:
             yield change, name, None if at is None else at - BEFORE, alarm.reasons[0].figure if alarm else "–"
 
 
-def false_alarms(runs: int) -> dict[str, int]:
+def false_alarms(runs: int, held_out: int) -> dict[str, int]:
     found = {"promoted figures": 0, "own beginning": 0}
     laws = list(LAWS.values())
     for run in range(runs):
         law = laws[run % len(laws)]
         model = trained(law, 50_000 + run)
-        promoted = promoted_by_type(judged(model, drawn(law, HELD_OUT, 60_000 + run)))
+        promoted = promoted_by_type(judged(model, drawn(law, held_out, 60_000 + run)))
         workflows = list(judged(model, drawn(law, WITHOUT, 70_000 + run)))
         for name, drift in watchers(promoted).items():
             found[name] += first_alarm(drift, workflows)[0] is not None
@@ -226,12 +227,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--held-out", type=int, default=HELD_OUT)
     chosen = parser.parse_args()
     delays: dict[tuple[str, str], list[int | None]] = {}
     reasons: dict[tuple[str, str], list[str]] = {}
     for law in LAWS.values():
         for seed in range(chosen.seeds):
-            for change, name, delay, why in noticed(law, seed):
+            for change, name, delay, why in noticed(law, seed, chosen.held_out):
                 delays.setdefault((change, name), []).append(delay)
                 reasons.setdefault((change, name), []).append(why)
     print(f"{len(LAWS)} laws × {chosen.seeds} seeds, a change after {BEFORE} workflows, {AFTER} after it\n")
@@ -254,14 +256,15 @@ def main() -> None:
         told[f"{change}, {name}"] = row
         noticed_in = f"{_told(row['median'])} | {_told(row['worst'])} | {row['within_200']:.0%}"
         print(f"| {change} | {name} | {noticed_in} | {row['not_noticed']} of {len(of)} | {early} | {why} |")
-    found = false_alarms(chosen.runs)
+    found = false_alarms(chosen.runs, chosen.held_out)
     print(f"\nfalse alarms in {chosen.runs} runs of {WITHOUT} workflows without change: {found}")
     print(f"the bound: {DriftConfig().false_alarms * WITHOUT / DriftConfig().workflows:.0%} a run\n")
     us = costs()
     print("| event | µs |\n|---|---|")
     for event, cost in us.items():
         print(f"| {event} | {cost:.1f} |")
-    print(json.dumps({"benchmark": "drift", "changes": told, "false_alarms": found, "runs": chosen.runs, "us": us}))
+    asked = {"runs": chosen.runs, "held_out": chosen.held_out}
+    print(json.dumps({"benchmark": "drift", "changes": told, "false_alarms": found, **asked, "us": us}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from presage.cli import options, replay_gate
+from presage.cli import options, promoted_figures, replay_gate
 from presage.cli.boundary import REFUSED
 from presage.cli.output import Output
 
@@ -58,7 +58,8 @@ def promote(
 ) -> None:
     """Judge a version against the present holder of an alias on held-out traces; it takes the alias if it passes.
 
-    Exit code 3 when a gate refuses. Verdict and figures become tags of the version either way.
+    Exit code 3 when a gate refuses. Verdict and figures become tags of the version either way. Of one that passes the
+    figures are kept that an engine holds its live forecasts against.
     """
     from presage.cli.kinds import load
     from presage.errors import RegistryError
@@ -110,11 +111,16 @@ def promote(
             verdict = replace(verdict, gates=verdict.gates + gates)
             if not dry_run:
                 replay_gate.keep(registry, name, version, replayed)
+        held_against = promoted_figures.measured(candidate, judged_on, out) if verdict.promoted else None
+        if held_against is not None and not dry_run:  # before the alias moves: an engine may load the version at once
+            promoted_figures.keep(registry, name, version, held_against)
         done = carry_out(
             registry, name, version, verdict, alias=alias, dry_run=dry_run, data_digest=kind.digest(judged_on)
         )
     data = {**verdict.to_dict(), "alias": alias, "previous": done.previous, "moved": done.moved, "dry_run": dry_run}
     data["left_out"] = left_out
+    if held_against is not None:
+        data["held_against"] = {of: figures.workflows for of, figures in sorted(held_against.items())}
     if replayed is not None:
         data["replay"] = replayed
     out.result(data, *(_verdict(data) if not as_json else ()))

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.cli.kinds import Loaded
-    from presage.serving_hooks.truth.recorded import Said
 
 DUE = REFUSED
 
@@ -45,6 +44,7 @@ def retrain_check(
     Exit code 3 when retraining is due for any workflow type, 0 when it is not.
     """
     from presage.cli.kinds import load
+    from presage.cli.said import said
     from presage.serving_hooks.truth.promoted import promoted_by_type
     from presage.serving_hooks.truth.recorded import followed_of
     from presage.serving_hooks.truth.retrain_check import retrain_check as check
@@ -56,12 +56,12 @@ def retrain_check(
         promoted = {}
         if promoted_on:
             table = _unseen(promoted_on, loaded, skip_bad, out, report)
-            promoted = promoted_by_type(followed_of(table, _said(loaded, table)))
+            promoted = promoted_by_type(followed_of(table, said(loaded, table)))
         table = _unseen(traces, loaded, skip_bad, out, report)
         report("forecasting", None)
-        said = _said(loaded, table)
+        forecasts = said(loaded, table)
         report("holding forecasts against what came", None)
-        found = check(followed_of(table, said), promoted, _known_types(loaded))
+        found = check(followed_of(table, forecasts), promoted, _known_types(loaded))
         data = {"models": {kind: one.called for kind, one in loaded.items()}, **found.to_dict()}
     out.result(data, *(_told(data) if not as_json else ()))
     if found.due:
@@ -96,34 +96,6 @@ def _unseen(paths: list[Path], loaded: dict[str, Loaded], skip_bad: bool, out: O
     if left_out:
         out.note(f"{left_out} workflows left out: a model was trained on them")
     return table
-
-
-def _said(loaded: dict[str, Loaded], table: pa.Table) -> Said:
-    """What the models forecast at every row."""
-    from dataclasses import replace
-
-    import numpy as np
-    import pyarrow.compute as pc
-
-    from presage.features.lengths import length_rows
-    from presage.features.prefixes import prefixes_of
-    from presage.serving_hooks.truth.recorded import Said
-
-    said = Said()
-    if "next-agent" in loaded:
-        of = loaded["next-agent"]
-        predictor = of.predictor
-        prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon)
-        both = predictor.predict_both(prefixes.with_states(predictor.source.states(table)))
-        said = replace(said, agents=predictor.vocabulary.agents, probabilities=both, version=of.version)
-    llm = np.asarray(pc.equal(table["kind"], "llm").to_numpy(), bool)
-    if "remaining-length" in loaded and llm.any():
-        of = loaded["remaining-length"]
-        predictor = of.predictor
-        tokens = np.full((table.num_rows, len(predictor.quantiles)), np.nan, np.float32)
-        tokens[llm] = predictor.predict(length_rows(table, predictor.encoder))
-        said = replace(said, quantiles=predictor.quantiles, tokens=tokens, lengths_version=of.version)
-    return said
 
 
 def _known_types(loaded: dict[str, Loaded]) -> set[str]:

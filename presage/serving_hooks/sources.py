@@ -11,8 +11,8 @@ An alias is resolved once; who wants to know what it means later asks `version_o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -23,15 +23,20 @@ from presage.features.states import STATE_COLUMN
 from presage.predictors.artefact import artefact_digest
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
+from presage.registry.attach import attached
 from presage.registry.connect import Registry
-from presage.registry.resolve import current_aliases, parse, resolve
+from presage.registry.resolve import ResolvedModel, current_aliases, parse, resolve
 from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
 from presage.serving_hooks.live import NO_LENGTHS, NO_MODEL
+from presage.serving_hooks.truth import promoted_file
+from presage.serving_hooks.truth.promoted import Promoted
 
 Predictor = TypeVar("Predictor")
 
 _TRIALS: Final = 3
 """Steps of a trial: the later ones have a prefix."""
+
+_OWN_BEGINNING: Final = "each workflow type is held against its own first workflows"
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +51,7 @@ class Held(Generic[Predictor]):
         version: in the registry; None for a plain folder.
         digest: of the artefact.
         reason: why there is none.
+        promoted: what forecasts of each workflow type are held against; empty where the version keeps no figures.
     """
 
     predictor: Predictor | None
@@ -53,6 +59,7 @@ class Held(Generic[Predictor]):
     version: int | None = None
     digest: str | None = None
     reason: str | None = None
+    promoted: Mapping[str, Promoted] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,26 @@ def _loaded(
     found = resolve(reference, registry, cache=cache)
     predictor = load(found.folder)
     trial(predictor)
-    return Held(predictor, reference, found.version, artefact_digest(found.folder))
+    digest = artefact_digest(found.folder)
+    return Held(predictor, reference, found.version, digest, promoted=_promoted(found, registry))
+
+
+def _promoted(found: ResolvedModel, registry: Callable[[], Registry]) -> Mapping[str, Promoted]:
+    """What a version was promoted with. Without it the version serves all the same, and the log says so."""
+    if found.name is None or found.version is None:
+        return {}
+    called = f"{found.name} version {found.version}"
+    try:
+        content = attached(registry(), found.name, found.version, promoted_file.FOLDER, promoted_file.FILE)
+        if content is not None:
+            return promoted_file.read(content)
+    except Exception as error:
+        _log.warning(
+            "%s: what it was promoted with is not known: %s; %s", called, why(error).rstrip("."), _OWN_BEGINNING
+        )
+    else:
+        _log.info("%s: no figures were kept when it was promoted; %s", called, _OWN_BEGINNING)
+    return {}
 
 
 def _try_next_agent(predictor: NextAgentPredictor) -> None:

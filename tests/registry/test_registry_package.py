@@ -13,6 +13,7 @@ from registry_samples import METRICS, STEPS, EchoPredictor
 
 from presage.errors import ArtefactError, RegistryError, TraceError
 from presage.predictors.artefact import artefact_digest, find_pickles
+from presage.registry.attach import attach, attached
 from presage.registry.connect import Registry
 from presage.registry.listing import list_models
 from presage.registry.package import RegisteredVersion, headline, register
@@ -166,3 +167,18 @@ def test_the_headline_is_flat_and_numbers_only() -> None:
     assert headline(METRICS) == {"workflows": 12.0, "prefill_accuracy_1": 0.9, "prefill_accuracy_2": 0.8}
     assert headline({"kind": "router", "macro_map": 0.5, "version": 3, "by_model": {"a": 1}}) == {"macro_map": 0.5}
     json.dumps(headline(METRICS))
+
+
+def test_a_file_put_beside_a_version_is_read_again_and_replaced(
+    registry: Registry, registered: Register, tmp_path: Path
+) -> None:
+    registered("beside"), registered("beside")
+    assert attached(registry, "beside", 1, "truth", "figures.json") is None
+    for content in (b"the first one", b"the second"):
+        (tmp_path / "figures.json").write_bytes(content)
+        attach(registry, "beside", 1, [tmp_path / "figures.json"], "truth")
+        assert attached(registry, "beside", 1, "truth", "figures.json") == content
+    assert attached(registry, "beside", 1, "truth", "others.json") is None
+    assert attached(registry, "beside", 2, "truth", "figures.json") is None, "of each version its own"
+    with pytest.raises(RegistryError, match="no version 9"):
+        attached(registry, "beside", 9, "truth", "figures.json")

@@ -10,6 +10,9 @@ A workflow type that came without promoted figures is held against its own begin
 workflows give the call graph, the second half the figures. That finds what changes later, not what was wrong from the
 start. Figures that came without a call graph (`promoted_of_metrics`) wait for one, and go before what was learnt.
 
+Workflows that were cut, or fell silent, show no end. Where the promoted figures are of workflows that have all ended,
+those are held against the beginning of their own kind. The bound holds for both together, as it counts workflows.
+
 An alarm ends when, in a whole block of `recovery` workflows after it, the mean of each figure that raised it lies back
 on the right side of its limit; a figure without evidence in the block (a model that is no longer asked has none) keeps
 it up. It also ends by `reset`, when another version takes over. Then the detectors begin anew.
@@ -54,13 +57,12 @@ class Drift:
     def followed(self, workflow: Followed) -> Alarm | Recovered | None:
         """A workflow is over: the alarm it raises, or the end of one."""
         name = workflow.workflow_type
-        said = self._of(name).followed(workflow)
+        said = self._of(workflow).followed(workflow)
         if isinstance(said, Alarm):
-            self.alarms[name] = said
             self.raised += 1
-        elif said is not None:
-            del self.alarms[name]
-        return said
+        if said is not None:
+            self._settle(name)
+        return None if isinstance(said, Recovered) and name in self.alarms else said
 
     def falls_back(self, workflow_type: str, kind: Kind | None = None) -> bool:
         """Whether forecasts for this workflow type are to come from back-off counts; of this kind, or of any."""
@@ -85,14 +87,23 @@ class Drift:
         if promoted is not None:
             self._promoted[workflow_type] = Watch(workflow_type, self.config, promoted)
 
-    def _of(self, name: str) -> Watch:
+    def _settle(self, name: str) -> None:
+        """The alarm that stands for a type: that of its promoted figures, where both of its watches have one."""
+        watches = (self._promoted.get(name), self._others.get(name))
+        standing = [of.alarm for of in watches if of is not None and of.alarm is not None]
+        self.alarms.pop(name, None)
+        if standing:
+            self.alarms[name] = standing[0]
+
+    def _of(self, workflow: Followed) -> Watch:
+        name = workflow.workflow_type
         of = self._promoted.get(name)
-        if of is not None:
+        if of is not None and (workflow.ended or of.promoted is None or not of.promoted.ended):
             return of
         of = self._others.get(name)
         if of is None:
             of = self._others[name] = Watch(name, self.config, None)
             if len(self._others) > self.config.types:
-                self.alarms.pop(self._others.popitem(last=False)[0], None)
+                self._settle(self._others.popitem(last=False)[0])
         self._others.move_to_end(name)
         return of

@@ -12,7 +12,7 @@ Accuracy is watched one step ahead: at 2 to K steps it is the same transitions s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Final, TypeVar
 
@@ -88,16 +88,19 @@ class Promoted:
         transitions: of the traces a model learnt from: what is known there is not new.
         figures: by name, as `figures_of` has them, on workflows that neither the model nor `transitions` knows.
         workflows: how many stand behind them.
+        ended: whether all of these have ended, none was cut: then only such are held against them.
     """
 
     transitions: Transitions
     figures: Mapping[str, Figure] = field(default_factory=dict)
     workflows: int = 0
+    ended: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return {
             "workflows": self.workflows,
+            "ended": self.ended,
             "figures": {name: [of.mean, of.low, of.high] for name, of in self.figures.items()},
             "transitions": self.transitions.to_dict(),
         }
@@ -111,7 +114,7 @@ class Promoted:
             LookupError, TypeError, ValueError: it is no such object.
         """
         figures = {str(name): Figure(*map(float, of)) for name, of in data["figures"].items()}
-        return cls(Transitions.from_dict(data["transitions"]), figures, int(data["workflows"]))
+        return cls(Transitions.from_dict(data["transitions"]), figures, int(data["workflows"]), bool(data["ended"]))
 
 
 def promoted_of(workflows: Iterable[Followed], transitions: Transitions) -> Promoted:
@@ -140,7 +143,8 @@ def promoted_by_type(workflows: Iterable[Followed], at_least: int = 20) -> dict[
             transitions = Transitions()
             for workflow in of[: len(of) // 2]:
                 transitions.add(workflow.transitions)
-            found[name] = promoted_of(of[len(of) // 2 :], transitions)
+            figures = promoted_of(of[len(of) // 2 :], transitions)
+            found[name] = replace(figures, ended=all(workflow.ended for workflow in of))
     return found
 
 

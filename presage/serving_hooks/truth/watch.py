@@ -58,6 +58,7 @@ class Watch:
 
     Attributes:
         promoted: what it is held against; None as long as that is being learnt.
+        alarm: the one that stands, if any.
         workflows: held against it, from the last reset or recovery.
     """
 
@@ -82,12 +83,12 @@ class Watch:
         values = {name: value for name, value in found.items() if name in promoted.figures}
         for name, value in values.items():
             self._recent.setdefault(name, deque(maxlen=RECENT)).append(value)
-        return self._watch(promoted, values) if self._alarm is None else self._wait(self._alarm, values)
+        return self._watch(promoted, values) if self.alarm is None else self._wait(self.alarm, values)
 
     def _begin(self) -> None:
         """Detectors without any evidence, one a figure and side."""
         self.workflows = 0
-        self._alarm: Alarm | None = None
+        self.alarm: Alarm | None = None
         self._recent: dict[str, deque[float]] = {}
         self._block: dict[str, Sums] = {}
         self._in_block = 0
@@ -109,8 +110,8 @@ class Watch:
             Reason(name, side, sum(self._recent[name]) / len(self._recent[name]), promoted.figures[name])
             for name, side in strong[:REASONS]
         )
-        self._alarm = Alarm(self.name, self.workflows, reasons)
-        return self._alarm
+        self.alarm = Alarm(self.name, self.workflows, reasons)
+        return self.alarm
 
     def _wait(self, alarm: Alarm, values: Mapping[str, float]) -> Recovered | None:
         """The alarm stands: does this block end it?"""

@@ -30,6 +30,7 @@ from presage.serving_hooks.live import LiveForecast, Projection
 from presage.serving_hooks.sources import Held, Predictors, resolve_predictors
 from presage.serving_hooks.truth.drift import Drift
 from presage.serving_hooks.truth.live_accuracy import LiveAccuracy
+from presage.serving_hooks.truth.promoted_file import merged
 from presage.serving_hooks.truth.truth import Truth
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
@@ -208,6 +209,7 @@ class Champions:
             self._reload.close()
 
     def _forecaster(self, found: Predictors) -> Forecaster:
+        promoted = merged(found.next_agent.promoted, found.remaining_length.promoted)
         return Forecaster(
             found.next_agent.predictor,
             found.next_agent.version,
@@ -220,7 +222,7 @@ class Champions:
             time_to_live_s=math.inf,
             budget=self._config.forecast_budget(),
             # Another version is held against figures of its own.
-            truth=Truth(Drift(), self._live) if self._config.truth else None,
+            truth=Truth(Drift(promoted), self._live) if self._config.truth else None,
         )
 
     def _tell(self, found: Predictors) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from truth_samples import followed
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.truth.drift import Alarm, Drift, DriftConfig, Recovered
-from presage.serving_hooks.truth.outcomes import Followed
+from presage.serving_hooks.truth.outcomes import END, Followed
 from presage.serving_hooks.truth.promoted import NEVER_SEEN, Promoted, promoted_by_type, promoted_of_metrics
 
 WORDS = ("abc", "abbc", "abcbc", "acbc")
@@ -146,6 +147,39 @@ def test_made_up_types_are_bounded_and_never_push_a_promoted_one_out(promoted: d
         drift.followed(followed("abc", workflow_type=f"made up {number}"))
     assert len(drift._others) == 3
     assert drift.falls_back("t")
+
+
+def cut(source: Iterator[Followed]) -> Iterator[Followed]:
+    """The same workflows, fallen silent: where they end is not told."""
+    for of in source:
+        kept = {pair: count for pair, count in of.transitions.items() if pair[1] != END}
+        yield replace(of, ended=False, transitions=kept)
+
+
+def test_workflows_that_were_cut_are_not_held_against_those_that_ended(promoted: dict[str, Promoted]) -> None:
+    assert promoted["t"].ended
+    drift, silent = Drift(promoted), cut(traffic(9))
+    assert noticed(drift, silent, 700) is None, "they have no end, and that is no change"
+    assert drift.watched("t") == 0
+    assert noticed(drift, cut(traffic(10, accuracy=0.4)), 200) is not None, "a change in their own kind is one"
+    assert noticed(drift, traffic(11, accuracy=0.4), 200) is not None
+    for _ in range(200):
+        drift.followed(next(silent))
+    assert drift.falls_back("t"), "one of both has recovered"
+    ended = traffic(12)
+    said = [drift.followed(next(ended)) for _ in range(200)]
+    assert sum(isinstance(one, Recovered) for one in said) == 1
+    assert not drift.alarms
+
+
+def test_figures_of_workflows_of_both_kinds_are_for_both() -> None:
+    source, silent = traffic(13), cut(traffic(14))
+    mixed = promoted_by_type([next(silent if number % 3 == 0 else source) for number in range(300)])
+    assert not mixed["t"].ended
+    drift = Drift(mixed)
+    drift.followed(next(source))
+    drift.followed(next(silent))
+    assert drift.watched("t") == 2
 
 
 def test_types_do_not_touch_each_other(promoted: dict[str, Promoted]) -> None:
