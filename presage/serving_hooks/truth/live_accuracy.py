@@ -99,6 +99,7 @@ class LiveAccuracy:
         self.window, self.most = window, most
         self._agents: OrderedDict[tuple[str, str], deque[NDArray[np.float32]]] = OrderedDict()
         self._lengths: OrderedDict[tuple[str, str], deque[LengthTally]] = OrderedDict()
+        self._told: dict[tuple[str, str], dict[str, Any]] = {}
 
     def followed(self, workflow: Followed) -> None:
         """A workflow is over."""
@@ -146,23 +147,32 @@ class LiveAccuracy:
         )
 
     def to_dict(self, resamples: int = RESAMPLES) -> dict[str, dict[str, dict[str, Any]]]:
-        """All figures by workflow type and model, as JSON values; `resamples` as of `agents`."""
+        """All figures by workflow type and model, as JSON values; `resamples` as of `agents`.
+
+        Without intervals only those are computed that have had a workflow since they were last asked for.
+        """
         told: dict[str, dict[str, dict[str, Any]]] = {}
         for name, model in self.models():
-            lengths = self.lengths(name, model, resamples)
-            moments = {moment: of.to_dict() for moment, of in self.agents(name, model, resamples).items()}
-            told.setdefault(name, {})[model] = {
-                **({"moments": moments} if moments else {}),
-                **(lengths.to_dict() if lengths else {}),
-            }
+            of = self._told.get((name, model)) if not resamples else None
+            if of is None:
+                of = self._of(name, model, resamples)
+                if not resamples:
+                    self._told[name, model] = of
+            told.setdefault(name, {})[model] = of
         return told
+
+    def _of(self, name: str, model: str, resamples: int) -> dict[str, Any]:
+        lengths = self.lengths(name, model, resamples)
+        moments = {moment: of.to_dict() for moment, of in self.agents(name, model, resamples).items()}
+        return {**({"moments": moments} if moments else {}), **(lengths.to_dict() if lengths else {})}
 
     def _window(self, of: OrderedDict[tuple[str, str], deque[Any]], workflow_type: str, model: str) -> deque[Any]:
         key = (workflow_type, model)
+        self._told.pop(key, None)
         if key not in of:
             of[key] = deque(maxlen=self.window)
             if len(of) > self.most:
-                of.popitem(last=False)
+                self._told.pop(of.popitem(last=False)[0], None)
         of.move_to_end(key)
         return of[key]
 

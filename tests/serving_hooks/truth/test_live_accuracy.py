@@ -88,6 +88,17 @@ def test_models_and_types_are_apart_and_bounded() -> None:
     assert live.lengths("type 0", "version 1") is None
 
 
+def test_what_is_told_without_intervals_is_that_of_now() -> None:
+    """Kept between two questions, and made again for a type that has had a workflow since."""
+    asked, fresh = LiveAccuracy(window=3, most=2), LiveAccuracy(window=3, most=2)
+    for number, right in enumerate((0, 10, 10, 4, 7, 1, 10, 3)):
+        for live in (asked, fresh):
+            live.followed(followed("abc", workflow_type=f"type {number % 3}", right=right, judged=10, within=right))
+        told = asked.to_dict(resamples=0)
+        assert told.keys() == {name for name, _ in asked.models()}
+    assert told == fresh.to_dict(resamples=0)
+
+
 def test_a_window_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="window is 0"):
         LiveAccuracy(window=0)
