@@ -108,8 +108,9 @@ class GoesAsFar:
 
     def _foretells(self, learnt_as: str) -> bool:
         """Forecasts of next agents are eviction's; where evidence is asked for, everybody's."""
-        asking = ("eviction", "priority", "admission") if self._evidence is not None else ("eviction",)
-        return any(self._modes.of(policy, learnt_as) for policy in asking)
+        if self._evidence is None:
+            return self._modes.of("eviction", learnt_as) is not Mode.OFF
+        return any(self._modes.of(policy, learnt_as) for policy in ("eviction", "priority", "admission"))
 
     def _tells(self, learnt_as: str) -> bool:
         """An order that nobody goes by may know all; where it acts, it goes by the types that are on."""
