@@ -25,7 +25,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -39,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
 
 import httpx
+from own_server import free_port, stop
 from retry_loops import AGENTS, TYPE, Planned, draw, working_set
 from served_loops import Served, serve
 
@@ -111,9 +111,7 @@ def environment(folder: Path) -> dict[str, str]:
 @contextmanager
 def started(folder: Path, command: str, blocks: int, *more: str) -> Iterator[Server]:
     """A server of the model in `folder`, until the end of the block."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     options = f"--served-model-name {MODEL} --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager"
     options += f" --max-model-len {LENGTH} --block-size {BLOCK} --num-gpu-blocks-override {blocks} --max-num-seqs 64"
     options += " --max-num-batched-tokens 2048 --enable-prompt-tokens-details"
@@ -134,7 +132,7 @@ def started(folder: Path, command: str, blocks: int, *more: str) -> Iterator[Ser
         print(f"(answers after {time.monotonic() - begun:.0f} s)", flush=True)
         yield server
     finally:
-        end(process)
+        stop(process)
 
 
 def answers(server: Server) -> bool:
@@ -143,16 +141,6 @@ def answers(server: Server) -> bool:
         return httpx.get(f"{server.url}/health", timeout=5).status_code == 200
     except httpx.HTTPError:
         return False
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """The process and those it has started."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, how)
-            process.wait(30)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
 
 
 def make_model(folder: Path) -> None:

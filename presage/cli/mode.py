@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -11,14 +11,14 @@ from presage.cli import options
 from presage.cli.output import Output
 from presage.cli.server import ApiKey, Url, ask
 from presage.errors import ConfigurationError
+from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_HEADER, ADMIN_KEY_VARIABLE, ModeName, PolicyName
 
 PATH = "/v1/workflows/mode"
-KEY = "PRESAGE_ADMIN_KEY"
 REFUSALS = {
-    401: f"it wants the admin key; set it in {KEY}",
-    403: f"the key in {KEY} is not its admin key; set the one it was started with",
-    404: f"it has no admin routes; start it with {KEY} set to a key of 16 characters or more",
-    405: f"it has no admin routes; start it with {KEY} set to a key of 16 characters or more",
+    401: f"it wants the admin key; set it in {ADMIN_KEY_VARIABLE}",
+    403: f"the key in {ADMIN_KEY_VARIABLE} is not its admin key; set the one it was started with",
+    404: f"it has no admin routes; start it with {ADMIN_KEY_VARIABLE} set to a key of 16 characters or more",
+    405: f"it has no admin routes; start it with {ADMIN_KEY_VARIABLE} set to a key of 16 characters or more",
     400: "it keeps modes of no more policies and workflow types; say one for everything first",
     422: "it knows no such mode, policy or workflow type",
 }
@@ -27,11 +27,11 @@ REFUSALS = {
 def mode(
     url: Url,
     mode: Annotated[
-        Literal["off", "shadow", "on"] | None,
+        ModeName | None,
         typer.Argument(metavar="[off|shadow|on]", help="Without one: what holds now.", show_default=False),
     ] = None,
     policy: Annotated[
-        Literal["priority", "eviction", "admission", "prefetch"] | None,
+        PolicyName | None,
         typer.Option(help="Only this one.", show_default=False),
     ] = None,
     workflow_type: Annotated[
@@ -48,8 +48,8 @@ def mode(
     if mode is None and (policy or workflow_type is not None):
         raise ConfigurationError("--policy and --workflow-type want a mode; give off, shadow or on")
     body = {"mode": mode, "policy": policy, "workflow_type": workflow_type} if mode is not None else None
-    key = os.environ.get(KEY)
-    headers = {"X-Presage-Admin-Key": key} if key else {}
+    key = os.environ.get(ADMIN_KEY_VARIABLE)
+    headers = {ADMIN_KEY_HEADER: key} if key else {}
     engines = ask(url, PATH, api_key, body=body, headers=headers, refusals=REFUSALS)["engines"]
     out = Output(as_json)
     out.result({"engines": engines}, *(_told(engines) if not as_json else ()))

@@ -3,7 +3,7 @@
     POST /v1/workflows/mode   {"mode": "off", "policy": "eviction", "workflow_type": "review"}
     GET  /v1/workflows/mode   ->  {"engines": [...]}
 
-The key comes in the header `X-Presage-Admin-Key`; vLLM's own API key, where there is one, is asked for before it. The
+The key comes in the header `ADMIN_KEY_HEADER`; vLLM's own API key, where there is one, is asked for before it. The
 answers: 404 no admin key is set, 401 none was sent, 403 it is another one.
 """
 
@@ -13,7 +13,7 @@ import hmac
 import os
 from collections.abc import Callable, Mapping
 from hashlib import sha256
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Header, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from presage.errors import ConfigurationError
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.metadata import MAX_NAME
+from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
 
 SHORTEST_KEY: Final = 16
 
@@ -33,8 +34,8 @@ class ModeSaid(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    mode: Literal["off", "shadow", "on"]
-    policy: Literal["priority", "eviction", "admission", "prefetch"] | None = None
+    mode: ModeName
+    policy: PolicyName | None = None
     workflow_type: str | None = Field(None, max_length=MAX_NAME)
 
 
@@ -65,10 +66,10 @@ def add_admin_routes(app: FastAPI, key: str, call: Call) -> None:
     """
     wanted = sha256(key.encode()).digest()
 
-    def door(x_presage_admin_key: Annotated[str | None, Header()] = None) -> None:
-        if x_presage_admin_key is None:
-            raise HTTPException(401, "send the admin key in the header X-Presage-Admin-Key")
-        if not hmac.compare_digest(sha256(x_presage_admin_key.encode()).digest(), wanted):
+    def door(sent: Annotated[str | None, Header(alias=ADMIN_KEY_HEADER)] = None) -> None:
+        if sent is None:
+            raise HTTPException(401, f"send the admin key in the header {ADMIN_KEY_HEADER}")
+        if not hmac.compare_digest(sha256(sent.encode()).digest(), wanted):
             raise HTTPException(403, "this is not the admin key")
 
     async def say(said: ModeSaid) -> dict[str, list[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -16,10 +16,11 @@ from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.recorder.config import RecorderConfig
+from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
 
 # YAML reads `on` and `off` as true and false, and means the words.
 Word = Annotated[
-    Literal["off", "shadow", "on"],
+    ModeName,
     BeforeValidator(lambda said: {True: "on", False: "off"}[said] if isinstance(said, bool) else said),
 ]
 
@@ -30,7 +31,7 @@ class ModeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     default: Word = "on"
-    policies: Mapping[Literal["priority", "eviction", "admission", "prefetch"], Word] = {}
+    policies: Mapping[PolicyName, Word] = {}
     workflow_types: Mapping[str, Word] = {}
 
 
@@ -109,7 +110,7 @@ class PresageConfig(BaseModel):
         description="forecasts kept, the last of all workflows together, for `presage explain`",
     )
     admin_key_variable: str = Field(
-        "PRESAGE_ADMIN_KEY",
+        ADMIN_KEY_VARIABLE,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         description="environment variable with the key that routes which change the engine ask for; without one "
         "there are no such routes",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from presage.serving_hooks.tenants import scoped, tenant_of
 from presage.serving_hooks.vllm import compat
@@ -107,10 +107,9 @@ class GoesAsFar:
         self._modes.changed()
 
     def _foretells(self, learnt_as: str) -> bool:
-        """Forecasts of next agents are eviction's; where evidence is asked for, everybody's."""
-        if self._evidence is None:
-            return self._modes.of("eviction", learnt_as) is not Mode.OFF
-        return any(self._modes.of(policy, learnt_as) for policy in ("eviction", "priority", "admission"))
+        """Eviction goes by forecasts of next agents; who ranks by tokens left has to hear of every step, too."""
+        of = self._modes.of
+        return bool(of("eviction", learnt_as) or of("priority", learnt_as) or of("admission", learnt_as))
 
     def _tells(self, learnt_as: str) -> bool:
         """An order that nobody goes by may know all; where it acts, it goes by the types that are on."""
@@ -188,17 +187,10 @@ class GoesAsFar:
                 if not request.num_computed_tokens:
                     self._shadow.arrives(request)
 
-    def _make_priorities(self, switch: Switch) -> Priorities:
-        raise NotImplementedError
+    if TYPE_CHECKING:  # `Policies` has these
 
-    def _make_gate(self, switch: Switch) -> Gate:
-        raise NotImplementedError
-
-    def _queue(self) -> Any:
-        raise NotImplementedError
-
-    def _holds(self, request: Any) -> bool:
-        raise NotImplementedError
-
-    def _refile(self, request_ids: Any) -> None:
-        raise NotImplementedError
+        def _make_priorities(self, switch: Switch) -> Priorities: ...
+        def _make_gate(self, switch: Switch) -> Gate: ...
+        def _queue(self) -> Any: ...
+        def _holds(self, request: Any) -> bool: ...
+        def _refile(self, request_ids: Any) -> None: ...

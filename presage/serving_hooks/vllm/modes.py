@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.tenants import unscoped
 from presage.serving_hooks.vllm.metadata import MAX_NAME
+from presage.serving_hooks.vllm.mode_names import PolicyName
 
-POLICIES: Final = ("priority", "eviction", "admission", "prefetch")
+POLICIES: Final[tuple[str, ...]] = get_args(PolicyName)
 
 MOST_RULES: Final = 1000
 

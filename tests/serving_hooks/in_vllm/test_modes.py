@@ -4,16 +4,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from noise import Noise
 from test_admission_in_engine import Ticking, told
 from test_fuzz import GuessingAsync, GuessingSync, answered, pressed, there_was_something_to_decide
 from test_policies_in_engine import prompt, served, step
 from turns import Turns, draw
 from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build, everything_is_free
 
+from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
 BOTH = [(Scheduler, GuessingSync, False), (AsyncScheduler, GuessingAsync, True)]
+
+
+class Listens(Noise):
+    """Counts the steps it hears of to their end."""
+
+    ended = 0
+
+    def on_completion(self, *_: object, **__: object) -> LiveForecast:
+        self.ended += 1
+        return super().on_completion()
+
+
+@pytest.mark.parametrize(("off", "heard"), [(("eviction",), 1), (("eviction", "priority", "admission"), 0)])
+def test_who_ranks_hears_of_steps_where_eviction_is_off(tmp_path: Path, off: tuple[str, ...], heard: int) -> None:
+    source = Listens(0)
+    kind = type("Told", (SyncWorkflowScheduler,), {"forecasts": lambda *_: Forecasts(source, source)})
+    modes = {"mode": {"policies": dict.fromkeys(off, "off")}, "prefetch": False}
+    engine = Engine(build(tmp_path, kind, blocks=70, presage=modes))
+    engine.scheduler.add_request(ask("a1", [1] * 40, 3, workflow_type="t", workflow_id="a", agent="coder"))
+    engine.run()
+    assert source.ended == heard
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its
 import httpx
 import openai
 from dashboard import metrics, of_dashboard
+from own_server import free_port, stop
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from tiny_encoder import WORDS, save_tokenizer
@@ -100,12 +99,6 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("serve")
@@ -150,16 +143,6 @@ def wait_for(server: Server, process: subprocess.Popen[bytes]) -> None:
             pass
         time.sleep(1)
     pytest.fail(f"no server: {server.log.read_text()[-4000:]}")
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """The process and those it has started."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, how)
-            process.wait(30)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
 
 
 def test_the_champions_forecasts_reach_the_scheduler(server: Server) -> None:
