@@ -3,6 +3,11 @@
 The policies choose among what vLLM would do anyway: which waiting request first, which free block to give up. They
 change no token, start and stop no request of a client; admission lets some wait longer. Each can be switched off by
 configuration, and switches itself off when it fails.
+
+What can wait is done while the model runs. vLLM asks for the grammar of an iteration as soon as the model has been
+started on it: then is the time to note what the iteration has begun, to ask for forecasts, to rank blocks by them, and
+to decide who is admitted and who has aged before the next. What comes later is thus told one iteration later. Where
+vLLM does not ask, or nothing runs, all of this is done before the next iteration is scheduled.
 """
 
 from __future__ import annotations
@@ -65,6 +70,8 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         self._config, self._medians = config, forecasts.medians
         self._models, self._upkeep = forecasts.models, forecasts.upkeep
         self._iteration = 0
+        self._unnoted: tuple[Any, float] | None = None
+        self._prepared = False
         self._counts: Counter[str] = Counter()
         self._tiers = Tiers()
         self._workflows = Workflows(
@@ -128,32 +135,35 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """One iteration."""
         self._follow_modes()
-        self._bookkeeping.attempt(self._workflows.expire)
+        self._note()
+        if not self._prepared or not compat.running(self):  # an engine with nothing to do has time now
+            self._prepare()
+        self._prepared = False
         if not self._acts:
             return super().schedule(throttle_prefills)  # type: ignore[misc]
         self._iteration += 1
-        self._renewal.attempt(self._renew)
-        self._age()
         began_at = type(self).clock()
-        self._admit()
+        if self._gate is not None and compat.stands_still(self):
+            self._refile(self._gate.decide(idle=True))
+            if compat.stands_still(self):
+                self._refile(self._gate.let_one_in())
         if self._prefetch is not None:
             self._prefetch.before()
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
-        self._observing.scheduled(self, output)
-        self._bookkeeping.attempt(self._note, output)
-        if self._gate is not None:
-            self._gate.switch.attempt(self._begun, self._gate, output, began_at)
-        if self._prefetch is not None:
-            self._prefetch.after(output)
-        if self._shadow is not None:
-            self._bookkeeping.attempt(self._shadow.begun, [new.req_id for new in output.scheduled_new_reqs])
-        if self._priorities is not None:
-            for request_id in self._priorities.selected(output.num_scheduled_tokens, self._iteration):
-                self._priorities.switch.attempt(self._moved, request_id)
+        self._unnoted = output, began_at
         return output
+
+    def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
+        """vLLM's own. The model runs by now, or is about to: time for what can wait."""
+        grammar = super().get_grammar_bitmask(scheduler_output)  # type: ignore[misc]
+        self._note()
+        self._prepare()
+        self._prepared = True
+        return grammar
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """What an iteration has computed, hidden states first, and without what nobody asked for."""
+        self._note()
         if self._gate is not None:
             self._gate.switch.attempt(self._gate.times.updated, scheduler_output, type(self).clock())
         self._bookkeeping.attempt(self._states.read, model_runner_output)
@@ -164,7 +174,12 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
 
     def has_requests(self) -> bool:
         """Whether the engine has anything to do."""
-        return bool(super().has_requests()) or (self._prefetch is not None and self._prefetch.wants())  # type: ignore[misc]
+        if super().has_requests():  # type: ignore[misc]
+            return True
+        if self._prefetch is None:
+            return False
+        self._bookkeeping.attempt(self._workflows.tell)  # an idle engine has no iterations
+        return self._prefetch.wants()
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """vLLM's own; no block is held for nobody's sake."""
@@ -181,6 +196,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
 
     def request_left(self, request: Any) -> None:
         """A request has finished or was aborted."""
+        self._note()
         if self._prefetch is not None:
             self._prefetch.left(request, self._workflows.step(request.request_id))
         completed = compat.completed(request)
@@ -213,6 +229,8 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
 
     def presage_status(self) -> dict[str, Any]:
         """Which policies are on, who foretells, what was counted, and how many workflows are alive."""
+        self._note()
+        self._bookkeeping.attempt(self._workflows.tell)
         self._renewal.attempt(self._renew)  # an idle engine has no iterations
         eviction = self._eviction if self._scored is not None else None
         switches = {"priority": self._ranking, "eviction": eviction, "admission": self._admission}
@@ -284,12 +302,34 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
     def _holds(self, request: Any) -> bool:
         return self._gate is not None and self._gate.holds(request.request_id) and compat.untouched(request)
 
-    def _admit(self) -> None:
-        if self._gate is None:
+    def _note(self) -> None:
+        """What the last iteration has begun, if that is not known yet."""
+        if self._unnoted is None:
             return
-        self._refile(self._gate.decide(compat.stands_still(self)))
-        if compat.stands_still(self):
-            self._refile(self._gate.let_one_in())
+        output, began_at = self._unnoted
+        self._unnoted = None
+        self._observing.scheduled(self, output)
+        self._bookkeeping.attempt(self._begun, output)
+        if self._gate is not None:
+            self._gate.switch.attempt(self._computes, self._gate, output, began_at)
+        if self._prefetch is not None:
+            self._prefetch.after(output)
+        if self._shadow is not None:
+            self._bookkeeping.attempt(self._shadow.begun, [new.req_id for new in output.scheduled_new_reqs])
+        if self._priorities is not None:
+            for request_id in self._priorities.selected(output.num_scheduled_tokens, self._iteration):
+                self._priorities.switch.attempt(self._moved, request_id)
+
+    def _prepare(self) -> None:
+        """For the next iteration."""
+        self._bookkeeping.attempt(self._workflows.expire)
+        if not self._acts:
+            return
+        self._bookkeeping.attempt(self._workflows.tell)
+        self._renewal.attempt(self._renew)
+        self._age()
+        if self._gate is not None:
+            self._refile(self._gate.decide(idle=False))
 
     def _refile(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -300,7 +340,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
                     self._shadow.refile(request_id)
                 compat.defer(self, request, self._holds(request) and request in compat.waiting_queues(self)[0])
 
-    def _begun(self, gate: Gate, output: Any, began_at: float) -> None:
+    def _computes(self, gate: Gate, output: Any, began_at: float) -> None:
         gate.times.scheduled(output, *compat.iteration_tokens(self, output), began_at)
         for request_id, found in compat.found_tokens(self, output).items():
             gate.begins(request_id, found, compat.prompt_hashes(self, compat.requests(self)[request_id]))
@@ -342,7 +382,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
             if self._prefetch is not None:
                 self._prefetch.arrives(step, request)
 
-    def _note(self, output: Any) -> None:
+    def _begun(self, output: Any) -> None:
         for request_id in output.preempted_req_ids or ():
             self._workflows.interrupted(request_id)
         for request_id in compat.resumed(self, output):
@@ -370,7 +410,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         priorities = self._priorities
         if priorities is None:
             return
-        for request_id in priorities.age(self._iteration):
+        for request_id in priorities.age(self._iteration + 1):
             priorities.switch.attempt(self._moved, request_id)
         if not priorities.switch.on:
             for request in compat.requests(self).values():

@@ -2,6 +2,9 @@
 
 Knows no queues and no blocks: eviction is told forecasts and ends, priority asks for remaining tokens. A source of
 forecasts that raises is switched off; workflows then count as unknown, which is no worse than not asking.
+
+Forecasts are asked for when something happens; eviction is told by `tell`, when there is time, what is the last word on
+each workflow by then. A step that ends and the next that arrives so have its blocks ranked once.
 """
 
 from __future__ import annotations
@@ -55,6 +58,9 @@ class Records(Protocol):
     def ended(self, workflow_type: str, workflow_id: str, how: str) -> None: ...  # noqa: D102
 
 
+Change = Callable[[LiveForecast, str], "NDArray[np.float32]"]
+"""What a forecast says once something else is known of the step it was made for, the agent among it."""
+
 CompletionState = Callable[[str], "NDArray[np.float32] | None"]
 """The completion state of a request that has just had its last token; None if none has come."""
 
@@ -105,6 +111,7 @@ class Workflows:
         self._steps: dict[str, Step] = {}
         self._names: dict[str, Step] = {}
         self._seen: dict[str, LiveForecast] = {}
+        self._untold: dict[str, tuple[Step, LiveForecast | None, Change]] = {}
         self._without_state: dict[str, LiveForecast] = {}
         self._interrupted: set[str] = set()
         self.ended = 0
@@ -234,6 +241,14 @@ class Workflows:
         """The steps of a workflow that are in the engine, by request. Costs O(requests)."""
         return {name: step for name, step in self._steps.items() if step.workflow == workflow}
 
+    def tell(self) -> None:
+        """Who keeps blocks is told what has been forecast since the last time, one forecast a workflow."""
+        if self._untold:
+            untold, self._untold = self._untold, {}
+            if self.retention is not None:
+                for step, forecast, change in untold.values():
+                    self.retention.forecast(step, self._looked(step, forecast, change))
+
     def expire(self) -> None:
         """Workflows that have been silent too long have ended."""
         for workflow in self._lifecycle.expire(self._clock()):
@@ -259,6 +274,7 @@ class Workflows:
         if self._names.pop(step.workflow, None) is not None:
             self._of_tenant[tenant_of(step.workflow_id)] -= 1
         self._seen.pop(step.workflow, None)
+        self._untold.pop(step.workflow, None)
         self.ended += self._lifecycle.end(step.workflow)
         if self.retention is not None:
             self.retention.end(step.workflow)
@@ -269,7 +285,7 @@ class Workflows:
     def _foretell(self, request_id: str, step: Step, ask: Callable[[], LiveForecast], ends: bool = False) -> None:
         """Asks also where the workflow ends: whoever made the forecast is to know that its last step completed."""
         self._seen.pop(step.workflow, None)
-        seen = UNKNOWN
+        forecast = None
         if self._next_agents.on and self.foretells(step.learnt_as):
             try:
                 forecast = ask()
@@ -277,14 +293,14 @@ class Workflows:
                 self._counts[f"forecast: {forecast.source}"] += 1
                 if self.last is not None:
                     self.last.add(step, forecast)
-                seen = self._looked(forecast.probabilities, forecast)
                 self._seen[step.workflow] = forecast
                 if forecast.moment == PREFILL:  # requests are ranked by what was said then
                     self._counts[f"forecast of lengths: {forecast.remaining.source}"] += 1
             except Exception as error:
                 self._next_agents.off(error)
-        if not ends:
-            self._retain(step, seen)
+                forecast = None
+        if not ends and self.retention is not None:
+            self._untold[step.workflow] = step, forecast, _as_it_is
 
     def _prove(self, step: Step, tell: Callable[[Following, LiveForecast], object]) -> None:
         forecast = self._seen.get(step.workflow)
@@ -292,17 +308,20 @@ class Workflows:
             self._proving.attempt(self.evidence.forecast, step.learnt_as, forecast)
             self._proving.attempt(tell, self.evidence.following, forecast)
 
-    def _retain(self, step: Step, seen: Lookahead) -> None:
-        if self.retention is not None:
-            self.retention.forecast(step, seen if self.tells(step.learnt_as) else UNKNOWN)
-
-    def _tell(self, step: Step, change: Callable[[LiveForecast, str], NDArray[np.float32]]) -> None:
+    def _tell(self, step: Step, change: Change) -> None:
         forecast = self._seen.get(step.workflow)
         if forecast is not None and self.retention is not None:
-            self._retain(step, self._looked(change(forecast, step.agent), forecast))
+            self._untold[step.workflow] = step, forecast, change
 
-    def _looked(self, probabilities: NDArray[np.float32], forecast: LiveForecast) -> Lookahead:
-        return lookahead(probabilities, forecast.agents, self._score)
+    def _looked(self, step: Step, forecast: LiveForecast | None, change: Change) -> Lookahead:
+        if forecast is None or not self.tells(step.learnt_as):
+            return UNKNOWN
+        try:
+            return lookahead(change(forecast, step.agent), forecast.agents, self._score)
+        except Exception as error:
+            self._next_agents.off(error)
+            self._seen.pop(step.workflow, None)
+            return UNKNOWN
 
 
 def _names(step: Step) -> tuple[str, str]:

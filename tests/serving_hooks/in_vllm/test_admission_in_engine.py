@@ -197,6 +197,7 @@ def test_a_newcomer_waits_a_moment_where_some_are_held_and_not_at_all_elsewhere(
         engine.step()
         assert ("n1" in engine.hits) is not holding
         engine.clock.now += 0.06
+        engine.step()  # while its model runs, it is decided
         engine.step()
         assert "n1" in engine.hits
 

@@ -215,7 +215,7 @@ def test_after_a_reset_of_the_cache_nothing_is_kept_and_all_is_free(tmp_path: Pa
 def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
     own, hooked = build(tmp_path, Scheduler, blocks=90), build(tmp_path, SyncWorkflowScheduler, blocks=90)
     ours = {name for kind in (Policies, GoesAsFar, SchedulerSeam) for name in vars(kind) if not name.startswith("__")}
-    overridden = {"add_request", "schedule", "update_from_output", "_free_request"}
+    overridden = {"add_request", "schedule", "get_grammar_bitmask", "update_from_output", "_free_request"}
     overridden |= {"has_requests", "make_stats", "reset_prefix_cache", "shutdown"}
     assert ours & set(dir(own)) == overridden
     added = set(vars(hooked)) - set(vars(own))
@@ -236,6 +236,7 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_modes",
         "_modes_applied",
         "_prefetch",
+        "_prepared",
         "_priorities",
         "_ranking",
         "_scored",
@@ -245,5 +246,6 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_tiers",
         "_timing",
         "_timing_counts",
+        "_unnoted",
         "_workflows",
     }

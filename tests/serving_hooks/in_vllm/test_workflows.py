@@ -47,9 +47,24 @@ class Heard:
         self.told.append("end")
 
 
-def watched(forecasts: Forecasts) -> tuple[Workflows, Heard]:
+class AtOnce(Workflows):
+    """Eviction is told after every event."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in ("arrives", "begins", "interrupted", "resumes", "leaves", "prefill_state"):
+            return found
+
+        def event(*args: Any) -> None:
+            found(*args)
+            self.tell()
+
+        return event
+
+
+def watched(forecasts: Forecasts, kind: type[Workflows] = AtOnce) -> tuple[Workflows, Heard]:
     """γ = 0.5, so that the sums can be done by hand."""
-    of = Workflows(forecasts, ScoreConfig(3, 0.5), 60.0, Counter(), lambda: 0.0)
+    of = kind(forecasts, ScoreConfig(3, 0.5), 60.0, Counter(), lambda: 0.0)
     of.retention = heard = Heard()
     return of, heard
 
@@ -76,6 +91,23 @@ def test_a_step_that_waits_is_certain_and_one_that_is_preempted_is_so_again() ->
     assert heard.told == [PLAIN, AGAIN, PLAIN, PLAIN, WAITS, PLAIN, PLAIN]
 
 
+def test_eviction_is_told_the_last_word_on_a_workflow_once() -> None:
+    of, heard = watched(Forecasts(Source()), Workflows)
+    of.arrives("1", CODER)
+    of.begins("1", 10)
+    assert not heard.told, "what can wait waits"
+    of.tell()
+    of.leaves("1", True, 5)
+    of.arrives("2", TESTER)
+    of.tell()
+    of.tell()
+    assert heard.told == [PLAIN, WAITS]
+    of.begins("2", 10)
+    of.end("review", "r1")
+    of.tell()
+    assert heard.told == [PLAIN, WAITS, "end"], "nothing is told of a workflow that has ended"
+
+
 def test_the_last_step_completes_before_its_workflow_ends_and_how_it_ended_is_told() -> None:
     told: list[Any] = []
 
@@ -90,7 +122,7 @@ def test_the_last_step_completes_before_its_workflow_ends_and_how_it_ended_is_to
     class Now:
         now = 0.0
 
-    of = Workflows(
+    of = AtOnce(
         Forecasts(Listening(), silent=lambda _, name: told.append(("silent", name))),
         ScoreConfig(3, 0.5),
         60.0,
@@ -186,7 +218,7 @@ STATE = np.ones(2, np.float32)
 
 def tapped(state: Any = STATE) -> tuple[Workflows, Heard, Tapped, Counter[str]]:
     source, counts = Tapped(), Counter[str]()
-    of = Workflows(Forecasts(source), ScoreConfig(3, 0.5), 60.0, counts, lambda: 0.0)
+    of = AtOnce(Forecasts(source), ScoreConfig(3, 0.5), 60.0, counts, lambda: 0.0)
     of.retention = heard = Heard()
     of.tapped = source, lambda _: state
     return of, heard, source, counts

@@ -149,6 +149,7 @@ class Engine:
     def schedule(self) -> None:
         """The first half of an iteration; its output is under way."""
         output = self.scheduler.schedule()
+        self.scheduler.get_grammar_bitmask(output)  # once the model has been started
         for new in output.scheduled_new_reqs:
             self.hits[new.req_id] = new.num_computed_tokens
         preempted = tuple(sorted(output.preempted_req_ids or ()))
