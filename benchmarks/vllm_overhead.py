@@ -1,23 +1,27 @@
 """What do the hooks add to an iteration of vLLM's scheduler, against that scheduler itself?
 
-vLLM's own scheduler and KV-cache manager without a model, one iteration ahead: 50,000 blocks of 16 tokens, 64 requests
-running and 500 waiting, all the time. Workflows of five steps share a prompt of their type and go on with their own
-history; where a step ends the next one arrives, where a workflow ends another begins. "schedule" is `schedule()`,
-"update" `update_from_output()`, "arrive" one `add_request()`, "step" all of these from one iteration to the next, and
-"decode" those steps in which nothing is prefilled; CPU time of the thread. Every variant runs beside a stock scheduler
-of its own and takes turns with it, some iterations each, so that a machine that is fast now and slow then slows both
-alike.
+vLLM's own scheduler and KV-cache manager without a model: 50,000 blocks of 16 tokens, 64 requests running and 500
+waiting, all the time. Workflows of five steps share a prompt of their type and go on with their own history; where a
+step ends the next one arrives, where a workflow ends another begins. "schedule" is `schedule()`, "update"
+`update_from_output()`, "arrive" one `add_request()`, "step" all of these from one iteration to the next, while the
+model waits for them, and "decode" those steps in which nothing is prefilled. "beside" is `get_grammar_bitmask()`, for
+which vLLM asks once the model runs on the iteration: it is in no step, and has the model's time. "whole" is a step and
+what is done beside the model. All of it is CPU time of the thread. With `--ahead` the engine schedules one iteration
+ahead, as it does on GPUs: then the model runs beside all of it, and "step" says nothing that "whole" does not. Every
+variant runs beside a stock scheduler of its own and takes turns with it, some iterations each, so that a machine that
+is fast now and slow then slows both alike.
 
 The time added depends on how often requests come and go: what is added to an iteration that only decodes is little
 beside what a request adds over its life. Outputs of 10 to 120 tokens, the default, mean an arrival and an end nearly
 every iteration, eighty requests a second where an iteration takes 12 ms; `--output-tokens 100 600` shows what is added
 where answers are longer. "arrivals", "ends" and "forecasts" say how many there were of each a step.
 
-"added" is the median step less that of the stock scheduler beside it, and so for the 99th percentile, of all steps and
-of those that only decode: the variants choose other requests, so steps cannot be compared one by one. Forecasts are
-drawn beforehand: what a predictor costs is not in it (forecast_latency.py and guard.py have that).
+"added" is the median step less that of the stock scheduler beside it, and so for the 99th percentile, of all steps, of
+those that only decode, and of the whole: the variants choose other requests, so steps cannot be compared one by one.
+Forecasts are drawn beforehand: what a predictor costs is not in it (forecast_latency.py and guard.py have that).
 
-    python benchmarks/vllm_overhead.py [--iterations 2000] [--waiting 500] [--output-tokens 10 120] [--variants …]
+    python benchmarks/vllm_overhead.py [--iterations 2000] [--waiting 500] [--output-tokens 10 120] [--ahead]
+                                       [--variants …]
 
 Needs vLLM 0.32. Prints a table of microseconds and one of events a step, and one JSON line at the end.
 """
@@ -39,11 +43,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
 
 from noise import AGENTS, Noise
-from vllm_samples import AsyncScheduler, Engine, ask, build
+from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build
 
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.scheduler import WorkflowScheduler
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 
 BLOCKS, SEQS, BUDGET, STEPS = 50_000, 64, 2048, 5
 OUTPUT = (10, 120)
@@ -56,7 +60,7 @@ BURST = 4
 """Workflows that begin between two iterations at most, while the engine fills."""
 EVENTS = ("arrivals", "ends", "forecasts")
 BESIDE = "beside"
-CALLS = ("schedule", "update", "arrive", BESIDE, "step", "decode")
+CALLS = ("schedule", "update", "arrive", BESIDE, "step", "decode", "whole")
 OFF: dict[str, Any] = {"priority": False, "eviction": False, "admission": False}
 VARIANTS: dict[str, dict[str, Any]] = {
     "hooks, all off": OFF,
@@ -94,8 +98,8 @@ class Drawn:
         return self.left[self.turn % len(self.left)]
 
 
-class Hooked(WorkflowScheduler):
-    """With forecasts that cost nothing."""
+class ForDrawn:
+    """Before a scheduler: with forecasts that cost nothing."""
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """Drawn ones."""
@@ -103,12 +107,20 @@ class Hooked(WorkflowScheduler):
         return Forecasts(self.drawn, self.drawn)
 
 
+class Hooked(ForDrawn, SyncWorkflowScheduler):
+    """In step."""
+
+
+class HookedAhead(ForDrawn, WorkflowScheduler):
+    """One iteration ahead."""
+
+
 class Timed:
     """Keeps the time of every call of a scheduler's methods, and of all of them a step."""
 
     def __init__(self, scheduler: Any) -> None:
         self.taken: dict[str, list[int]] = {name: [] for name in CALLS}
-        self._now = 0
+        self._now = self._beside = 0
         for method, name in (
             ("schedule", "schedule"),
             ("update_from_output", "update"),
@@ -122,7 +134,8 @@ class Timed:
         self.taken["step"].append(self._now)
         if decodes:
             self.taken["decode"].append(self._now)
-        self._now = 0
+        self.taken["whole"].append(self._now + self._beside)
+        self._now = self._beside = 0
 
     def _timed(self, call: Any, name: str) -> Any:
         def timed(*args: Any) -> Any:
@@ -130,7 +143,9 @@ class Timed:
             answer = call(*args)
             took = time.thread_time_ns() - begun
             self.taken[name].append(took)
-            if name != BESIDE:
+            if name == BESIDE:
+                self._beside += took
+            else:
                 self._now += took
             return answer
 
@@ -192,12 +207,16 @@ class Run:
         settings: of the hooks; None for vLLM's own scheduler.
         waiting: requests that wait, all the time.
         output: tokens of an answer, at least and below.
+        ahead: schedules one iteration ahead.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any] | None, waiting: int, output: tuple[int, int]) -> None:
-        kind = AsyncScheduler if settings is None else Hooked
+    def __init__(
+        self, folder: Path, settings: dict[str, Any] | None, waiting: int, output: tuple[int, int], ahead: bool
+    ) -> None:
+        own, hooked = (AsyncScheduler, HookedAhead) if ahead else (Scheduler, Hooked)
+        kind = own if settings is None else hooked
         self.scheduler = build(folder, kind, blocks=BLOCKS, presage=settings, seqs=SEQS, tokens=BUDGET)
-        self.timed, self.engine = Timed(self.scheduler), Engine(self.scheduler, ahead=True)
+        self.timed, self.engine = Timed(self.scheduler), Engine(self.scheduler, ahead)
         self._load, self._waiting = Load(self.scheduler, SEQS + waiting, output), waiting
         self._done, self._before = 0, (0, 0)
 
@@ -226,10 +245,10 @@ class Run:
 
 
 def side_by_side(
-    folder: Path, settings: dict[str, Any], waiting: int, iterations: int, output: tuple[int, int] = OUTPUT
+    folder: Path, settings: dict[str, Any], waiting: int, iterations: int, output: tuple[int, int], ahead: bool
 ) -> tuple[Run, Run]:
     """vLLM's own scheduler, and a variant, in turns."""
-    both = Run(folder, None, waiting, output), Run(folder, settings, waiting, output)
+    both = Run(folder, None, waiting, output, ahead), Run(folder, settings, waiting, output, ahead)
     gc.collect()
     gc.freeze()  # as vLLM does when its engine has started
     for run in both:
@@ -244,7 +263,7 @@ def side_by_side(
 
 def forecasts(scheduler: Any) -> int:
     """How often the hooks have asked who comes next."""
-    return scheduler.drawn.forecasts if isinstance(scheduler, Hooked) else 0
+    return scheduler.drawn.forecasts if isinstance(scheduler, ForDrawn) else 0
 
 
 def quantiles(taken: list[int]) -> tuple[float, float]:
@@ -262,16 +281,17 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=2000)
     parser.add_argument("--waiting", type=int, default=500)
     parser.add_argument("--output-tokens", type=int, nargs=2, default=OUTPUT, metavar=("LOW", "HIGH"))
+    parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     args = parser.parse_args()
     output = args.output_tokens[0], args.output_tokens[1]
     report: dict[str, Any] = {}
-    print(f"{'':24}" + "".join(f"{call:>10}{'p99':>8}" for call in (*CALLS, "added", "decode+")))
+    print(f"{'':24}" + "".join(f"{call:>10}{'p99':>8}" for call in (*CALLS, "added", "decode+", "whole+")))
     with tempfile.TemporaryDirectory() as folder:
         for name in args.variants:
-            stock, own = side_by_side(Path(folder), VARIANTS[name], args.waiting, args.iterations, output)
+            stock, own = side_by_side(Path(folder), VARIANTS[name], args.waiting, args.iterations, output, args.ahead)
             beside, table = said(stock), said(own)
-            for added, of in (("added", "step"), ("added to decode", "decode")):
+            for added, of in (("added", "step"), ("added to decode", "decode"), ("added to whole", "whole")):
                 table[added] = table[of][0] - beside[of][0], table[of][1] - beside[of][1]
             for called, row in (("  stock beside it", beside), (name, table)):
                 print(f"{called:24}" + "".join(f"{median:10.1f}{p99:8.1f}" for median, p99 in row.values()), flush=True)
@@ -283,7 +303,7 @@ def main() -> None:
     print(f"\n{'a step':16}" + "".join(f"{event:>12}" for event in EVENTS))
     for name, of in report.items():
         print(f"{name:16}" + "".join(f"{of['a step'][event]:12.3f}" for event in EVENTS))
-    settings = {"waiting": args.waiting, "iterations": args.iterations, "output_tokens": output}
+    settings = {"waiting": args.waiting, "iterations": args.iterations, "output_tokens": output, "ahead": args.ahead}
     print(json.dumps({"benchmark": "vllm_overhead", **settings, **report}))
 
 

@@ -58,6 +58,8 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
     """
 
     clock: ClassVar[Callable[[], float]] = time.monotonic
+    schedules_ahead: ClassVar[bool] = False
+    """Whether the model runs already when the output of the iteration before is read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -168,6 +170,8 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
             self._gate.switch.attempt(self._gate.times.updated, scheduler_output, type(self).clock())
         self._bookkeeping.attempt(self._states.read, model_runner_output)
         answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        if self.schedules_ahead:
+            self._bookkeeping.attempt(self._workflows.tell)
         if self._prefetch is not None:
             self._prefetch.done(scheduler_output, answers)
         return answers
@@ -431,6 +435,8 @@ class WorkflowScheduler(TimedSteps, Policies, AsyncScheduler):  # type: ignore[m
     vLLM schedules ahead only with a scheduler derived from its asynchronous one, and decides only after it has seen the
     class whether the engine can: so this is that class, and gives its sibling where the engine cannot.
     """
+
+    schedules_ahead = True
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         """The sibling, where the engine does not schedule ahead."""
