@@ -3,8 +3,10 @@
 vLLM's own scheduler and KV-cache manager without a model. "A block": 50,000 blocks, each written by some workflow,
 none of which has ended. "A workflow": 10,000 of them alive and silent, two steps each, forecast by a small predictor
 of a known law with counts behind it; the predictor's own state is left out. Both are traced Python memory, with the
-hooks less without. "Soak": short workflows that begin and end, one after the other; resident memory of the process and
-blocks of Python's allocator, at every fifth of the way.
+hooks less without. Two settings that are on by default are named apart: "explain", a ring of the last forecasts of all
+workflows together, is in the figure; "truth", which holds forecasts against what came, is what the same workflows take
+more where it is on, as it is for the models of a registry. "Soak": short workflows that begin and end, one after the
+other; resident memory of the process and blocks of Python's allocator, at every fifth of the way.
 
     python benchmarks/vllm_memory.py [--soak 100000]
 
@@ -41,6 +43,7 @@ from presage.predictors.parts import NextAgentConfig
 from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.forecaster import Forecaster
 from presage.serving_hooks.guard import Budget
+from presage.serving_hooks.truth.truth import Truth
 from presage.training.next_agent import train
 
 BLOCKS, BLOCK, WORKFLOWS = 50_000, 16, 10_000
@@ -76,21 +79,20 @@ def serve(engine: Engine, workflows: int, steps: int, tokens: int, end: bool, fi
         forget(engine)
 
 
-def traced(folder: Path, kind: type[Any], workflows: int, steps: int, tokens: int) -> int:
-    """Bytes that a scheduler keeps after so many workflows, none of which has ended."""
+def traced(folder: Path, kind: type[Any], workflows: int, steps: int, tokens: int) -> tuple[int, int]:
+    """Bytes that a scheduler keeps after so many workflows, none of which has ended; of these the last forecasts."""
     gc.collect()
     tracemalloc.start()
     engine = Engine(build(folder, kind, blocks=BLOCKS, seqs=64, tokens=2048))
     serve(engine, workflows, steps, tokens, end=False)
     gc.collect()
     kept = tracemalloc.get_traced_memory()[0]
+    if kind is not Scheduler:
+        engine.scheduler._workflows.last = None
+        gc.collect()
+    without_last = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    return kept
-
-
-def beyond_stock(folder: Path, made: Made, workflows: int, steps: int, tokens: int) -> int:
-    """The same, with the hooks less without."""
-    return traced(folder, made(), workflows, steps, tokens) - traced(folder, Scheduler, workflows, steps, tokens)
+    return kept, kept - without_last
 
 
 def resident() -> float:
@@ -125,21 +127,33 @@ def main() -> None:
     predictor = learned()
     state = predictor.open("retry").nbytes
 
-    def forecast() -> type[Any]:
+    def forecast(truth: Truth | None = None) -> type[Any]:
         # Tracing slows every call; what is late must not switch the predictor off.
-        return told(Forecaster(predictor, back_off=OnlineCounts(), budget=Budget(deadline_s=60.0, hang_s=None)))
+        budget = Budget(deadline_s=60.0, hang_s=None)
+        return told(Forecaster(predictor, back_off=OnlineCounts(), budget=budget, truth=truth))
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         serve(Engine(build(folder, forecast(), blocks=1000)), 64, 2, 32, end=True)  # what is compiled is compiled
-        tokens = 100 * BLOCK
-        block = beyond_stock(folder, forecast, BLOCKS // 100, 1, tokens) / BLOCKS
+        served = (BLOCKS // 100, 1, 100 * BLOCK)
+        block = (traced(folder, forecast(), *served)[0] - traced(folder, Scheduler, *served)[0]) / BLOCKS
         print(f"a block: {block:.0f} bytes")
-        workflow = beyond_stock(folder, forecast, WORKFLOWS, 2, 32) / WORKFLOWS - state
+        served = (WORKFLOWS, 2, 32)
+        (kept, last), (stock, _) = traced(folder, forecast(), *served), traced(folder, Scheduler, *served)
+        followed = traced(folder, forecast(Truth()), *served)[0]
+        workflow, explain, truth = (kept - stock) / WORKFLOWS - state, last / WORKFLOWS, (followed - kept) / WORKFLOWS
         print(f"a workflow: {workflow:.0f} bytes, and {state} of the predictor's state")
+        print(f"explain: {explain:.0f} bytes of that; truth: {truth:.0f} bytes more")
         print(f"{'workflows':>12}{'resident MB':>14}{'Python blocks':>16}")
         levels = soak(folder, forecast, args.soak)
-    report = {"block_bytes": round(block), "workflow_bytes": round(workflow), "state_bytes": state, "soak": levels}
+    report = {
+        "block_bytes": round(block),
+        "workflow_bytes": round(workflow),
+        "explain_bytes": round(explain),
+        "truth_bytes": round(truth),
+        "state_bytes": state,
+        "soak": levels,
+    }
     print(json.dumps({"benchmark": "vllm_memory", **report}))
 
 

@@ -172,7 +172,7 @@ class NextAgentPredictor:
 
     def open(self, workflow_type: str) -> Workflow:
         """A workflow of this type before its first step."""
-        workflow: Workflow = self.open_many([workflow_type])[0]
+        workflow: Workflow = self.open_many([workflow_type])[0].copy()  # a view would keep the table beside it
         return workflow
 
     def open_many(self, workflow_types: Sequence[str]) -> NDArray[np.float32]:

@@ -6,6 +6,7 @@ A reason is one of a few fixed sentences, or the name of an exception: never any
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -66,6 +67,7 @@ class LiveLengths:
         return LiveLengths(self.source, self.evidence, self.quantiles, left, self.ranks, self.version, self.reason)
 
 
+@lru_cache(maxsize=256)  # reasons are few, and every forecast has one of these
 def no_lengths(reason: str, version: int | None = None) -> LiveLengths:
     """Nothing is known of what is left."""
     return LiveLengths("none", 0, (), (), 0, version, reason)

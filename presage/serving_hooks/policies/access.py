@@ -14,13 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
 
-from presage.serving_hooks.policies.score import UNKNOWN, Lookahead
+from presage.serving_hooks.policies.groups import NOBODY, Group, Running
+from presage.serving_hooks.policies.score import Lookahead
 
-NOBODY: Final[frozenset[str]] = frozenset()
-
-Parts = Mapping["Group | None", list[int]]
+Parts = Mapping[Group | None, list[int]]
 """Blocks by the group they are in."""
 
 
@@ -28,75 +26,6 @@ Parts = Mapping["Group | None", list[int]]
 def _joined(agents: frozenset[str], agent: str) -> frozenset[str]:
     """These agents and this one: one copy for all groups."""
     return agents | {agent}
-
-
-class Use(NamedTuple):
-    """What one active workflow does with a group: the agents that touch it, and what that adds, in 1 / UNIT."""
-
-    agents: frozenset[str]
-    score: int
-    moment: int
-
-
-class Group:
-    """Blocks with one access map.
-
-    Attributes:
-        id: rises with creation.
-        users: workflows that ever touched it, ended ones included.
-        uses: of each active workflow.
-        size: blocks in it.
-        score: Σ of its uses, in 1 / UNIT.
-        free: those of its blocks that are free, the first freed first.
-        stale: its one workflow has had a new forecast since it was scored; see `AccessIndex.score`.
-        holes: blocks given up from the front of `free` since it was last rebuilt.
-        last_use: stamp of the last time blocks of it were freed.
-        entry: its valid entry in an eviction order, or None.
-    """
-
-    __slots__ = ("entry", "free", "holes", "id", "last_use", "score", "size", "stale", "users", "uses")
-
-    def __init__(self, number: int, users: int, uses: dict[str, Use], score: int) -> None:
-        self.id = number
-        self.users = users
-        self.uses = uses
-        self.size = 0
-        self.score = score
-        self.stale = False
-        self.free: dict[int, None] = {}
-        self.holes = 0
-        self.last_use = 0
-        self.entry: bytes | None = None
-
-
-class Running:
-    """An active workflow: its groups, what its forecast adds to them, and when its next step is due.
-
-    Attributes:
-        lookahead: its forecast as scores.
-        next_step_at: when its next step is expected to start, seconds of the caller's clock; 0 if unknown.
-        step_s: expected seconds from one of its steps to the next.
-        groups: by id.
-        private: groups no other workflow ever touched, one for each set of agents that touch them; few, so a list.
-        written: where the last new blocks went.
-    """
-
-    __slots__ = ("groups", "lookahead", "next_step_at", "private", "step_s", "written")
-
-    def __init__(self) -> None:
-        self.lookahead: Lookahead = UNKNOWN
-        self.next_step_at = 0.0
-        self.step_s = 0.0
-        self.groups: dict[int, Group] = {}
-        self.private: list[Group] = []
-        self.written: Group | None = None
-
-    def own(self, workflow: str, agents: frozenset[str]) -> Group | None:
-        """The private group that these agents touch."""
-        for group in self.private:
-            if group.uses[workflow].agents == agents:
-                return group
-        return None
 
 
 class AccessIndex:
@@ -144,8 +73,9 @@ class AccessIndex:
         """
         running = self.running.get(workflow)
         group = running.written if running is not None else None
-        use = group.uses.get(workflow) if group is not None else None
-        if group is None or use is None or group.users != 1 or len(use.agents) != 1 or agent not in use.agents:
+        if group is None or group.sole != workflow or group.users != 1:
+            return False
+        if len(group.agents) != 1 or agent not in group.agents:
             return False
         group_of = self.group_of
         for block in blocks:
@@ -163,17 +93,17 @@ class AccessIndex:
             running = self.running[workflow] = Running()
         changed = []
         for group, part in parts.items():
-            use = group.uses.get(workflow) if group is not None else None
-            if use is not None and agent in use.agents:
+            before = group.agents_of(workflow) if group is not None else None
+            if before is not None and agent in before:
                 continue
-            agents = _joined(NOBODY if use is None else use.agents, agent)
-            alone = group is None or (group.users == 1 and use is not None)
-            target = running.own(workflow, agents) if alone else None
+            agents = _joined(NOBODY if before is None else before, agent)
+            alone = group is None or (group.users == 1 and before is not None)
+            target = running.own(agents) if alone else None
             if target is None:
-                if group is None:
-                    target = self._new(0, {}, 0)
-                else:
+                if group is not None:
                     target = group if len(part) == group.size else self._split(group)
+                else:
+                    target = self._new()
                 self._relabel(workflow, running, target, agents)
             if group is None:
                 running.written = target
@@ -190,8 +120,8 @@ class AccessIndex:
         if running is None:
             return 0, 0
         found = others = 0
-        for group in running.groups.values():
-            if agent not in group.uses[workflow].agents:
+        for group in running.groups:
+            if agent not in (group.agents_of(workflow) or NOBODY):
                 others += group.size
                 if group in parts:
                     found += len(parts[group])
@@ -203,27 +133,26 @@ class AccessIndex:
         if running is None:
             running = self.running[workflow] = Running()
         running.lookahead, running.next_step_at, running.step_s = lookahead, next_step_at, step_s
-        known: dict[frozenset[str], Use] = {}  # several groups have the same agents where others use them too
-        for group in running.groups.values():
-            if not group.free and len(group.uses) == 1:
+        known: dict[frozenset[str], tuple[int, int]] = {}  # others use them too: several groups, same agents
+        groups = running.groups
+        for group in groups:
+            alone = group.sole is not None
+            if alone and not group.free:
                 group.stale = True  # all in use: there may be another forecast before it is judged
                 continue
-            agents, score, _ = group.uses[workflow]
-            use = known.get(agents)
-            if use is None:
-                use = known[agents] = Use(agents, *lookahead.worth(agents))
-            group.score += use.score - score
-            group.uses[workflow] = use
+            agents = group.agents if alone else group.many[workflow].agents
+            worth = known.get(agents)
+            if worth is None:
+                worth = known[agents] = lookahead.worth(agents)
+            group.put(workflow, agents, *worth)
             group.stale = False
-        return running.groups.values()
+        return groups
 
     def score(self, group: Group) -> int:
         """Of a group by the present forecasts. Those of its workflows that came while all of it was in use are late."""
-        if group.stale:
+        if group.stale and group.sole is not None:
             group.stale = False
-            for workflow, (agents, _, _) in group.uses.items():  # one
-                use = group.uses[workflow] = Use(agents, *self.running[workflow].lookahead.worth(agents))
-                group.score = use.score
+            group.score, group.moment = self.running[group.sole].lookahead.worth(group.agents)
         return group.score
 
     def end(self, workflow: str) -> Iterable[Group]:
@@ -231,9 +160,10 @@ class AccessIndex:
         running = self.running.pop(workflow, None)
         if running is None:
             return ()
-        for group in running.groups.values():
-            group.score -= group.uses.pop(workflow).score
-        return running.groups.values()
+        groups = running.groups
+        for group in groups:
+            group.leave(workflow)
+        return groups
 
     def forget(self, group: Group, blocks: Sequence[int]) -> None:
         """These blocks of `group`, no longer free, will hold something else."""
@@ -246,10 +176,10 @@ class AccessIndex:
 
     def kind(self, group: Group) -> str:
         """What is known of a group, by the names of `eviction.CLASSES`."""
-        if not group.uses:
-            return "retired"
         running = self.running
-        for workflow in group.uses:
+        if group.sole is None and not group.many:
+            return "retired"
+        for workflow in group.many if group.sole is None else (group.sole,):
             if running[workflow].lookahead.says_something:
                 return "forecast"
         return "unknown" if group.score else "worthless"
@@ -259,47 +189,49 @@ class AccessIndex:
 
         0 where several workflows use it, since one of them comes soon; infinity where none is expected.
         """
-        if len(group.uses) != 1:
+        if group.sole is None:
             return 0.0
-        ((workflow, use),) = group.uses.items()
-        running = self.running[workflow]
-        if not use.score:
+        if not group.score:
             return math.inf
-        return running.next_step_at + (use.moment / use.score - 1.0) * running.step_s
+        running = self.running[group.sole]
+        return running.next_step_at + (group.moment / group.score - 1.0) * running.step_s
 
-    def _new(self, users: int, uses: dict[str, Use], score: int) -> Group:
+    def _new(self) -> Group:
         self._next += 1
-        group = self.by_id[self._next] = Group(self._next, users, uses, score)
+        group = self.by_id[self._next] = Group(self._next)
         return group
 
     def _split(self, group: Group) -> Group:
         """An empty group with the same map."""
-        target = self._new(group.users, dict(group.uses), group.score)
-        target.last_use, target.stale = group.last_use, group.stale
-        for workflow in group.uses:
-            self.running[workflow].groups[target.id] = target
+        target = self._new()
+        target.users, target.score, target.last_use, target.stale = (
+            group.users,
+            group.score,
+            group.last_use,
+            group.stale,
+        )
+        target.sole, target.agents, target.moment = group.sole, group.agents, group.moment
+        if group.many:
+            target.many = dict(group.many)
+        for workflow in group.workflows:
+            self.running[workflow].add(target)
         return target
 
     def _relabel(self, workflow: str, running: Running, group: Group, agents: frozenset[str]) -> None:
         """The agents of one workflow that touch a group, and with them its score and its number of users."""
         self.score(group)
-        before = group.uses.get(workflow)
-        use = Use(agents, *running.lookahead.worth(agents))
-        group.score += use.score - (before.score if before else 0)
-        group.uses[workflow] = use
-        running.groups[group.id] = group
-        if before is None:
+        if group.agents_of(workflow) is None:
             group.users += 1
             if group.users == 2:
-                self._unlist(group)  # it was private to another workflow
-        if group.users == 1 and group not in running.private:
-            running.private.append(group)
+                self._share(group)
+        group.put(workflow, agents, *running.lookahead.worth(agents))
+        running.add(group)
 
-    def _unlist(self, group: Group) -> None:
-        for workflow in group.uses:
-            private = self.running[workflow].private
-            if group in private:
-                private.remove(group)
+    def _share(self, group: Group) -> None:
+        """It was private to a workflow, which may have ended."""
+        for workflow in group.workflows:
+            self.running[workflow].remove(group)
+            self.running[workflow].add(group)
 
     def _move(self, part: list[int], group: Group | None, target: Group) -> None:
         group_of = self.group_of
@@ -310,17 +242,18 @@ class AccessIndex:
             return
         group.size -= len(part)
         if group.free:
+            ours, theirs = group.unpacked(), target.unpacked()
             for block in part:
-                if block in group.free:
-                    del group.free[block]
-                    target.free[block] = None
+                if block in ours:
+                    del ours[block]
+                    theirs[block] = None
+            group.pack()
+            target.pack()
         if not group.size:
             self._drop(group)
 
     def _drop(self, group: Group) -> None:
-        self._unlist(group)
-        for workflow in group.uses:
-            del self.running[workflow].groups[group.id]
-        group.uses.clear()
-        group.entry = None
+        for workflow in group.workflows:
+            self.running[workflow].remove(group)
+        group.sole, group.many, group.entry = None, {}, None
         del self.by_id[group.id]

@@ -32,7 +32,8 @@ from itertools import islice
 from typing import Any, Final
 
 from presage.errors import ConfigurationError, InputError
-from presage.serving_hooks.policies.access import AccessIndex, Group
+from presage.serving_hooks.policies.access import AccessIndex
+from presage.serving_hooks.policies.groups import Group
 from presage.serving_hooks.policies.score import UNIT, Lookahead
 from presage.serving_hooks.policies.sharing import Sharing
 
@@ -105,31 +106,35 @@ class FreeOrder:
     def append(self, blocks: Iterable[int]) -> None:
         """These blocks are free now, and keep what they hold until they are given up."""
         group_of, last, freed, count = self._index.group_of, None, [], 0
+        free: dict[int, None] = {}
         for block in blocks:
             count += 1
             group = group_of[block]
             if group is None:
                 self._blank[block] = None
                 continue
-            group.free[block] = None
             if group is not last:
                 freed.append(group)
-                last = group
+                last, free = group, group.unpacked()
+            free[block] = None
         self._free += count
         for group in freed:
             self._stamp += 1
             group.last_use = self._stamp
+            group.pack()
         self._place_all(freed)
 
     def remove(self, block: int) -> None:
         """A free block is in use again."""
         group = self._index.group_of[block]
         try:
-            del (self._blank if group is None else group.free)[block]
-        except KeyError:
-            raise InputError(
-                f"block {block} is not free; only a block that append() was given can be removed"
-            ) from None
+            del (self._blank if group is None else group.free)[block]  # type: ignore[union-attr]
+        except (KeyError, TypeError):  # not looked at before: few are packed, and this is done for every block
+            if group is None or block not in group.free:
+                raise InputError(
+                    f"block {block} is not free; only a block that append() was given can be removed"
+                ) from None
+            del group.unpacked()[block]
         self._free -= 1
 
     def pop(self, n: int) -> list[int]:
@@ -152,16 +157,16 @@ class FreeOrder:
                 continue
             wanted = n - len(given)
             if wanted >= len(group.free):
-                part = list(group.free)
-                group.free.clear()
+                part, group.free = list(group.free), ()
                 self._discard(heapq.heappop(heap))
             else:
-                part = list(islice(group.free, wanted))
+                free = group.free if isinstance(group.free, dict) else group.unpacked()
+                part = list(islice(free, wanted))
                 for block in part:
-                    del group.free[block]
+                    del free[block]
                 group.holes += wanted
-                if group.holes > 256 + len(group.free) // 8:  # a dict keeps the holes and would walk over them
-                    group.free, group.holes = dict.fromkeys(group.free), 0
+                if group.holes > 256 + len(free) // 8:  # a dict keeps the holes and would walk over them
+                    group.free, group.holes = dict.fromkeys(free), 0
             given += part
             self.given_up[self._index.kind(group)] += len(part)
             self._index.forget(group, part)
@@ -189,7 +194,7 @@ class FreeOrder:
             if group is None:
                 continue
             if block in group.free:
-                del group.free[block]
+                del group.unpacked()[block]
                 self._blank[block] = None
             self._index.forget(group, [block])
 
@@ -241,7 +246,7 @@ class FreeOrder:
         """How many of these are among them."""
         group_of = self._index.group_of
         return sum(
-            block in self._blank if group is None else not group.uses and block in group.free
+            block in self._blank if group is None else not group.workflows and block in group.free
             for block, group in ((block, group_of[block]) for block in blocks)
         )
 
@@ -265,12 +270,12 @@ class FreeOrder:
             {
                 "blocks": group.size,
                 "free": len(group.free),
-                "agents": sorted(group.uses[workflow].agents),
+                "agents": sorted(group.agents_of(workflow) or ()),
                 "users": group.users,
                 "score": round(self._index.score(group) / UNIT, 4),
                 "before": before.get(group.id),
             }
-            for group in (running.groups.values() if running is not None else ())
+            for group in (running.groups if running is not None else ())
         ]
         return sorted(told, key=lambda group: (group["before"] is None, group["before"], -group["blocks"]))
 
@@ -279,7 +284,7 @@ class FreeOrder:
         for group in groups:
             if not group.free:
                 continue
-            if group.uses:
+            if group.sole is not None or group.many:
                 rank = min(max(0, self._index.score(group) // self._rank), _ALL)  # beyond are forecasts that are none
                 first = ACTIVE, rank, group.users, _early(self._index.due(group))
             else:

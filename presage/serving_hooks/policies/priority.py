@@ -162,6 +162,9 @@ class ShortestTotalJobFirst:
         """The request has finished or was aborted. Removing one that is not there is no error."""
         self._requests.pop(request, None)
         self._chosen.discard(request)
+        if len(self._wake) > 64 + 2 * len(self._requests):  # who has left would stay there until it was due
+            self._wake = [entry for entry in self._wake if self._requests.get(entry[2]) is entry[3]]
+            heapq.heapify(self._wake)
 
     def _serve(self, request: str, of: _Waiting) -> None:
         """From the next turn on it is selected in all; when it has had its quantum, if nothing comes between."""

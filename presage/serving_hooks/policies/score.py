@@ -63,7 +63,8 @@ class Lookahead:
     """One workflow's forecast, as blocks are judged by it. All worths in 1 / UNIT.
 
     An agent's part is computed when it is asked for: a workflow's blocks name few of the agents there are. There is one
-    of these for each workflow, so it keeps numbers in an array, and names in tables that all of them share.
+    of these for each workflow, so it keeps its numbers in one array, the whole ones too (exact below 2^53), and names
+    in tables that all of them share.
 
     Args:
         column: of each agent in the rows.
@@ -71,36 +72,40 @@ class Lookahead:
         weights: γ^(k−1) s^(k), K numbers.
         always: what every block of the workflow is worth, whoever touches it.
         rates: as `shared` has them.
-
-    Attributes:
-        always: (score, moment) of every block of the workflow.
     """
 
-    __slots__ = ("_column", "_own", "_place", "_rows", "_weights", "always")
+    __slots__ = ("_column", "_numbers", "_place", "_rows")
 
     def __init__(
         self,
         column: Mapping[str, int],
         rows: NDArray[Any],
-        weights: tuple[float, ...],
+        weights: Sequence[float],
         always: tuple[int, int] = (0, 0),
         rates: Mapping[str, float] | None = None,
     ) -> None:
-        self._column, self._rows, self._weights = column, rows, weights
+        self._column, self._rows = column, rows
         self._place: Mapping[str, int] = _NOBODY
-        self._own: Sequence[int] = ()  # score and moment of each agent that has a place
+        own: list[int] = []  # score and moment of each agent that has a place
         if rates:
-            always = self._share(rates, always)
-        self.always = always
+            always, own = self._share(rates, weights, always)
+        # `always` first, the weights last, so that an agent's place tells where its numbers are.
+        self._numbers = array("d", (*always, *own, *weights))
 
     @property
     def says_something(self) -> bool:
         """Whether there is a forecast behind it."""
-        return bool(self._weights)
+        return len(self._rows) > 0
+
+    @property
+    def always(self) -> tuple[int, int]:
+        """(score, moment) of every block of the workflow."""
+        return int(self._numbers[0]), int(self._numbers[1])
 
     def worth(self, agents: Iterable[str]) -> tuple[int, int]:
         """(score, moment) this workflow adds to blocks that `agents` touch; an agent it does not know adds nothing."""
-        (score, moment), own, place = self.always, self._own, self._place
+        numbers, place = self._numbers, self._place
+        score, moment = numbers[0], numbers[1]
         for agent in agents:
             at = place.get(agent)
             if at is None:
@@ -109,8 +114,8 @@ class Lookahead:
                     part = _part(self._rows[:, column].tolist(), self._weights)
                     score, moment = score + part[0], moment + part[1]
             else:
-                score, moment = score + own[at + at], moment + own[at + at + 1]
-        return score, moment
+                score, moment = score + numbers[at + at + 2], moment + numbers[at + at + 3]
+        return int(score), int(moment)
 
     def next_agents(self, least: float) -> list[str]:
         """Those that come next with at least this probability."""
@@ -129,21 +134,27 @@ class Lookahead:
         """
         return Lookahead(self._column, self._rows, self._weights, self.always, rates) if rates else self
 
-    def _share(self, rates: Mapping[str, float], always: tuple[int, int]) -> tuple[int, int]:
+    @property
+    def _weights(self) -> Sequence[float]:
+        return self._numbers[2 + 2 * len(self._place) :]
+
+    def _share(
+        self, rates: Mapping[str, float], weights: Sequence[float], always: tuple[int, int]
+    ) -> tuple[tuple[int, int], list[int]]:
         score, moment = always
         own: list[int] = []
         rows, column = self._rows.tolist(), self._column  # all at once is faster than number by number
         for agent, rate in rates.items():
             at = column.get(agent)
-            whole, whole_moment = (0, 0) if at is None else _part([row[at] for row in rows], self._weights)
+            whole, whole_moment = (0, 0) if at is None else _part([row[at] for row in rows], weights)
             part, part_moment = int(whole * rate), int(whole_moment * rate)
             score, moment = score + part, moment + part_moment
             own += (whole - part, whole_moment - part_moment)
-        self._place, self._own = _columns(tuple(rates)), array("q", own)
-        return score, moment
+        self._place = _columns(tuple(rates))
+        return (score, moment), own
 
 
-def _part(probabilities: list[float], weights: tuple[float, ...]) -> tuple[int, int]:
+def _part(probabilities: list[float], weights: Sequence[float]) -> tuple[int, int]:
     """(score, moment) of an agent that comes next, and at each later step, with these probabilities."""
     score = moment = 0.0
     for k, weight in enumerate(weights):
@@ -179,7 +190,7 @@ def lookahead(probabilities: NDArray[Any], agents: tuple[str, ...], config: Scor
     for row in numbers:
         weights.append(weight)
         weight *= config.decay * (1.0 - row[-1])
-    return Lookahead(_columns(agents), rows, tuple(weights))
+    return Lookahead(_columns(agents), rows, weights)
 
 
 @lru_cache(maxsize=256)  # a model version has one tuple of agents, and a workflow type one of those that share

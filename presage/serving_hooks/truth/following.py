@@ -19,7 +19,7 @@ different transitions and 4 models. Knows no clock: whoever does says when a wor
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -138,7 +138,7 @@ class _Course:
         self.workflow_type, self._horizon = workflow_type, horizon
         self.steps, self.within, self._produced = 0, False, 0.0
         self.last: str | None = END
-        self._open: deque[tuple[int, str, LiveForecast]] = deque()
+        self._open: list[tuple[int, str, LiveForecast]] = []  # a few: a deque has room for 64 at once
         self._said: list[tuple[float, LiveLengths]] = []
         self._transitions: dict[tuple[str, str], int] = {}
         self._tallies: dict[str, Tally] = {}
@@ -180,7 +180,7 @@ class _Course:
 
     def _keep(self, step: int, forecast: LiveForecast) -> None:
         while self._open and self._open[0][0] <= step - self._horizon:
-            self._open.popleft()
+            del self._open[0]
         if len(forecast.probabilities):
             model = model_of(forecast.source, forecast.version, forecast.reason)
             self._open.append((step, model, forecast))

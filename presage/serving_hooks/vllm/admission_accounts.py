@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from presage.serving_hooks.policies.crowd import Phase
 from presage.serving_hooks.policies.distinct import Distinct
@@ -25,6 +26,10 @@ class Asked:
     new_tokens: int
     reusable_tokens: int
     begun: bool = False
+
+
+_NONE: Final[dict[str, Asked]] = {}
+"""Requests of a workflow without any; never written to."""
 
 
 @dataclass(slots=True)
@@ -47,7 +52,7 @@ class Account:
     phase: Phase = Phase.TOOL
     agent: str = ""
     remaining_tokens: float = math.inf
-    requests: dict[str, Asked] = field(default_factory=dict)
+    requests: dict[str, Asked] = field(default_factory=lambda: _NONE)
     blocks: Distinct = field(default_factory=Distinct)
     steps: int = 0
     new_tokens: int = 0
@@ -62,6 +67,7 @@ class Account:
     ) -> None:
         """A request of it enters the engine."""
         self.agent, self.remaining_tokens = agent, remaining_tokens
+        self.requests = self.requests or {}
         self.requests[request_id] = Asked(prompt_tokens - reusable_tokens, reusable_tokens)
         self._move(now)
 
@@ -78,6 +84,8 @@ class Account:
     def leaves(self, request_id: str, hashes: Sequence[bytes], output_tokens: int, now: float) -> None:
         """A request of it leaves the engine, with these blocks computed."""
         del self.requests[request_id]
+        if not self.requests:
+            self.requests = _NONE  # an emptied table keeps its size
         self.kept = not self.held
         self.blocks.add(hashes)
         self.remaining_tokens = max(0.0, self.remaining_tokens - output_tokens)
@@ -92,7 +100,7 @@ class Account:
 
     def waited_s(self, now: float) -> float:
         """Seconds its requests have been held, over its life."""
-        return self.held_s + (now - self.held_since if self.held_since is not None else 0.0)
+        return self.held_s if self.held_since is None else self.held_s + now - self.held_since
 
     def waits(self) -> bool:
         """Whether it is held and a request of it waits for that."""

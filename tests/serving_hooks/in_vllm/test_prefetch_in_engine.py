@@ -186,8 +186,8 @@ def test_fetched_blocks_belong_to_the_workflow_they_were_fetched_for(tmp_path: P
     engine.settle()
     order = engine.scheduler._scored._order
     running = order._index.running["t\0a"]
-    assert {frozenset(group.uses) for group in running.groups.values()} == {frozenset({"t\0a"})}
-    assert sum(group.size for group in running.groups.values()) == 40
+    assert {frozenset(group.workflows) for group in running.groups} == {frozenset({"t\0a"})}
+    assert sum(group.size for group in running.groups) == 40
     assert order.sharing.rates("t") == {}
 
 

@@ -237,7 +237,7 @@ class AgainstASort(RuleBasedStateMachine):
     """A cache of 10 blocks, and a model that knows of each block who touched it and sorts from scratch."""
 
     config = EvictionConfig(tie=1 / 16, learn_sharing=False)
-    workflows = st.sampled_from("abc")
+    workflows = st.sampled_from(["a", "b", "c", ""])
     agents = st.sampled_from(AGENTS)
 
     def __init__(self) -> None:

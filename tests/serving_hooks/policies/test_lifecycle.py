@@ -36,6 +36,16 @@ def test_whoever_says_so_has_ended_and_may_come_back_as_a_new_one() -> None:
     assert "a" in alive
 
 
+def test_requests_of_an_ended_workflow_do_not_keep_the_one_that_comes_back_alive() -> None:
+    alive = Lifecycle(time_to_live_s=10)
+    alive.begin("a", 0)
+    alive.begin("a", 0)
+    alive.end("a")
+    alive.begin("a", 1)
+    alive.finish("a", 2)
+    assert (alive.expire(11), alive.expire(12)) == ([], ["a"])
+
+
 def test_no_time_to_live_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="time_to_live_s"):
         Lifecycle(0)
