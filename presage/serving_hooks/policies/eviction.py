@@ -15,7 +15,7 @@ the one thing known where every block is needed for certain (score.py). Ties are
 side of a cut keep their order however close they are.
 
 One lazy heap holds the groups that have free blocks: a changed score pushes a new entry, the old one is skipped when it
-comes up. Entries are bytes, not tuples: the collector of garbage counts every tuple there is, and a heap that drops
+comes up (lazy_heap.py). Entries are bytes, not tuples: the collector of garbage counts every tuple there is, and a heap that drops
 thousands at once would have it look through the whole engine ten times as often. Freeing costs O(1) a block and
 O(log groups) a group; giving up n blocks O(n + groups emptied · log groups); a new forecast O(groups of the workflow).
 A group is emptied to its end before the next in order begins.
@@ -23,7 +23,6 @@ A group is emptied to its end before the next in order begins.
 
 from __future__ import annotations
 
-import heapq
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +33,7 @@ from typing import Any, Final
 from presage.errors import ConfigurationError, InputError
 from presage.serving_hooks.policies.access import AccessIndex
 from presage.serving_hooks.policies.groups import Group
+from presage.serving_hooks.policies.lazy_heap import LazyHeap
 from presage.serving_hooks.policies.score import UNIT, Lookahead
 from presage.serving_hooks.policies.sharing import Sharing
 
@@ -90,7 +90,7 @@ class FreeOrder:
         self._index = AccessIndex(blocks)
         self._rank = max(1, round(self.config.tie * UNIT))
         self._blank: OrderedDict[int, None] = OrderedDict()
-        self._heap: list[bytes] = []
+        self._heap = LazyHeap(lambda entry: self._of(entry) is not None, self._discard)
         self._stamp = 0
         self._free = 0
 
@@ -100,7 +100,7 @@ class FreeOrder:
     def __iter__(self) -> Iterator[int]:
         """All free blocks, the next to be given up first. Sorts: for inspection, not for every step."""
         yield from self._blank
-        for entry in sorted(entry for entry in self._heap if self._of(entry) is not None):
+        for entry in sorted(self._heap):
             yield from self._index.by_id[_id(entry)].free
 
     def append(self, blocks: Iterable[int]) -> None:
@@ -151,14 +151,14 @@ class FreeOrder:
             blank.clear()  # an emptied table keeps its size, this gives it back
         heap = self._heap
         while len(given) < n:
-            group = self._of(heap[0])
-            if group is None:
-                self._discard(heapq.heappop(heap))
-                continue
+            entry = heap.first()
+            assert entry is not None, "fewer blocks stand in the order than are free"
+            group = self._index.by_id[_id(entry)]
             wanted = n - len(given)
             if wanted >= len(group.free):
                 part, group.free = list(group.free), ()
-                self._discard(heapq.heappop(heap))
+                group.entry = None
+                heap.pop()
             else:
                 free = group.free if isinstance(group.free, dict) else group.unpacked()
                 part = list(islice(free, wanted))
@@ -175,16 +175,11 @@ class FreeOrder:
     def first(self, n: int) -> list[int]:
         """The first n free blocks, or all, which stay. Costs O(groups they are of · log groups)."""
         found, looked = list(islice(self._blank, n)), []
-        while len(found) < n and self._heap:
-            entry = heapq.heappop(self._heap)
-            group = self._of(entry)
-            if group is None:
-                self._discard(entry)
-                continue
-            looked.append(entry)
-            found += islice(group.free, n - len(found))
+        while len(found) < n and (entry := self._heap.first()) is not None:
+            looked.append(self._heap.pop())
+            found += islice(self._index.by_id[_id(entry)].free, n - len(found))
         for entry in looked:
-            heapq.heappush(self._heap, entry)
+            self._heap.push(entry)
         return found
 
     def forget(self, blocks: Iterable[int]) -> None:
@@ -239,7 +234,7 @@ class FreeOrder:
 
     def spare(self) -> int:
         """Free blocks that no active workflow uses: blank and retired ones. Costs O(groups that have free blocks)."""
-        retired = [group for entry in self._heap if entry[0] == RETIRED and (group := self._of(entry)) is not None]
+        retired = (self._index.by_id[_id(entry)] for entry in self._heap if entry[0] == RETIRED)
         return len(self._blank) + sum(len(group.free) for group in retired)
 
     def spared(self, blocks: Iterable[int]) -> int:
@@ -263,7 +258,7 @@ class FreeOrder:
         """
         running = self._index.running.get(workflow)
         before, count = {}, len(self._blank)
-        for group in filter(None, map(self._of, sorted(self._heap))):
+        for group in (self._index.by_id[_id(entry)] for entry in sorted(self._heap)):
             before[group.id] = count
             count += len(group.free)
         told: list[dict[str, Any]] = [
@@ -281,6 +276,7 @@ class FreeOrder:
 
     def _place_all(self, groups: Iterable[Group]) -> None:
         """Puts groups where their present scores, users and due times say."""
+        pushed = 0
         for group in groups:
             if not group.free:
                 continue
@@ -292,26 +288,16 @@ class FreeOrder:
             entry = _ENTRY.pack(*first, group.last_use, group.id)
             if group.entry != entry:
                 group.entry = entry
-                heapq.heappush(self._heap, entry)
-        if len(self._heap) > 64 + 2 * self._index.groups:
-            self._compact()
+                self._heap.push(entry)
+                pushed += 1
+        if pushed:
+            self._heap.sweep(pushed, self._index.groups)
 
     def _discard(self, entry: bytes) -> None:
         """An entry has left the heap: if it was its group's valid one, the group stands nowhere."""
         group = self._index.by_id.get(_id(entry))
         if group is not None and group.entry is entry:
             group.entry = None
-
-    def _compact(self) -> None:
-        """Drops stale entries; half of them at least are, so it costs O(1) for each entry pushed."""
-        kept = []
-        for entry in self._heap:
-            if self._of(entry) is not None:
-                kept.append(entry)
-            else:
-                self._discard(entry)
-        heapq.heapify(kept)
-        self._heap = kept
 
 
 def _id(entry: bytes) -> int:
