@@ -14,10 +14,10 @@ Where we depart.
 - Restored first is who has least work left by forecast, not who has the shortest context.
 
 None starves. A workflow's waits add up over its life, and every `patience_s` of them put it one level up; the line is
-sorted by level first. So nobody is let in before one that has waited `patience_s` longer. Who was let in has
-HEAD_START levels at least: it stays until it ends, or another has waited a level longer than that, since rounds in which
-everybody is let in for a while make each compute its prompt again. Requests being computed are never touched, and one workflow at least may
-always run, so the line moves whenever a step or a workflow ends.
+sorted by level first. So nobody is let in before one that has waited `patience_s` longer. Who was let in has HEAD_START
+levels at least, and stays until it ends or another is above that: rounds in which everybody is let in for a while make
+each compute its prompt again. Requests being computed are never touched, and one workflow at least may always run, so
+the line moves whenever a step or a workflow ends.
 """
 
 from __future__ import annotations

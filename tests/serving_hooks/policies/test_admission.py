@@ -150,7 +150,7 @@ def test_who_was_let_in_gives_way_to_those_that_have_waited_five_times_the_patie
 
 
 def test_of_numbers_that_promise_as_much_within_the_margin_the_fewest_run() -> None:
-    """Losses were seen at 4 times the cache alone, so up to there the share is a line from 0 at 0.75 to 0.9 at 4.0625."""
+    """Losses were seen at 4 times the cache alone: up to there the share is a line, from 0 at 0.75 to 0.9 at 4.0625."""
     chosen = {}
     for margin in (0.0, 0.1, 0.2):
         admission = Admission(20_000, AdmissionConfig(margin=margin))
