@@ -201,9 +201,9 @@ def test_a_version_that_does_not_come_back_is_refused() -> None:
     made = Made()
     reload = watching(made)
     made.aliases["next-agent"]["champion"] = 2
-    made.faults["models:/next-agent/2"] = fails(Ended("no answer within 120 s", late=True))
+    made.faults["models:/next-agent/2"] = fails(Ended("no answer within 600 s", late=True))
     reload.look()
-    assert reload.refused == {"next-agent version 2": "no answer within 120 s"}
+    assert reload.refused == {"next-agent version 2": "no answer within 600 s"}
     assert reload.take() is None
 
 

@@ -24,9 +24,9 @@ from typing import Any, Final
 
 from presage.errors import RegistryError
 
-MOST_S: Final = 120.0
+MOST_S: Final = 600.0
 """Seconds that one answer may take: the versions there are, or one of them fetched, loaded and tried, compiling
-included."""
+included. A process that hangs stands in nobody's way, and one that goes without processor time may need long."""
 
 _FIRST_WAIT_S: Final = 10.0
 _LONGEST_WAIT_S: Final = 600.0

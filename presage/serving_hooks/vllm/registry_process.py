@@ -35,8 +35,8 @@ from presage.registry.connect import Registry
 from presage.registry.resolve import current_aliases, parse
 from presage.serving_hooks.vllm.where import open_existing
 
-_NICE: Final = 10
-"""Whatever time there is goes to the engine first."""
+_NICE: Final = 5
+"""The engine goes first, but a machine that is always busy must not keep versions from being tried."""
 
 
 class Asked:
