@@ -1,20 +1,27 @@
-"""How much longer does a step become while newer models are looked for, loaded, tried and taken over?
+"""How much longer does a step become while newer models are looked for, tried, loaded and taken over?
 
 vLLM's own scheduler and KV-cache manager without a model, 64 workflows at once, a registry on SQLite. A sleep between
 scheduling and output stands for the model; it lets other threads run, as waiting for a device does. "step" is the wall
 time of the hooks' and vLLM's own work from one iteration to the next (`add_request`, `schedule`, `update_from_output`),
-without that sleep. Four kinds of spells take turns, so that a busy machine slows all alike:
+without that sleep. Five kinds of spells take turns, so that a busy machine slows all alike:
 
     alone       nobody looks
     looking     the registry is asked every 0.2 s, and has nothing new
-    reloading   what is held is given out as another version before every look, so both models are loaded, tried and
-                taken over, every 0.2 s or as fast as it goes
+    reloading   what is held is given out as another version before every look, so both models are tried in the process
+                beside the engine, loaded here, and taken over, as fast as it goes
     refusing    the aliases stand at a version of which the trial fails, which is forgotten before every look
+    within      as reloading, with the registry asked and the models tried in a thread of this process: what the
+                process beside it is for
 
-"added" is against "alone" of the same round. "take-over" is what the engine's thread itself does for one. An engine
-looks every 30 s, not every 0.2: these spells are mostly reload, and its hours are not.
+"cpu" is the processor time that all threads of this process took in one step: a busy machine makes steps long, but not
+that. What a reload adds to a step it adds there, but for the cores that the process beside the engine takes.
+"added" is against "alone" of the same round. "take-over" is what the engine's thread itself does for one.
 
-    python benchmarks/reload.py [--rounds 3] [--seconds 4] [--model-ms 5]
+Last, without load, the longest time that the interpreter's lock is held during a look: a thread that only wants its
+turn sees how much processor time the others have had since its last. An engine looks every 30 s, not every 0.2: these
+spells are mostly reload, and its hours are not.
+
+    python benchmarks/reload.py [--rounds 3] [--seconds 4] [--looks 2] [--model-ms 5]
 
 Needs vLLM 0.32. Prints a table of milliseconds, and one JSON line at the end.
 """
@@ -31,6 +38,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +58,14 @@ from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.parts import NextAgentConfig
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
+from presage.serving_hooks.sources import load_length, load_next_agent
+from presage.serving_hooks.vllm.ask_registry import Tried
+from presage.serving_hooks.vllm.registry_process import version_of
+from presage.serving_hooks.vllm.reload import Reload
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.training.next_agent import train
 
-SPELLS = ("alone", "looking", "reloading", "refusing")
+SPELLS = ("alone", "looking", "reloading", "refusing", "within")
 AGENTS = ("planner", "coder", "tester", "coder", "tester")
 AT_ONCE, LOOK_S, BOUND_MS = 64, 0.2, 50.0
 GOOD, BROKEN = 1, 2
@@ -108,39 +120,103 @@ class Load:
         )
 
 
-def spell(kind: str, load: Load, registry: Registry, seconds: float, model_s: float) -> list[float]:
-    """Milliseconds of each step."""
-    scheduler, taken = load.engine.scheduler, []
+class Within:
+    """Asks the registry and tries versions in the process that serves."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def versions(self, references: Mapping[str, str]) -> dict[str, int | None]:
+        """As `AskRegistry.versions`."""
+        return {kind: version_of(reference, self.registry) for kind, reference in references.items()}
+
+    def trial(self, kind: str, reference: str) -> Tried:
+        """As `AskRegistry.trial`."""
+        sys.setswitchinterval(0.0002)
+        load = load_next_agent if kind == "next-agent" else load_length
+        held = load(reference, lambda: self.registry)
+        sys.setswitchinterval(0.005)
+        return Tried(held.folder, held.version, held.digest, None)
+
+    def rest(self) -> None:
+        """Nothing to end."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def look(reload: Reload, kind: str) -> None:
+    """One look that finds something new, where the kind is one of those."""
+    if kind != "looking":
+        reload.refused.clear()
+        reload._held = {name: replace(held, version=99) for name, held in reload._held.items()}
+    reload.look()
+
+
+def spell(
+    kind: str, load: Load, registry: Registry, seconds: float, looks: int, model_s: float
+) -> list[tuple[float, float]]:
+    """Wall and processor milliseconds of each step, for so long and so many looks."""
+    reload, taken, looked, over = load.engine.scheduler._upkeep._reload, [], [], threading.Event()
     registry.client.set_registered_model_alias("next-agent", "champion", str(BROKEN if kind == "refusing" else GOOD))
-    reload = scheduler._upkeep._reload
-    asked = reload.look
+    beside = reload._registry
+    if kind == "within":
+        reload._registry = Within(registry)
 
-    def look() -> None:
-        if kind in ("reloading", "refusing"):
-            reload.refused.clear()
-            reload._held = {name: replace(held, version=99) for name, held in reload._held.items()}
-        asked()
+    def keep_looking() -> None:
+        while not over.is_set():
+            look(reload, kind)
+            looked.append(kind)
+            over.wait(LOOK_S)
 
-    reload.look = look
-    reload._stop.clear()
-    if kind != "alone":
-        reload.start()
+    thread = threading.Thread(target=keep_looking, name="presage-reload")
+    if kind == "alone":
+        looked = [kind] * looks
+    else:
+        thread.start()
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        begun = time.perf_counter()
+    while time.monotonic() < until or len(looked) < looks:
+        begun, cpu = time.perf_counter(), time.process_time()
         load.arrive()
         load.engine.schedule()
-        worked = time.perf_counter() - begun
+        worked, cpu_worked = time.perf_counter() - begun, time.process_time() - cpu
         time.sleep(model_s)
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         load.engine.drain()
-        taken.append(1000 * (worked + time.perf_counter() - begun))
+        step_s = worked + time.perf_counter() - begun
+        taken.append((1000 * step_s, 1000 * (cpu_worked + time.process_time() - cpu)))
         load.engine.log.clear()
-    reload.close()
-    reload.look = asked
-    while any(thread.name == "presage-reload" for thread in threading.enumerate()):
-        time.sleep(0.05)
+    over.set()
+    if kind != "alone":
+        thread.join()
+    reload._registry = beside
     return taken
+
+
+def longest_hold(reload: Reload, registry: Registry, kind: str, looks: int) -> dict[str, float]:
+    """Of the interpreter's lock during looks, and what the looking thread took for one, processor milliseconds."""
+    beside, longest, cpu = reload._registry, [], []
+    if kind == "within":
+        reload._registry = Within(registry)
+    for _ in range(looks):
+        done: list[float] = []
+
+        def looking(done: list[float] = done) -> None:
+            look(reload, kind)
+            done.append(1000 * time.thread_time())
+
+        thread = threading.Thread(target=looking)
+        thread.start()
+        most, last = 0.0, time.process_time() - time.thread_time()
+        while not done:
+            now = time.process_time() - time.thread_time()
+            most, last = max(most, now - last), now
+            time.sleep(0.0001)
+        thread.join()
+        longest.append(1000 * most)
+        cpu.append(done[0])
+    reload._registry = beside
+    return {"worst_ms": round(max(longest), 2), "look_ms": round(statistics.median(cpu), 2)}
 
 
 def timed(scheduler: Any, took: list[float]) -> None:
@@ -156,55 +232,68 @@ def timed(scheduler: Any, took: list[float]) -> None:
     scheduler._renew = timing
 
 
+def figures(rounds: dict[str, list[list[tuple[float, float]]]], kind: str, which: int) -> dict[str, float]:
+    """Of wall times (0) or processor times (1)."""
+    own, alone = ([sorted(step[which] for step in taken) for taken in rounds[name]] for name in (kind, "alone"))
+    p99 = [of[int(0.99 * len(of))] for of in own]
+    added = [of[-1] - control[-1] for of, control in zip(own, alone, strict=True)]
+    return {
+        "ms": round(statistics.median(map(statistics.median, own)), 2),
+        "p99_ms": round(statistics.median(p99), 2),
+        "worst_ms": round(max(of[-1] for of in own), 2),
+        "added_worst_ms": round(statistics.median(added), 2),
+        "most_added_ms": round(max(added), 2),
+        "over_50_of_1000": round(1000 * sum(s > BOUND_MS for of in own for s in of) / sum(map(len, own)), 1),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--looks", type=int, default=2)
     parser.add_argument("--model-ms", type=float, default=5.0)
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    rounds: dict[str, list[list[float]]] = defaultdict(list)
+    rounds: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
     took: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         registry = registered(root)
         registry.client.set_registered_model_alias("next-agent", "champion", str(GOOD))
-        settings = {"registry": registry.uri, "reload_s": LOOK_S}
+        settings = {"registry": registry.uri, "reload_s": 1e6}
         scheduler = build(root / "m", SyncWorkflowScheduler, blocks=4000, presage=settings, seqs=AT_ONCE, tokens=2048)
-        scheduler._upkeep.close()
         timed(scheduler, took)
-        load = Load(Engine(scheduler))
-        spell("alone", load, registry, 1.0, args.model_ms / 1000)
+        load, model_s = Load(Engine(scheduler)), args.model_ms / 1000
+        spell("alone", load, registry, 1.0, 0, model_s)
         for _, kind in itertools.product(range(args.rounds), SPELLS):
-            rounds[kind].append(spell(kind, load, registry, args.seconds, args.model_ms / 1000))
+            rounds[kind].append(spell(kind, load, registry, args.seconds, args.looks, model_s))
         status = scheduler.presage_status()
         served = len(load.engine.ended)
+        held, reload = {}, scheduler._upkeep._reload
+        for kind in ("looking", "reloading", "within"):
+            registry.client.set_registered_model_alias("next-agent", "champion", str(GOOD))
+            held[kind] = longest_hold(reload, registry, kind, 1 + args.looks)
+        scheduler.shutdown()
     report: dict[str, Any] = {}
-    print(f"{'':12}{'steps':>8}{'median':>9}{'p99':>9}{'worst':>9}{'added p99':>11}{'added worst':>13}{'over 50':>9}")
+    heads = f"{'median':>8}{'p99':>8}{'worst':>9}{'added worst':>13}{'most':>9}{'over 50, of 1000':>18}"
+    print(f"{'':11}{'steps':>7}{'':6}{heads}")
     for kind in SPELLS:
-        figures = [(statistics.median(of), sorted(of)[int(0.99 * len(of))], max(of)) for of in rounds[kind]]
-        alone = [(sorted(of)[int(0.99 * len(of))], max(of)) for of in rounds["alone"]]
-        added = [(own[1] - p99, own[2] - worst) for own, (p99, worst) in zip(figures, alone, strict=True)]
-        of = {
-            "steps": sum(map(len, rounds[kind])),
-            **{
-                name: round(statistics.median(values), 2)
-                for name, values in zip(("ms", "p99_ms"), zip(*[f[:2] for f in figures], strict=True), strict=True)
-            },
-            "worst_ms": round(max(f[2] for f in figures), 2),
-            "added_p99_ms": round(statistics.median(a[0] for a in added), 2),
-            "added_worst_ms": round(statistics.median(a[1] for a in added), 2),
-            "over_50_ms": sum(step > BOUND_MS for taken in rounds[kind] for step in taken),
-        }
-        print(
-            f"{kind:12}{of['steps']:8}{of['ms']:9.2f}{of['p99_ms']:9.2f}{of['worst_ms']:9.2f}"
-            f"{of['added_p99_ms']:11.2f}{of['added_worst_ms']:13.2f}{of['over_50_ms']:9}"
-        )
-        report[kind] = of
+        report[kind] = {"steps": sum(map(len, rounds[kind]))}
+        for which, clock in enumerate(("wall", "cpu")):
+            of = report[kind][clock] = figures(rounds, kind, which)
+            steps = report[kind]["steps"]
+            print(
+                f"{kind if not which else '':11}{'' if which else steps:>7}{clock:>6}{of['ms']:8.2f}{of['p99_ms']:8.2f}"
+                f"{of['worst_ms']:9.2f}{of['added_worst_ms']:13.2f}{of['most_added_ms']:9.2f}{of['over_50_of_1000']:18.1f}"
+            )
     taking = {"number": len(took), "ms": round(statistics.median(took), 3), "worst_ms": round(max(took), 3)}
     print(f"take-overs: {taking['number']}, median {taking['ms']} ms, worst {taking['worst_ms']} ms")
+    for kind, of in held.items():
+        print(f"{kind}: the lock held for {of['worst_ms']} ms at most; a look takes {of['look_ms']} ms of its thread")
     print(f"requests served: {served}; forecasts: {status['counts'].get('forecast: champion', 0)} by a champion")
-    print(json.dumps({"benchmark": "reload", **vars(args), **report, "take_over": taking, "served": served}))
+    told = {"benchmark": "reload", **vars(args), **report, "take_over": taking, "lock": held, "served": served}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -43,3 +43,8 @@ class EngineError(InputError):
 
 class OutputError(PresageError, OSError):
     """A result could not be written; what was there before is untouched."""
+
+
+def why(error: Exception) -> str:
+    """What an operator is told of an error of artefacts and registries, never of one that a request brought about."""
+    return str(error) if isinstance(error, PresageError) else f"{type(error).__name__}: {error}"

@@ -45,6 +45,14 @@ def _distributions(out: NDArray[np.float32]) -> bool:
     return True
 
 
+def warm() -> None:
+    """Sets up what compiled code needs once in a process, the better part of a second that lets no other thread run.
+
+    What is compiled already is then read in short pieces, when a predictor is loaded.
+    """
+    _distributions(np.ones((1, 1), np.float32))
+
+
 class NextAgentChampion:
     """A next-agent predictor, one event at a time.
 

@@ -5,7 +5,7 @@ that is not there, an artefact that is broken or of another kind, a predictor th
 and that part is missing. Both parts are tried before either is handed out; the trial also compiles what is compiled,
 which the first request would otherwise wait for.
 
-An alias is resolved once; who wants to know what it means later asks `version_of`, and loads anew.
+An alias is resolved once; who wants to know what it means later asks again, and loads anew (vllm/reload.py).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from presage.errors import ArtefactError, PresageError
+from presage.errors import ArtefactError, why
 from presage.features.states import STATE_COLUMN
 from presage.predictors.artefact import artefact_digest
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.registry.attach import attached
 from presage.registry.connect import Registry
-from presage.registry.resolve import ResolvedModel, current_aliases, parse, resolve
+from presage.registry.resolve import ResolvedModel, resolve
 from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
 from presage.serving_hooks.live import NO_LENGTHS, NO_MODEL
 from presage.serving_hooks.truth import promoted_file
@@ -35,6 +35,8 @@ Predictor = TypeVar("Predictor")
 
 _TRIALS: Final = 3
 """Steps of a trial: the later ones have a prefix."""
+
+_TEXTS: Final = {"input_text": "a trial", "output_text": "a trial"}
 
 _OWN_BEGINNING: Final = "each workflow type is held against its own first workflows"
 
@@ -52,6 +54,7 @@ class Held(Generic[Predictor]):
         digest: of the artefact.
         reason: why there is none.
         promoted: what forecasts of each workflow type are held against; empty where the version keeps no figures.
+        folder: it was loaded from.
     """
 
     predictor: Predictor | None
@@ -60,6 +63,7 @@ class Held(Generic[Predictor]):
     digest: str | None = None
     reason: str | None = None
     promoted: Mapping[str, Promoted] = field(default_factory=dict)
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -96,18 +100,6 @@ def resolve_predictors(
     )
 
 
-def version_of(reference: str, registry: Registry) -> int | None:
-    """The version that `models:/NAME@ALIAS` or `models:/NAME/VERSION` means now; None where there is none.
-
-    Asks for aliases alone: a version that is named by its number is not looked for.
-
-    Raises:
-        RegistryError: the registry does not answer, or it is no such reference.
-    """
-    name, alias, version = parse(reference)
-    return version if alias is None else current_aliases(registry, name).get(alias)
-
-
 def load_next_agent(
     reference: str, registry: Callable[[], Registry], cache: Path | None = None
 ) -> Held[NextAgentPredictor]:
@@ -127,9 +119,37 @@ def load_length(
     return _loaded(reference, registry, cache, RemainingLengthPredictor.load, _try_length)
 
 
-def why(error: Exception) -> str:
-    """Why a predictor is not used. Here is no request yet: what the error says is of artefacts and registries."""
-    return str(error) if isinstance(error, PresageError) else f"{type(error).__name__}: {error}"
+def take_next_agent(folder: Path, digest: str) -> NextAgentPredictor:
+    """One that another process has tried here: loaded, and asked what an engine asks, without texts and states.
+
+    That reads into this process what is compiled. A text encoder, which no engine asks, is not loaded.
+
+    Args:
+        folder: its artefact.
+        digest: of what has been tried.
+
+    Raises:
+        ArtefactError: the artefact is broken, of another kind, or another than was tried.
+        Exception: whatever it raised when it was asked.
+    """
+    predictor = NextAgentPredictor.load(folder)
+    _check_same(folder, digest)
+    _try_next_agent(predictor, sizes_alone=True)
+    return predictor
+
+
+def take_length(folder: Path, digest: str) -> RemainingLengthPredictor:
+    """The same of one that says how many output tokens are left."""
+    predictor = RemainingLengthPredictor.load(folder)
+    _check_same(folder, digest)
+    _try_length(predictor, sizes_alone=True)
+    return predictor
+
+
+def _check_same(folder: Path, digest: str) -> None:
+    found = artefact_digest(folder)
+    if found != digest:
+        raise ArtefactError(f"{folder}: digest {found[:19]}…; that of {digest[:19]}… was tried: put it back")
 
 
 def _held(
@@ -158,7 +178,7 @@ def _loaded(
     predictor = load(found.folder)
     trial(predictor)
     digest = artefact_digest(found.folder)
-    return Held(predictor, reference, found.version, digest, promoted=_promoted(found, registry))
+    return Held(predictor, reference, found.version, digest, promoted=_promoted(found, registry), folder=found.folder)
 
 
 def _promoted(found: ResolvedModel, registry: Callable[[], Registry]) -> Mapping[str, Promoted]:
@@ -179,29 +199,32 @@ def _promoted(found: ResolvedModel, registry: Callable[[], Registry]) -> Mapping
     return {}
 
 
-def _try_next_agent(predictor: NextAgentPredictor) -> None:
+def _try_next_agent(predictor: NextAgentPredictor, *, sizes_alone: bool = False) -> None:
     """A forecast at both moments of a few steps, of a known type and agent and of unknown ones."""
     champion, vocabulary = NextAgentChampion(predictor, None), predictor.vocabulary
-    states = {STATE_COLUMN[moment]: np.zeros(size, np.float32) for moment, size in predictor.source.sizes.items()}
+    known: dict[str, Any] = {} if sizes_alone else dict(_TEXTS)
+    if not sizes_alone:
+        known |= {STATE_COLUMN[moment]: np.zeros(size, np.float32) for moment, size in predictor.source.sizes.items()}
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow = predictor.open(workflow_type)
         for agent in (*vocabulary.agents[:_TRIALS], ""):
-            champion.prefilled(workflow, agent, {"input_tokens": 1, "input_text": "a trial", **states}, NO_LENGTHS)
-            champion.completed(workflow, {"output_tokens": 1, "output_text": "a trial", **states}, NO_LENGTHS)
+            champion.prefilled(workflow, agent, {"input_tokens": 1, **known}, NO_LENGTHS)
+            champion.completed(workflow, {"output_tokens": 1, **known}, NO_LENGTHS)
 
 
-def _try_length(predictor: RemainingLengthPredictor) -> None:
+def _try_length(predictor: RemainingLengthPredictor, *, sizes_alone: bool = False) -> None:
     if predictor.target != "remaining":
         raise ArtefactError(
             f"the predictor says how long a {predictor.target} is; one of what remains of a workflow is wanted, "
             "which is the default of `train-predictor remaining-length`"
         )
     champion, vocabulary = LengthChampion(predictor, None), predictor.encoder.vocabulary
+    known: Mapping[str, Any] = {} if sizes_alone else _TEXTS
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow = predictor.open(workflow_type)
         for agent in (*vocabulary.agents[:_TRIALS], ""):
-            champion.prefilled(workflow, {"agent": agent, "input_tokens": 1, "input_text": "a trial"})
-            workflow.completed({"output_tokens": 1, "output_text": "a trial"})
+            champion.prefilled(workflow, {"agent": agent, "input_tokens": 1, **known})
+            workflow.completed({"output_tokens": 1, **known})
 
 
 def _once(registry: Callable[[], Registry]) -> Callable[[], Registry]:

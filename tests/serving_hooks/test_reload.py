@@ -2,60 +2,70 @@
 
 import logging
 import threading
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from presage.errors import ArtefactError, RegistryError
+from presage.registry.resolve import parse
 from presage.serving_hooks.sources import Held, Predictors
+from presage.serving_hooks.vllm.ask_registry import Ended, NotPassed, Tried
 from presage.serving_hooks.vllm.reload import Reload
 
 AGENTS, LENGTHS = "models:/next-agent@champion", "models:/remaining-length@champion"
 
 
 class Made:
-    """A registry of two models, and what each version does when it is loaded and tried."""
-
-    uri = "made-up"
+    """A registry of two models, and what each version does when it is tried, and when it is loaded."""
 
     def __init__(self) -> None:
         self.aliases: dict[str, dict[str, int]] = {"next-agent": {"champion": 1}, "remaining-length": {"champion": 1}}
         self.down = False
-        self.opened = 0
+        self.asked = 0
+        self.tried: list[str] = []
         self.loaded: list[str] = []
         self.faults: dict[str, Callable[[], None]] = {}
+        self.faults_of_loading: dict[str, Callable[[], None]] = {}
+        self.at_rest = False
 
-    @property
-    def client(self) -> Any:
-        return self
-
-    def search_registered_models(self, filter_string: str, max_results: int) -> list[Any]:
+    def versions(self, references: Mapping[str, str]) -> dict[str, int | None]:
+        self.asked += 1
         if self.down:
             raise RegistryError("made-up: does not answer")
-        name = filter_string.split("'")[1]
-        return [SimpleNamespace(aliases=self.aliases[name])] if name in self.aliases else []
+        found: dict[str, int | None] = {}
+        for kind, reference in references.items():
+            name, alias, version = parse(reference)
+            found[kind] = version if alias is None else self.aliases.get(name, {}).get(alias)
+        return found
 
-    def open(self) -> Any:
-        self.opened += 1
-        if self.down:
-            raise RegistryError("made-up: does not answer")
-        return self
-
-    def load(self, reference: str, registry: Callable[[], Any]) -> Held[Any]:
-        self.loaded.append(reference)
+    def trial(self, kind: str, reference: str) -> Tried:
+        self.at_rest = False
+        self.tried.append(reference)
         self.faults.get(reference, lambda: None)()
-        return Held(f"predictor {reference}", reference, int(reference.rsplit("/", 1)[1]))
+        return Tried(Path(reference), int(reference.rsplit("/", 1)[1]), f"sha256:{reference}", None)
+
+    def load(self, folder: Path, digest: str) -> Any:
+        assert digest == f"sha256:{folder}"
+        self.loaded.append(str(folder))
+        self.faults_of_loading.get(str(folder), lambda: None)()
+        return f"predictor {folder}"
+
+    def rest(self) -> None:
+        self.at_rest = True
+
+    def close(self) -> None:
+        self.down = True
 
 
 def held(reference: str | None, version: int | None = 1) -> Held[Any]:
     return Held("the first one" if version is not None else None, reference, version)
 
 
-def watching(made: Made, agents: Held[Any] | None = None, lengths: Held[Any] | None = None, **more: Any) -> Reload:
+def watching(made: Made, agents: Held[Any] | None = None, lengths: Held[Any] | None = None) -> Reload:
     first = Predictors(agents or held(AGENTS), lengths or held(LENGTHS))
-    return Reload(first, made.open, 30.0, loads={"next-agent": made.load, "remaining-length": made.load}, **more)
+    return Reload(first, made, 30.0, loads={"next-agent": made.load, "remaining-length": made.load})
 
 
 def versions(found: Predictors | None) -> tuple[int | None, int | None] | None:
@@ -74,7 +84,7 @@ def test_what_has_not_changed_is_neither_loaded_nor_handed_over() -> None:
     reload = watching(made)
     reload.look()
     reload.look()
-    assert (reload.take(), made.loaded, made.opened) == (None, [], 1)
+    assert (reload.take(), made.tried, made.loaded, made.asked) == (None, [], [], 2)
 
 
 def test_a_version_that_passes_is_handed_over_once_with_what_stays() -> None:
@@ -87,6 +97,7 @@ def test_a_version_that_passes_is_handed_over_once_with_what_stays() -> None:
     assert found is not None
     assert found.next_agent.reference == AGENTS, "told as it was asked for"
     assert found.remaining_length.predictor == "the first one"
+    assert made.at_rest, "what was loaded for the trial takes no memory any more"
     reload.look()
     assert reload.take() is None
     made.aliases["next-agent"]["champion"] = 1  # rolled back
@@ -94,7 +105,7 @@ def test_a_version_that_passes_is_handed_over_once_with_what_stays() -> None:
     assert versions(reload.take()) == (1, 1)
 
 
-@pytest.mark.parametrize("error", [ArtefactError("it is cut"), ZeroDivisionError("in a kernel")])
+@pytest.mark.parametrize("error", [NotPassed("it is cut"), ZeroDivisionError("in a kernel")])
 def test_neither_is_used_where_one_fails_and_it_is_tried_and_said_once(
     caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
@@ -106,7 +117,8 @@ def test_neither_is_used_where_one_fails_and_it_is_tried_and_said_once(
         for _ in range(3):
             reload.look()
     assert reload.take() is None
-    assert made.loaded.count("models:/remaining-length/3") == 1
+    assert made.tried.count("models:/remaining-length/3") == 1
+    assert made.loaded == [], "nothing is loaded before all have passed"
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "remaining-length version 3 is refused, version 1 stays"
     ]
@@ -119,14 +131,14 @@ def test_neither_is_used_where_one_fails_and_it_is_tried_and_said_once(
 def test_a_model_that_is_not_there_yet_holds_nothing_up_by_failing() -> None:
     made = Made()
     reload = watching(made, lengths=held(LENGTHS, None))
-    made.faults["models:/remaining-length/1"] = fails(ArtefactError("it is cut"))
+    made.faults["models:/remaining-length/1"] = fails(NotPassed("it is cut"))
     made.aliases["next-agent"]["champion"] = 2
     reload.look()
     assert versions(reload.take()) == (2, None)
     made.aliases["next-agent"]["champion"] = 3
     reload.look()
     assert versions(reload.take()) == (3, None)
-    assert made.loaded.count("models:/remaining-length/1") == 1
+    assert made.tried.count("models:/remaining-length/1") == 1
 
 
 def test_a_registry_that_is_down_and_back_is_said_twice_and_what_was_missed_comes(
@@ -173,34 +185,63 @@ def test_an_alias_that_is_gone_takes_nothing_away(caplog: pytest.LogCaptureFixtu
     assert sum("next-agent" in record.getMessage().split(":")[0] for record in caplog.records) == 1
 
 
-def test_a_version_that_does_not_come_back_is_refused() -> None:
-    made, forever = Made(), threading.Event()
-    reload = watching(made, trial_s=0.05)
-    made.aliases["next-agent"]["champion"] = 2
-    made.faults["models:/next-agent/2"] = lambda: (forever.wait(), None)[1]
+def test_neither_is_used_where_one_cannot_be_loaded_here() -> None:
+    made = Made()
+    reload = watching(made)
+    made.aliases = {"next-agent": {"champion": 2}, "remaining-length": {"champion": 3}}
+    made.faults_of_loading["models:/remaining-length/3"] = fails(ArtefactError("digest sha256:0…; another was tried"))
     reload.look()
-    forever.set()
-    assert reload.refused == {"next-agent version 2": "no answer within 0.05 s"}
+    reload.look()
+    assert reload.take() is None
+    assert reload.refused == {"remaining-length version 3": "digest sha256:0…; another was tried"}
+    assert made.loaded == ["models:/next-agent/2", "models:/remaining-length/3"]
+
+
+def test_a_version_that_does_not_come_back_is_refused() -> None:
+    made = Made()
+    reload = watching(made)
+    made.aliases["next-agent"]["champion"] = 2
+    made.faults["models:/next-agent/2"] = fails(Ended("no answer within 600 s", late=True))
+    reload.look()
+    assert reload.refused == {"next-agent version 2": "no answer within 600 s"}
     assert reload.take() is None
 
 
-def test_a_look_that_breaks_unforeseen_raises_nothing() -> None:
+def test_a_version_whose_trial_ends_the_process_is_tried_once_more_and_then_refused() -> None:
     made = Made()
     reload = watching(made)
-    made.aliases = {"next-agent": {"champion": "many"}}  # type: ignore[dict-item]
+    made.aliases["next-agent"]["champion"] = 2
+    made.faults["models:/next-agent/2"] = fails(Ended("the process that asks has ended (SIGSEGV)"))
+    reload.look()
+    assert (reload.take(), reload.refused) == (None, {})
+    assert "SIGSEGV" in reload.troubles["next-agent"]
+    for _ in range(2):
+        reload.look()
+    assert list(reload.refused) == ["next-agent version 2"]
+    assert made.tried == ["models:/next-agent/2"] * 2
+
+
+def test_a_look_that_breaks_unforeseen_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made()
+    reload = watching(made)
+    monkeypatch.setattr(made, "versions", lambda _: {"routes": 4})
+    reload.look()
+    assert "KeyError" in reload.troubles["reload"]
+    monkeypatch.setattr(made, "versions", lambda _: fails(ValueError("many"))())
     reload.look()
     assert "ValueError" in reload.troubles["registry"]
 
 
 def test_it_looks_in_a_thread_of_its_own_until_it_is_closed() -> None:
-    made, loaded = Made(), threading.Event()
+    made, tried = Made(), threading.Event()
     made.aliases["next-agent"]["champion"] = 2
-    made.faults["models:/next-agent/2"] = loaded.set
+    made.faults["models:/next-agent/2"] = tried.set
     first = Predictors(held(AGENTS), held(LENGTHS))
-    reload = Reload(first, made.open, 0.001, loads={"next-agent": made.load, "remaining-length": made.load})
+    reload = Reload(first, made, 0.001, loads={"next-agent": made.load, "remaining-length": made.load})
     reload.start()
-    assert loaded.wait(30)
+    assert tried.wait(30)
     reload.close()
+    assert made.down, "whoever asks is told to end"
 
 
 def test_folders_are_not_watched() -> None:

@@ -15,6 +15,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from presage.errors import PresageError, RegistryError
 from presage.features.moment import Moment
 from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.backoff import OnlineCounts
+from presage.serving_hooks.champions import warm
 from presage.serving_hooks.forecaster import Forecaster
 from presage.serving_hooks.generations import Generations
 from presage.serving_hooks.live import LiveForecast, Projection
@@ -32,6 +34,7 @@ from presage.serving_hooks.truth.drift import Drift
 from presage.serving_hooks.truth.live_accuracy import LiveAccuracy
 from presage.serving_hooks.truth.promoted_file import merged
 from presage.serving_hooks.truth.truth import Truth
+from presage.serving_hooks.vllm.ask_registry import AskRegistry
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step
@@ -160,7 +163,8 @@ class Champions:
         self.asked = AskedOnArrival(self._forecaster(found))
         self._reload: Reload | None = None
         if config.reload_s is not None:
-            self._reload = Reload(found, lambda: _registry_of(config), config.reload_s)
+            warm()  # an engine that has no model yet gets one while it serves
+            self._reload = Reload(found, AskRegistry(partial(where, config.registry)), config.reload_s)
         self._tell(found)
 
     def start(self) -> None:
@@ -169,7 +173,7 @@ class Champions:
             self._reload.start()
 
     def look(self) -> None:
-        """Asks the registry now, in the thread that calls."""
+        """Asks the registry now; the thread that calls waits."""
         if self._reload is not None:
             self._reload.look()
 
@@ -243,16 +247,6 @@ def champions(config: PresageConfig, served_model: str | None = None) -> Forecas
     """
     of = Champions(config, predictors(config), served_model)
     return Forecasts(next_agents=of.asked, remaining=of.asked, models=of.models, silent=of.asked.fell_silent, upkeep=of)
-
-
-def _registry_of(config: PresageConfig) -> Registry | None:
-    """Opens the registry; None where nobody names one.
-
-    Raises:
-        RegistryError: it is not there, or does not answer.
-    """
-    uri = where(config.registry)
-    return open_existing(uri) if uri is not None else None
 
 
 def predictors(config: PresageConfig) -> Predictors:

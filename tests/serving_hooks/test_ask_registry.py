@@ -1,0 +1,177 @@
+"""The process that asks the registry beside an engine: it answers, it ends, and it is started again."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serving_samples import Clock
+from tiny_model import STATE_SIZE, Tiny
+
+from presage.errors import RegistryError
+from presage.predictors.artefact import artefact_digest, read_artefact, write_artefact
+from presage.registry.connect import open_registry
+from presage.registry.package import register
+from presage.serving_hooks.sources import take_next_agent
+from presage.serving_hooks.vllm.ask_registry import AskRegistry, Ended, NotPassed
+
+AGENTS = {"next-agent": "models:/next-agent@champion"}
+ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A registry that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def alive(process_id: int) -> bool:
+    """Whether it is there, and not only to be reaped."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ends(process_id: int) -> bool:
+    until = time.monotonic() + 30
+    while alive(process_id) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not alive(process_id)
+
+
+def test_where_no_registry_is_named_there_is_no_process() -> None:
+    asked = AskRegistry(lambda: None)
+    assert asked.versions(AGENTS) is None
+    assert asked.process_id is None
+
+
+@pytest.mark.slow
+def test_it_says_which_versions_there_are_tries_them_and_takes_no_memory_at_rest(
+    tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    artefact = read_artefact(tiny.folder)
+    states = {"kind": "encoder", "sizes": {"prefill": STATE_SIZE, "completion": STATE_SIZE}}
+    states |= {"encoder": str(tmp_path / "gone"), "encoder_digest": "sha256:0"}
+    config = artefact.config | {"states": states}
+    write_artefact(tmp_path / "broken", kind="next-agent", config=config, tensors=artefact.tensors, training_data={})
+    registry = open_registry(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    for folder in (tiny.folder, tmp_path / "broken"):
+        register(registry, folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[ROW])
+    asked = AskRegistry(lambda: registry.uri)
+    both = {**AGENTS, "remaining-length": "models:/remaining-length/7"}
+    assert asked.versions(both) == {"next-agent": None, "remaining-length": 7}
+    registry.client.set_registered_model_alias("next-agent", "champion", "1")
+    assert asked.versions(AGENTS) == {"next-agent": 1}
+    with caplog.at_level(logging.INFO, "presage"):
+        tried = asked.trial("next-agent", "models:/next-agent/1")
+    assert (tried.version, tried.digest, tried.promoted) == (1, artefact_digest(tiny.folder), None)
+    assert "no figures were kept when it was promoted" in caplog.text, "the log is the engine's"
+    assert take_next_agent(tried.folder, tried.digest).vocabulary == tiny.training.predictor.vocabulary
+    with pytest.raises(NotPassed, match="gone"):
+        asked.trial("next-agent", "models:/next-agent/2")
+    with pytest.raises(RegistryError, match="no version 3"):
+        asked.trial("next-agent", "models:/next-agent/3")
+    first = asked.process_id
+    asked.rest()
+    assert first is not None
+    assert not alive(first)
+    assert asked.versions(AGENTS) == {"next-agent": 1}, "it is started again when it is asked"
+    asked.close()
+    assert asked.process_id is None
+
+
+@pytest.mark.slow
+def test_another_artefact_than_was_tried_is_not_taken(tiny: Tiny) -> None:
+    with pytest.raises(ValueError, match="was tried: put it back"):
+        take_next_agent(tiny.folder, "sha256:0123")
+
+
+def test_a_registry_that_is_not_there_is_an_answer_and_the_process_stays(tmp_path: Path) -> None:
+    asked = AskRegistry(lambda: f"sqlite:///{tmp_path / 'none.db'}")
+    with pytest.raises(RegistryError, match=r"there is no .*none\.db"):
+        asked.versions(AGENTS)
+    first = asked.process_id
+    with pytest.raises(RegistryError, match=r"there is no .*none\.db"):
+        asked.versions(AGENTS)
+    assert asked.process_id == first is not None
+    del asked
+    assert ends(first), "nobody holds it any more"
+
+
+@pytest.mark.slow
+def test_an_answer_that_takes_too_long_ends_the_process(silent: str) -> None:
+    asked = AskRegistry(lambda: silent, most_s=1.0)
+    with pytest.raises(Ended, match="no answer within 1 s") as raised:
+        asked.versions(AGENTS)
+    assert raised.value.late
+    assert asked.process_id is None
+
+
+def test_one_that_ends_is_started_again_after_a_while_and_each_time_after_a_longer_one(tmp_path: Path) -> None:
+    clock = Clock()
+    dies = (sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    asked = AskRegistry(lambda: "sqlite:///x.db", clock=clock, command=dies)
+    for wait_s in (10, 20, 40, 80, 160, 320, 600, 600):
+        with pytest.raises(Ended, match=r"has ended \(SIGSEGV\)") as raised:
+            asked.versions(AGENTS)
+        assert (raised.value.asked, raised.value.late) == (True, False)
+        clock.now += wait_s - 1
+        with pytest.raises(Ended, match="started again in 1 s") as raised:
+            asked.versions(AGENTS)
+        assert not raised.value.asked
+        clock.now += 1
+
+
+@pytest.mark.slow
+def test_closing_breaks_off_what_is_asked(silent: str) -> None:
+    asked = AskRegistry(lambda: silent)
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            asked.versions(AGENTS)
+        except Ended as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while asked.process_id is None:
+        time.sleep(0.01)
+    asked.close()
+    thread.join(30)
+    assert len(raised) == 1
+    with pytest.raises(Ended, match="shuts down"):
+        asked.versions(AGENTS)
+
+
+ENGINE = """
+import sys, threading, time
+from presage.serving_hooks.vllm.ask_registry import AskRegistry
+asked = AskRegistry(lambda: sys.argv[1])
+threading.Thread(target=asked.versions, args=({"next-agent": "models:/next-agent@champion"},), daemon=True).start()
+while asked.process_id is None:
+    time.sleep(0.01)
+print(asked.process_id, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_it_ends_with_an_engine_that_is_killed_even_while_it_works(silent: str) -> None:
+    engine = subprocess.Popen([sys.executable, "-c", ENGINE, silent], stdout=subprocess.PIPE, text=True)
+    assert engine.stdout is not None
+    process_id = int(engine.stdout.readline())
+    assert alive(process_id)
+    os.kill(engine.pid, signal.SIGKILL)
+    engine.wait()
+    engine.stdout.close()
+    assert ends(process_id)
