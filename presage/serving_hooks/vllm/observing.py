@@ -55,7 +55,7 @@ class Observing:
 
     def scheduled(self, scheduler: Any, output: Any) -> None:
         """An iteration has been scheduled: steps that it selects for the first time have begun."""
-        if self.on:
+        if output.scheduled_new_reqs and self.on:
             self._switch.attempt(self._scheduled, scheduler, output)
 
     def left(self, request: Any) -> None:

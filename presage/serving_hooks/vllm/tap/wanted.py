@@ -9,7 +9,7 @@ is the last, so the row of every token is wanted, and dropped unless its token w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
@@ -28,8 +28,8 @@ class WantedRows:
         self._prompts: dict[str, int] = {}
         self._writing: set[str] = set()
 
-    def of(self, output: Any) -> dict[Moment, tuple[str, ...]]:
-        """Request ids by moment of one scheduled step; empty where none is wanted."""
+    def of(self, output: Any, moments: Collection[Moment]) -> dict[Moment, tuple[str, ...]]:
+        """Request ids by moment of one scheduled step; empty where none is wanted. Only of these moments."""
         for name in output.finished_req_ids:
             self._writing.discard(name)
             self._prompts.pop(name, None)
@@ -38,18 +38,16 @@ class WantedRows:
             for name, tokens in compat.prompts(output)
             if name not in self._writing and self._is_step(name)  # one that resumes may look like a new one
         )
-        ended = tuple(
-            name
-            for name, reached in (compat.reached(output) if self._prompts else ())
-            if name in self._prompts and reached >= self._prompts[name]
-        )
+        ended: tuple[str, ...] = ()
+        if self._prompts:
+            reached = dict(compat.reached(output))
+            ended = tuple(name for name, tokens in self._prompts.items() if reached.get(name, -1) >= tokens)
         for name in ended:
             del self._prompts[name]
         self._writing.update(ended)
-        writing = tuple(name for name in output.num_scheduled_tokens if name in self._writing)
         wanted: dict[Moment, tuple[str, ...]] = {}
-        if ended:
+        if ended and PREFILL in moments:
             wanted[PREFILL] = ended
-        if writing:
+        if COMPLETION in moments and (writing := tuple(filter(self._writing.__contains__, output.num_scheduled_tokens))):
             wanted[COMPLETION] = writing
         return wanted
