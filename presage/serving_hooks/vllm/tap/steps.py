@@ -95,11 +95,13 @@ class StatesOfSteps:
             return
         self._came = tuple(compat.of_kind(States, compat.worker_meta(output)))
         for states in self._came:
-            for name, state in zip(*(states.rows(PREFILL) or ((), ())), strict=True):
-                if np.isfinite(state).all():
-                    self._workflows.prefill_state(name, state)
-            for name, state in zip(*(states.rows(PREFILL, whole=True) or ((), ())), strict=True):
-                self._workflows.records.state(name, PREFILL, state)
+            if self.told == ON:
+                for name, state in zip(*(states.rows(PREFILL) or ((), ())), strict=True):
+                    if np.isfinite(state).all():
+                        self._workflows.prefill_state(name, state)
+            if self.kept == ON:
+                for name, state in zip(*(states.rows(PREFILL, whole=True) or ((), ())), strict=True):
+                    self._workflows.records.state(name, PREFILL, state)
 
     def completed(self, request_id: str) -> None:
         """A request has had its last token: the recorder is told the state that it was sampled from."""

@@ -38,12 +38,7 @@ class WantedRows:
             for name, tokens in compat.prompts(output)
             if name not in self._writing and self._is_step(name)  # one that resumes may look like a new one
         )
-        ended: tuple[str, ...] = ()
-        if self._prompts:
-            reached = dict(compat.reached(output))
-            ended = tuple(name for name, tokens in self._prompts.items() if reached.get(name, -1) >= tokens)
-        for name in ended:
-            del self._prompts[name]
+        ended = self._ended(output) if self._prompts else ()
         self._writing.update(ended)
         wanted: dict[Moment, tuple[str, ...]] = {}
         if ended and PREFILL in moments:
@@ -51,3 +46,18 @@ class WantedRows:
         if COMPLETION in moments and (writing := tuple(filter(self._writing.__contains__, output.num_scheduled_tokens))):
             wanted[COMPLETION] = writing
         return wanted
+
+    def _ended(self, output: Any) -> tuple[str, ...]:
+        """The prompts that this step reads to their end; those that write on come behind them and are not looked at."""
+        ended, left = [], len(self._prompts)
+        for name, reached in compat.reached(output):
+            tokens = self._prompts.get(name)
+            if tokens is None:
+                continue
+            if reached >= tokens:
+                del self._prompts[name]
+                ended.append(name)
+            left -= 1
+            if not left:
+                break
+        return tuple(ended)
