@@ -43,8 +43,9 @@ class WantedRows:
         wanted: dict[Moment, tuple[str, ...]] = {}
         if ended and PREFILL in moments:
             wanted[PREFILL] = ended
-        if COMPLETION in moments and (writing := tuple(filter(self._writing.__contains__, output.num_scheduled_tokens))):
-            wanted[COMPLETION] = writing
+        writing = filter(self._writing.__contains__, output.num_scheduled_tokens) if COMPLETION in moments else ()
+        if last := tuple(writing):
+            wanted[COMPLETION] = last
         return wanted
 
     def _ended(self, output: Any) -> tuple[str, ...]:
