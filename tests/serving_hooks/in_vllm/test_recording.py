@@ -184,7 +184,8 @@ def test_rows_of_a_moment_that_nobody_wants_are_not_asked_for(tmp_path: Path, ke
         bind(meta)
 
     engine.worker.bind_connector_metadata = noted
-    serve(engine, 4)
+    scheduler.add_request(ask("r-7", list(range(40)), 3, workflow_type="t", workflow_id="w-7", agent="coder"))
+    engine.run()
     scheduler.shutdown()
     assert asked == moments
 
