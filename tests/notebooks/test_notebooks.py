@@ -235,7 +235,7 @@ def test_replay(tmp_path: Path) -> None:
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_circle(tmp_path: Path) -> None:
-    small = {"WORKFLOWS": 60, "HELD_OUT": 30, "COMPARED": 20, "CHANGED": 30}
+    small = {"WORKFLOWS": 60, "HELD_OUT": 30, "COMPARED": 20}
     asked = {
         "cached": "{name: of.cached.total() for name, of in found.items()}",
         "others": "others",
@@ -263,7 +263,7 @@ def test_circle(tmp_path: Path) -> None:
     assert champion["size"] > 0
     assert champion["sum"] / champion["size"] > 0.4
     assert counts["size"] > champion["size"]
-    assert found["alarm"]["workflows"] <= 30
+    assert found["alarm"] is not None, "the change is noticed"
     assert found["server"] is None
     for _ in range(100):
         try:
