@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,7 @@ pytest.importorskip("ipykernel", reason="the extra `notebooks` is not installed"
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-STUDIED = ("next_agent_accuracy", "remaining_length", "replay", "router")
+STUDIED = ("circle", "next_agent_accuracy", "remaining_length", "replay", "router")
 
 
 def load_tool() -> ModuleType:
@@ -228,6 +229,50 @@ def test_replay(tmp_path: Path) -> None:
     assert hits["cache/40000/stock"] > hits["cache/7000/stock"] == hits["alone/0/stock"]
     assert hits["load/8/the truth"] == hits["noise/0.0/scored"]
     assert found["forecasts"]["champion"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_circle(tmp_path: Path) -> None:
+    small = {"WORKFLOWS": 60, "HELD_OUT": 30, "COMPARED": 20}
+    asked = {
+        "cached": "{name: of.cached.total() for name, of in found.items()}",
+        "others": "others",
+        "asked": "len(first.answers)",
+        "recorded": "[len(steps), steps['cached_input_tokens'].sum().item(), steps['workflow_id'].nunique()]",
+        "sources": "made.groupby('source')['right'].agg(['sum', 'size']).T.to_dict()",
+        "versions": "sorted(made['version'].dropna().unique().tolist())",
+        "before": "[name for name, _ in phases]",
+        "alarm": "alarm",
+        "server": "process.poll()",
+        "pid": "process.pid",
+    }
+    executed, found = run("circle", tmp_path, small, asked)
+    assert figures(executed) == 4
+    assert errors(executed) == []
+    assert found["others"] == 0, "policies change no answer"
+    assert found["asked"] > 60
+    assert found["cached"]["promoted version"] > found["cached"]["vLLM's own order"]
+    rows, cached, workflows = found["recorded"]
+    assert workflows == 60
+    assert rows > 3 * workflows
+    assert cached > 0
+    assert found["versions"] == [1]
+    champion, counts = (found["sources"][name] for name in ("champion", "back-off"))
+    assert champion["size"] > 0
+    assert champion["sum"] / champion["size"] > 0.4
+    assert counts["size"] > champion["size"]
+    assert found["alarm"] is not None, "the change is noticed"
+    assert found["server"] is None
+    for _ in range(100):
+        try:
+            os.kill(found["pid"], 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.2)
+    else:
+        pytest.fail("the server outlives the notebook")
 
 
 def write(folder: Path, name: str, *cells: str) -> None:

@@ -17,6 +17,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from operator import add
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from presage.errors import EngineError
@@ -612,8 +613,8 @@ def reached(output: Any) -> Iterator[tuple[str, int]]:
     cached, tokens = output.scheduled_cached_reqs, output.num_scheduled_tokens
     for new in output.scheduled_new_reqs:
         yield new.req_id, new.num_computed_tokens + tokens[new.req_id]
-    for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-        yield name, computed + tokens[name]
+    more = map(tokens.__getitem__, cached.req_ids)
+    yield from zip(cached.req_ids, map(add, cached.num_computed_tokens, more), strict=True)
 
 
 def cannot_fetch(scheduler: Any) -> str | None:

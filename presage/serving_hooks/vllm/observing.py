@@ -55,27 +55,27 @@ class Observing:
 
     def scheduled(self, scheduler: Any, output: Any) -> None:
         """An iteration has been scheduled: steps that it selects for the first time have begun."""
-        if self.on:
+        if self._there and output.scheduled_new_reqs:
             self._switch.attempt(self._scheduled, scheduler, output)
 
     def left(self, request: Any) -> None:
         """A request leaves the engine, with its last token or without."""
-        if self.on:
+        if self._there:
             self._switch.attempt(self._left, request)
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
         """A forecast was made for a step that runs, or is about to leave."""
-        if self.on:
+        if self._there:
             self._switch.attempt(self._records.forecast, request_id, live)
 
     def state(self, request_id: str, moment: Moment, state: Any) -> None:
         """A whole hidden state of such a step has come, float16 [d]."""
-        if self.on:
+        if self._there:
             self._switch.attempt(self._records.state, request_id, moment, state)
 
     def ended(self, workflow_type: str, workflow_id: str, how: str) -> None:
         """A workflow has ended: SAID or SILENT."""
-        if self.on:
+        if self._there:
             self._switch.attempt(self._records.ended, workflow_type, workflow_id, how)
 
     def status(self) -> dict[str, Any]:

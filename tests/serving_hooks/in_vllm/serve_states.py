@@ -1,9 +1,11 @@
-"""Run as a program: serves workflows on the real engine, tapped, and prints what came of their states as JSON.
+"""Run as a program: serves workflows on the real engine, tapped and recorded, and prints what came of their states as
+JSON.
 
 Short chunks, a cache too small for all (so requests are preempted), prefixes that are shared, answers of one token,
 answers that end by a stop token, requests that are aborted, requests without a workflow. Every row the tap takes, and
 every state that reaches the forecasts, is noted on the way and compared with a forward pass of Hugging Face's model in
-float32. Said "apart", engine and worker are processes of their own, as in life, and only what they tell is printed.
+float32, and so is what is read back from the recording. Said "apart", engine and worker are processes of their own, as
+in life; nothing is noted on the way then.
 """
 
 import json
@@ -11,6 +13,7 @@ import os
 import random
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(len(sys.argv) - 3)  # in one process both ends can be looked at
@@ -128,14 +131,49 @@ def serve(llm: Any, noted: Noted) -> tuple[dict[str, list[int]], dict[str, str]]
     return tokens, reasons
 
 
-def compared(model: str, noted: Noted, tokens: dict[str, list[int]]) -> dict[str, Any]:
-    """The largest difference of any row to Hugging Face's, and of any state to the projection of its row."""
+def hugging_face(model: str, tokens: dict[str, list[int]]) -> Callable[[str, list[int]], dict[str, Any]]:
+    """Gives the rows that the states of a request should be, by moment."""
     import torch
     from transformers import AutoModel
 
+    reference = AutoModel.from_pretrained(model, dtype=torch.float32).eval()
+
+    def rows(name: str, prompt: list[int]) -> dict[str, Any]:
+        with torch.inference_mode():
+            every = reference(torch.tensor([prompt + tokens[name]])).last_hidden_state[0].numpy()
+        return {PREFILL: every[len(prompt) - 1], COMPLETION: every[len(prompt) + len(tokens[name]) - 2]}
+
+    return rows
+
+
+def recorded(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict[str, Any]:
+    """How many states were read back from the recording, and their largest differences: to Hugging Face's rows, by
+    what is left of a number in float16; to the rows that the tap has taken, in that type."""
+    from presage.datasets.read import read_traces
+
+    off: dict[str, float] = defaultdict(float)
+    checked: dict[str, int] = defaultdict(int)
+    prompts = {name: prompt for name, prompt, _ in requests(random.Random(0))}
+    for row in read_traces([os.environ["RECORDING"]]).table.to_pylist():
+        name = f"{row['workflow_id'].split('@')[0][1:]}.{row['step']}"
+        if name not in tokens or row["finish_reason"] == "abort":
+            continue
+        wanted = reference(name, prompts[name])
+        for moment in (PREFILL, COMPLETION):
+            state, exact = np.asarray(row[f"{moment}_state"], np.float16), wanted[moment]
+            least = 2.0**-10 * np.abs(exact) + 1e-4
+            off[moment] = max(off[moment], float((np.abs(state.astype(np.float32) - exact) / least).max()))
+            checked[moment] += 1
+            own = next((key for key in noted.rows[moment] if key == name or key.startswith(f"{name}-")), None)
+            if own is not None:
+                off["rows"] = max(off["rows"], float(np.abs(state - noted.rows[moment][own].astype(np.float16)).max()))
+    return {"off": dict(off), "checked": dict(checked)}
+
+
+def compared(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict[str, Any]:
+    """The largest difference of any row to Hugging Face's, and of any state to the projection of its row."""
     from presage.predictors.next_agent import NextAgentPredictor
 
-    reference = AutoModel.from_pretrained(model, dtype=torch.float32).eval()
     predictor = NextAgentPredictor.load(os.environ["PREDICTOR"])
     off: dict[str, float] = defaultdict(float)
     checked: dict[str, int] = defaultdict(int)
@@ -143,16 +181,13 @@ def compared(model: str, noted: Noted, tokens: dict[str, list[int]]) -> dict[str
         own = next((key for key in noted.rows[PREFILL] if key == name or key.startswith(f"{name}-")), None)
         if own is None or name not in tokens:
             continue
-        with torch.inference_mode():
-            rows = reference(torch.tensor([prompt + tokens[name]])).last_hidden_state[0].numpy()
-        at = {PREFILL: len(prompt) - 1, COMPLETION: len(prompt) + len(tokens[name]) - 2}
-        for moment, place in at.items():
+        for moment, exact in reference(name, prompt).items():
             if own not in noted.states[moment]:
                 continue
             row, state = noted.rows[moment][own], noted.states[moment][own]
             step = {f"{moment}_state": row}
             wanted = predictor.project(moment, predictor.source.of_step(step, moment))
-            off[moment] = max(off[moment], float(np.abs(row - rows[place]).max()))
+            off[moment] = max(off[moment], float(np.abs(row - exact).max()))
             off["projection"] = max(off["projection"], float(np.abs(state - wanted).max()))
             checked[moment] += 1
     return {"off": dict(off), "checked": dict(checked)}
@@ -178,6 +213,7 @@ def main(model: str, served: str) -> dict[str, Any]:
         enable_prefix_caching=True,
         disable_log_stats=False,
         seed=0,
+        additional_config={"presage": {"recorder": {"folder": os.environ["RECORDING"], "states": "both"}}},
         **({"distributed_executor_backend": "mp"} if APART else {}),
         **HOOKS,
         **tap,
@@ -185,7 +221,9 @@ def main(model: str, served: str) -> dict[str, Any]:
     if APART:
         tokens, reasons = serve(llm, noted)
         status = llm.llm_engine.engine_core.call_utility("presage_status")  # type: ignore[attr-defined]
-        return {"tokens": tokens, "reasons": reasons, "status": status}
+        llm.llm_engine.engine_core.shutdown()  # what waits is written
+        back = recorded(noted, hugging_face(model, tokens), tokens)
+        return {"tokens": tokens, "reasons": reasons, "status": status, "recorded": back}
     noted.watch()
     scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler
     counted: dict[str, int] = defaultdict(int)
@@ -200,16 +238,20 @@ def main(model: str, served: str) -> dict[str, Any]:
 
     scheduler.schedule = watched
     tokens, reasons = serve(llm, noted)
+    status = scheduler.presage_status()
+    scheduler.shutdown()  # what waits is written
+    reference = hugging_face(model, tokens)
     late = [noted.read[name] - step for name, step in noted.computed.items() if name in noted.read]
     return {
         "tokens": tokens,
         "reasons": reasons,
-        "status": scheduler.presage_status(),
+        "status": status,
         "steps": noted.step,
         "late": {steps: late.count(steps) for steps in sorted(set(late))},
         "changed": [sum(noted.changed), len(noted.changed)],
         **counted,
-        **compared(model, noted, tokens),
+        **compared(noted, reference, tokens),
+        "recorded": recorded(noted, reference, tokens),
     }
 
 

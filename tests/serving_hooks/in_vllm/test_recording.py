@@ -14,6 +14,7 @@ from vllm_samples import Engine, ask, build, token
 from presage.datasets.read import read_traces
 from presage.datasets.recorded_forecasts import read_forecasts
 from presage.datasets.recording import SAID, SILENT
+from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.recorder.recorder import Recorder
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.vllm.tap import steps
@@ -170,6 +171,23 @@ def test_whole_states_are_those_of_their_own_rows_with_nobody_who_reads_them(
         state[1] = at + outputs[name] - 1
         last = found[name].get("completion_state")
         assert last is None if kept == "prefill" else np.array_equal(np.asarray(last, np.float16), state)
+
+
+@pytest.mark.parametrize(("kept", "moments"), [("prefill", {PREFILL}), ("both", {PREFILL, COMPLETION})])
+def test_rows_of_a_moment_that_nobody_wants_are_not_asked_for(tmp_path: Path, kept: str, moments: set[str]) -> None:
+    scheduler = recording(tmp_path, recorder={"states": kept}, connector=ALONE)
+    engine, asked = Worked(scheduler), set[str]()
+    bind = engine.worker.bind_connector_metadata
+
+    def noted(meta: Any) -> None:
+        asked.update(meta.rows)
+        bind(meta)
+
+    engine.worker.bind_connector_metadata = noted
+    scheduler.add_request(ask("r-7", list(range(40)), 3, workflow_type="t", workflow_id="w-7", agent="coder"))
+    engine.run()
+    scheduler.shutdown()
+    assert asked == moments
 
 
 def test_whole_states_come_beside_the_projected_ones(tmp_path: Path) -> None:

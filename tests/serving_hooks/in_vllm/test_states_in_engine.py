@@ -37,12 +37,12 @@ def registry(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {"MLFLOW_TRACKING_URI": uri, "PREDICTOR": str(tiny.folder)}
 
 
-def served(model: Path, name: str, registry: dict[str, str], *how: str) -> Any:
+def served(model: Path, name: str, registry: dict[str, str], recording: Path, *how: str) -> Any:
     paths = os.pathsep.join([str(HERE.parents[2]), str(HERE)])
     done = subprocess.run(
         [sys.executable, "serve_states.py", str(model), name, *how],
         cwd=HERE,
-        env={**os.environ, **registry, "PYTHONPATH": paths},
+        env={**os.environ, **registry, "PYTHONPATH": paths, "RECORDING": str(recording)},
         capture_output=True,
         text=True,
         check=False,
@@ -52,20 +52,20 @@ def served(model: Path, name: str, registry: dict[str, str], *how: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def tapped(model: Path, registry: dict[str, str]) -> Any:
-    return served(model, "synthetic", registry)
+def tapped(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return served(model, "synthetic", registry, tmp_path_factory.mktemp("tapped"))
 
 
 @pytest.fixture(scope="module")
-def apart(model: Path, registry: dict[str, str]) -> Any:
+def apart(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The same with engine and worker in processes of their own."""
-    return served(model, "synthetic", registry, "apart")
+    return served(model, "synthetic", registry, tmp_path_factory.mktemp("apart"), "apart")
 
 
 @pytest.fixture(scope="module")
-def other(model: Path, registry: dict[str, str]) -> Any:
+def other(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The same engine, connector and worker as well; but it serves a model by another name."""
-    return served(model, "another", registry)
+    return served(model, "another", registry, tmp_path_factory.mktemp("other"))
 
 
 def test_the_engine_was_made_to_do_what_is_hard(tapped: Any) -> None:
@@ -96,6 +96,21 @@ def test_states_reach_the_forecasts_and_change_them(tapped: Any) -> None:
 
 def test_every_state_is_read_in_the_step_that_computed_it(tapped: Any) -> None:
     assert list(tapped["late"]) == ["0"]
+
+
+@pytest.mark.parametrize("how", ["tapped", "other", "apart"])
+def test_what_is_recorded_is_the_models_own_states_whoever_else_reads_them(
+    how: str, request: pytest.FixtureRequest
+) -> None:
+    of = request.getfixturevalue(how)
+    assert of["status"]["recorder"]["states"] == "on"
+    assert not [name for name in of["status"]["recorder"]["counts"] if not name.startswith("written")]
+    recorded = of["recorded"]
+    finished = sum(reason != "abort" for name, reason in of["reasons"].items() if not name.startswith(("10.", "11.")))
+    assert finished == 50
+    assert min(recorded["checked"]["prefill"], recorded["checked"]["completion"]) >= finished
+    assert max(recorded["off"]["prefill"], recorded["off"]["completion"]) <= 1, "rounded to float16, and no further off"
+    assert recorded["off"].get("rows", 0.0) == 0.0, "what the tap took, to the last bit"
 
 
 def test_states_of_another_model_are_not_tapped_and_the_forecast_says_so(other: Any) -> None:

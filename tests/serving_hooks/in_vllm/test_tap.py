@@ -232,5 +232,32 @@ def test_states_of_two_workers_are_put_together() -> None:
     assert one.rows(COMPLETION) is None
 
 
+class Event:
+    """Of a copy that is under way."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+
+    def synchronize(self) -> None:
+        self.waited += 1
+
+
+def test_a_row_is_waited_for_when_it_is_read_and_those_that_nobody_reads_are_not() -> None:
+    states, prefill, completion = States(), Event(), Event()
+    states.add(PREFILL, ["a"], torch.ones(1, 2), prefill)
+    states.add(COMPLETION, ["b", "c"], torch.tensor([[1.0, 2.0], [3.0, 4.0]]), completion, whole=True)
+    assert states.row(COMPLETION, "c") is None
+    assert states.row(COMPLETION, "a", whole=True) is None
+    assert (prefill.waited, completion.waited) == (0, 0)
+    for _ in range(2):
+        row = states.row(COMPLETION, "c", whole=True)
+        assert row is not None
+        assert row.tolist() == [3, 4]
+    assert (prefill.waited, completion.waited) == (0, 1)
+    again = pickle.loads(pickle.dumps(states))
+    assert (prefill.waited, completion.waited) == (1, 1), "what is sent has arrived"
+    assert again.row(PREFILL, "a").tolist() == [1, 1]
+
+
 def test_the_installed_workers_are_those_we_know() -> None:
     assert compat.differences(signatures=compat_worker.SIGNATURES, methods={}) == []

@@ -33,6 +33,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._wanted: WantedRows | None = None
         self._to_send: Mapping[Moment, Projection] | None = None
         self._whole: tuple[Moment, ...] = ()
+        self._moments: frozenset[Moment] = frozenset()
         self._projector: Projector | None = None
         self._rows: Mapping[Moment, tuple[str, ...]] = {}
         self._states: States | None = None
@@ -56,6 +57,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """
         self._wanted = self._wanted or WantedRows(is_step)
         self._to_send, self._whole = projections, whole
+        self._moments = frozenset((*projections, *whole))
 
     def build_connector_meta(self, scheduler_output: Any) -> Wanted:
         """Whose rows of this step are wanted."""
@@ -63,7 +65,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return Wanted()
         try:
             projections, self._to_send = self._to_send, None
-            return Wanted(self._wanted.of(scheduler_output), projections, self._whole)
+            return Wanted(self._wanted.of(scheduler_output, self._moments), projections, self._whole)
         except Exception as error:
             self._fails(error)
             return Wanted()

@@ -45,15 +45,23 @@ class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
     def add(self, moment: Moment, ids: Sequence[str], states: Any, ready: Any = None, *, whole: bool = False) -> None:
         """States of these requests on the host, as `Rows`; `ready` is an event to wait for."""
-        self._parts.append((moment, whole, ids, states, ready))
+        self._parts.append((moment, whole, ids, np.asarray(states) if ready is None else states, ready))
 
     def rows(self, moment: Moment, *, whole: bool = False) -> Rows | None:
         """States of this moment, projected or whole; None if there are none."""
-        self._arrive()
-        found = [(ids, states) for at, as_is, ids, states, _ in self._parts if (at, as_is) == (moment, whole)]
-        if not found:
-            return None
+        found = [self._arrived(part) for part in self._of(moment, whole)]
+        if len(found) < 2:
+            return found[0] if found else None
         return [name for ids, _ in found for name in ids], np.concatenate([states for _, states in found])
+
+    def row(self, moment: Moment, request_id: str, *, whole: bool = False) -> NDArray[Any] | None:
+        """The state of one request; None if there is none. Of all that came, nothing but this one is looked at."""
+        for part in self._of(moment, whole):
+            if request_id in self._parts[part][2]:
+                ids, states = self._arrived(part)
+                found: NDArray[Any] = states[ids.index(request_id)]
+                return found
+        return None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> States:
         """Those of two workers."""
@@ -61,12 +69,18 @@ class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
             self._parts += other._parts
         return self
 
-    def _arrive(self) -> None:
-        for number, (moment, whole, ids, states, ready) in enumerate(self._parts):
-            if ready is not None:
-                ready.synchronize()
-            self._parts[number] = (moment, whole, ids, np.asarray(states), None)
+    def _of(self, moment: Moment, whole: bool) -> list[int]:
+        return [place for place, part in enumerate(self._parts) if part[0] == moment and part[1] == whole]
+
+    def _arrived(self, place: int) -> Rows:
+        moment, whole, ids, states, ready = self._parts[place]
+        if ready is not None:
+            ready.synchronize()
+            states = np.asarray(states)
+            self._parts[place] = (moment, whole, ids, states, None)
+        return ids, states
 
     def __getstate__(self) -> dict[str, Any]:
-        self._arrive()
+        for place in range(len(self._parts)):
+            self._arrived(place)
         return {"_parts": self._parts}

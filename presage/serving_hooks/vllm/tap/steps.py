@@ -20,7 +20,7 @@ from presage.serving_hooks.live import Projection
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.tap.connector import StatesConnector
-from presage.serving_hooks.vllm.tap.messages import Rows, States
+from presage.serving_hooks.vllm.tap.messages import States
 from presage.serving_hooks.vllm.workflows import Workflows
 
 logger = logging.getLogger(__name__)
@@ -62,8 +62,7 @@ class StatesOfSteps:
         self.told, self.kept = NOT_READ, NOT_RECORDED
         self._scheduler, self._source, self._workflows = scheduler, forecasts.next_agents, workflows
         self._recorded = _RECORDED[recorded]
-        self._last: Rows | None = None
-        self._last_whole: dict[str, NDArray[np.float16]] = {}
+        self._came: tuple[States, ...] = ()
         self.renew()
 
     def renew(self) -> None:
@@ -94,20 +93,19 @@ class StatesOfSteps:
         """What the worker computed in an iteration, before vLLM takes its tokens."""
         if ON not in (self.told, self.kept):
             return
-        self._last = None
-        self._last_whole.clear()
-        for states in compat.of_kind(States, compat.worker_meta(output)):
-            for name, state in zip(*(states.rows(PREFILL) or ((), ())), strict=True):
-                if np.isfinite(state).all():
-                    self._workflows.prefill_state(name, state)
-            self._last = states.rows(COMPLETION)
-            for name, state in zip(*(states.rows(PREFILL, whole=True) or ((), ())), strict=True):
-                self._workflows.records.state(name, PREFILL, state)
-            self._last_whole.update(zip(*(states.rows(COMPLETION, whole=True) or ((), ())), strict=True))
+        self._came = tuple(compat.of_kind(States, compat.worker_meta(output)))
+        for states in self._came:
+            if self.told == ON:
+                for name, state in zip(*(states.rows(PREFILL) or ((), ())), strict=True):
+                    if np.isfinite(state).all():
+                        self._workflows.prefill_state(name, state)
+            if self.kept == ON:
+                for name, state in zip(*(states.rows(PREFILL, whole=True) or ((), ())), strict=True):
+                    self._workflows.records.state(name, PREFILL, state)
 
     def completed(self, request_id: str) -> None:
         """A request has had its last token: the recorder is told the state that it was sampled from."""
-        state = self._last_whole.get(request_id)
+        state = self._row(request_id, whole=True) if self.kept == ON else None
         if state is not None:
             self._workflows.records.state(request_id, COMPLETION, state)
 
@@ -122,7 +120,10 @@ class StatesOfSteps:
         return ON if widths == {compat.hidden_size(self._scheduler)} else OTHER_WIDTH
 
     def _completion(self, request_id: str) -> NDArray[np.float32] | None:
-        if self._last is None or request_id not in self._last[0]:
-            return None
-        state: NDArray[np.float32] = self._last[1][self._last[0].index(request_id)]
-        return state if np.isfinite(state).all() else None
+        state = self._row(request_id, whole=False)
+        return state if state is not None and np.isfinite(state).all() else None
+
+    def _row(self, request_id: str, *, whole: bool) -> NDArray[Any] | None:
+        """The completion row of a request in the last iteration; the others are dropped with that iteration, unread."""
+        found = (states.row(COMPLETION, request_id, whole=whole) for states in self._came)
+        return next((row for row in found if row is not None), None)

@@ -9,7 +9,7 @@ is the last, so the row of every token is wanted, and dropped unless its token w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
@@ -28,8 +28,8 @@ class WantedRows:
         self._prompts: dict[str, int] = {}
         self._writing: set[str] = set()
 
-    def of(self, output: Any) -> dict[Moment, tuple[str, ...]]:
-        """Request ids by moment of one scheduled step; empty where none is wanted."""
+    def of(self, output: Any, moments: Collection[Moment]) -> dict[Moment, tuple[str, ...]]:
+        """Request ids by moment of one scheduled step; empty where none is wanted. Only of these moments."""
         for name in output.finished_req_ids:
             self._writing.discard(name)
             self._prompts.pop(name, None)
@@ -38,18 +38,27 @@ class WantedRows:
             for name, tokens in compat.prompts(output)
             if name not in self._writing and self._is_step(name)  # one that resumes may look like a new one
         )
-        ended = tuple(
-            name
-            for name, reached in (compat.reached(output) if self._prompts else ())
-            if name in self._prompts and reached >= self._prompts[name]
-        )
-        for name in ended:
-            del self._prompts[name]
+        ended = self._ended(output) if self._prompts else ()
         self._writing.update(ended)
-        writing = tuple(name for name in output.num_scheduled_tokens if name in self._writing)
         wanted: dict[Moment, tuple[str, ...]] = {}
-        if ended:
+        if ended and PREFILL in moments:
             wanted[PREFILL] = ended
-        if writing:
-            wanted[COMPLETION] = writing
+        writing = filter(self._writing.__contains__, output.num_scheduled_tokens) if COMPLETION in moments else ()
+        if last := tuple(writing):
+            wanted[COMPLETION] = last
         return wanted
+
+    def _ended(self, output: Any) -> tuple[str, ...]:
+        """The prompts that this step reads to their end; those that write on come behind them and are not looked at."""
+        ended, left = [], len(self._prompts)
+        for name, reached in compat.reached(output):
+            tokens = self._prompts.get(name)
+            if tokens is None:
+                continue
+            if reached >= tokens:
+                del self._prompts[name]
+                ended.append(name)
+            left -= 1
+            if not left:
+                break
+        return tuple(ended)
