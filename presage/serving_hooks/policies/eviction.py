@@ -15,9 +15,10 @@ the one thing known where every block is needed for certain (score.py). Ties are
 side of a cut keep their order however close they are.
 
 One lazy heap holds the groups that have free blocks: a changed score pushes a new entry, the old one is skipped when it
-comes up (lazy_heap.py). Entries are bytes, not tuples: the collector of garbage counts every tuple there is, and a heap that drops
-thousands at once would have it look through the whole engine ten times as often. Freeing costs O(1) a block and
-O(log groups) a group; giving up n blocks O(n + groups emptied · log groups); a new forecast O(groups of the workflow).
+comes up (lazy_heap.py). Entries are bytes, not tuples: the collector of garbage counts every tuple there is, and a heap
+that drops thousands at once would have it look through the whole engine ten times as often. Freeing costs O(1) a block
+and O(log groups) a group; giving up n blocks O(n + groups emptied · log groups); a new forecast O(groups of the
+workflow).
 A group is emptied to its end before the next in order begins.
 """
 
