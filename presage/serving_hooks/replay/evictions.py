@@ -9,7 +9,7 @@ workflow that could end, so its blocks stay active, as in serving.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from presage.serving_hooks.replay.prompts import Prompts
@@ -39,18 +39,26 @@ class Evictions:
 
     def watch(self, pool: Any) -> None:
         """Looks on as vLLM's pool gives up blocks."""
-        pool.replay_evictions = self
+        pool.replay_evictions, pool._reuse_watchers = self, _Asked(pool._reuse_watchers)
         pool.__class__ = type(f"Watched{type(pool).__name__}", (_Watched, type(pool)), {})
 
-    def gives_up(self, block_hash: bytes | None) -> None:
-        """A free block is taken for something else; the hash of what it holds, None for nothing."""
-        if block_hash is None:
-            self.counts[BLANK] += 1
-            return
-        content = block_hash[:-4]  # without the group of layers
-        sharers = self._sharers.get(content)
-        used = self._owner.get(content) in self._using if sharers is None else not sharers.isdisjoint(self._using)
-        self.counts[ACTIVE if used else RETIRED] += 1
+    def gives_up(self, blocks: Iterable[Any]) -> None:
+        """Free blocks are taken for something else; what they hold is still known."""
+        owner, sharers, using = self._owner, self._sharers, self._using
+        blank = retired = active = 0
+        for block in blocks:
+            if block.block_hash is None:
+                blank += 1
+                continue
+            content = block.block_hash[:-4]  # without the group of layers
+            of = sharers.get(content)
+            if owner.get(content) in using if of is None else not of.isdisjoint(using):
+                active += 1
+            else:
+                retired += 1
+        self.counts[BLANK] += blank
+        self.counts[RETIRED] += retired
+        self.counts[ACTIVE] += active
 
     def began(self, number: int, at_s: float) -> None:
         """A job begins; it uses nothing yet."""
@@ -70,8 +78,17 @@ class Evictions:
 
 
 class _Watched:
+    """vLLM tells whoever asked for it which blocks it hands out, all of one call together; here it always tells."""
+
     replay_evictions: Evictions
 
-    def _maybe_evict_cached_block(self, block: Any) -> bool:
-        self.replay_evictions.gives_up(block.block_hash)
-        return bool(super()._maybe_evict_cached_block(block))  # type: ignore[misc]
+    def _notify_reuse(self, blocks: Any) -> None:
+        self.replay_evictions.gives_up(blocks)
+        super()._notify_reuse(blocks)  # type: ignore[misc]
+
+
+class _Asked(dict[int, Any]):
+    """Who asked to be told: somebody, even where nobody is named."""
+
+    def __bool__(self) -> bool:
+        return True

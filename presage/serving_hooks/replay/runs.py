@@ -132,6 +132,7 @@ def run_one(
     from presage.serving_hooks.replay.engine import Engine
     from presage.serving_hooks.replay.evictions import Evictions
     from presage.serving_hooks.replay.foresight import Foresight
+    from presage.serving_hooks.replay.garbage import seldom_collected
     from presage.serving_hooks.replay.vllm_policies import scheduler_class
 
     jobs, engine, clock = setting.jobs, setting.engine, Clock()
@@ -147,7 +148,7 @@ def run_one(
         scheduler = vllm_scheduler.scheduler(kind, engine, longest, presage, Path(folder))
     evictions = Evictions(jobs, prompts)
     evictions.watch(scheduler.kv_cache_manager.block_pool)
-    played = Engine(
+    playing = Engine(
         jobs,
         prompts,
         schedule(setting.arrivals, jobs, seed),
@@ -158,7 +159,9 @@ def run_one(
         clock,
         policy.at_once,
         (evictions,) if foresight is None else (evictions, foresight),
-    ).play()
+    )
+    with seldom_collected():
+        played = playing.play()
     played.evicted = evictions.counts
     tell(played)
     status = scheduler.presage_status() if presage is not None else {"on": {}, "counts": {}}
