@@ -124,7 +124,8 @@ def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any
     """The same in virtual time: vLLM's scheduler, and the cost model in the place of the model."""
     from presage.serving_hooks.replay import vllm_scheduler
     from presage.serving_hooks.replay.arrivals import Schedule
-    from presage.serving_hooks.replay.engine import Clock, Engine
+    from presage.serving_hooks.replay.clock import Clock
+    from presage.serving_hooks.replay.engine import Engine
     from presage.serving_hooks.replay.policies import POLICIES
     from presage.serving_hooks.replay.prompts import Prompts
     from presage.serving_hooks.replay.vllm_policies import scheduler_class

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -57,7 +57,7 @@ def replay(
     lengths: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="Remaining-length model beside a next-agent model, likewise.", show_default=False
+            metavar="MODEL", help="Remaining-length model beside a next-agent model or counts.", show_default=False
         ),
     ] = None,
     train_traces: Annotated[
@@ -198,6 +198,7 @@ def _workload(setting: Setting, left_out: int, arrivals: Arrivals) -> dict[str, 
 
 def _told(found: Mapping[str, Any]) -> list[Any]:
     """For people."""
+    from presage.cli.replay_tables import evictions, figure, queueing, shares
     from presage.cli.tables import table
 
     held, engine = found["workload"], found["engine"]
@@ -208,14 +209,14 @@ def _told(found: Mapping[str, Any]) -> list[Any]:
     if held["left_out"]:
         lines.append(f"{held['left_out']} workflows left out: sizes of their requests were not recorded")
     rows = [
-        [name, *(_figure(of[figure], digits) for figure, digits in _SHOWN.values())]
+        [name, *(figure(of[shown], digits) for shown, digits in _SHOWN.values())]
         for name, of in found["policies"].items()
     ]
     title = f"\nMean over {found['seeds']} seeds, ± half of its 95 % interval"
     lines.append(table(title, ["policy", *_SHOWN], rows))
-    shares = _shares(found["policies"])
-    if shares:
-        lines.append(table("\nShare of what the oracle gains over stock", *shares))
+    for more in (shares(found["policies"], _SHOWN), queueing(found["policies"]), evictions(found["policies"])):
+        if more is not None:
+            lines.append(table(*more))
     for name, of in found["policies"].items():
         if "at_once" in of:
             lines.append(f"{name}: {of['at_once']} workflows at once")
@@ -230,28 +231,3 @@ def _came(held: Mapping[str, Any]) -> str:
     if held["concurrency"] is not None:
         return f"{held['concurrency']} at once"
     return f"{held['rate']:g} a second with cv {held['cv']:g}"
-
-
-def _figure(of: Mapping[str, Any], digits: int) -> str:
-    mean = f"{of['mean']:.{digits}f}"
-    if of["ci95"] is None:
-        return mean
-    return f"{mean} ± {(of['ci95'][1] - of['ci95'][0]) / 2:.{digits}f}"
-
-
-def _shares(policies: Mapping[str, Any]) -> tuple[Sequence[str], list[list[str]]] | None:
-    from presage.serving_hooks.replay.policies import ends
-
-    shown = {head: name for head, (name, _) in _SHOWN.items()}
-    rows = [
-        [
-            name,
-            *(
-                "–" if of["share_of_oracle"][figure] is None else f"{of['share_of_oracle'][figure]:.0%}"
-                for figure in shown.values()
-            ),
-        ]
-        for name, of in policies.items()
-        if "share_of_oracle" in of and name != ends(name)[1]
-    ]
-    return (["policy", *shown], rows) if rows else None

@@ -63,12 +63,13 @@ def divide(
         out: told what was left out.
         report: told what is being done.
     """
-    from presage.serving_hooks.replay.forecasts import MARKOV, known
+    from presage.serving_hooks.replay.forecasts import MARKOV, check_lengths, known
 
+    check_lengths(forecasts, lengths)
     wanted = {who for policy in policies for who in policy.foretellers}
     rules = []
     folders: list[str | None] = [forecasts, None]
-    if "asked" in wanted and not known(forecasts):
+    if "asked" in wanted and (lengths is not None or not known(forecasts)):
         table, folders, left_out = _models(table, forecasts, lengths, tracking_uri, report)
         if left_out:
             rules.append(f"{left_out} workflows left out: a model was trained on them")
@@ -87,6 +88,7 @@ def _models(
     from presage.predictors.next_agent import NextAgentPredictor
     from presage.predictors.remaining_length import RemainingLengthPredictor
     from presage.registry.resolve import resolve
+    from presage.serving_hooks.replay.forecasts import known
     from presage.training.sets import LearntFrom, held_out
 
     report("loading the models", None)
@@ -94,9 +96,12 @@ def _models(
     def found(name: str) -> Path:
         return resolve(name, lambda: options.open_registry(tracking_uri)).folder
 
-    folder = found(forecasts)
-    folders: list[str | None] = [str(folder), None]
-    models: list[LearntFrom] = [NextAgentPredictor.load(folder)]
+    folders: list[str | None] = [None, None]
+    models: list[LearntFrom] = []
+    if not known(forecasts):
+        folder = found(forecasts)
+        folders[0] = str(folder)
+        models.append(NextAgentPredictor.load(folder))
     if lengths is not None:
         folder = found(lengths)
         folders[1] = str(folder)

@@ -9,6 +9,7 @@ Nothing here is random, and no real time is looked at.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from presage.errors import EngineError, TraceError
 from presage.serving_hooks.replay.arrivals import Schedule
+from presage.serving_hooks.replay.clock import Clock
 from presage.serving_hooks.replay.cost import Cost
 from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.prompts import Conversation, Prompts
@@ -29,20 +31,6 @@ _MOST_IDLE: Final = 1_000_000
 
 _JOB: Final = -1
 """In the place of a step's number: the whole job comes."""
-
-
-class Clock:
-    """Virtual time.
-
-    Attributes:
-        now: seconds.
-    """
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        """Seconds."""
-        return self.now
 
 
 class Models(Protocol):
@@ -114,7 +102,7 @@ class Engine:
         block_tokens: of a block.
         clock: that the scheduler looks at.
         at_once: jobs under way at once; those that come beyond it wait, the first that came first. None for all.
-        watcher: told what happens to jobs; None for nobody.
+        watchers: told what happens to jobs.
     """
 
     def __init__(
@@ -128,7 +116,7 @@ class Engine:
         block_tokens: int,
         clock: Clock,
         at_once: int | None = None,
-        watcher: Watcher | None = None,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self._jobs, self._prompts, self._schedule = jobs, prompts, schedule
         self._scheduler, self._models, self._cost = scheduler, models, cost
@@ -137,7 +125,7 @@ class Engine:
         self._coming: list[tuple[float, int, int, int]] = []
         self._order = 0
         self._then = list(reversed(schedule.then))
-        self._at_once, self._watcher = at_once, watcher
+        self._at_once, self._watchers = at_once, watchers
         self._under_way: dict[int, _UnderWay] = {}
         self._held: deque[tuple[float, int]] = deque()  # jobs that came and may not begin yet
         self._asked: dict[str, Asked] = {}
@@ -178,8 +166,8 @@ class Engine:
         job = self._jobs[number]
         waits_for = [len(step.parents) for step in job.steps]
         self._under_way[number] = _UnderWay(self._prompts.conversation(number), at_s, waits_for, len(job.steps))
-        if self._watcher is not None:
-            self._watcher.began(number, self._clock.now)
+        for watcher in self._watchers:
+            watcher.began(number, self._clock.now)
         for index, step in enumerate(job.steps):
             if not step.parents:
                 self._ask(at_s, number, index)
@@ -215,33 +203,38 @@ class Engine:
         came_s = at_s if step.parents else self._under_way[number].began_s  # also where the job had to wait since
         self._asked[name] = Asked(number, index, step.agent, came_s, step.prompt_tokens, again)
         self._scheduler.says[name] = conversation.says(index)
-        if self._watcher is not None:
-            self._watcher.asked(number, index, self._clock.now)
+        for watcher in self._watchers:
+            watcher.asked(number, index, self._clock.now)
         self._scheduler.add_request(request)
 
     def _iterate(self, output: Any) -> None:
         scheduler, run = self._scheduler, self.run
         run.iterations += 1
         if scheduler.in_short(output):
-            prefilled, decoded = 0, output.total_num_scheduled_tokens
-            context = scheduler.context_tokens
-            self._clock.now += self._cost.seconds(prefilled, decoded, context)
-            scheduler.update_from_output(output, None)
-            return
+            computed = None
+            took_s = self._cost.seconds(0, output.total_num_scheduled_tokens, scheduler.context_tokens)
+        else:
+            computed, took_s = self._models.computed(scheduler, output, scheduler.says), self._in_full(output)
+        self._clock.now += took_s
+        for answers in scheduler.update_from_output(output, computed).values():
+            for answer in answers.outputs:
+                self._answered(answer)
+        comes_s = self._coming[0][0] if self._coming else math.inf
+        run.iterations += scheduler.leap(self._clock, self._cost, comes_s)
+
+    def _in_full(self, output: Any) -> float:
+        """What an iteration of vLLM's general code costs, in seconds; notes who begins and who was interrupted."""
+        run = self.run
         prefilled, decoded, context = self._load(output)
         run.prefilled_tokens += prefilled
         for new in output.scheduled_new_reqs:
             asked = self._asked[new.req_id]
             if asked.began_s is None:
                 asked.began_s, asked.hit_tokens = self._clock.now, new.num_computed_tokens
-                if self._watcher is not None:
-                    self._watcher.selected(asked.job, asked.step, self._clock.now)
+                for watcher in self._watchers:
+                    watcher.selected(asked.job, asked.step, self._clock.now)
         run.preemptions += len(output.preempted_req_ids or ())
-        computed = self._models.computed(scheduler, output, scheduler.says)
-        self._clock.now += self._cost.seconds(prefilled, decoded, context)
-        for answers in scheduler.update_from_output(output, computed).values():
-            for answer in answers.outputs:
-                self._answered(answer)
+        return self._cost.seconds(prefilled, decoded, context)
 
     def _load(self, output: Any) -> tuple[int, int, int]:
         """Tokens prefilled, decoded and attended to."""
@@ -273,8 +266,8 @@ class Engine:
         job, under_way = self._jobs[asked.job], self._under_way[asked.job]
         self.run.output_tokens += job.steps[asked.step].output_tokens
         under_way.conversation.answered(asked.step)
-        if self._watcher is not None:
-            self._watcher.finished(asked.job, asked.step, now)
+        for watcher in self._watchers:
+            watcher.finished(asked.job, asked.step, now)
         under_way.left -= 1
         for index, step in enumerate(job.steps):
             if asked.step in step.parents:

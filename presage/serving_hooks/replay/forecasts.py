@@ -170,11 +170,12 @@ def source(name: str, taught: Taught | None = None, lengths: str | None = None) 
     Args:
         name: oracle, noise:x with x from 0 to 1, counts, markov-3, or the folder of a next-agent model.
         taught: what a training part teaches; for markov-3.
-        lengths: folder of a remaining-length model, which says what is left beside a next-agent model.
+        lengths: folder of a remaining-length model, which says what is left beside a next-agent model or counts.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: it is none of these, or says itself what is left and `lengths` is given.
     """
+    check_lengths(name, lengths)
     if name == "oracle":
         return lambda jobs, clock: Truth(jobs)
     if name.startswith("noise:"):
@@ -184,13 +185,20 @@ def source(name: str, taught: Taught | None = None, lengths: str | None = None) 
         if taught is None:
             raise ConfigurationError(f"--forecasts {name}: nothing was learnt; give a training part")
         return lambda jobs, clock: _markov(taught)
-    if name == COUNTS:
-        return lambda jobs, clock: _asked(
-            Forecaster(
-                None, back_off=OnlineCounts(BackoffConfig(horizon=HORIZON)), time_to_live_s=math.inf, clock=clock
-            )
+    return _model(None if name == COUNTS else Path(name), lengths)
+
+
+def check_lengths(name: str, lengths: str | None) -> None:
+    """Refuses a remaining-length model beside a source that says itself how much is left.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    if lengths is not None and known(name) and name != COUNTS:
+        raise ConfigurationError(
+            f"--lengths beside --forecasts {name}: {name} says itself how many tokens are left; give --forecasts a "
+            f"next-agent model or {COUNTS}, or leave --lengths out"
         )
-    return _model(Path(name), lengths)
 
 
 def _share(name: str) -> float:
@@ -209,21 +217,20 @@ def _markov(taught: Taught) -> _Both:
     return Markov(taught)
 
 
-def _model(folder: Path, lengths: str | None) -> Source:
+def _model(folder: Path | None, lengths: str | None) -> Source:
     from presage.predictors.next_agent import NextAgentPredictor
     from presage.predictors.remaining_length import RemainingLengthPredictor
 
-    if not folder.is_dir():
+    if folder is not None and not folder.is_dir():
         raise ConfigurationError(
             f"--forecasts {folder}: no folder of a model, and none of oracle, noise:x, {COUNTS} and {MARKOV}"
         )
-    predictor = NextAgentPredictor.load(folder)
+    predictor = NextAgentPredictor.load(folder) if folder is not None else None
     left = RemainingLengthPredictor.load(Path(lengths)) if lengths is not None else None
 
     def made(jobs: Sequence[Job], clock: Callable[[], float]) -> _Both:
-        known = set(predictor.vocabulary.agents)
         agents = {step.agent for job in jobs for step in job.steps}
-        if not known & agents:
+        if predictor is not None and not agents & set(predictor.vocabulary.agents):
             raise ConfigurationError(
                 f"--forecasts {folder}: the model knows none of the {len(agents)} agents of these traces; it was "
                 "trained on other applications: train one on traces of these"

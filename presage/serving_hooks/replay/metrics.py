@@ -47,6 +47,10 @@ def figures(run: Run) -> Figures:
         preemptions: how often a running request lost its blocks.
         recomputed_tokens: prefilled though they had been computed before.
         iterations: of the engine.
+        evicted_blank, evicted_retired, evicted_active: blocks given up that held nothing, whose workflows had ended, or
+            that a workflow under way has used (evictions.py); where they were counted.
+
+    `runs` adds promotions: how often ageing took a request up a level, where requests are ranked.
     """
     prompt = sum(asked.prompt_tokens for asked in run.asked)
     hit = sum(asked.hit_tokens for asked in run.asked)
@@ -70,6 +74,7 @@ def figures(run: Run) -> Figures:
         "recomputed_tokens": float(max(0, run.prefilled_tokens - (prompt - again))),
         "iterations": float(run.iterations),
     }
+    found |= {f"evicted_{kind}": float(count) for kind, count in run.evicted.items()}
     by_agent: dict[str, list[float]] = defaultdict(list)
     for asked, wait in zip(run.asked, first, strict=True):
         by_agent[asked.agent].append(float(wait))

@@ -26,6 +26,8 @@ class Prompts:
 
     Attributes:
         hashes: of each job, of each step: those of the blocks of its prompt and output, once `hash_all` has made them.
+        owner: of each of these, the first job whose it is.
+        sharers: of those that are of several jobs, all of them.
     """
 
     def __init__(self, jobs: Sequence[Job], convention: Convention) -> None:
@@ -40,6 +42,8 @@ class Prompts:
             self._first.append(self._first[-1] + 2 * len(job.steps))
         self._jobs = jobs
         self.hashes: list[list[Hashes]] = []
+        self.owner: dict[bytes, int] = {}
+        self.sharers: dict[bytes, set[int]] = {}
 
     def hash_all(self, block_tokens: int, hashed: Callable[[bytes | None, list[int]], bytes]) -> None:
         """Computes the hashes of all blocks, each once: they are the same under every policy and seed.
@@ -60,6 +64,9 @@ class Prompts:
                 for start in range(len(blocks) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
                     last = hashed(last, tokens[start : start + block_tokens])
                     blocks.append(last)
+                    first = self.owner.setdefault(last, number)
+                    if first != number:
+                        self.sharers.setdefault(last, {first}).add(number)
                 of.append(blocks)
                 conversation.answered(index)
             self.hashes.append(of)

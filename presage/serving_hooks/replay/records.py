@@ -47,6 +47,7 @@ class Run:
         prefilled_tokens: computed of prompts, and of outputs again after preemptions.
         output_tokens: of all requests.
         preemptions: requests that lost their blocks.
+        evicted: blocks that were given up, by class; empty where nobody counted.
     """
 
     asked: list[Asked] = field(default_factory=list)
@@ -57,3 +58,4 @@ class Run:
     prefilled_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    evicted: dict[str, int] = field(default_factory=dict)

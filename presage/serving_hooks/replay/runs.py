@@ -128,8 +128,11 @@ def run_one(
     """
     _quiet()
     from presage.serving_hooks.replay import vllm_scheduler
-    from presage.serving_hooks.replay.engine import Clock, Engine
+    from presage.serving_hooks.replay.clock import Clock
+    from presage.serving_hooks.replay.engine import Engine
+    from presage.serving_hooks.replay.evictions import Evictions
     from presage.serving_hooks.replay.foresight import Foresight
+    from presage.serving_hooks.replay.garbage import seldom_collected
     from presage.serving_hooks.replay.vllm_policies import scheduler_class
 
     jobs, engine, clock = setting.jobs, setting.engine, Clock()
@@ -143,7 +146,9 @@ def run_one(
     with tempfile.TemporaryDirectory() as folder:
         presage = policy.presage(settings_of_hooks())
         scheduler = vllm_scheduler.scheduler(kind, engine, longest, presage, Path(folder))
-    played = Engine(
+    evictions = Evictions(jobs, prompts)
+    evictions.watch(scheduler.kv_cache_manager.block_pool)
+    playing = Engine(
         jobs,
         prompts,
         schedule(setting.arrivals, jobs, seed),
@@ -153,13 +158,19 @@ def run_one(
         engine.block_tokens,
         clock,
         policy.at_once,
-        foresight,
-    ).play()
+        (evictions,) if foresight is None else (evictions, foresight),
+    )
+    with seldom_collected():
+        played = playing.play()
+    played.evicted = evictions.counts
     tell(played)
     status = scheduler.presage_status() if presage is not None else {"on": {}, "counts": {}}
     wanted = sorted(policy.settings or ())
     off = tuple(name for name in wanted if status["on"].get(name) is False)
-    return Done(policy.name, seed, figures(played), told(status["counts"]), off, policy.at_once)
+    found = figures(played)
+    if status.get("ageing") is not None:
+        found["promotions"] = float(status["ageing"]["promoted"])
+    return Done(policy.name, seed, found, told(status["counts"]), off, policy.at_once)
 
 
 def _foreteller(setting: Setting, who: Foreteller | None, clock: Callable[[], float]) -> Any:
@@ -236,14 +247,15 @@ class _Runner:
 
     Args:
         setting: what the runs have in common.
-        workers: processes; with 1 everything is done in this one.
+        workers: processes, this one among them.
     """
 
     def __init__(self, setting: Setting, workers: int) -> None:
         self._setting = setting
         self._prompts = Prompts(setting.jobs, setting.convention)
         # Spawned: what a fork takes along of vLLM's and torch's threads is nobody's promise.
-        self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (setting,)) if workers > 1 else None
+        others = workers - 1
+        self._pool = ProcessPoolExecutor(others, get_context("spawn"), _begin, (setting,)) if others else None
 
     def __enter__(self) -> _Runner:
         return self
@@ -255,14 +267,24 @@ class _Runner:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def run(self, tasks: Sequence[tuple[Policy, int]]) -> Iterator[Done]:
-        """As they are done."""
+        """As they are done. This process takes the last that no other has begun: it need not wait for their start."""
         if self._pool is None:
             for policy, seed in tasks:
-                yield run_one(self._setting, policy, seed, True, self._prompts)
+                yield self._here(policy, seed)
             return
-        futures: list[Future[Done]] = [self._pool.submit(_run, policy, seed) for policy, seed in tasks]
-        for future in as_completed(futures):
-            yield future.result()
+        there: dict[Future[Done], tuple[Policy, int]] = {self._pool.submit(_run, *task): task for task in tasks}
+        for future, task in reversed(list(there.items())):
+            if future.cancel():
+                del there[future]
+                yield self._here(*task)
+            for done in [one for one in there if one.done()]:
+                del there[done]
+                yield done.result()
+        for done in as_completed(there):
+            yield done.result()
+
+    def _here(self, policy: Policy, seed: int) -> Done:
+        return run_one(self._setting, policy, seed, True, self._prompts)
 
 
 _of_this_process: list[tuple[Setting, Prompts]] = []

@@ -21,6 +21,14 @@ from presage.serving_hooks.vllm.switch import Switch
 class HookedScheduler(Policies, StretchScheduler):
     """The hooks before the quick scheduler."""
 
+    def may_leap(self) -> bool:
+        """Only an order of free blocks has nothing to do in an iteration in which requests only decode."""
+        return self._priorities is None and self._gate is None and self._prefetch is None
+
+    def leaps(self) -> None:
+        """What is left of an iteration then: workflows may have fallen silent."""
+        self._bookkeeping.attempt(self._workflows.expire)
+
 
 class PausingScheduler(HookedScheduler):
     """Pause and restore in the place of the hooks' admission."""

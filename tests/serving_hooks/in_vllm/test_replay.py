@@ -1,5 +1,6 @@
 """vLLM's own scheduler in virtual time: quick and step by step decide alike, and figures are what they must be."""
 
+import random
 import sys
 from collections.abc import Collection
 from dataclasses import replace
@@ -12,9 +13,11 @@ from vllm_samples import everything_is_free
 from presage.errors import TraceError
 from presage.serving_hooks.replay import vllm_scheduler
 from presage.serving_hooks.replay.arrivals import STAGGER_S, Arrivals, schedule
+from presage.serving_hooks.replay.clock import Clock
 from presage.serving_hooks.replay.cost import Cost
-from presage.serving_hooks.replay.engine import Clock, Engine, check_fits
+from presage.serving_hooks.replay.engine import Engine, check_fits
 from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.replay.evictions import Evictions
 from presage.serving_hooks.replay.forecasts import source
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.prompts import Prompts
@@ -58,6 +61,7 @@ def play(
     folder: Path,
     of: tuple[Job, ...] | None = None,
     seed: int = 0,
+    counted: bool = False,
 ) -> tuple[Run, Any]:
     played, clock = of or jobs(convention), Clock()
     foretells = source(forecasts)(played, clock) if forecasts else None
@@ -69,16 +73,23 @@ def play(
         policy.presage(("priority", "eviction")),
         folder,
     )
+    prompts, watchers = Prompts(played, convention), []
+    if counted:
+        prompts.hash_all(machine.block_tokens, vllm_scheduler.hashed)
+        watchers.append(Evictions(played, prompts))
+        watchers[0].watch(scheduler.kv_cache_manager.block_pool)
     run = Engine(
         played,
-        Prompts(played, convention),
+        prompts,
         schedule(arrivals or Arrivals(concurrency=9), played, seed),
         scheduler,
         vllm_scheduler,
         machine.costs(),
         machine.block_tokens,
         clock,
+        watchers=watchers,
     ).play()
+    run.evicted = watchers[0].counts if counted else {}
     return run, scheduler
 
 
@@ -106,6 +117,56 @@ def test_quick_is_step_by_step(convention: Convention, policy: Policy, tokens: i
     pools = [s.kv_cache_manager.block_pool for s in (one, other)]
     assert [b.block_hash for b in pools[0].blocks] == [b.block_hash for b in pools[1].blocks]
     assert everything_is_free(one)
+
+
+def forked(seed: int, many: int = 16) -> tuple[Job, ...]:
+    """Workflows of every shape: steps wait for one or two of those before, sizes and pauses are drawn."""
+    rng = random.Random(seed)
+    drawn = []
+    for number in range(many):
+        asked = [
+            Asked(
+                rng.choice("pqr"),
+                rng.randint(5, 260),
+                rng.randint(1, 40),
+                tuple(sorted(set(rng.choices(range(step), k=rng.randint(1, 2))))) if step else (),
+                rng.choice([0.0, rng.expovariate(4.0)]),
+            )
+            for step in range(rng.randint(1, 7))
+        ]
+        drawn.append(Job("t", f"w{number}", assemble(asked, OWN)))
+    return tuple(drawn)
+
+
+@pytest.mark.parametrize("policy", [POLICIES["stock"], POLICIES["oracle"], AGEING], ids=lambda policy: policy.name)
+@pytest.mark.parametrize(("block_tokens", "seed"), [(1, 0), (4, 1), (16, 2), (16, 3)])
+def test_quick_is_step_by_step_for_forks_and_blocks_of_any_size(
+    policy: Policy, block_tokens: int, seed: int, tmp_path: Path
+) -> None:
+    machine, of = engine(900, block_tokens=block_tokens, most_requests=5), forked(seed)
+    runs = [
+        play(OWN, policy, machine, folder=tmp_path, of=of, seed=seed, quick=quick, counted=True)[0]
+        for quick in (True, False)
+    ]
+    assert runs[0].short_iterations > 0
+    runs[0].short_iterations = 0
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("name", ["lifecycle", "oracle"])
+@pytest.mark.parametrize("convention", [HISTORY, OWN], ids=["history", "own"])
+def test_evictions_are_counted_as_serving_counts_them(name: str, convention: Convention, tmp_path: Path) -> None:
+    run, scheduler = play(convention, POLICIES[name], engine(2400), folder=tmp_path, counted=True)
+    serving = scheduler.presage_status()["given_up"]
+    active = sum(serving[kind] for kind in ("worthless", "unknown", "forecast"))
+    assert run.evicted == {"blank": serving["blank"], "retired": serving["retired"], "active": active}
+    assert all(run.evicted.values())
+
+
+def test_who_knows_what_has_ended_gives_up_less_that_is_in_use() -> None:
+    setting = compared(OWN, engine(3200), many=40)
+    of = {name: run_one(setting, POLICIES[name], 0).figures["evicted_active"] for name in ("stock", "lifecycle")}
+    assert of["lifecycle"] < of["stock"]
 
 
 def compared(convention: Convention, machine: EngineFile, many: int = 14) -> Setting:

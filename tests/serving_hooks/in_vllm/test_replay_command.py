@@ -72,8 +72,10 @@ def test_the_table_names_policies_and_figures(store: Path) -> None:
     assert "12 workflows, " in done.stdout
     assert "own-conversation prompts; a cache of 16000 tokens; costs: invented" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("stock", "lifecycle"))]
-    assert [row[0] for row in rows] == ["stock", "lifecycle"]
-    assert all(0 < float(row[1]) < 1 for row in rows)
+    assert [row[0] for row in rows] == ["stock", "lifecycle"] * 2  # figures, then blocks given up
+    assert all(0 < float(row[1]) < 1 for row in rows[:2])
+    assert "Blocks given up" in done.stdout
+    assert all(float(row[1]) > 0 for row in rows[2:])
 
 
 def test_as_recorded_runs_once(store: Path) -> None:
@@ -125,6 +127,16 @@ def test_schedulers_are_crossed_and_their_gain_is_a_share_of_the_clairvoyant_one
     assert list(policies) == ["stock+fcfs", "stock+stjf", "stock+stjf-oracle"]
     assert "share_of_oracle" in policies["stock+stjf"]
     assert "share_of_oracle" not in policies["stock+fcfs"]
+    assert policies["stock+stjf"]["promotions"]["mean"] >= 0
+    assert "promotions" not in policies["stock+fcfs"]  # vLLM alone does not age
+
+
+def test_queueing_stands_beside_first_come(store: Path) -> None:
+    done = ran("replay", store, *CHEAP, "--scheduler", "fcfs,stjf-oracle")
+    assert done.exit_code == 0, done.stderr
+    title = "Queueing, from arrival to the first selection"
+    rows = [line.split() for line in done.stdout.split(title)[1].splitlines() if line.startswith("stock+")][:2]
+    assert [(row[0], "100%" in row) for row in rows] == [("stock+fcfs", False), ("stock+stjf-oracle", True)]
 
 
 @pytest.mark.parametrize(
