@@ -62,10 +62,12 @@ class ScoredBlocks:
         self._blocks = blocks
         self._step_of = step_of
         self._owned = bytearray(len(blocks))
+        self._unsettled: list[tuple[str, Sequence[Block]]] = []
         self.begin()
 
     def begin(self) -> None:
         """Begins anew, from what vLLM's queue holds now; whose it was is not known any more."""
+        self._unsettled.clear()
         self._owned = bytearray(len(self._blocks))
         self._order = FreeOrder(len(self._blocks), self._config)
         self._order.forecast("", NO_WORKFLOW, _NOTHING)
@@ -128,11 +130,13 @@ class ScoredBlocks:
 
     def append_n(self, blocks: list[Any]) -> None:
         """These blocks are free, and keep what they hold until they are given up."""
+        self.settle()
         self._queue.append_n(blocks)
         self.switch.attempt(self._freed, blocks)
 
     def prepend_n(self, blocks: list[Any]) -> None:
         """These blocks are free and hold nothing."""
+        self.settle()
         self._queue.prepend_n(blocks)
         self.switch.attempt(self._freed_blank, [block.block_id for block in blocks])
 
@@ -154,33 +158,41 @@ class ScoredBlocks:
     # What the hooks of the pool tell.
 
     def filled(self, request: Any, blocks: Sequence[Block]) -> None:
-        """A request has written blocks that the cache knows now."""
-        if self.switch.on:
-            try:
-                self._written(request.request_id, blocks)
-            except Exception as error:
-                self.switch.off(error)
+        """A request has written blocks that the cache knows now. They are in use: whose they are can wait."""
+        self._unsettled.append((request.request_id, blocks))
+
+    def settle(self) -> None:
+        """Whose the blocks are that were written since the last time; done before anything hangs on it."""
+        if self._unsettled:
+            unsettled, self._unsettled = self._unsettled, []
+            for written in unsettled:
+                self.switch.attempt(self._written, *written)
 
     def lost(self, blocks: Iterable[int]) -> None:
         """What these blocks held is not in the cache any more, be they free or in use."""
+        self.settle()
         self.switch.attempt(self._disown, blocks)
 
     # What is known of workflows.
 
     def begins(self, request_id: str, found: list[int]) -> None:
         """A request is selected for the first time, with these blocks of its prompt found."""
+        self.settle()
         self.switch.attempt(self._found, request_id, found)
 
     def forecast(self, step: Step, lookahead: Lookahead) -> None:
         """A new forecast of the workflow that `step` belongs to."""
+        self.settle()
         self.switch.attempt(self._order.forecast, step.learnt_as, step.workflow, lookahead)
 
     def end(self, workflow: str) -> None:
         """A workflow has ended."""
+        self.settle()
         self.switch.attempt(self._order.end, workflow)
 
     def explain(self, workflow: str) -> dict[str, Any] | None:
         """How many blocks a workflow uses, and where they stand in the order; None where that is off."""
+        self.settle()
         if not self.switch.on:
             return None
         groups = self._order.explain(workflow)
@@ -199,6 +211,7 @@ class ScoredBlocks:
 
     def fetched(self, workflow: str, agents: Iterable[str], blocks: list[int]) -> None:
         """These blocks are in use for a prefetch, by those it was fetched for; no sharing is learnt from that."""
+        self.settle()
         for agent in agents:
             self.switch.attempt(self._order.filled, workflow, agent, blocks)
 

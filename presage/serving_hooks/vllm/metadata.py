@@ -124,6 +124,8 @@ def _first(sent: Mapping[Any, Any], field: str, keys: tuple[str, ...], counts: C
 
 
 def _name(value: object, field: str, counts: Counter[str]) -> str | None:
+    if type(value) is str and 0 < len(value) <= MAX_NAME and value.isprintable():  # nearly always
+        return value
     if value is None or value == "":
         return None
     if not isinstance(value, str):

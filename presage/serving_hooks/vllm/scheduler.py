@@ -312,6 +312,8 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
             return
         output, began_at = self._unnoted
         self._unnoted = None
+        if self._scored is not None:
+            self._scored.settle()
         self._observing.scheduled(self, output)
         self._bookkeeping.attempt(self._begun, output)
         if self._gate is not None:
