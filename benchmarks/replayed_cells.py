@@ -1,6 +1,6 @@
 """The cells of policies_replayed.py: what runs in each, what it is run by, and who foretells.
 
-A cell is a workload, how many workflows want to run at once (or `rate1.5`: so many arrive a second), and blocks of 16
+A cell is a workload, how many workflows want to run at once (or `rate4`: so many arrive a second), and blocks of 16
 tokens. The workloads: the two kinds of prompts of replay.py, and autocoderover, real traces with their recorded
 tokens. Whoever learns does so from other workflows: of the same law, or of other tasks.
 """
@@ -103,14 +103,19 @@ GROUPS: Final = {
         TRAINED,
         LOOPS,
     ),
-    "real": _cells("real", f"{REAL}/32/8000 {REAL}/64/8000", TRAINED, f"{LOOPS},static-graph"),
+    "real": _cells(
+        "real",
+        f"{REAL}/24/16000 {REAL}/32/8000",
+        TRAINED,
+        "stock,lifecycle,static-graph,hierarchical,admission,thunderagent,full,oracle,belady",
+    ),
     "noise": tuple(
         one
         for share in ("noise:0.2", "noise:1")
         for one in _cells("noise", "own-conversation/48/4000 history-first/28/4000", share, _ORDERS)
     ),
     "queueing": _cells(
-        "queueing", "history-first/rate1.5/20000", TRAINED, "stock+fcfs,stock+sjf,stock+stjf,stock+stjf-oracle"
+        "queueing", "history-first/rate4/20000", TRAINED, "stock+fcfs,stock+sjf,stock+stjf,stock+stjf-oracle"
     ),
 }
 """In the order of their weight, so that what is not done in time is what matters least."""
