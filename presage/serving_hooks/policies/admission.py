@@ -14,9 +14,10 @@ Where we depart.
 - Restored first is who has least work left by forecast, not who has the shortest context.
 
 None starves. A workflow's waits add up over its life, and every `patience_s` of them put it one level up; the line is
-sorted by level first. So nobody is let in, or kept running through a tool call, before one that has waited `patience_s`
-longer. Requests being computed are never touched, and one workflow at least may always run, so the line moves
-whenever a step or a workflow ends.
+sorted by level first. So nobody is let in before one that has waited `patience_s` longer. Who was let in has HEAD_START
+levels at least, and stays until it ends or another is above that: rounds in which everybody is let in for a while make
+each compute its prompt again. Requests being computed are never touched, and one workflow at least may always run, so
+the line moves whenever a step or a workflow ends.
 """
 
 from __future__ import annotations
@@ -40,13 +41,17 @@ __all__ = ["FULL", "PAUSED", "Admission", "AdmissionConfig", "Decision", "Outloo
 FULL: Final = "the cache would lose more than the batch would gain"
 PAUSED: Final = "paused while its tool runs: others need the cache more"
 
+HEAD_START: Final = 4
+"""The level at least of who was let in: to put it back for others that wait longer loses what it has in the cache."""
+
 
 @dataclass(frozen=True)
 class AdmissionConfig:
     """Settings.
 
     Attributes:
-        margin: holding must promise this much more steps a second than not holding, as a share.
+        margin: holding must promise this much more steps a second than not holding, as a share; promises that differ
+            by less are alike.
         patience_s: seconds of waiting that put a workflow a level up.
         horizon_s: seconds over which a pause must earn back what it makes the engine compute again.
         half_life_s: of the weight of a workflow in a tool call of unknown length (ThunderAgent's decay).
@@ -173,9 +178,10 @@ class Admission:
         best, per_s = len(line) - 1, np.zeros(len(line))
         if rates is not None:
             per_s = steps_per_s(rates, self.cache_tokens, count, share)
-            worth = per_s * np.maximum(0.0, self.config.horizon_s - self._again_s(line, share, rates))
-            if worth.max() > worth[-1] * (1 + self.config.margin):
-                best = int(np.argmax(worth))
+            worth = per_s * np.maximum(0.0, self.config.horizon_s - self._again_s(line, now, rates))
+            as_good = worth.max() / (1 + self.config.margin)
+            if as_good > worth[-1]:
+                best = int(np.argmax(worth >= as_good))
         running = max(best + 1, must)
         self.load = float(load[running - 1])
         self._remember(line, running, now)
@@ -192,16 +198,17 @@ class Admission:
 
         Then those that were let in, since the cache has what they need: first who is ready, the least work left first,
         then who is in a tool call, large ones first, as the small are paused first. Then the others that want to run,
-        the least work left first. Whoever was paused stays so while its tool runs.
+        the least work left first. Levels go before all that. Whoever was paused stays so while its tool runs.
         """
         facts, waits = self.crowd.facts[rows], self.crowd.waits[rows]
         phase, since = facts["phase"], facts["since"]
         step, tool, held = phase == STEP, phase == TOOL, ~np.isnan(waits["since"])
         began = np.maximum(np.where(held, waits["since"], 0.0), since)
         waited = np.where(held & (phase == READY), waits["total"] + now - began, waits["total"])
+        level = np.floor(waited / self.config.patience_s)
         # One number for the first three things that decide: the group, the level, and who comes before whom in it.
         place = np.where(tool, 1.0, np.where(waits["inside"], 0.0, 2.0))
-        place -= 3.0 * np.floor(waited / self.config.patience_s)
+        place -= 3.0 * np.where(waits["inside"], np.maximum(level, HEAD_START), level)
         place = np.where(step, -np.inf, np.where(held & tool, np.inf, place))
         work = np.where(tool, np.where(held, 0.0, -facts["footprint"]), facts["remaining"])
         order = np.lexsort((since, work, place))
@@ -230,12 +237,16 @@ class Admission:
         decay = np.exp2(-np.maximum(0.0, now - facts["since"]) / np.maximum(half_life_s, 1e-3))
         return np.asarray(facts["footprint"] * np.where(facts["phase"] == TOOL, decay, 1.0))
 
-    def _again_s(self, line: NDArray[np.intp], share: NDArray[np.float64], rates: Rates) -> NDArray[np.float64]:
-        """Seconds to compute again what is still cached of newly paused workflows, if the first 1, 2, … run."""
-        facts, free = self.crowd.facts[line], np.isnan(self.crowd.waits["since"][line])
-        pauses = np.where((facts["phase"] == TOOL) & free, facts["footprint"], 0.0)
-        after = np.sum(pauses) - np.cumsum(pauses)
-        return np.asarray(rates.prefill_token_s * (1 - share) * after)
+    def _again_s(self, line: NDArray[np.intp], now: float, rates: Rates) -> NDArray[np.float64]:
+        """Seconds to compute again what is still cached of those newly stopped, if the first 1, 2, … run.
+
+        Of what they hold the share is cached that is not lost at the load there was until now.
+        """
+        facts, waits = self.crowd.facts[line], self.crowd.waits[line]
+        ours = np.isnan(waits["since"]) & ((facts["phase"] == TOOL) | ((facts["phase"] == READY) & waits["inside"]))
+        pauses = np.where(ours, facts["footprint"], 0.0)
+        lost = self._curve.share(np.array([self.load]), now)
+        return np.asarray(rates.prefill_token_s * (1 - lost) * (np.sum(pauses) - np.cumsum(pauses)))
 
     def _remember(self, line: NDArray[np.intp], running: int, now: float) -> None:
         facts, waits = self.crowd.facts, self.crowd.waits

@@ -103,6 +103,7 @@ class Gate:
         self._decided_at = self._logged_at = -math.inf
         self._news = False
         self._holding = False
+        self._exempt_at = math.inf
         self._held_s = 0.0
         self._last: _Decided | None = None
         self._rates: Rates | None = None
@@ -121,9 +122,10 @@ class Gate:
         if account is None:
             # Where some are held a newcomer waits for the next decision, a moment from now.
             held = self._holding and mode is Mode.ON
-            account = self._accounts[step.workflow] = Account(step.learnt_as, now, held=held)
+            account = self._accounts[step.workflow] = Account(step.learnt_as, now, held=held, kept=not held)
             if held:
                 self._held[step.workflow] = account
+                self._exempt_at = min(self._exempt_at, now + self._held_at_most_s)
         elif not account.requests:
             self._quiet.pop(step.workflow, None)
             self._workload.paused(account.workflow_type, account.agent, now - account.since)
@@ -249,35 +251,55 @@ class Gate:
         self._rates = self._workload.rates(self.times.costs(now), self._most_decoding)
         decision = self._admission.decide(self._columns.refresh(), self._rates, now)
         self._last = _Decided(Counter(decision.held.values()), decision.chosen, decision.everybody)
-        acts_on = {name for name in decision.held if self._mode(self._accounts[name].workflow_type) is Mode.ON}
+        acts_on = self._acts_on(decision.held)
         self._let_run, self._why = len(decision.held) - len(acts_on), decision.held
         if self._let_run:
             # Those that run all the same weigh on the cache as well, each taken as much as the others.
             share = self._let_run / len(decision.held)
             self._admission.load += (decision.everybody.load - self._admission.load) * share
         self._holding = bool(acts_on)
-        before, self._held = self._held, {}
-        for name in {**before, **dict.fromkeys(name for name in decision.held if name in acts_on)}:
-            account, held = self._accounts[name], name in acts_on  # of the others nothing changes
-            waited_s = account.waited_s(now)
-            self.longest_held_s = max(self.longest_held_s, waited_s)
-            if not account.exempt and waited_s >= self._held_at_most_s:
-                account.exempt = True
-                self.counts["exempt"] += 1
-            if not held or not account.held or account.kept or account.exempt:  # else it is as it was
-                if account.hold(held and not account.exempt, now):
-                    changed += account.requests
-                if not account.held:
-                    continue
-            self._held[name] = account
+        self._exempt(now)
+        before = self._held
+        for name in [name for name, account in before.items() if name not in acts_on or account.exempt]:
+            account = before.pop(name)
+            self.longest_held_s = max(self.longest_held_s, account.waited_s(now))
+            if account.hold(False, now):
+                changed += account.requests
+        for name in [name for name in acts_on if name not in before]:  # of the others nothing changes
+            account = self._accounts[name]
+            if account.hold(not account.exempt, now):
+                changed += account.requests
+            if account.held:
+                before[name] = account
+                self._exempt_at = min(self._exempt_at, now + self._held_at_most_s - account.waited_s(now))
         self._log(decision, now)
+
+    def _acts_on(self, held: Mapping[str, str]) -> dict[str, None]:
+        """Those of them that are held indeed, in their order."""
+        types = {name: self._accounts[name].workflow_type for name in held}
+        on = {one for one in set(types.values()) if self._mode(one) is Mode.ON}
+        return {name: None for name, one in types.items() if one in on}
+
+    def _exempt(self, now: float) -> None:
+        """Who has been held for as long as may be. Before `_exempt_at` nobody can have been, so nobody is looked at."""
+        if now < self._exempt_at:
+            return
+        waited_s = {name: account.waited_s(now) for name, account in self._held.items()}
+        for name, seconds in waited_s.items():
+            if seconds >= self._held_at_most_s:
+                self._accounts[name].exempt = True
+                self.counts["exempt"] += 1
+        left = [self._held_at_most_s - seconds for seconds in waited_s.values() if seconds < self._held_at_most_s]
+        self._exempt_at = now + min(left, default=math.inf)
 
     def _forget(self, now: float) -> None:
         for name in [name for name in self._quiet if not self._alive(name)]:
             del self._quiet[name]
             self._held.pop(name, None)
             self._columns.ended(name)
-            self._held_s += self._accounts.pop(name).waited_s(now)
+            waited_s = self._accounts.pop(name).waited_s(now)
+            self._held_s += waited_s
+            self.longest_held_s = max(self.longest_held_s, waited_s)
             self._admission.end(name)
 
     # The rest.
