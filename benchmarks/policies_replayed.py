@@ -1,14 +1,16 @@
 """Does each policy do what it should: at every load, cache and kind of prompt, on made and on recorded workflows?
 
     loops      a planner, rounds of retriever, reader and verifier, a writer (benchmarks/replay.py), two kinds of
-               prompts, three caches; overloaded, near the knee, idle. Models were trained on 400 other workflows.
+               prompts, 4,000 blocks; overloaded, near the knee, idle. Models were trained on 400 other workflows.
+    caches     the same with 2,500 and 6,000 blocks.
     real       autocoderover with its recorded tokens; half of the tasks are replayed, the other half trains.
     noise      loops with the truth mixed with 20 and 100 % of chance.
     queueing   who runs next: first come, shortest output, shortest total job by predictions and by the truth.
 
-    python benchmarks/policies_replayed.py [--groups loops,real,noise,queueing] [--real FOLDER] [--runs runs.jsonl]
-                                           [--resume] [--again full,admission] [--workers 2] [--workflows 120]
-                                           [--seeds 3] [--cells history-first/72/4000] [--policies …] [--forecasts …]
+    python benchmarks/policies_replayed.py [--groups loops,caches,real,noise,queueing] [--real FOLDER]
+                                           [--runs runs.jsonl] [--resume] [--again full,admission] [--workers 2]
+                                           [--workflows 120] [--seeds 3] [--policies …]
+                                           [--cells history-first/72/4000] [--forecasts trained]
 
 Needs vLLM 0.32. --runs keeps each run as it is done; with --resume those in the file are not done again, but those of
 --again are. --cells takes others in the place of the groups. A cell is printed when all of its runs are done, with
@@ -43,7 +45,7 @@ from presage.serving_hooks.replay.runs import check_vllm
 def arguments() -> argparse.Namespace:
     """Of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", default="loops,noise,queueing", help=f"of {', '.join(GROUPS)}")
+    parser.add_argument("--groups", default="loops,caches,noise,queueing", help=f"of {', '.join(GROUPS)}")
     parser.add_argument("--cells", help="instead of groups: WORKLOAD/LOAD/BLOCKS, separated by commas")
     parser.add_argument("--policies", help="of --cells; of groups, those of theirs that are run")
     parser.add_argument("--forecasts", default=TRAINED, help="of --cells")
@@ -60,7 +62,7 @@ def arguments() -> argparse.Namespace:
 def chosen(args: argparse.Namespace) -> list[Cell]:
     """The cells that were asked for."""
     if args.cells:
-        return [cell("loops", name, args.forecasts, args.policies or LOOPS) for name in args.cells.split(",")]
+        return [cell("cells", name, args.forecasts, args.policies or LOOPS) for name in args.cells.split(",")]
     unknown = sorted(set(args.groups.split(",")) - GROUPS.keys())
     if unknown:
         sys.exit(f"policies_replayed: no group {unknown[0]!r}; there are {', '.join(GROUPS)}")

@@ -97,9 +97,14 @@ GROUPS: Final = {
     "loops": _cells(
         "loops",
         "history-first/72/4000 own-conversation/48/4000 history-first/28/4000 own-conversation/72/4000 "
-        "history-first/8/4000 own-conversation/8/4000 history-first/72/2500 own-conversation/72/2500 "
-        "history-first/18/2500 history-first/72/6000 own-conversation/72/6000 history-first/40/6000 "
-        "history-first/48/4000 own-conversation/48/2500",
+        "history-first/8/4000 own-conversation/8/4000",
+        TRAINED,
+        LOOPS,
+    ),
+    "caches": _cells(
+        "caches",
+        "history-first/72/2500 own-conversation/72/2500 history-first/72/6000 own-conversation/72/6000 "
+        "history-first/18/2500 history-first/40/6000 own-conversation/48/2500",
         TRAINED,
         LOOPS,
     ),
