@@ -15,6 +15,11 @@ again.
 
 Needs vLLM 0.32; some minutes. Writes to a folder that is made anew, and prints one JSON line at the end. Exit code 1 if
 a step does not come to what it should.
+
+With `--prometheus PROGRAM` a Prometheus scrapes the engine meanwhile, every query of the dashboard is put to it, and
+the dashboard is drawn from what it answers (docs/metrics.md):
+
+    python benchmarks/circle.py --prometheus prometheus      # circle-output/dashboard.png, circle-output/prometheus/
 """
 
 from __future__ import annotations
@@ -29,8 +34,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
 
 import httpx
+from own_prometheus import prometheus
 from own_server import free_port, stop
 from retry_loops import AGENTS, TYPE, Planned, draw, working_set
 from served_loops import Served, serve
@@ -48,6 +54,8 @@ MODEL = "tiny"
 REFUSED = 3
 TRAINING, HELD_OUT, COMPARED, CHANGED = 1, 2, 3, 4
 """Seeds that workflows are drawn by."""
+SCRAPED_EVERY_S = 2
+DRAW = Path(__file__).resolve().parents[1] / "docs" / "dashboard" / "draw.py"
 WORDS = tuple(f"word{number}" for number in range(500))
 
 
@@ -70,6 +78,45 @@ class Server:
                 return told
             time.sleep(0.5)
         raise failed(f"{wanted}: not within {GOES_LIVE_WITHIN_S:.0f} s; the engine says {json.dumps(told)}")
+
+
+@dataclass
+class Watched:
+    """A Prometheus that looks at the engine, if there is one, and when what began.
+
+    Attributes:
+        folder: what is kept goes there.
+        program: Prometheus; None keeps nothing.
+        notes: as Grafana's annotations have them: ms since 1970, and a text.
+    """
+
+    folder: Path
+    program: str | None
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    _url: str = ""
+
+    @contextmanager
+    def over(self, server: Server) -> Iterator[None]:
+        """Scrapes this server until the end of the block; then the dashboard is drawn."""
+        if self.program is None:
+            yield
+            return
+        target = httpx.URL(server.url).netloc.decode()
+        with prometheus(self.program, self.folder / "prometheus", target, SCRAPED_EVERY_S) as self._url:
+            yield
+            time.sleep(2 * SCRAPED_EVERY_S)
+            self._draw()
+
+    def note(self, text: str) -> None:
+        """From now on."""
+        self.notes.append({"time": int(time.time() * 1000), "text": text})
+
+    def _draw(self) -> None:
+        notes = self.folder / "annotations.json"
+        notes.write_text(json.dumps(self.notes, indent=1), encoding="utf-8")
+        span = f"--since {self.notes[0]['time'] / 1000 - 5:.0f} --until {time.time():.0f}"
+        line = f"python {shlex.quote(str(DRAW))} {self._url} {span} --scraped-every {SCRAPED_EVERY_S}"
+        shell(self.folder, f"{line} --annotations annotations.json --to dashboard.png")
 
 
 def failed(why: str) -> SystemExit:
@@ -168,10 +215,15 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=Path("circle-output"))
     parser.add_argument("--workflows", type=int, default=150)
     parser.add_argument("--at-once", type=int, default=24)
+    parser.add_argument("--prometheus", metavar="PROGRAM", help="scrapes the engine; the dashboard is drawn")
     args = parser.parse_args()
+    program = args.prometheus and shutil.which(args.prometheus)
+    if args.prometheus and not program:
+        raise failed(f"{args.prometheus} is no program; give the path of Prometheus")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server stays behind
     begun, folder = time.monotonic(), make_anew(args.to)
     make_model(folder / "model")
+    watched = Watched(folder, program)
     compared = draw(args.workflows // 2, COMPARED)
     blocks = int(args.at_once * working_set(compared, "own") / 3 / BLOCK)
     report: dict[str, Any] = {"circle": "closed", "workflows": args.workflows, "blocks": blocks}
@@ -191,18 +243,24 @@ def main() -> None:
     say("An engine that records, and has no model.")
     settings = {"recorder": {"folder": "recording", "flush_s": 0.2}, "reload_s": 1}
     more = ["--additional-config", json.dumps({"presage": settings})]
-    with started(folder, "presage serve", blocks, *more) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(started(folder, "presage serve", blocks, *more))
+        stack.enter_context(watched.over(server))
+        watched.note("no model: served and recorded")
         if not str(server.status()["models"]["next-agent"]).startswith("none"):
             raise failed("an empty registry has given a model")
         ask(server, draw(args.workflows, TRAINING))
 
         say("What it has served becomes a version.")
+        watched.note("a version is trained")
         shell(folder, "presage traces ingest recording --to traces")
         shell(folder, "train-predictor next-agent traces")
+        watched.note("workflows to hold it against")
         ask(server, draw(args.workflows // 2, HELD_OUT))
         shell(folder, "presage traces ingest recording --to held-out")
         shell(folder, "presage promote next-agent --version 1 --traces held-out")
         server.until(version(1), "the promoted version goes live")
+        watched.note("version 1 is live, and serves")
 
         say("The same requests that vLLM alone has had.")
         before = server.status()["counts"].get("forecast: champion", 0)
@@ -215,6 +273,7 @@ def main() -> None:
             raise failed(f"nothing gained, or an answer changed: {json.dumps(report)}")
 
         say("A worse version, on purpose.")
+        watched.note("version 2 is trained and refused")
         shell(folder, "presage traces generate --law retry --workflows 5 --seed 2 --to few")
         shell(
             folder, "train-predictor next-agent few --set network.epochs=1 --set boosting.rounds=0 --baselines markov-1"
@@ -222,13 +281,17 @@ def main() -> None:
         shell(folder, "presage promote next-agent --version 2 --traces held-out", expected=REFUSED)
 
         say("One more that passes, and back again.")
+        watched.note("version 3 is trained")
         shell(folder, "train-predictor next-agent traces --seed 1")
         shell(folder, "presage promote next-agent --version 3 --traces held-out")
         server.until(version(3), "the next version goes live")
+        watched.note("version 3 is live")
         shell(folder, "presage rollback next-agent")
         server.until(version(1), "the roll-back goes live")
+        watched.note("rolled back to version 1")
 
         say("The application changes.")
+        watched.note("the application changes")
         ask(server, turned(draw(args.workflows, CHANGED)))
         told = server.until(lambda told: bool(told["truth"]["alarms"].get(TYPE)), "the change is noticed")
         report["alarm"] = told["truth"]["alarms"][TYPE]

@@ -23,8 +23,9 @@ from typing import Any, Final, NamedTuple
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision, Outlook
 from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.policies.workload import Workload
-from presage.serving_hooks.vllm.admission_accounts import Account
+from presage.serving_hooks.vllm.admission_accounts import Account, Asked
 from presage.serving_hooks.vllm.admission_columns import Columns
+from presage.serving_hooks.vllm.admission_held import HeldTimes
 from presage.serving_hooks.vllm.admission_times import IterationTimes
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.modes import Mode
@@ -107,6 +108,7 @@ class Gate:
         self._holding = False
         self._exempt_at = math.inf
         self._held_s = 0.0
+        self._held_times = HeldTimes()
         self._last: _Decided | None = None
         self._rates: Rates | None = None
 
@@ -129,6 +131,7 @@ class Gate:
             return
         now = self._clock()
         asked = account.begins(request_id, hashes, now)
+        self._held_times.observe(account.waited_for_s(asked, now))
         reusable, prompt = asked.reusable_tokens, asked.new_tokens + asked.reusable_tokens
         # What others computed is not lost when it is not there, and is no new token when it is.
         self._workload.begins(prompt - max(reusable, found_tokens), reusable)
@@ -191,6 +194,7 @@ class Gate:
             "paused": len(waits) - sum(waits),
             "held_s": self._held_s + sum(account.waited_s(now) for account in self._accounts.values()),
             "longest_held_s": self._longest(now),
+            "held_times": self._held_times.status(),
             "decisions": dict(self.counts),
             "reasons": dict(last.reasons) if last else {},
             "outlook": {"chosen": asdict(last.chosen), "everybody": asdict(last.everybody)} if last else None,
@@ -269,8 +273,9 @@ class Gate:
         account = self._account(request_id)
         if account is None:
             return
-        name = self._workflow_of.pop(request_id)
+        name, asked = self._workflow_of.pop(request_id), account.requests[request_id]
         account.leaves(request_id, hashes, output_tokens, now)
+        self._given_up(account, asked, now)
         account.left_at, account.load_area = now, self._load_area(now)
         if completed:
             self._workload.completes(output_tokens)
@@ -342,6 +347,11 @@ class Gate:
         self._columns.changed(name, account)
         self._news = True
 
+    def _given_up(self, account: Account, asked: Asked, now: float) -> None:
+        """A request will be held no more; one that has begun was counted when it did."""
+        if not asked.begun:
+            self._held_times.observe(account.waited_for_s(asked, now))
+
     def _account(self, request_id: str) -> Account | None:
         name = self._workflow_of.get(request_id)
         return self._accounts.get(name) if name is not None else None
@@ -364,6 +374,9 @@ class Gate:
         self.switch.attempt(self._catch_up)
         opened, now = list(self._workflow_of), self._clock()
         self._held_s += sum(account.waited_s(now) for account in self._accounts.values())
+        for account in self._accounts.values():
+            for asked in account.requests.values():
+                self._given_up(account, asked, now)
         for table in (self._accounts, self._held, self._quiet, self._workflow_of):
             table.clear()
         self._later.clear()

@@ -21,10 +21,17 @@ from presage.serving_hooks.policies.distinct import Distinct
 
 @dataclass(slots=True)
 class Asked:
-    """A request of a workflow: its prompt's tokens by whether the workflow had computed them, and whether it began."""
+    """A request of a workflow.
+
+    Attributes:
+        new_tokens, reusable_tokens: of its prompt, by whether the workflow had computed them.
+        held_before_s: seconds the workflow had been held when it came.
+        begun: it was selected.
+    """
 
     new_tokens: int
     reusable_tokens: int
+    held_before_s: float = 0.0
     begun: bool = False
 
 
@@ -68,7 +75,7 @@ class Account:
         """A request of it enters the engine."""
         self.agent, self.remaining_tokens = agent, remaining_tokens
         self.requests = self.requests or {}
-        self.requests[request_id] = Asked(prompt_tokens - reusable_tokens, reusable_tokens)
+        self.requests[request_id] = Asked(prompt_tokens - reusable_tokens, reusable_tokens, self.waited_s(now))
         self._move(now)
 
     def begins(self, request_id: str, hashes: Sequence[bytes], now: float) -> Asked:
@@ -101,6 +108,10 @@ class Account:
     def waited_s(self, now: float) -> float:
         """Seconds its requests have been held, over its life."""
         return self.held_s if self.held_since is None else self.held_s + now - self.held_since
+
+    def waited_for_s(self, asked: Asked, now: float) -> float:
+        """Seconds a request of it has been held, which has not begun before now."""
+        return self.waited_s(now) - asked.held_before_s
 
     def waits(self) -> bool:
         """Whether it is held and a request of it waits for that."""

@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 from presage.serving_hooks.vllm.metrics_read import (
     Sample,
+    Spread,
     Status,
     each,
     ended,
@@ -28,6 +29,7 @@ from presage.serving_hooks.vllm.metrics_read import (
     one,
     others,
     policies,
+    spread,
     states,
 )
 from presage.serving_hooks.vllm.metrics_truth import accuracies, alarms, coverages
@@ -50,6 +52,21 @@ class Metric:
     labels: tuple[str, ...]
     help: str
     read: Callable[[Status], Iterable[Sample]]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """One histogram: what becomes `_bucket` (with the label `le`), `_sum` and `_count` in the exposition.
+
+    Attributes:
+        name, labels, help: as of any metric.
+        read: its buckets, out of an engine's status.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    help: str
+    read: Callable[[Status], Iterable[Spread]]
 
 
 METRICS: Final = (
@@ -277,5 +294,14 @@ METRICS: Final = (
         ("event",),
         "What the recorder wrote, and what it did not, by reason.",
         each("recorder", "counts"),
+    ),
+)
+
+HISTOGRAMS: Final = (
+    Histogram(
+        "presage_request_held_seconds",
+        (),
+        "Seconds that requests were held back until they began or were given up; those never held are not counted.",
+        spread("admission", "held_times"),
     ),
 )

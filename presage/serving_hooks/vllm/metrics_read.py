@@ -11,6 +11,9 @@ Status = Mapping[str, Any]
 Sample = tuple[tuple[str, ...], float]
 """Values of the labels, and a number."""
 
+Spread = tuple[tuple[str, ...], Mapping[str, int], float]
+"""Values of the labels, how many were up to each bound, the last of which is +Inf, and their sum."""
+
 FIELDS: Final = frozenset(
     {
         "workflow_type",
@@ -57,6 +60,17 @@ def each(*path: str, names: Mapping[str, str] | None = None) -> Callable[[Status
         if isinstance(found, Mapping):
             for key in names or found:
                 yield (key if names is None else names[key],), float(found.get(key, 0))
+
+    return read
+
+
+def spread(*path: str) -> Callable[[Status], Iterator[Spread]]:
+    """The histogram at a place of the status, where there is one."""
+
+    def read(status: Status) -> Iterator[Spread]:
+        found = _value(status, path)
+        if isinstance(found, Mapping):
+            yield (), found["up_to_s"], found["sum_s"]
 
     return read
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from presage.serving_hooks.vllm.metrics import METRICS
+from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
 from presage.serving_hooks.vllm.metrics_read import Status
 
 PATH: Final = "/metrics"
@@ -76,7 +76,11 @@ class Asked:
 def exposition(engines: Engines | None) -> bytes:
     """Our metrics in Prometheus' text format, also those without samples; None where engines have not answered."""
     from prometheus_client import generate_latest  # type: ignore[import-not-found]  # comes with vLLM
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # type: ignore[import-not-found]
+    from prometheus_client.core import (  # type: ignore[import-not-found]
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
 
     families = [GaugeMetricFamily(ANSWERED, ANSWERED_HELP, value=float(engines is not None))]
     for metric in METRICS if engines is not None else ():
@@ -85,6 +89,12 @@ def exposition(engines: Engines | None) -> bytes:
         for name, status in engines or ():
             for labels, value in metric.read(status):
                 family.add_metric([name, *labels], value)
+        families.append(family)
+    for histogram in HISTOGRAMS if engines is not None else ():
+        family = HistogramMetricFamily(histogram.name, histogram.help, labels=["engine", *histogram.labels])
+        for name, status in engines or ():
+            for labels, up_to, total in histogram.read(status):
+                family.add_metric([name, *labels], list(up_to.items()), total)
         families.append(family)
     text: bytes = generate_latest(_Collected(families))
     return text

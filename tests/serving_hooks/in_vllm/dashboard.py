@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 _METRIC = re.compile(r"\b(?:presage_\w+|vllm:\w+)")
 _SELECTED = re.compile(r"\b((?:presage_|vllm:)\w+)\{([^}]*)\}")
 _LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
-_GROUPED = re.compile(r"\b(?:by|ignoring|on)\s*\(([^)]*)\)")
+_GROUPED = re.compile(r"\b(?:by|ignoring|on|group_left|group_right)\s*\(([^)]*)\)")
+_KEPT = re.compile(r"\bby\s*\(([^)]*)\)")
+_SHOWN = re.compile(r"{{\s*(\w+)\s*}}")
 
 
 def panels() -> list[dict[str, Any]]:
@@ -24,6 +27,11 @@ def of_dashboard() -> list[str]:
     return [target["expr"] for panel in panels() for target in panel["targets"]]
 
 
+def legends() -> list[tuple[str, str]]:
+    """Each expression of the dashboard, and how its series are called."""
+    return [(target["expr"], target["legendFormat"]) for panel in panels() for target in panel["targets"]]
+
+
 def of_documentation() -> list[str]:
     """Questions and alerts."""
     text = (DOCS / "metrics.md").read_text(encoding="utf-8")
@@ -31,12 +39,37 @@ def of_documentation() -> list[str]:
     return questions + re.findall(r"^ +expr: (.*)$", text, re.MULTILINE)
 
 
+def alerts() -> str:
+    """The groups of alerts in the documentation, as YAML."""
+    text = (DOCS / "metrics.md").read_text(encoding="utf-8").split("\n## Alerts\n")[1]
+    block = re.match(r"\s*\n((?:    .*\n|\n)+)", text)
+    assert block is not None
+    return textwrap.dedent(block[1])
+
+
 def metrics(expression: str) -> set[str]:
+    """Names of series: a histogram's end in `_bucket`, `_sum` or `_count`."""
     return set(_METRIC.findall(expression))
 
 
-def labels(expression: str) -> set[str]:
-    """All that are selected by or grouped by."""
-    selected = {label for _, inside in _SELECTED.findall(expression) for label in _LABEL.findall(inside)}
-    grouped = {name.strip() for inside in _GROUPED.findall(expression) for name in inside.split(",")}
-    return selected | grouped
+def selected(expression: str) -> list[tuple[str, set[str]]]:
+    """Each metric that labels are chosen of, and these."""
+    return [(metric, set(_LABEL.findall(inside))) for metric, inside in _SELECTED.findall(expression)]
+
+
+def grouped(expression: str) -> set[str]:
+    """Labels that series are put together or matched by."""
+    return {name.strip() for inside in _GROUPED.findall(expression) for name in inside.split(",")} - {""}
+
+
+def kept(expression: str) -> set[str] | None:
+    """Labels that its series have left; None where nothing is put together, so that they have all."""
+    found = _KEPT.findall(expression)
+    if found or re.search(r"\b(?:sum|min|max|avg)\s*\(", expression):
+        return {name.strip() for inside in found for name in inside.split(",")} - {""}
+    return None
+
+
+def shown(legend: str) -> set[str]:
+    """Labels that are put into the name of a series."""
+    return set(_SHOWN.findall(legend))

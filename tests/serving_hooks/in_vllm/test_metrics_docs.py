@@ -4,12 +4,30 @@ import json
 from itertools import combinations
 
 import pytest
-from dashboard import DOCS, labels, metrics, of_dashboard, of_documentation, panels
+from dashboard import (
+    DOCS,
+    grouped,
+    kept,
+    legends,
+    metrics,
+    of_dashboard,
+    of_documentation,
+    panels,
+    selected,
+    shown,
+)
 
-from presage.serving_hooks.vllm.metrics import METRICS
+from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
 from presage.serving_hooks.vllm.metrics_scrape import ANSWERED, ANSWERED_HELP
 
-LABELS = {ANSWERED: set(), **{one.name: {"engine", *one.labels} for one in METRICS}}
+SPREAD = {
+    f"{one.name}_{part}": {"engine", *one.labels, *more}
+    for one in HISTOGRAMS
+    for part, more in (("bucket", ["le"]), ("sum", []), ("count", []))
+}
+LABELS = {ANSWERED: set(), **{one.name: {"engine", *one.labels} for one in METRICS}, **SPREAD}
+SCRAPED = {"instance", "job"}
+"""Labels that Prometheus gives whatever it scrapes."""
 
 
 def test_the_table_lists_the_metrics_and_no_others() -> None:
@@ -18,6 +36,7 @@ def test_the_table_lists_the_metrics_and_no_others() -> None:
     assert told == [
         [f"`{ANSWERED}`", "gauge", "", ANSWERED_HELP],
         *([f"`{one.name}`", one.type, ", ".join(one.labels), one.help] for one in METRICS),
+        *([f"`{one.name}`", "histogram", ", ".join(one.labels), one.help] for one in HISTOGRAMS),
     ]
 
 
@@ -26,8 +45,17 @@ def test_every_expression_names_metrics_and_labels_that_there_are(expression: st
     named = metrics(expression)
     assert named
     assert {name for name in named if name.startswith("presage_")} <= LABELS.keys()
-    known = {"instance", "job"}.union(*(LABELS.get(name, set()) for name in named))
-    assert labels(expression) <= known
+    of_vllm = {name: {"engine", "model_name"} for name in named if name.startswith("vllm:")}
+    known = {name: SCRAPED | labels for name, labels in {**LABELS, **of_vllm}.items()}
+    for name, labels in selected(expression):
+        assert labels <= known[name], name
+    assert grouped(expression) <= set().union(*(known[name] for name in named))
+
+
+@pytest.mark.parametrize(("expression", "legend"), legends())
+def test_a_series_is_called_by_labels_that_it_has(expression: str, legend: str) -> None:
+    left = kept(expression)
+    assert shown(legend) <= (set().union(*(LABELS[name] for name in metrics(expression))) if left is None else left)
 
 
 def test_there_are_questions_and_alerts_and_every_metric_has_a_panel() -> None:
@@ -36,7 +64,8 @@ def test_there_are_questions_and_alerts_and_every_metric_has_a_panel() -> None:
 
 
 def test_a_counter_is_shown_by_its_rate_and_a_gauge_as_it_is() -> None:
-    counters = {one.name for one in METRICS if one.type == "counter"} - {"presage_errors_total"}  # see docs/metrics.md
+    rising = {one.name for one in METRICS if one.type == "counter"} | SPREAD.keys()
+    counters = rising - {"presage_errors_total"}  # see docs/metrics.md
     for expression in [*of_dashboard(), *of_documentation()]:
         for name in metrics(expression):
             if name in LABELS:

@@ -11,7 +11,7 @@ from test_admission_in_engine import ALONE, Ticking, busy, told, work
 from test_policies_in_engine import Clock, prompt, served
 from vllm_samples import TIER, Engine, ask
 
-from presage.serving_hooks.vllm.metrics import METRICS
+from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
@@ -26,6 +26,13 @@ def metric(engine: Engine, name: str) -> Mapping[Any, float]:
 
 def number(engine: Engine, name: str) -> float:
     return metric(engine, name)[None]
+
+
+def spread(engine: Engine) -> tuple[float, float]:
+    """Of requests that were held: how many, and for how many seconds together."""
+    (one,) = HISTOGRAMS
+    ((_, up_to, seconds),) = one.read(engine.scheduler.presage_status())
+    return up_to["+Inf"], seconds
 
 
 def run(engine: Engine, name: str, tokens: list[int], **sent: object) -> None:
@@ -159,7 +166,13 @@ def test_who_is_held_and_for_how_long_and_who_is_let_in_after_all(
     assert number(engine, "presage_held_seconds_total") == pytest.approx(1.0, abs=0.11)
     assert number(engine, "presage_longest_held_seconds") == number(engine, "presage_held_seconds_total")
     assert metric(engine, "presage_admission_changes_total")["let in"] == 0
+    assert spread(engine) == (0, 0)  # nobody who was held has begun
+    held_s = number(engine, "presage_held_seconds_total")
+    engine.abort("a2")
+    assert spread(engine) == (1, pytest.approx(held_s))
     engine.run()  # the other request ends, and nothing runs
+    held_s = number(engine, "presage_held_seconds_total")
+    assert spread(engine) == (2, pytest.approx(held_s + 0.95, abs=0.11))  # b was never held
     assert metric(engine, "presage_admission_changes_total")["let in"] >= 1
     assert number(engine, "presage_held_workflows") == 0
 
@@ -183,3 +196,4 @@ def test_every_metric_of_every_engine_has_its_labels_and_a_finite_number(tmp_pat
             assert len(labels) == len(one.labels), one.name
             assert value >= 0, one.name
         assert list(one.read({})) == [], one.name  # an engine with another scheduler
+    assert all(list(one.read({})) == [] for one in HISTOGRAMS)

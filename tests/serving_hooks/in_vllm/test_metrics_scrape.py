@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
 from presage.serving_hooks.vllm import metrics_scrape
+from presage.serving_hooks.vllm.admission_held import HeldTimes
 from presage.serving_hooks.vllm.metrics_scrape import ANSWERED, FRESH_S, PATH, Appended, Asked, Engines, exposition
 
 pytestmark = pytest.mark.vllm
@@ -87,9 +88,23 @@ def test_the_page_has_vllms_metrics_and_ours() -> None:
     assert found[ANSWERED].samples[0].value == 1
 
 
+def test_a_histogram_has_buckets_that_rise_a_sum_and_a_count() -> None:
+    held = HeldTimes()
+    for seconds in (0.0, 0.05, 0.2, 0.2, 700.0):  # the first was not held
+        held.observe(seconds)
+    with page(Asked(Engine({"admission": {"held_times": held.status()}}))) as client:
+        family = families(client.get(PATH).text)["presage_request_held_seconds"]
+    found = {(one.name.rpartition("_")[2], one.labels.get("le")): one.value for one in family.samples}
+    assert family.type == "histogram"
+    assert {one.labels["engine"] for one in family.samples} == {"0"}
+    assert [found["bucket", le] for le in ("0.1", "0.3", "1.0", "600.0", "+Inf")] == [1, 3, 3, 3, 4]
+    assert found["count", None] == 4
+    assert found["sum", None] == pytest.approx(0.05 + 0.2 + 0.2 + 700.0)
+
+
 def test_every_metric_is_typed_and_explained() -> None:
     for family in families(exposition(asyncio.run(Engine()())).decode()).values():
-        assert family.type in ("counter", "gauge")
+        assert family.type in ("counter", "gauge", "histogram")
         assert family.documentation
 
 

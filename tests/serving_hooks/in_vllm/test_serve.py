@@ -27,7 +27,7 @@ from tiny_qwen import save_qwen
 
 from presage.registry.connect import open_registry
 from presage.registry.package import register
-from presage.serving_hooks.vllm.metrics import METRICS
+from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
 from presage.serving_hooks.vllm.metrics_scrape import ANSWERED, FRESH_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -208,10 +208,13 @@ def values(family: Metric) -> dict[tuple[str, ...], float]:
 
 def test_the_page_of_metrics_has_all_that_the_dashboard_shows(server: Server) -> None:
     page = server.scrape()
-    assert {name for expression in of_dashboard() for name in metrics(expression)} <= page.keys()
+    spread = {f"{one.name}_{part}" for one in HISTOGRAMS for part in ("bucket", "sum", "count")}
+    assert {one.name for name in page if page[name].type == "histogram" for one in page[name].samples} >= spread
+    assert {name for expression in of_dashboard() for name in metrics(expression)} <= page.keys() | spread
     assert {name: page[name].type for name in page if name.startswith("presage_")} == {
         ANSWERED: "gauge",
         **{one.name: one.type for one in METRICS},
+        **{one.name: "histogram" for one in HISTOGRAMS},
     }
     assert {one.name: page[one.name].documentation for one in METRICS} == {one.name: one.help for one in METRICS}
     assert [sample.value for sample in page[ANSWERED].samples] == [1]
