@@ -29,6 +29,7 @@ Needs vLLM 0.32. Prints a table of milliseconds, and one JSON line at the end.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import logging
@@ -266,6 +267,8 @@ def main() -> None:
         timed(scheduler, took)
         load, model_s = Load(Engine(scheduler)), args.model_ms / 1000
         spell("alone", load, registry, 1.0, 0, model_s)
+        gc.collect()
+        gc.freeze()  # as vLLM does when its engine has started
         for _, kind in itertools.product(range(args.rounds), SPELLS):
             rounds[kind].append(spell(kind, load, registry, args.seconds, args.looks, model_s))
         status = scheduler.presage_status()
