@@ -98,6 +98,9 @@ class ForeseenBlocks:
             group, place = self._foresight.group(bytes(block.block_hash[:-4]))  # without the group of layers
             self._group[block.block_id], self._later[block.block_id] = group, place * _A_PLACE_S
 
+    def settle(self) -> None:
+        """Nothing waits: what a block holds is looked up when it is written."""
+
     def lost(self, blocks: Iterable[int]) -> None:
         """What these blocks held is not in the cache any more, be they free or in use."""
         self._group[list(blocks)] = NEVER

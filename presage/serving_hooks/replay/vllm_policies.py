@@ -26,8 +26,10 @@ class HookedScheduler(Policies, StretchScheduler):
         return self._priorities is None and self._gate is None and self._prefetch is None
 
     def leaps(self) -> None:
-        """What is left of an iteration then: workflows may have fallen silent."""
+        """What is left of an iteration then: workflows may have fallen silent, and forecasts that the one before has
+        brought are told to whoever keeps blocks."""
         self._bookkeeping.attempt(self._workflows.expire)
+        self._bookkeeping.attempt(self._workflows.tell)
 
 
 class PausingScheduler(HookedScheduler):

@@ -177,6 +177,8 @@ def compared(convention: Convention, machine: EngineFile, many: int = 14) -> Set
 
 POLICIES_OF_REPLAY = [
     POLICIES["belady"],
+    POLICIES["hierarchical"],
+    POLICIES["oracle"],
     POLICIES["thunderagent"],
     POLICIES["static-graph"],
     POLICIES["full"],
