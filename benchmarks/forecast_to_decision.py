@@ -42,8 +42,10 @@ from vllm_samples import Engine, ask, build
 
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 
 BLOCKS, SEQS, BUDGET, STEPS, WIDTH = 50_000, 64, 2048, 5, 1024
@@ -129,29 +131,24 @@ class Worked(Engine):
         """Notes when a score is there that was made with a state; one step more for each that is scheduled before."""
         workflows, scored = scheduler._workflows, scheduler._scored
         prefill, leaves, forecast = workflows.prefill_state, workflows.leaves, scored.forecast
-        told: list[tuple[str, str]] = []
+        untold: dict[str, list[tuple[str, str]]] = defaultdict(list)
 
-        def scored_with(*args: Any) -> None:
-            forecast(*args)
-            for moment, name in told:
+        def scored_with(step: Step, seen: Lookahead) -> None:
+            forecast(step, seen)
+            for moment, name in untold.pop(step.workflow_id, ()):
                 at = self._computed_at.pop((moment, name), None)
                 if at is not None:
                     self.way[moment].append(self._scheduled - at)
-            told.clear()
 
         def of_prompt(name: str, state: Any) -> None:
-            told.append((PREFILL, name))
             prefill(name, state)
-            told.clear()
+            untold[name.split(".")[0]].append((PREFILL, name))
 
         def of_answer(name: str, completed: bool, tokens: int) -> None:
             used = self.scheduler._counts["completion states: used"]
-            told.append((COMPLETION, name))
-            held = dict(self._computed_at)
             leaves(name, completed, tokens)
-            told.clear()
-            if self.scheduler._counts["completion states: used"] == used:
-                self._computed_at = held  # a score without the state is none that was made with it
+            if self.scheduler._counts["completion states: used"] != used:
+                untold[name.split(".")[0]].append((COMPLETION, name))
 
         workflows.prefill_state, workflows.leaves, scored.forecast = of_prompt, of_answer, scored_with
 
