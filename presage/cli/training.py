@@ -124,13 +124,11 @@ def carry_out(
 
 def _check_out(folder: Path) -> None:
     """Whether the artefact will find room there, asked before the training."""
-    from presage.errors import OutputError
-    from presage.predictors.artefact import CONFIG_FILE
+    from presage.predictors.artefact import foreign_entries
     from presage.training.report.files import check_folder
 
     check_folder(folder, "--out")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG_FILE).is_file():
-        raise OutputError(f"--out {folder}: holds other files and no artefact: choose a new or an empty folder")
+    foreign_entries(folder)
 
 
 def _register(

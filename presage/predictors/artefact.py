@@ -105,7 +105,7 @@ def write_artefact(
     config_bytes = _pack_config(folder, kind, config, training_data, contents)
 
     try:
-        foreign = _foreign_entries(folder)
+        foreign = foreign_entries(folder)
         empty = folder.is_dir() and not any(folder.iterdir())
     except PermissionError as error:
         raise OutputError(f"{folder}: may not be looked into ({_reason(error)}). Choose another folder.") from error
@@ -294,8 +294,12 @@ def _pack_config(
     return text.encode() + b"\n"
 
 
-def _foreign_entries(folder: Path) -> list[Path]:
-    """What stands in `folder` beside an artefact; refuses a folder that is something else than an artefact."""
+def foreign_entries(folder: Path) -> list[Path]:
+    """What stands in a folder beside an artefact; nothing, where the folder is absent or empty.
+
+    Raises:
+        OutputError: it is a file, or a folder that holds something else: no artefact may be written there.
+    """
     if not folder.exists():
         return []
     if not folder.is_dir():

@@ -152,15 +152,16 @@ def test_usage_errors_exit_with_2(tmp_path: Path, arguments: tuple[str, ...]) ->
     assert "Traceback" not in ran.err
 
 
-def test_an_output_folder_that_holds_something_else_is_refused_before_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["thesis.txt", "config.json"])
+def test_an_output_folder_that_holds_something_else_is_refused_before_training(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "good.jsonl", GOOD)
     out = tmp_path / "out"
     out.mkdir()
-    (out / "thesis.txt").write_text("years of work")
+    (out / name).write_text('{"years of": "work"}')
     ran = train(path, "--out", out, "--no-register", *FAST)
-    assert "holds other files and no artefact" in ran.complaint
+    assert "is no Presage artefact; nothing was overwritten" in ran.complaint
     assert "learning" not in ran.err
-    assert [entry.name for entry in out.iterdir()] == ["thesis.txt"]
+    assert [entry.name for entry in out.iterdir()] == [name]
     assert "is a file" in train(path, "--out", path, "--no-register", *FAST).complaint
     assert "is a file" in train(path, "--out", path / "inside", "--no-register", *FAST).complaint
 
