@@ -101,6 +101,10 @@ def replay(
     cache_tokens: Annotated[
         int | None, typer.Option(help="Tokens the cache holds; goes before the file.", show_default=False)
     ] = None,
+    host_cache_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens the host's memory holds behind it; goes before the file.", show_default=False),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each policy, with seeds 0, 1, …", min=1)] = 3,
     processes: Annotated[
         int | None, typer.Option(help="Runs side by side; without it one a core.", min=1, show_default=False)
@@ -129,7 +133,7 @@ def replay(
         policies = crossed(policies, scheduler)
     arrivals = Arrivals(concurrency, rate, cv, as_recorded)
     convention = Convention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks the name
-    machine = read_engine(engine, cache_tokens)
+    machine = read_engine(engine, cache_tokens, host_cache_tokens)
     if report_folder is not None:
         check_folder(report_folder, "--report")
     check_vllm()
@@ -198,13 +202,14 @@ def _workload(setting: Setting, left_out: int, arrivals: Arrivals) -> dict[str, 
 
 def _told(found: Mapping[str, Any]) -> list[Any]:
     """For people."""
-    from presage.cli.replay_tables import evictions, figure, queueing, shares
+    from presage.cli.replay_tables import evictions, figure, queueing, shares, tiers
     from presage.cli.tables import table
 
     held, engine = found["workload"], found["engine"]
+    host = f" and {engine['host_cache_tokens']} in the host" if engine["host_cache_tokens"] else ""
     lines: list[Any] = [
         f"{held['workflows']} workflows, {held['requests']} requests, {_came(held)}; {held['prompts']} prompts; "
-        f"a cache of {engine['cache_tokens']} tokens; costs: {engine['cost']['source']}"
+        f"a cache of {engine['cache_tokens']} tokens{host}; costs: {engine['cost']['source']}"
     ]
     if held["left_out"]:
         lines.append(f"{held['left_out']} workflows left out: sizes of their requests were not recorded")
@@ -214,7 +219,8 @@ def _told(found: Mapping[str, Any]) -> list[Any]:
     ]
     title = f"\nMean over {found['seeds']} seeds, ± half of its 95 % interval"
     lines.append(table(title, ["policy", *_SHOWN], rows))
-    for more in (shares(found["policies"], _SHOWN), queueing(found["policies"]), evictions(found["policies"])):
+    policies = found["policies"]
+    for more in (shares(policies, _SHOWN), queueing(policies), tiers(policies), evictions(policies)):
         if more is not None:
             lines.append(table(*more))
     for name, of in found["policies"].items():

@@ -1,4 +1,4 @@
-"""The tables of `presage replay` beside its first: shares of the oracle's gain, queueing, and what was given up.
+"""The tables of `presage replay` beside its first: shares of the oracle's gain, queueing, tiers, and what was given up.
 
 Each is a title, heads and rows, as `tables.table` takes them, or None where there is nothing to tell.
 """
@@ -68,6 +68,17 @@ def queueing(policies: Mapping[str, Any]) -> Table | None:
         )
     heads = ["policy", "queueing s", "of the oracle's saving", "worst s", "of the worst of fcfs", "promoted by ageing"]
     return ("\nQueueing, from arrival to the first selection", heads, rows) if rows else None
+
+
+def tiers(policies: Mapping[str, Any]) -> Table | None:
+    """Where prompts were found; nothing without a cache in the host."""
+    rows = [
+        [name, *(figure(of[of_tier], 0) for of_tier in ("hit_tokens_gpu", "hit_tokens_host", "loaded_tokens"))]
+        for name, of in policies.items()
+        if "loaded_tokens" in of
+    ]
+    heads = ["policy", "gpu", "host", "loaded, prefetched or again included"]
+    return ("\nHit tokens by tier", heads, rows) if rows else None
 
 
 def evictions(policies: Mapping[str, Any]) -> Table | None:

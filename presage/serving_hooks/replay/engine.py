@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -227,14 +227,19 @@ class Engine:
         run = self.run
         prefilled, decoded, context = self._load(output)
         run.prefilled_tokens += prefilled
+        loads: Mapping[str, int] = {}
+        if output.kv_connector_metadata is not None:  # there is a host
+            loads = output.kv_connector_metadata.tokens
+            run.loaded_tokens = (run.loaded_tokens or 0) + sum(loads.values())
         for new in output.scheduled_new_reqs:
             asked = self._asked[new.req_id]
             if asked.began_s is None:
                 asked.began_s, asked.hit_tokens = self._clock.now, new.num_computed_tokens
+                asked.host_tokens = loads.get(new.req_id, 0)
                 for watcher in self._watchers:
                     watcher.selected(asked.job, asked.step, self._clock.now)
         run.preemptions += len(output.preempted_req_ids or ())
-        return self._cost.seconds(prefilled, decoded, context)
+        return self._cost.seconds(prefilled, decoded, context, sum(loads.values()))
 
     def _load(self, output: Any) -> tuple[int, int, int]:
         """Tokens prefilled, decoded and attended to."""

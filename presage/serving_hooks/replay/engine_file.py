@@ -31,6 +31,7 @@ class _Costs(BaseModel):
     prefill_token_s: _Seconds = Field(description="each token prefilled")
     decode_token_s: _Seconds = Field(description="each token decoded")
     context_token_s: _Seconds = Field(description="each token attended to")
+    host_token_s: _Seconds | None = Field(None, description="each token loaded from the host, if it keeps any")
 
 
 class EngineFile(BaseModel):
@@ -39,6 +40,7 @@ class EngineFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     cache_tokens: int = Field(gt=0, le=10**9, description="tokens the KV cache holds")
+    host_cache_tokens: int = Field(0, ge=0, le=10**10, description="tokens the host's memory holds behind it")
     block_tokens: int = Field(16, ge=1, le=1024, description="tokens of a block")
     most_requests: int = Field(64, ge=1, le=65536, description="requests in one iteration (max_num_seqs)")
     most_tokens: int = Field(2048, ge=1, le=10**6, description="tokens in one iteration (max_num_batched_tokens)")
@@ -50,10 +52,22 @@ class EngineFile(BaseModel):
         """Blocks of the cache."""
         return self.cache_tokens // self.block_tokens
 
+    @property
+    def host_blocks(self) -> int:
+        """Blocks the host's memory holds."""
+        return self.host_cache_tokens // self.block_tokens
+
     def costs(self) -> Cost:
         """What its iterations cost."""
         of = self.cost
-        return Cost(of.iteration_s, of.prefill_token_s, of.decode_token_s, of.context_token_s, of.source)
+        return Cost(
+            of.iteration_s,
+            of.prefill_token_s,
+            of.decode_token_s,
+            of.context_token_s,
+            of.source,
+            of.host_token_s or 0.0,
+        )
 
 
 def shipped() -> list[str]:
@@ -62,12 +76,13 @@ def shipped() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def read_engine(name: str, cache_tokens: int | None = None) -> EngineFile:
+def read_engine(name: str, cache_tokens: int | None = None, host_cache_tokens: int | None = None) -> EngineFile:
     """An engine by its file, or by name if it comes with the package.
 
     Args:
         name: path of a TOML file, or a name of `shipped`.
         cache_tokens: takes the place of the file's.
+        host_cache_tokens: takes the place of the file's.
 
     Raises:
         ConfigurationError: there is no such file, it is no TOML, or a setting is unknown, missing or impossible; names
@@ -80,6 +95,8 @@ def read_engine(name: str, cache_tokens: int | None = None) -> EngineFile:
         raise ConfigurationError(f"{name}: no TOML: {error}; correct the file") from None
     if cache_tokens is not None:
         given["cache_tokens"] = cache_tokens
+    if host_cache_tokens is not None:
+        given["host_cache_tokens"] = host_cache_tokens
     return checked(given, name)
 
 
@@ -111,12 +128,27 @@ def checked(given: Mapping[str, Any], name: str) -> EngineFile:
             f"{name}: most_tokens is {engine.most_tokens}, less than the {engine.most_requests} requests of an "
             "iteration, each of which decodes one: give more tokens or fewer requests"
         )
+    _check_host(engine, name)
     return engine
+
+
+def _check_host(engine: EngineFile, name: str) -> None:
+    tokens = engine.host_cache_tokens
+    if tokens and not engine.host_blocks:
+        raise ConfigurationError(
+            f"{name}: host_cache_tokens is {tokens}, less than a block of {engine.block_tokens}: give more, or 0 for "
+            "no cache in the host"
+        )
+    if tokens and engine.cost.host_token_s is None:
+        raise ConfigurationError(
+            f"{name}: host_cache_tokens is {tokens} and [cost] has no host_token_s, the seconds that a token takes "
+            "from the host: put it there (bytes of a token's cache / bytes a second of the way), or keep none there"
+        )
 
 
 def engine_text(engine: EngineFile) -> str:
     """An engine as the TOML that `read_engine` reads."""
-    given = engine.model_dump()
+    given = engine.model_dump(exclude_none=True)
     costs = given.pop("cost")
     lines = [*(f"{name} = {_value(value)}" for name, value in given.items()), "", "[cost]"]
     return "\n".join([*lines, *(f"{name} = {_value(value)}" for name, value in costs.items())]) + "\n"

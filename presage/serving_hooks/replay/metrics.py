@@ -36,8 +36,10 @@ def figures(run: Run) -> Figures:
     """Of one run.
 
     Returns:
-        hit_rate: prompt tokens found in the cache at the first selection, of all prompt tokens.
+        hit_rate: prompt tokens found in the cache at the first selection, the host's included, of all prompt tokens.
         hit_tokens: how many these were.
+        hit_tokens_gpu, hit_tokens_host: the same by where they were; where there is a cache in the host.
+        loaded_tokens: from the host, also those prefetched and those again after preemptions; where there is one.
         reusable_share: the same of an endless cache: no policy can have more.
         completion_mean_s, completion_p95_s: of workflows, from arrival to end.
         makespan_s: until the last has ended.
@@ -74,6 +76,10 @@ def figures(run: Run) -> Figures:
         "recomputed_tokens": float(max(0, run.prefilled_tokens - (prompt - again))),
         "iterations": float(run.iterations),
     }
+    if run.loaded_tokens is not None:
+        host = sum(asked.host_tokens for asked in run.asked)
+        found |= {"hit_tokens_gpu": float(hit - host), "hit_tokens_host": float(host)}
+        found["loaded_tokens"] = float(run.loaded_tokens)
     found |= {f"evicted_{kind}": float(count) for kind, count in run.evicted.items()}
     by_agent: dict[str, list[float]] = defaultdict(list)
     for asked, wait in zip(run.asked, first, strict=True):

@@ -16,10 +16,11 @@ class Asked:
         came_s: when it came.
         prompt_tokens: of its prompt.
         again_tokens: of them, in whole blocks, those that an endless cache would have had.
-        hit_tokens: those that the cache had when the request was first selected.
+        hit_tokens: those that were found when the request was first selected, in the cache or the host's.
         began_s: when that was.
         first_token_s: when its first token was there.
         ended_s: when its last was.
+        host_tokens: of those found, the ones that were loaded from the host.
     """
 
     job: int
@@ -32,6 +33,7 @@ class Asked:
     began_s: float | None = None
     first_token_s: float | None = None
     ended_s: float | None = None
+    host_tokens: int = 0
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Run:
         output_tokens: of all requests.
         preemptions: requests that lost their blocks.
         evicted: blocks that were given up, by class; empty where nobody counted.
+        loaded_tokens: from the host, also for what no workflow asked for and again after preemptions; None without one.
     """
 
     asked: list[Asked] = field(default_factory=list)
@@ -59,3 +62,4 @@ class Run:
     output_tokens: int = 0
     preemptions: int = 0
     evicted: dict[str, int] = field(default_factory=dict)
+    loaded_tokens: int | None = None

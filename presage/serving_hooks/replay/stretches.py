@@ -15,11 +15,12 @@ A stretch ends, and the general code runs, before an iteration in which
   in), or a request left without its last token.
 
 A head that could not start cannot start later in the stretch either: nothing frees a block, and what it would find in
-the cache does not grow, since its prompt was known before. Where a request has left, a stretch begins only if nobody
-waits. Tests compare every decision with step by step.
+the cache does not grow, since its prompt was known before. What it would find in the host may shrink, which makes it no
+easier: vLLM lets a request in where all of it fits, loaded or not. Where a request has left, a stretch begins only if
+nobody waits. Tests compare every decision with step by step.
 
 Knows vLLM's private names, like `vllm/compat.py`: requests' token lists, `running`, `allocate_slots`. It is for a
-scheduler in synchronous order, without speculation, connectors or anything but full attention.
+scheduler in synchronous order, without speculation, connectors other than `host_tier` or anything but full attention.
 """
 
 from __future__ import annotations

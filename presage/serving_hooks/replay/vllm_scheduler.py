@@ -23,6 +23,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.replay.host_tier import transfer_config
 from presage.serving_hooks.replay.prompts import Hashes
 
 _HASH: Final = get_hash_fn_by_name("sha256")  # vLLM's default
@@ -68,6 +69,7 @@ def scheduler(
         ),
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
+        kv_transfer_config=transfer_config(engine),
         additional_config={} if presage is None else {"presage": dict(presage)},
     )
     cache.num_gpu_blocks = engine.blocks

@@ -22,10 +22,17 @@ _FIGURES: Final = {
 }
 
 
+_TIERS: Final = {
+    "gpu": ("hit_tokens_gpu", 0),
+    "host": ("hit_tokens_host", 0),
+    "loaded, prefetched or again included": ("loaded_tokens", 0),
+}
+
+
 def document(metrics: Metrics) -> Document:
     """The report of one replay."""
     policies = metrics["policies"]
-    sections = [Section("Policies side by side", [Table(["", *policies], _rows(policies))])]
+    sections = [Section("Policies side by side", [Table(["", *policies], _rows(policies, _FIGURES))])]
     shares = [(name, of["share_of_oracle"]) for name, of in policies.items() if of.get("share_of_oracle")]
     if shares:
         rows = [
@@ -35,6 +42,8 @@ def document(metrics: Metrics) -> Document:
         text = Text("A dash: what the oracle gains is within the noise of the seeds, so no share of it means anything.")
         table = Table(["", *(name for name, _ in shares)], rows)
         sections.append(Section("Share of what the oracle gains over stock", [text, table]))
+    if policies and all("loaded_tokens" in of for of in policies.values()):
+        sections.append(Section("Hit tokens by tier", [Table(["", *policies], _rows(policies, _TIERS))]))
     sections.append(Section("First token by agent, s", [Table(["", *policies], _by_agent(policies))]))
     sections.append(Section("What was replayed", [Facts(_facts(metrics))]))
     lead = (
@@ -47,10 +56,10 @@ def document(metrics: Metrics) -> Document:
     return Document("What would the policies have done?", lead, sections)
 
 
-def _rows(policies: Mapping[str, Any]) -> list[Row]:
+def _rows(policies: Mapping[str, Any], figures: Mapping[str, tuple[str, int]]) -> list[Row]:
     return [
         Row([head, *(_figure(of[name], digits) for of in policies.values())])
-        for head, (name, digits) in _FIGURES.items()
+        for head, (name, digits) in figures.items()
     ]
 
 
@@ -71,7 +80,7 @@ def _figure(of: Mapping[str, Any], digits: int) -> str:
 def _facts(metrics: Metrics) -> dict[str, str]:
     held = {name: str(value) for name, value in metrics["workload"].items() if value not in (None, False)}
     engine = {name: str(value) for name, value in metrics["engine"].items() if name != "cost"}
-    cost = {name: str(value) for name, value in metrics["engine"]["cost"].items()}
+    cost = {name: str(value) for name, value in metrics["engine"]["cost"].items() if value is not None}
     everything = held | engine | cost | {"forecasts": metrics["forecasts"] or "none"}
     if metrics.get("replayed"):
         everything["learnt from"] = metrics["replayed"]

@@ -78,6 +78,22 @@ def test_the_table_names_policies_and_figures(store: Path) -> None:
     assert all(float(row[1]) > 0 for row in rows[2:])
 
 
+def test_a_host_is_told_apart_in_table_object_and_report(store: Path, tmp_path: Path) -> None:
+    options = (*CHEAP[:-1], 6000, "--policy", "stock,lifecycle", "--host-cache-tokens", 64000)
+    shown = ran("replay", store, *options)
+    assert shown.exit_code == 0, shown.stderr
+    assert "a cache of 6000 tokens and 64000 in the host; costs: invented" in shown.stdout
+    rows = [line.split() for line in shown.stdout.split("Hit tokens by tier")[1].splitlines()]
+    assert all(float(row[1]) > 0 and float(row[4]) > 0 for row in rows if row[:1] in (["stock"], ["lifecycle"])), rows
+    done = ran("replay", store, *options, "--json", "--report", tmp_path / "r")
+    found = json.loads(done.stdout)
+    assert found["engine"]["host_cache_tokens"] == 64000
+    for of in found["policies"].values():
+        tiers = [of[f"hit_tokens_{tier}"]["mean"] for tier in ("gpu", "host")]
+        assert sum(tiers) == pytest.approx(of["hit_tokens"]["mean"])
+    assert "Hit tokens by tier" in (tmp_path / "r" / "report.md").read_text()
+
+
 def test_as_recorded_runs_once(store: Path) -> None:
     done = ran("replay", store, "--as-recorded", "--processes", 1, "--policy", "stock", "--json")
     assert done.exit_code == 0, done.stderr
@@ -152,6 +168,8 @@ def test_queueing_stands_beside_first_come(store: Path) -> None:
         (("--cache-tokens", "0"), "cache_tokens"),
         (("--cache-tokens", "320"), "can never run"),
         (("--engine", "none.toml"), "no engine file"),
+        (("--host-cache-tokens", "-1"), "host_cache_tokens: input should be greater than or equal to 0"),
+        (("--host-cache-tokens", "15"), "host_cache_tokens is 15, less than a block of 16"),
         (("--prompts", "mine"), "history-first, own-conversation"),
     ],
 )
@@ -160,6 +178,16 @@ def test_bad_input_is_one_line(store: Path, options: tuple[str, ...], said: str)
     lines = [line for line in done.stderr.splitlines() if line.startswith("presage: ")]
     assert (done.exit_code, done.stdout, len(lines)) == (2, "", 1), done.stderr
     assert said in lines[0]
+
+
+def test_a_host_without_the_way_to_it_is_refused(store: Path, tmp_path: Path) -> None:
+    costs = (
+        'source = "a test"\niteration_s = 0.01\nprefill_token_s = 0.0\ndecode_token_s = 0.0\ncontext_token_s = 0.0\n'
+    )
+    (tmp_path / "e.toml").write_text(f"cache_tokens = 16000\n[cost]\n{costs}")
+    done = ran("replay", store, "--engine", tmp_path / "e.toml", "--host-cache-tokens", 64000)
+    assert done.exit_code == 2
+    assert "[cost] has no host_token_s" in done.stderr
 
 
 def test_traces_say_what_they_cannot_answer(jsonl: Callable[..., Path]) -> None:

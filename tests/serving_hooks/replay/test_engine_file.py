@@ -25,6 +25,8 @@ context_token_s = 0.0
 def test_an_iteration_costs_the_sum_of_its_parts() -> None:
     cost = Cost(0.01, 1e-4, 1e-3, 1e-6, "a test")
     assert cost.seconds(100, 10, 5000) == pytest.approx(0.01 + 0.01 + 0.01 + 0.005)
+    loading = Cost(0.01, 1e-4, 1e-3, 1e-6, "a test", 2e-5)
+    assert loading.seconds(100, 10, 5000, 320) == pytest.approx(0.035 + 0.0064)
 
 
 def test_a_file_is_read_and_an_option_goes_before_it(tmp_path: Path) -> None:
@@ -34,17 +36,35 @@ def test_a_file_is_read_and_an_option_goes_before_it(tmp_path: Path) -> None:
     assert read_engine(str(tmp_path / "e.toml"), 160).blocks == 10
 
 
+def test_a_host_is_part_of_a_file_and_an_option_goes_before_it(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text("host_cache_tokens = 3200\n" + GOOD + "host_token_s = 2e-5\n")
+    engine = read_engine(str(tmp_path / "e.toml"))
+    assert (engine.host_blocks, engine.costs().host_token_s) == (200, 2e-5)
+    assert read_engine(str(tmp_path / "e.toml"), host_cache_tokens=47).host_blocks == 2
+    assert read_engine(str(tmp_path / "e.toml"), host_cache_tokens=0).host_blocks == 0
+
+
+def test_every_engine_that_comes_along_can_have_a_host() -> None:
+    for name in shipped():
+        assert read_engine(name, host_cache_tokens=10**6).costs().host_token_s > 0
+        assert read_engine(name).host_blocks == 0
+
+
 @given(
     source=st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
     costs=st.lists(st.floats(0, 60, allow_nan=False), min_size=3, max_size=3),
     cache_tokens=st.integers(32, 10**9),
     chunked=st.booleans(),
+    host=st.none() | st.floats(0, 60, allow_nan=False),
 )
-def test_what_is_written_is_what_is_read(source: str, costs: list[float], cache_tokens: int, chunked: bool) -> None:
+def test_what_is_written_is_what_is_read(
+    source: str, costs: list[float], cache_tokens: int, chunked: bool, host: float | None
+) -> None:
     names = ("prefill_token_s", "decode_token_s", "context_token_s")
     cost = {"source": source, "iteration_s": 0.01, **dict(zip(names, costs, strict=True))}
+    cost |= {} if host is None else {"host_token_s": host}
     engine = checked({"cache_tokens": cache_tokens, "chunked_prefill": chunked, "cost": cost}, "a test")
-    assert tomllib.loads(engine_text(engine)) == engine.model_dump()
+    assert checked(tomllib.loads(engine_text(engine)), "again") == engine
 
 
 def test_every_engine_that_comes_along_says_where_its_costs_come_from() -> None:
@@ -64,6 +84,10 @@ def test_every_engine_that_comes_along_says_where_its_costs_come_from() -> None:
         (GOOD.replace("1600", "16"), "1 blocks of 16"),
         (GOOD.replace("cache_tokens", "cash_tokens"), "cache_tokens: field required; cash_tokens: extra inputs"),
         ("most_tokens = 10\nmost_requests = 20\n" + GOOD, "most_tokens is 10"),
+        ("host_cache_tokens = -1\n" + GOOD, "host_cache_tokens: input should be greater than or equal to 0"),
+        ("host_cache_tokens = 15\n" + GOOD, "host_cache_tokens is 15, less than a block of 16"),
+        ("host_cache_tokens = 1600\n" + GOOD, "[cost] has no host_token_s"),
+        (GOOD + "host_token_s = -1.0", "cost.host_token_s"),
         ("[cost", "no TOML"),
     ],
 )
