@@ -337,6 +337,7 @@ def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache
     step("b2", 150, 768)  # takes what a had
     step("a3", 0, 672)  # a2 had computed 656
     assert [one for one in seen if one[1]] == [(0, 640), (656, 656)]
+    engine.scheduler.presage_status()  # what happened is looked at
     footprints = {w.id: w.footprint_tokens for w in engine.scheduler._gate._columns.refresh()}
     assert footprints["t\0a"] == pytest.approx(672 + 672 / 3 + 2)
 
