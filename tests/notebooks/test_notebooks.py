@@ -241,7 +241,8 @@ def test_circle(tmp_path: Path) -> None:
         "others": "others",
         "asked": "len(first.answers)",
         "recorded": "[len(steps), steps['cached_input_tokens'].sum().item(), steps['workflow_id'].nunique()]",
-        "sources": "made.groupby('source')['right'].agg(['sum', 'size']).T.to_dict()",
+        "sources": "made[made['run'] < dict(phases)['changed']].groupby('source')['right']"
+        ".agg(['sum', 'size']).T.to_dict()",
         "versions": "sorted(made['version'].dropna().unique().tolist())",
         "before": "[name for name, _ in phases]",
         "alarm": "alarm",

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -45,6 +46,10 @@ QWEN = {
 
 TIER = {"kv_connector": "MadeUpTier", "kv_role": "kv_both", "kv_connector_module_path": "made_up_tier"}
 """A connector that has blocks of its own."""
+
+
+BUILT: WeakSet[Any] = WeakSet()
+"""Schedulers; a test does not shut them down, so `conftest.py` ends what they have beside them."""
 
 
 def build(
@@ -91,7 +96,7 @@ def build(
     cache.num_gpu_blocks = blocks
     init_none_hash(HASH)
     layers = groups or [FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)]
-    return kind(
+    scheduler = kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=blocks,
@@ -104,6 +109,8 @@ def build(
         include_finished_set=stats,
         log_stats=stats,
     )
+    BUILT.add(scheduler)
+    return scheduler
 
 
 def ask(name: str, prompt: list[int], output: int, *, arrival: float = 0.0, priority: int = 0, **sent: Any) -> Request:
