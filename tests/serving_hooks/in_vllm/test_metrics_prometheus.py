@@ -63,7 +63,7 @@ TOLD = {
 OUTLOOK = {name: {"workflows": 3, "steps_per_s": 2.5} for name in ("chosen", "everybody")}
 HELD = {"up_to_s": {"0.1": 1, "1.0": 3, "+Inf": 4}, "sum_s": 6.0}
 VLLM = "".join(
-    f"# TYPE vllm:prefix_cache_{what} counter\nvllm:prefix_cache_{what}_total{{engine=\"0\"}} {{{what}}}\n"
+    f"# TYPE vllm:prefix_cache_{what} counter\nvllm:prefix_cache_{what}_total{{{{engine=\"0\"}}}} {{{what}}}\n"
     for what in ("hits", "queries")
 )  # fmt: skip
 
