@@ -3,8 +3,8 @@
 First vLLM's own scheduler and KV-cache manager without a model, under the load of vllm_overhead.py: 64 requests
 running, workflows of five steps, policies on. Two of them take turns, some iterations each, one with a recorder and one
 without; a recorder changes no decision, so both do the same. The worker's end of the connector is played with rows of
-`--size` numbers. "a step" is the time inside the recorder's calls, its share of the tap among them, by the steps of
-workflows that ended meanwhile, µs; the JSON line has it by call. "× the copy" is the same against the least that can be
+`--size` numbers. "a step" is the time inside the recorder's calls, those of the tap among them, less what the same
+calls take without a recorder, by the steps of workflows that ended meanwhile, µs; the JSON line has it by call. "× the copy" is the same against the least that can be
 done, which is to copy the two states of a step as late as this and between the same other things. "beside" is what the
 median iteration took more than without, CPU time, in which the machine's other work is too. "worker" is what picking
 the rows takes on a CPU, in an iteration: where the engine has one worker that is the same thread. On a GPU it is the
@@ -163,8 +163,9 @@ def added(folder: Path, states: str, size: int, iterations: int) -> dict[str, fl
     without, own = both
     events = own.a_step()
     counts = own.scheduler.presage_status()["recorder"]["counts"]
-    within = own.within.total_us()
     ended = events["ends"] * len(own.timed.taken["step"])
+    nothing = without.within.total_us()  # the same calls where there is no recorder: they are the hooks'
+    within = {name: of - nothing.get(name, 0.0) for name, of in own.within.total_us().items()}
     took = [statistics.median(run.timed.taken["step"]) / 1000 for run in both]
     worker = np.median(own.worker) - np.median(without.worker)
     for run in both:

@@ -14,7 +14,7 @@ _SET_BACK_S: Final = 1.0
 
 
 class Clock:
-    """Microseconds since 1970, never falling. One thread calls `now_us`, another may call `set_back`.
+    """Microseconds since 1970, never falling. Of one thread, but for `rising`.
 
     Args:
         wall: seconds since 1970, as the machine has them.
@@ -27,13 +27,13 @@ class Clock:
         self._last = 0
         self._behind = 0.0
 
-    def now_us(self) -> int:
-        """Now."""
-        now = int((self._began + self.rising() - self._from) * 1e6)
-        if now < self._last:
+    def at_us(self, rising_s: float) -> int:
+        """What it was when the rising clock stood there; asked in the order of the times."""
+        at = int((self._began + rising_s - self._from) * 1e6)
+        if at < self._last:
             return self._last
-        self._last = now
-        return now
+        self._last = at
+        return at
 
     def set_back(self) -> bool:
         """Whether the machine's clock was set back by more than a second since this was last asked."""

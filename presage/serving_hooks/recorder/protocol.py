@@ -3,7 +3,8 @@
     recorder = start(config, model="model-7b")                                   # once
     recorder.begun(request_id, step, input_tokens=n, cached_input_tokens=m)      # a step has been selected
     recorder.forecast(request_id, live)                                          # whenever one was made
-    recorder.state(request_id, PREFILL, vector)                                  # when it comes, even a bit late
+    recorder.state(request_id, PREFILL, vector)                                  # when it comes, even a bit late; it
+                                                                                 # must not be changed afterwards
     recorder.completed(request_id, output_tokens=n, finish_reason="stop")        # however the request left
     recorder.ended(workflow_type, workflow_id, SAID)                             # or SILENT
 

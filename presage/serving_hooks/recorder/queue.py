@@ -1,18 +1,13 @@
-"""Between the engine's thread and the one that writes: no lock, and never more than it may hold.
-
-One thread offers, one takes. Each writes only its own counter of bytes, so their difference is what waits.
-"""
+"""Rows on their way to the disk: never more than it may hold. Of the thread that writes."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from typing import Final
 
-from presage.serving_hooks.recorder.rows import EndRow, ForecastRow, Row, StepRow
+from presage.serving_hooks.recorder.rows import EndRow, ForecastRow, Row, StepRow, text_bytes
 
 _ROW_BYTES: Final = 1024
-_CHARACTER_BYTES: Final = 2
-_TOKEN_BYTES: Final = 8
 
 FULL: Final = "dropped: queue full"
 
@@ -23,30 +18,28 @@ class Queue:
     Args:
         rows: how many may wait; ends of runs, which are few and small, may wait beyond that.
         size: bytes that may wait, about.
-        counts: of the thread that offers; what is dropped is counted there.
+        counts: of what is dropped.
+
+    Attributes:
+        waiting_bytes: about how much memory waits.
     """
 
     def __init__(self, rows: int, size: int, counts: Counter[str]) -> None:
         self._rows, self._size, self._counts = rows, size, counts
         self._waiting: deque[tuple[Row, int]] = deque()
-        self._given = self._taken = 0
+        self.waiting_bytes = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """About how much memory waits."""
-        return self._given - self._taken
 
     def offer(self, row: Row) -> bool:
         """Takes a row, or drops and counts it; whether it was taken."""
         size = _bytes_of(row)
         room = 2 * self._rows if isinstance(row, EndRow) else self._rows
-        if len(self._waiting) >= room or self._given - self._taken + size > self._size:
+        if len(self._waiting) >= room or self.waiting_bytes + size > self._size:
             self._counts[FULL] += 1
             return False
-        self._given += size
+        self.waiting_bytes += size
         self._waiting.append((row, size))
         return True
 
@@ -57,7 +50,7 @@ class Queue:
     def take(self) -> Row:
         """The same, out of the queue."""
         row, size = self._waiting.popleft()
-        self._taken += size
+        self.waiting_bytes -= size
         return row
 
 
@@ -67,10 +60,7 @@ def _bytes_of(row: Row) -> int:
         for state in (row.prefill_state, row.completion_state):
             if state is not None:
                 size += len(state.data)
-        for text in (row.input_text, row.output_text):
-            if text is not None:
-                size += len(text) * (_CHARACTER_BYTES if isinstance(text, str) else _TOKEN_BYTES)
-        return size
+        return size + text_bytes(row.input_text) + text_bytes(row.output_text)
     if isinstance(row, ForecastRow):
         return _ROW_BYTES + int(row.live.probabilities.nbytes)
     return _ROW_BYTES

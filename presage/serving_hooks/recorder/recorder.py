@@ -1,27 +1,30 @@
-"""The recorder as the engine's thread sees it: it is told, numbers runs and steps, and hands over.
+"""The recorder as the engine's thread sees it: it is told, numbers runs and steps, and passes on.
 
-A step is handed over as a whole when it is over, so what a step told at its beginning waits here. Whatever cannot be
-recorded is counted by its reason; nothing is raised, nothing waits for a disk or a lock, and a row that is dropped
-leaves a gap in the numbers, by which ingestion knows.
+That thread has the model waiting, so it does no more than it must: who is told what, and when, goes on a tape, and rows
+are made of it by the thread that writes. Numbers are given here, so whatever is dropped on the way leaves a gap in
+them, by which ingestion knows. Whatever cannot be recorded is counted by its reason; nothing is raised, and nothing
+waits for a disk or a lock.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
 from presage.features.moment import PREFILL, Moment
+from presage.serving_hooks.recorder.assembly import Assembly
 from presage.serving_hooks.recorder.clock import Clock
 from presage.serving_hooks.recorder.config import RecorderConfig, load_redact
-from presage.serving_hooks.recorder.names import NO_NAME, count_or_none, is_name, name_or_none
+from presage.serving_hooks.recorder.names import NO_NAME, is_name
 from presage.serving_hooks.recorder.protocol import NamedStep
 from presage.serving_hooks.recorder.queue import Queue
-from presage.serving_hooks.recorder.rows import EndRow, ForecastRow, Run, State, StepRow
+from presage.serving_hooks.recorder.rows import Run, text_bytes
+from presage.serving_hooks.recorder.tape import Tape
 from presage.serving_hooks.recorder.texts import Texts
 from presage.serving_hooks.recorder.writer import Writer
 
@@ -32,11 +35,7 @@ _MOST_RUNS: Final = 100_000
 _MOST_TYPES: Final = 1_000
 """A store has a folder for each workflow type, and types are what clients say."""
 _MOST_RUNNING: Final = 16_384
-_MOST_LATE: Final = 1024
-_STATE_TYPES: Final = {
-    np.dtype(np.float16): "float16",
-    np.dtype(np.float32): "float32",
-}  # dtype.name takes microseconds
+_CALLS_A_ROW: Final = 4
 
 
 class Recorder:
@@ -66,16 +65,22 @@ class Recorder:
         self.instance = instance or f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
         self._clock = clock or Clock()
         self._states, self._text = config.states, config.text == "on"
-        self._linger = config.states == "both"
         self._counts: Counter[str] = Counter()
-        self.queue = Queue(config.queue_rows, config.queue_mb * 2**20, self._counts)
+        heard: Counter[str] = Counter()
+        queue = Queue(config.queue_rows, config.queue_mb * 2**20, heard)
+        self._assembly = Assembly(queue, self._clock, heard)
+        # Looked up once: all of this is cold when it is called, and each further object costs the thread a miss.
+        self._begun, self._completed = self._assembly.begun, self._assembly.completed
+        self._state, self._forecast = self._assembly.state, self._assembly.forecast
+        self._now_s = self._clock.rising
+        self.tape = Tape(_CALLS_A_ROW * config.queue_rows, config.queue_mb * 2**20, queue, self._counts, heard)
+        self._tell = self.tape.tell
         texts = Texts(load_redact(config.redact), decode)
-        self.writer = Writer(config, self.queue, texts, self._clock, self.instance, model)
+        self.writer = Writer(config, self.tape, queue, texts, self._clock, self.instance, model, heard)
         self._runs: dict[tuple[str, str], Run] = {}
         self._types: set[str] = set()
         self._begun_runs = 0
-        self._running: dict[str, StepRow] = {}
-        self._late: OrderedDict[str, StepRow] = OrderedDict()
+        self._running: set[str] = set()
 
     def start(self) -> Self:
         """Writes from now on, in a thread of its own."""
@@ -101,55 +106,41 @@ class Recorder:
             input_text: the prompt, or its token ids, which must not be changed later; left out unless text is on.
         """
         try:
-            run = self._run(step.workflow_type, step.workflow_id)
+            run = self._runs.get((step.workflow_type, step.workflow_id)) or self._new_run(step)
             if run is None or request_id in self._running:
                 return
             number = run.steps
-            run.steps += 1
-            if not self._may_begin(step.agent):
+            run.steps = number + 1
+            if len(self._running) >= _MOST_RUNNING:
+                self._counts["not recorded: too many steps at once"] += 1
                 return
-            row = StepRow(run, number, name_or_none(request_id), step.agent, self._clock.now_us())
-            row.client_step = count_or_none(step.number)
-            row.input_tokens, row.cached_input_tokens = count_or_none(input_tokens), count_or_none(cached_input_tokens)
-            if self._text:
-                row.input_text = input_text
-            run.running += 1
-            self._running[request_id] = row
+            text, size = (input_text, text_bytes(input_text)) if self._text else (None, 0)
+            told = self._now_s(), request_id, run, number, step, input_tokens, cached_input_tokens, text
+            if self._tell(self._begun, told, size):
+                self._running.add(request_id)
         except Exception as error:
             self._failed(error)
 
     def state(self, request_id: str, moment: Moment, state: Any) -> None:
-        """A hidden state of a step that is running, or has just completed; copied here.
+        """A hidden state of a step that is running, or has just completed.
 
         Args:
             request_id: as `begun` had it.
             moment: which.
-            state: float16 or float32 [d], after the last norm; of the model that is served, not projected.
+            state: float16 or float32 [d], after the last norm; of the model that is served, not projected. It must not
+                be changed later. With it the whole array that it is a row of is kept, for some milliseconds.
         """
         try:
             if self._states == "off" or (self._states == "prefill" and moment != PREFILL):
                 return
-            row = self._running.get(request_id) or self._late.get(request_id)
-            if row is None:
-                return
-            dtype = _STATE_TYPES.get(state.dtype) if isinstance(state, np.ndarray) else None
-            if dtype is None or state.ndim != 1 or not state.size:
-                self._counts["state: no float16 or float32 array [d]"] += 1
-                return
-            copied = State(dtype, state.tobytes())
-            if moment == PREFILL:
-                row.prefill_state = copied
-            else:
-                row.completion_state = copied
+            self._tell(self._state, (request_id, moment, state), _kept_bytes(state))
         except Exception as error:
             self._failed(error)
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
         """A forecast was made for a step that is running, or has just completed."""
         try:
-            row = self._running.get(request_id) or self._late.get(request_id)
-            if row is not None:
-                self.queue.offer(ForecastRow(row.run, row.step, self._clock.now_us(), live))
+            self._tell(self._forecast, (self._now_s(), request_id, live))
         except Exception as error:
             self._failed(error)
 
@@ -170,14 +161,12 @@ class Recorder:
             output_text: the answer, or its token ids; as `input_text`.
         """
         try:
-            row = self._running.pop(request_id, None)
-            if row is None:
+            if request_id not in self._running:
                 return
-            row.output_tokens, row.finish_reason = count_or_none(output_tokens), name_or_none(finish_reason)
-            row.ended_at = self._clock.now_us()
-            if self._text:
-                row.output_text = output_text
-            self._over(request_id, row)
+            self._running.discard(request_id)
+            text, size = (output_text, text_bytes(output_text)) if self._text else (None, 0)
+            told = self._now_s(), request_id, output_tokens, finish_reason, text
+            self._tell(self._completed, told, size, always=True)
         except Exception as error:
             self._failed(error)
 
@@ -187,8 +176,7 @@ class Recorder:
         try:
             run = self._runs.pop((workflow_type, workflow_id), None)
             if run is not None:
-                run.how = how
-                self._end(run)
+                self._tell(self._assembly.ended, (self._now_s(), run, how))
         except Exception as error:
             self._failed(error)
 
@@ -199,25 +187,18 @@ class Recorder:
         return {
             "on": True,
             "instance": self.instance,
-            "waiting": len(self.queue),
+            "waiting": self.writer.waiting,
             "recording": self.writer.state,
             "counts": dict(counts),
         }
 
     def close(self) -> None:
         """Writes what waits, and steps that have not completed as far as they are known; waits some seconds at most."""
-        try:
-            for request_id, row in list(self._running.items()):
-                self._over(request_id, row)
-            self._running.clear()
-        except Exception as error:
-            self._failed(error)
+        self._tell(self._assembly.finish, (self._now_s(),), always=True)
         self.writer.close()
 
-    def _run(self, workflow_type: str, workflow_id: str) -> Run | None:
-        run = self._runs.get((workflow_type, workflow_id))
-        if run is not None:
-            return run
+    def _new_run(self, step: NamedStep) -> Run | None:
+        workflow_type, workflow_id = step.workflow_type, step.workflow_id
         # An empty type is one the client did not say.
         if not is_name(workflow_id) or not (workflow_type == "" or is_name(workflow_type)):
             self._counts[NO_NAME] += 1
@@ -234,28 +215,12 @@ class Recorder:
         self._begun_runs += 1
         return run
 
-    def _may_begin(self, agent: str) -> bool:
-        if not (agent == "" or is_name(agent)):
-            self._counts[NO_NAME] += 1
-            return False
-        if len(self._running) >= _MOST_RUNNING:
-            self._counts["not recorded: too many steps at once"] += 1
-            return False
-        return True
-
-    def _over(self, request_id: str, row: StepRow) -> None:
-        row.over_s = self._clock.rising()
-        self.queue.offer(row)
-        self._late[request_id] = row
-        if len(self._late) > _MOST_LATE:
-            self._late.popitem(last=False)
-        row.run.running -= 1
-        self._end(row.run)
-
-    def _end(self, run: Run) -> None:
-        """The end goes behind the last step, so whoever reads it knows that all others are there or lost."""
-        if run.how is not None and not run.running:
-            self.queue.offer(EndRow(run, run.steps, run.how, self._clock.now_us()))
-
     def _failed(self, error: Exception) -> None:
         self._counts[f"failed: {type(error).__name__}"] += 1
+
+
+def _kept_bytes(state: Any) -> int:
+    """What is kept with a state: a row keeps the array it belongs to."""
+    base = getattr(state, "base", None)
+    whole = base if isinstance(base, np.ndarray) else state
+    return whole.nbytes if isinstance(whole, np.ndarray) else 0

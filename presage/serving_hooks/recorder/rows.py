@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from presage.serving_hooks.live import LiveForecast
+
+_CHARACTER_BYTES: Final = 2
+_TOKEN_BYTES: Final = 8
 
 
 class State(NamedTuple):
@@ -23,8 +26,8 @@ class Run:
     Attributes:
         number: counts the runs of the engine.
         workflow_type, workflow_id: its names.
-        steps: how many have begun.
-        running: how many of those are not over.
+        steps: how many have begun; of the engine's thread.
+        running: how many of those are not over; of the thread that writes, as the next.
         how: how it ended, once it has.
     """
 
@@ -97,3 +100,10 @@ class EndRow(NamedTuple):
 
 
 Row = StepRow | ForecastRow | EndRow
+
+
+def text_bytes(text: str | Sequence[int] | None) -> int:
+    """About how much memory a text takes, or its token ids."""
+    if text is None:
+        return 0
+    return len(text) * (_CHARACTER_BYTES if isinstance(text, str) else _TOKEN_BYTES)

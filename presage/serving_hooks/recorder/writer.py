@@ -1,4 +1,4 @@
-"""The thread that writes: takes rows from the queue, makes batches, and bears with the disk.
+"""The thread that writes: hears what was told, makes rows and batches of it, and bears with the disk.
 
 Whatever the disk does, rows wait in the queue, which is bounded, and writing is tried again after a while; the log says
 once why it has stopped and once that it goes on. Steps are written before the ends of their runs, so a reader that sees
@@ -25,10 +25,13 @@ from presage.serving_hooks.recorder.folder import Folder, reason
 from presage.serving_hooks.recorder.queue import Queue
 from presage.serving_hooks.recorder.rows import EndRow, StepRow
 from presage.serving_hooks.recorder.series import Limits, Opening, Series
+from presage.serving_hooks.recorder.tape import Tape
 from presage.serving_hooks.recorder.texts import Texts
 
 _BATCH_ROWS: Final = 256
 """Small enough that making one does not keep the engine's thread from running."""
+_CALLS: Final = 256
+"""Likewise."""
 _PAUSE_S: Final = 0.02
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
 _JOIN_S: Final = 10.0
@@ -45,31 +48,35 @@ class Writer:
 
     Args:
         config: limits.
-        queue: where rows come from.
+        tape: what was told.
+        queue: rows that were made of it.
         texts: what is kept of texts.
         clock: of the recorder.
         instance: name of the engine.
         model: what it serves.
+        counts: rows written, and what was not written, by reason; of this thread.
         opening: opens a file.
 
     Attributes:
-        counts: rows written, and what was not written, by reason.
+        counts: the same.
         state: RECORDING, FULL, CLOSED, or why writing is paused.
     """
 
     def __init__(
         self,
         config: RecorderConfig,
+        tape: Tape,
         queue: Queue,
         texts: Texts,
         clock: Clock,
         instance: str,
         model: str | None,
+        counts: Counter[str],
         opening: Opening = lambda path: pa.OSFile(path, "wb"),
     ) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts = counts
         self.state = RECORDING
-        self._config, self._queue, self._clock = config, queue, clock
+        self._config, self._tape, self._queue, self._clock = config, tape, queue, clock
         texts.counts = self.counts
         wanted = {"off": STATE_COLUMNS[:0], "prefill": STATE_COLUMNS[:1], "both": STATE_COLUMNS}[config.states]
         self._linger_s = config.linger_s if config.states == "both" else 0.0
@@ -107,7 +114,7 @@ class Writer:
             self._end()
 
     def turn(self, now_s: float, *, last: bool = False) -> bool:
-        """One look at the queue and the disk; whether more waits than was taken.
+        """One look at the tape, the queue and the disk; whether more waits than was taken.
 
         Args:
             now_s: by the rising clock.
@@ -115,8 +122,9 @@ class Writer:
         """
         if self._clock.set_back():
             self.counts["clock: set back"] += 1
+        unheard = self._tape.hear(_CALLS)  # whatever the disk does: the queue drops better than the tape
         if now_s < self._retry_at_s and not last:
-            return False
+            return unheard
         try:
             more = self._take(now_s, last)
             due = more or last or now_s - self._since_s >= self._config.flush_s
@@ -129,8 +137,8 @@ class Writer:
                 self._look_after_files(now_s)
         except Exception as error:  # the engine goes on whatever happens here
             self._pause(error, now_s)
-            return False
-        return more
+            return unheard
+        return more or unheard
 
     def _run(self) -> None:
         while not self._stop.wait(_PAUSE_S):
@@ -145,11 +153,16 @@ class Writer:
             self._rotate()
         except Exception as error:
             self._pause(error, self._clock.rising())
-        lost = self._holds + len(self._queue)
+        lost = self._holds + self.waiting
         if lost:
             self.counts["lost: not written before the end"] += lost
         self._folder.release()
         self.state = CLOSED
+
+    @property
+    def waiting(self) -> int:
+        """Calls nobody has heard, and rows nobody has taken."""
+        return len(self._tape) + len(self._queue)
 
     @property
     def _holds(self) -> int:

@@ -475,9 +475,10 @@ def prompt_hashes(scheduler: Any, request: Any) -> Sequence[bytes]:
     return hashes[: (request.num_prompt_tokens - 1) // block_tokens(scheduler)]
 
 
-def found_tokens(scheduler: Any, output: Any) -> Mapping[str, int]:
-    """Of the requests an iteration selects for the first time: tokens of their prompts that need not be computed."""
-    return {new.req_id: new.num_computed_tokens for new in first_selected(scheduler, output)}
+def found_tokens(scheduler: Any, output: Any) -> list[tuple[Any, int]]:
+    """Requests that an iteration selects for the first time, and tokens of their prompts that need not be computed."""
+    requests = scheduler.requests
+    return [(requests[new.req_id], new.num_computed_tokens) for new in first_selected(scheduler, output)]
 
 
 def prompt_by_tier(request: Any) -> tuple[int, int, int]:

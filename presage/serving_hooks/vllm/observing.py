@@ -2,7 +2,7 @@
 
 Forecasts and ends of workflows come from `workflows.py`, hidden states from the tap; here are the steps themselves:
 when a request is selected for the first time, and when it leaves. A recorder raises nothing by its own promise. Should
-anything fail on the way to it, recording is off and counted, and the engine goes on.
+reading vLLM's own fail on the way to it, recording is off and counted, and the engine goes on.
 """
 
 from __future__ import annotations
@@ -55,28 +55,50 @@ class Observing:
 
     def scheduled(self, scheduler: Any, output: Any) -> None:
         """An iteration has been scheduled: steps that it selects for the first time have begun."""
-        if self._there and output.scheduled_new_reqs:
-            self._switch.attempt(self._scheduled, scheduler, output)
+        if not output.scheduled_new_reqs or not self.on:
+            return
+        try:
+            for request, cached in compat.found_tokens(scheduler, output):
+                step = self._step(request.request_id)
+                if step is not None:
+                    self._records.begun(
+                        request.request_id,
+                        step,
+                        input_tokens=request.num_prompt_tokens,
+                        cached_input_tokens=cached,
+                        input_text=compat.prompt_tokens(request) if self._text else None,
+                    )
+        except Exception as error:
+            self._switch.off(error)
 
     def left(self, request: Any) -> None:
         """A request leaves the engine, with its last token or without."""
-        if self._there:
-            self._switch.attempt(self._left, request)
+        if not self.on:
+            return
+        try:
+            self._records.completed(
+                request.request_id,
+                output_tokens=request.num_output_tokens,
+                finish_reason=compat.finish_reason(request),
+                output_text=compat.output_tokens(request) if self._text else None,
+            )
+        except Exception as error:
+            self._switch.off(error)
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
         """A forecast was made for a step that runs, or is about to leave."""
-        if self._there:
-            self._switch.attempt(self._records.forecast, request_id, live)
+        if self._switch.on:
+            self._records.forecast(request_id, live)
 
     def state(self, request_id: str, moment: Moment, state: Any) -> None:
         """A whole hidden state of such a step has come, float16 [d]."""
-        if self._there:
-            self._switch.attempt(self._records.state, request_id, moment, state)
+        if self._switch.on:
+            self._records.state(request_id, moment, state)
 
     def ended(self, workflow_type: str, workflow_id: str, how: str) -> None:
         """A workflow has ended: SAID or SILENT."""
-        if self._there:
-            self._switch.attempt(self._records.ended, workflow_type, workflow_id, how)
+        if self._switch.on:
+            self._records.ended(workflow_type, workflow_id, how)
 
     def status(self) -> dict[str, Any]:
         """What was recorded, and what was not; `on` is false once it has failed."""
@@ -85,24 +107,3 @@ class Observing:
     def close(self) -> None:
         """The engine shuts down: what waits is written, for some seconds at most."""
         self._switch.attempt(self._records.close)
-
-    def _scheduled(self, scheduler: Any, output: Any) -> None:
-        for name, cached in compat.found_tokens(scheduler, output).items():
-            step = self._step(name)
-            if step is not None:
-                request = compat.requests(scheduler)[name]
-                self._records.begun(
-                    name,
-                    step,
-                    input_tokens=request.num_prompt_tokens,
-                    cached_input_tokens=cached,
-                    input_text=compat.prompt_tokens(request) if self._text else None,
-                )
-
-    def _left(self, request: Any) -> None:
-        self._records.completed(
-            request.request_id,
-            output_tokens=request.num_output_tokens,
-            finish_reason=compat.finish_reason(request),
-            output_text=compat.output_tokens(request) if self._text else None,
-        )

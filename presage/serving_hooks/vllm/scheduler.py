@@ -348,8 +348,8 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
 
     def _computes(self, gate: Gate, output: Any, began_at: float) -> None:
         gate.times.scheduled(output, *compat.iteration_tokens(self, output), began_at)
-        for request_id, found in compat.found_tokens(self, output).items():
-            gate.begins(request_id, found, compat.prompt_hashes(self, compat.requests(self)[request_id]))
+        for request, found in compat.found_tokens(self, output):
+            gate.begins(request.request_id, found, compat.prompt_hashes(self, request))
 
     def _hook_blocks(self, config: PresageConfig) -> ScoredBlocks:
         scored = ScoredBlocks(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recorder_samples import SIZE, Hands, Named, counts, forecast, recorder, serve, vector
 
 from presage.datasets.read import read_traces
@@ -42,18 +47,31 @@ def test_a_step_is_written_as_it_was_told(tmp_path: Path) -> None:
     assert np.array_equal(np.array(row["completion_state"], np.float16), last)
 
 
-def test_a_state_is_copied_at_once(tmp_path: Path) -> None:
-    one, state = recorder(tmp_path, states="prefill"), vector(0)
-    wanted = state.astype(np.float16)
+def test_a_moment_not_asked_for_is_not_kept(tmp_path: Path) -> None:
+    one = recorder(tmp_path, states="prefill")
     one.begun("r", Named())
-    one.state("r", "prefill", state)
-    state[:] = 0  # the engine uses its memory again
-    one.state("r", "completion", vector(1))  # not asked for
+    one.state("r", "prefill", vector(0))
+    one.state("r", "completion", vector(1))
     one.completed("r")
     one.close()
     table = read_traces([tmp_path]).table
-    assert np.array_equal(np.array(table["prefill_state"][0].as_py(), np.float16), wanted)
+    assert np.array_equal(np.array(table["prefill_state"][0].as_py(), np.float16), vector(0).astype(np.float16))
     assert "completion_state" not in table.column_names
+
+
+def test_a_state_keeps_the_rows_beside_it_only_until_it_is_heard(tmp_path: Path) -> None:
+    one, batch = recorder(tmp_path, states="both"), np.ones((64, 2560), np.float16)
+    alive = weakref.ref(batch)
+    one.begun("r", Named())
+    one.state("r", "completion", batch[5])
+    assert one.tape.waiting_bytes == batch.nbytes, "what is really kept is what counts"
+    del batch
+    assert alive() is not None
+    one.completed("r")
+    one.writer.turn(0.0)
+    assert alive() is None
+    one.close()
+    assert np.array_equal(read_traces([tmp_path]).table["completion_state"][0].as_py(), np.ones(2560))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +81,7 @@ def test_what_is_no_state_is_counted(tmp_path: Path, state: Any) -> None:
     one = recorder(tmp_path, states="both")
     one.begun("r", Named())
     one.state("r", "prefill", state)
+    one.close()
     assert counts(one)["state: no float16 or float32 array [d]"] == 1
 
 
@@ -120,11 +139,61 @@ def test_a_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
         one.begun(f"r{i}", Named(f"w{i}"))
         one.state(f"r{i}", "prefill", vector(i, 32_768))
         one.completed(f"r{i}")
-    assert one.queue.waiting_bytes <= 2**20
+    assert 2**19 < one.tape.waiting_bytes <= 2**20
     one.close()
-    found = counts(one)
-    assert found["written: steps"] + found["dropped: queue full"] == 100
+    found, states = counts(one), read_traces([tmp_path]).table["prefill_state"]
+    assert (len(states) - states.null_count) + found["dropped: queue full"] == 100
     assert found["dropped: queue full"] > 80
+    assert one.tape.waiting_bytes == 0
+
+
+def test_a_writer_that_does_not_come_costs_what_is_counted_and_no_more(tmp_path: Path) -> None:
+    one = recorder(tmp_path, queue_rows=10)  # so forty calls may wait, three of each workflow
+    serve(one, "known", "abc", ends=False)
+    while one.writer.turn(0.0):
+        pass
+    for i in range(15):
+        serve(one, f"w{i}", "a")
+    one.begun("late", Named("known", "d"))  # not taken, so its end is not missed
+    one.completed("late", output_tokens=1)
+    assert len(one.tape) == 41  # the end of a step that was taken finds room
+    while one.writer.turn(0.0):
+        pass
+    serve(one, "known", "e", first=4)
+    one.close()
+    table = read_traces([tmp_path]).table
+    known = table.filter(pc.starts_with(table["workflow_id"], "known"))
+    assert known["agent"].to_pylist() == ["a", "b", "c"], "what comes behind a gap is no part of a whole workflow"
+    assert not any(known["complete"].to_pylist())
+    assert counts(one)["dropped: queue full"] > 0
+    assert one._assembly._running == {}
+
+
+@given(st.lists(st.sampled_from("bcsfet"), max_size=60), st.integers(1, 6))
+def test_whatever_is_dropped_no_workflow_looks_whole_that_is_not(events: list[str], room: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        one, begun, told = recorder(Path(name), queue_rows=room), 0, 0
+        for what in events:
+            if what == "b":
+                begun += 1
+                one.begun(f"r{begun}", Named("w", "a", begun - 1))
+            elif what == "c" and told < begun:
+                told += 1
+                one.completed(f"r{told}")
+            elif what == "f":
+                one.forecast(f"r{begun}", forecast())
+            elif what == "s":
+                one.state(f"r{begun}", "prefill", vector(0))
+            elif what == "t":
+                one.writer.turn(0.0)
+            elif what == "e":
+                break
+        one.ended("t", "w", "said")
+        one.close()
+        found = counts(one)
+        table = read_traces([Path(name)]).table if found.get("written: steps") else None
+        if table is not None and all(table["complete"].to_pylist()):
+            assert table.num_rows == begun
 
 
 @pytest.mark.parametrize(
@@ -143,6 +212,7 @@ def test_names_are_bounded(tmp_path: Path, step: Named) -> None:
     one = recorder(tmp_path)
     one.begun("r", step)
     one.completed("r")
+    one.close()
     assert counts(one) == {"not recorded: no name, or none of at most 256 printable characters": 1}
 
 
@@ -177,7 +247,7 @@ def test_nothing_is_raised_whatever_comes(tmp_path: Path) -> None:
     one.completed("s", output_tokens=2**40, finish_reason=3)  # type: ignore[arg-type]
     one.close()
     assert counts(one)["failed: AttributeError"] == 2
-    assert counts(one)["failed: TypeError"] == 2
+    assert counts(one)["failed: TypeError"] == 3
     row = read_traces([tmp_path]).table.to_pylist()[0]
     assert [row[name] for name in ("input_tokens", "output_tokens", "cached_input_tokens", "finish_reason")] == [
         None

@@ -117,7 +117,7 @@ def test_text_goes_from_memory_once_it_is_written(tmp_path: Path) -> None:
     one = recorder(tmp_path, text="on")
     serve(one, "w", "ab", input_text=SECRET, output_text=SECRET)
     one.close()
-    assert all(row.input_text is None and row.output_text is None for row in one._late.values())
+    assert all(row.input_text is None and row.output_text is None for row in one._assembly._late.values())
 
 
 def test_a_folder_is_for_its_owner_alone(tmp_path: Path) -> None:

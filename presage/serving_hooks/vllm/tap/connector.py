@@ -37,6 +37,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._projector: Projector | None = None
         self._rows: Mapping[Moment, tuple[str, ...]] = {}
         self._states: States | None = None
+        self._nothing = Wanted()
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -62,13 +63,16 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: Any) -> Wanted:
         """Whose rows of this step are wanted."""
         if self._wanted is None:
-            return Wanted()
+            return self._nothing
         try:
+            rows = self._wanted.of(scheduler_output, self._moments)
             projections, self._to_send = self._to_send, None
-            return Wanted(self._wanted.of(scheduler_output, self._moments), projections, self._whole)
+            if not rows and projections is None:
+                return self._nothing
+            return Wanted(rows, projections, self._whole)
         except Exception as error:
             self._fails(error)
-            return Wanted()
+            return self._nothing
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """No cache comes from here."""

@@ -99,8 +99,8 @@ class StatesOfSteps:
                 for name, state in zip(*(states.rows(PREFILL) or ((), ())), strict=True):
                     if np.isfinite(state).all():
                         self._workflows.prefill_state(name, state)
-            if self.kept == ON:
-                for name, state in zip(*(states.rows(PREFILL, whole=True) or ((), ())), strict=True):
+            if self.kept == ON and (whole := states.rows(PREFILL, whole=True)) is not None:
+                for name, state in zip(*whole, strict=True):
                     self._workflows.records.state(name, PREFILL, state)
 
     def completed(self, request_id: str) -> None:
