@@ -118,7 +118,7 @@ class Assembly:
         return self._running.get(request_id) or self._late.get(request_id)
 
     def _over(self, at_s: float, request_id: str, row: StepRow) -> None:
-        row.over_s = at_s
+        row.over_s = self._clock.rising()  # as this is heard: only from here on may its last state come
         self._queue.offer(row)
         self._late[request_id] = row
         if len(self._late) > _MOST_LATE:

@@ -2,7 +2,7 @@
 
 Forecasts and ends of workflows come from `workflows.py`, hidden states from the tap; here are the steps themselves:
 when a request is selected for the first time, and when it leaves. A recorder raises nothing by its own promise. Should
-reading vLLM's own fail on the way to it, recording is off and counted, and the engine goes on.
+anything fail on the way to it, recording is off and counted, and the engine goes on.
 """
 
 from __future__ import annotations
@@ -87,18 +87,18 @@ class Observing:
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
         """A forecast was made for a step that runs, or is about to leave."""
-        if self._switch.on:
-            self._records.forecast(request_id, live)
+        if self._there:
+            self._switch.attempt(self._records.forecast, request_id, live)
 
     def state(self, request_id: str, moment: Moment, state: Any) -> None:
         """A whole hidden state of such a step has come, float16 [d]."""
-        if self._switch.on:
-            self._records.state(request_id, moment, state)
+        if self._there:
+            self._switch.attempt(self._records.state, request_id, moment, state)
 
     def ended(self, workflow_type: str, workflow_id: str, how: str) -> None:
         """A workflow has ended: SAID or SILENT."""
-        if self._switch.on:
-            self._records.ended(workflow_type, workflow_id, how)
+        if self._there:
+            self._switch.attempt(self._records.ended, workflow_type, workflow_id, how)
 
     def status(self) -> dict[str, Any]:
         """What was recorded, and what was not; `on` is false once it has failed."""
