@@ -180,8 +180,9 @@ def _foreteller(setting: Setting, who: Foreteller | None, clock: Callable[[], fl
         return Output(setting.jobs)
     if who == "transitions":
         return StaticGraph(_taught(setting).transitions)
-    name = setting.forecasts if who == "asked" else "oracle"
-    return source(name, setting.taught, setting.lengths)(setting.jobs, clock)
+    if who == "asked":
+        return source(setting.forecasts, setting.taught, setting.lengths)(setting.jobs, clock)
+    return source("oracle")(setting.jobs, clock)
 
 
 def _taught(setting: Setting) -> Taught:

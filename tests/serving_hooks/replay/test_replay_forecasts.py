@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from replay_samples import chain
 
-from presage.errors import ConfigurationError
+from presage.errors import ConfigurationError, PresageError
+from presage.serving_hooks.replay.arrivals import Arrivals
+from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.forecasts import Output, Truth, source
 from presage.serving_hooks.replay.policies import POLICIES, choose, crossed, ends
+from presage.serving_hooks.replay.runs import Setting, _foreteller
 from presage.serving_hooks.replay.workload import Convention
 from presage.serving_hooks.vllm.metadata import Step
 
@@ -107,3 +110,11 @@ def test_a_policy_switches_everything_else_off() -> None:
 def test_who_says_itself_what_is_left_is_asked_without_a_model_of_lengths(forecasts: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--forecasts {forecasts}: {forecasts} says itself"):
         source(forecasts, lengths="lengths")
+
+
+def test_a_model_of_lengths_is_for_who_asks_models_and_not_for_the_truth_beside_it() -> None:
+    jobs, convention = (chain(0, "pq", Convention()),), Convention()
+    setting = Setting(jobs, convention, Arrivals(1), read_engine("invented"), "counts", lengths="no such folder")
+    assert isinstance(_foreteller(setting, "oracle", lambda: 0.0), Truth)
+    with pytest.raises(PresageError, match="no such folder"):
+        _foreteller(setting, "asked", lambda: 0.0)
