@@ -69,12 +69,21 @@ def test_no_forecast_and_a_broken_one_count_as_one_certain_touch() -> None:
 
 def test_an_agent_that_reads_what_others_wrote_counts_for_blocks_it_has_not_touched() -> None:
     plain, shared = of(FORECAST), of(FORECAST).shared({"tester": 0.5, "nobody": 1.0})
-    tester = plain.worth(["tester"])[0]
-    assert shared.worth([])[0] == pytest.approx(tester / 2, abs=1)
-    assert shared.worth(["tester"]) == plain.worth(["tester"])
-    assert shared.worth(["coder"])[0] == pytest.approx(plain.worth(["coder"])[0] + tester / 2, abs=1)
-    everyone = plain.shared(dict.fromkeys(AGENTS, 1.0))
-    assert everyone.worth([]) == everyone.worth(AGENTS) == plain.worth(AGENTS)
+    # half of what the tester does touches: at its steps .125, .2, .05, for the first time .125, .175, .035
+    first = 0.125 + 0.525 * 0.175 + 0.294 * 0.035
+    assert shared.worth([])[0] / UNIT == pytest.approx(first, abs=2e-6)
+    tester, coder = (plain.worth([agent])[0] / UNIT for agent in ("tester", "coder"))
+    assert shared.worth(["tester"])[0] / UNIT == pytest.approx(first + tester / 2, abs=2e-6)
+    assert shared.worth(["coder"])[0] / UNIT == pytest.approx(first + coder, abs=2e-6)
+
+
+def test_of_what_all_share_the_first_touch_alone_counts() -> None:
+    everyone = of(FORECAST).shared(dict.fromkeys(AGENTS, 1.0))
+    assert everyone.worth([]) == everyone.worth(AGENTS)
+    assert everyone.worth([])[0] / UNIT == pytest.approx(0.75 + 0.525 * 0.8 * 0.25 + 0.294 * 0.6 * 0.25 * 0.2, abs=2e-6)
+    rates = dict.fromkeys(AGENTS, 1.0)
+    soon, long = ([[1.0, 0, 0, 0], *[[0, 0, 0, 1.0]] * 2], [[1.0, 0, 0, 0]] * 3)
+    assert of(soon).shared(rates).worth([]) == of(long).shared(rates).worth([]) == (UNIT, UNIT)
 
 
 @pytest.mark.parametrize("wrong", [{"horizon": 0}, {"decay": 0.0}, {"decay": 1.5}, {"decay": float("nan")}])
