@@ -14,7 +14,7 @@ Then, unless `--turns 0`, two real engines (`presage serve`, a model of random w
 side by side: the same workflows to one and to the other in turns, output tokens a second of each turn. The first of
 two turns changes, and the ratio is taken turn by turn.
 
-    python benchmarks/recorder_in_engine.py [--iterations 2000] [--size 2560] [--turns 10]
+    python benchmarks/recorder_in_engine.py [--iterations 2000] [--size 2560] [--turns 10] [--states off|prefill|both]
 
 Needs vLLM 0.32. Prints two tables, and one JSON line at the end.
 """
@@ -184,7 +184,7 @@ def added(folder: Path, states: str, size: int, iterations: int) -> dict[str, fl
     }
 
 
-def speeds(folder: Path, size: int, turns: int) -> dict[str, Any]:
+def speeds(folder: Path, states: str, size: int, turns: int) -> dict[str, Any]:
     """Output tokens a second of real engines without and with a recorder, turn by turn."""
     from circle import LENGTH, make_anew, make_model, started
     from retry_loops import draw
@@ -198,7 +198,7 @@ def speeds(folder: Path, size: int, turns: int) -> dict[str, Any]:
     with ExitStack() as stack:
         servers = {}
         for name in told:
-            recorder = {"recorder": {"folder": "recording", "states": "both"}} if name == "with" else {}
+            recorder = {"recorder": {"folder": "recording", "states": states}} if name == "with" else {}
             more = ["--additional-config", json.dumps({"presage": {**recorder, "next_agent": None}})]
             servers[name] = stack.enter_context(started(at, "presage serve", 2000, *more))
         for turn in range(turns + 1):
@@ -216,6 +216,7 @@ def speeds(folder: Path, size: int, turns: int) -> dict[str, Any]:
         "ratio": round(statistics.median(ratios), 3),
         "ratio_mean": round(statistics.mean(ratios), 3),
         "ratio_standard_error": round(spread / len(ratios) ** 0.5, 3),
+        "recorded": states,
         "states": recorder["states"],
         "counts": recorder["counts"],
     }
@@ -226,6 +227,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=2000)
     parser.add_argument("--size", type=int, default=2560, help="numbers of a state")
     parser.add_argument("--turns", type=int, default=10, help="of each real engine; 0 starts none")
+    parser.add_argument("--states", choices=("off", "prefill", "both"), default="both", help="that the engine records")
     chosen = parser.parse_args()
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -239,10 +241,10 @@ def main() -> None:
             cells = (of[key] for key in ("a_step", "times_the_copy", "beside", "iteration_without", "worker"))
             print(f"| {variant} | {' | '.join(f'{cell:.1f}' for cell in cells)} |", flush=True)
         if chosen.turns:
-            report["engines"] = of = speeds(folder, chosen.size, chosen.turns)
+            report["engines"] = of = speeds(folder, chosen.states, chosen.size, chosen.turns)
             print("\n| output tokens/s | without | with | ratio | standard error |\n|---|---|---|---|---|")
             print(
-                f"| states {of['states']} | {of['tokens_s_without']} | {of['tokens_s_with']} | {of['ratio']} "
+                f"| states: {of['recorded']} ({of['states']}) | {of['tokens_s_without']} | {of['tokens_s_with']} | {of['ratio']} "
                 f"| {of['ratio_standard_error']} |"
             )
     print(json.dumps({"benchmark": "recorder_in_engine", "size": chosen.size, **report}))
