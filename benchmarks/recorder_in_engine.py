@@ -4,11 +4,11 @@ First vLLM's own scheduler and KV-cache manager without a model, under the load 
 running, workflows of five steps, policies on. Two of them take turns, some iterations each, one with a recorder and one
 without; a recorder changes no decision, so both do the same. The worker's end of the connector is played with rows of
 `--size` numbers. "a step" is the time inside the recorder's calls, those of the tap among them, less what the same
-calls take without a recorder, by the steps of workflows that ended meanwhile, µs; the JSON line has it by call. "× the copy" is the same against the least that can be
-done, which is to copy the two states of a step as late as this and between the same other things. "beside" is what the
-median iteration took more than without, CPU time, in which the machine's other work is too. "worker" is what picking
-the rows takes on a CPU, in an iteration: where the engine has one worker that is the same thread. On a GPU it is the
-launch of a few kernels.
+calls take without a recorder, by the steps of workflows that ended meanwhile, µs; the JSON line has it by call. "× the
+copy" is the same against copying the two states of a step as late as this and between the same other things. "beside"
+is what the median iteration took more than without, CPU time, in which the machine's other work is too. "worker" is
+what picking the rows takes on a CPU, in an iteration: where the engine has one worker that is the same thread. On a GPU
+it is the launch of a few kernels.
 
 Then, unless `--turns 0`, two real engines (`presage serve`, a model of random weights with states of `--size` numbers)
 side by side: the same workflows to one and to the other in turns, output tokens a second of each turn. The first of
@@ -244,8 +244,8 @@ def main() -> None:
             report["engines"] = of = speeds(folder, chosen.states, chosen.size, chosen.turns)
             print("\n| output tokens/s | without | with | ratio | standard error |\n|---|---|---|---|---|")
             print(
-                f"| states: {of['recorded']} ({of['states']}) | {of['tokens_s_without']} | {of['tokens_s_with']} | {of['ratio']} "
-                f"| {of['ratio_standard_error']} |"
+                f"| states: {of['recorded']} ({of['states']}) | {of['tokens_s_without']} | {of['tokens_s_with']} "
+                f"| {of['ratio']} | {of['ratio_standard_error']} |"
             )
     print(json.dumps({"benchmark": "recorder_in_engine", "size": chosen.size, **report}))
 
