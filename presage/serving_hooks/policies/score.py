@@ -20,7 +20,7 @@ And of blocks that all agents of a workflow share, the first touch alone counts:
 k-th next step is the first to touch. Whoever gives such a block up pays for it once, at the next step, however many
 steps come after it; eq. 2 would keep the histories of workflows that have many left before those, longer ones, that are
 about to end (benchmarks/policies_replayed.py, one history for all, the truth as forecast: hit rate .655 by eq. 2, .668
-so; trained forecasts .680 and .685).
+so).
 """
 
 from __future__ import annotations
@@ -161,16 +161,22 @@ class Lookahead:
             for k in range(len(touched)):
                 touched[k] += of[k] * rate
         self._place = _columns(tuple(rates))
-        shared, shared_moment = _part(_first(touched), weights)
+        shared, shared_moment = _part(_first(touched, [row[-1] for row in rows]), weights)
         return (always[0] + shared, always[1] + shared_moment), own
 
 
-def _first(touched: list[float]) -> list[float]:
-    """The chance that a step is the first to touch, of the chances that each does."""
+def _first(touched: list[float], ends: list[float]) -> list[float]:
+    """The chance that a step is the first to touch, given that the workflow gets that far.
+
+    Args:
+        touched: the chance that each touches.
+        ends: the chance that the workflow ends instead. Where it touches it does not end: of the workflows that go on
+            after a step, touched / (1 − end) have touched.
+    """
     first, not_yet = [], 1.0
-    for chance in touched:
+    for chance, end in zip(touched, ends, strict=True):
         first.append(chance * not_yet)
-        not_yet *= max(0.0, 1.0 - chance)
+        not_yet *= max(0.0, 1.0 - chance / (1.0 - end)) if end < 1.0 else 0.0
     return first
 
 

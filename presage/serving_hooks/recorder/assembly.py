@@ -65,7 +65,7 @@ class Assembly:
         run.running += 1
         self._running[request_id] = row
 
-    def state(self, request_id: str, moment: Moment, state: Any) -> None:
+    def state(self, at_s: float, request_id: str, moment: Moment, state: Any) -> None:
         """A state of a step that runs, or is just over; copied here."""
         dtype = _STATE_TYPES.get(state.dtype) if isinstance(state, np.ndarray) else None
         if dtype is None or state.ndim != 1 or not state.size:
@@ -118,11 +118,11 @@ class Assembly:
         return self._running.get(request_id) or self._late.get(request_id)
 
     def _over(self, at_s: float, request_id: str, row: StepRow) -> None:
-        row.over_s = self._clock.rising()  # as this is heard: only from here on may its last state come
-        self._queue.offer(row)
-        self._late[request_id] = row
-        if len(self._late) > _MOST_LATE:
-            self._late.popitem(last=False)
+        row.over_s = at_s
+        if self._queue.offer(row):
+            self._late[request_id] = row
+            if len(self._late) > _MOST_LATE:
+                self._late.popitem(last=False)
         row.run.running -= 1
         self._end(at_s, row.run)
 

@@ -36,6 +36,9 @@ _MOST_TYPES: Final = 1_000
 """A store has a folder for each workflow type, and types are what clients say."""
 _MOST_RUNNING: Final = 16_384
 _CALLS_A_ROW: Final = 4
+_FORECAST_BYTES: Final = 1024
+_KEPT_SHARE: Final = 64
+"""A state is copied if the array it is a row of takes more than this part of what may wait."""
 
 
 class Recorder:
@@ -74,7 +77,7 @@ class Recorder:
         self._state, self._forecast = self._assembly.state, self._assembly.forecast
         self._now_s = self._clock.rising
         self.tape = Tape(_CALLS_A_ROW * config.queue_rows, config.queue_mb * 2**20, queue, self._counts, heard)
-        self._tell = self.tape.tell
+        self._tell, self._most_kept = self.tape.tell, config.queue_mb * 2**20 // _KEPT_SHARE
         texts = Texts(load_redact(config.redact), decode)
         self.writer = Writer(config, self.tape, queue, texts, self._clock, self.instance, model, heard)
         self._runs: dict[tuple[str, str], Run] = {}
@@ -114,10 +117,11 @@ class Recorder:
             if len(self._running) >= _MOST_RUNNING:
                 self._counts["not recorded: too many steps at once"] += 1
                 return
-            text, size = (input_text, text_bytes(input_text)) if self._text else (None, 0)
+            text, size = self._kept_text(input_text) if self._text else (None, 0)
             told = self._now_s(), request_id, run, number, step, input_tokens, cached_input_tokens, text
             if self._tell(self._begun, told, size):
                 self._running.add(request_id)
+                run.told = True
         except Exception as error:
             self._failed(error)
 
@@ -128,19 +132,24 @@ class Recorder:
             request_id: as `begun` had it.
             moment: which.
             state: float16 or float32 [d], after the last norm; of the model that is served, not projected. It must not
-                be changed later. With it the whole array that it is a row of is kept, for some milliseconds.
+                be changed later. The whole array that it is a row of is kept for some milliseconds; a row of a large
+                one is copied.
         """
         try:
             if self._states == "off" or (self._states == "prefill" and moment != PREFILL):
                 return
-            self._tell(self._state, (request_id, moment, state), _kept_bytes(state))
+            size = _kept_bytes(state)
+            if size > self._most_kept:
+                state, size = state.copy(), state.nbytes
+            self._tell(self._state, (self._now_s(), request_id, moment, state), size)
         except Exception as error:
             self._failed(error)
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
         """A forecast was made for a step that is running, or has just completed."""
         try:
-            self._tell(self._forecast, (self._now_s(), request_id, live))
+            size = _FORECAST_BYTES + live.probabilities.nbytes
+            self._tell(self._forecast, (self._now_s(), request_id, live), size)
         except Exception as error:
             self._failed(error)
 
@@ -164,7 +173,7 @@ class Recorder:
             if request_id not in self._running:
                 return
             self._running.discard(request_id)
-            text, size = (output_text, text_bytes(output_text)) if self._text else (None, 0)
+            text, size = self._kept_text(output_text) if self._text else (None, 0)
             told = self._now_s(), request_id, output_tokens, finish_reason, text
             self._tell(self._completed, told, size, always=True)
         except Exception as error:
@@ -175,8 +184,8 @@ class Recorder:
         the one that has ended."""
         try:
             run = self._runs.pop((workflow_type, workflow_id), None)
-            if run is not None:
-                self._tell(self._assembly.ended, (self._now_s(), run, how))
+            if run is not None and run.told:
+                self._tell(self._assembly.ended, (self._now_s(), run, how), always=True)
         except Exception as error:
             self._failed(error)
 
@@ -195,6 +204,9 @@ class Recorder:
     def close(self) -> None:
         """Writes what waits, and steps that have not completed as far as they are known; waits some seconds at most."""
         self._tell(self._assembly.finish, (self._now_s(),), always=True)
+        self.tape.close()
+        self._running.clear()
+        self._runs.clear()
         self.writer.close()
 
     def _new_run(self, step: NamedStep) -> Run | None:
@@ -214,6 +226,18 @@ class Recorder:
         run = self._runs[workflow_type, workflow_id] = Run(self._begun_runs, workflow_type, workflow_id)
         self._begun_runs += 1
         return run
+
+    def _kept_text(self, given: str | Sequence[int] | None) -> tuple[str | Sequence[int] | None, int]:
+        """A text and its bytes; nothing where there is no room for it: its step is worth more."""
+        try:
+            size = text_bytes(given)
+        except Exception as error:
+            self._failed(error)
+            return None, 0
+        if self.tape.fits(size):
+            return given, size
+        self._counts["text not kept: queue full"] += 1
+        return None, 0
 
     def _failed(self, error: Exception) -> None:
         self._counts[f"failed: {type(error).__name__}"] += 1

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from presage.serving_hooks.live import LiveForecast
 
 _CHARACTER_BYTES: Final = 2
-_TOKEN_BYTES: Final = 8
+_TOKEN_BYTES: Final = 36
 
 
 class State(NamedTuple):
@@ -26,16 +26,18 @@ class Run:
     Attributes:
         number: counts the runs of the engine.
         workflow_type, workflow_id: its names.
-        steps: how many have begun; of the engine's thread.
-        running: how many of those are not over; of the thread that writes, as the next.
+        steps: how many have begun; of the engine's thread, as the next.
+        told: whether the thread that writes is told of any.
+        running: how many steps are not over; of the thread that writes, as the next.
         how: how it ended, once it has.
     """
 
-    __slots__ = ("how", "number", "running", "steps", "workflow_id", "workflow_type")
+    __slots__ = ("how", "number", "running", "steps", "told", "workflow_id", "workflow_type")
 
     def __init__(self, number: int, workflow_type: str, workflow_id: str) -> None:
         self.number, self.workflow_type, self.workflow_id = number, workflow_type, workflow_id
         self.steps = self.running = 0
+        self.told = False
         self.how: str | None = None
 
 

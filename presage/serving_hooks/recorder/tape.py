@@ -6,13 +6,16 @@ does so often and whatever the disk does; so calls wait here only for as long as
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from presage.serving_hooks.recorder.queue import FULL, Queue
 
 Told = Callable[..., None]
+
+CLOSED: Final = "dropped: recorder closed"
 
 
 class Tape:
@@ -31,6 +34,8 @@ class Tape:
         self._counts, self._heard = counts, heard
         self._waiting: deque[tuple[Told, tuple[Any, ...], int]] = deque()
         self._given = self._taken = 0
+        self._heard_to_s = -math.inf
+        self._why = FULL
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -45,17 +50,29 @@ class Tape:
 
         Args:
             what: is to be called.
-            args: with what.
+            args: with what; first of all when it was told, seconds of the rising clock.
             size: bytes of the large ones among them.
             always: drop it in no case: it ends what was taken, so there are no more of these than of those.
         """
-        full = len(self._waiting) >= self._most or (size and self.waiting_bytes + size > self._size)
+        full = len(self._waiting) >= self._most or not self.fits(size)
         if full and not always:
-            self._counts[FULL] += 1
+            self._counts[self._why] += 1
             return False
         self._given += size
         self._waiting.append((what, args, size))
         return True
+
+    def fits(self, size: int) -> bool:
+        """Whether so many bytes more may wait."""
+        return not size or self.waiting_bytes + size <= self._size
+
+    def close(self) -> None:
+        """Nothing more is taken."""
+        self._most, self._why = 0, CLOSED
+
+    def heard_to_s(self, now_s: float) -> float:
+        """All that was told before this time was heard."""
+        return self._heard_to_s if self._waiting else now_s
 
     def hear(self, most: int) -> bool:
         """Makes the calls that have waited longest, `most` of them; whether more wait."""
@@ -64,6 +81,7 @@ class Tape:
                 return False
             what, args, size = self._waiting.popleft()
             self._taken += size
+            self._heard_to_s = args[0]
             try:
                 what(*args)
             except Exception as error:

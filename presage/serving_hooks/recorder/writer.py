@@ -181,7 +181,8 @@ class Writer:
             if row is None:
                 return False
             if isinstance(row, StepRow):
-                if not last and now_s - row.over_s < self._linger_s:
+                late = last and not len(self._tape)
+                if not late and self._tape.heard_to_s(now_s) - row.over_s < self._linger_s:
                     return False  # its last state may still come
                 table = "steps"
             else:
@@ -232,6 +233,8 @@ class Writer:
     def _drop(self) -> None:
         self._said(FULL)
         self.counts["dropped: recording full"] += self._holds
+        for row in self._taken["steps"]:
+            row.release()
         self._made.clear()
         for rows in self._taken.values():
             rows.clear()

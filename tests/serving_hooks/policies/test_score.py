@@ -69,8 +69,10 @@ def test_no_forecast_and_a_broken_one_count_as_one_certain_touch() -> None:
 
 def test_an_agent_that_reads_what_others_wrote_counts_for_blocks_it_has_not_touched() -> None:
     plain, shared = of(FORECAST), of(FORECAST).shared({"tester": 0.5, "nobody": 1.0})
-    # half of what the tester does touches: at its steps .125, .2, .05, for the first time .125, .175, .035
-    first = 0.125 + 0.525 * 0.175 + 0.294 * 0.035
+    # half of what the tester does touches: .125, .2, .05 at the three steps. Of the workflows that have not ended after
+    # the first, .125 / .75 were touched, after the second .2 / .8 of the others.
+    untouched = 1 - 0.125 / 0.75
+    first = 0.125 + 0.525 * 0.2 * untouched + 0.294 * 0.05 * untouched * (1 - 0.2 / 0.8)
     assert shared.worth([])[0] / UNIT == pytest.approx(first, abs=2e-6)
     tester, coder = (plain.worth([agent])[0] / UNIT for agent in ("tester", "coder"))
     assert shared.worth(["tester"])[0] / UNIT == pytest.approx(first + tester / 2, abs=2e-6)
@@ -80,7 +82,7 @@ def test_an_agent_that_reads_what_others_wrote_counts_for_blocks_it_has_not_touc
 def test_of_what_all_share_the_first_touch_alone_counts() -> None:
     everyone = of(FORECAST).shared(dict.fromkeys(AGENTS, 1.0))
     assert everyone.worth([]) == everyone.worth(AGENTS)
-    assert everyone.worth([])[0] / UNIT == pytest.approx(0.75 + 0.525 * 0.8 * 0.25 + 0.294 * 0.6 * 0.25 * 0.2, abs=2e-6)
+    assert everyone.worth([])[0] / UNIT == pytest.approx(0.75, abs=2e-6)  # then it is touched, or it has ended
     rates = dict.fromkeys(AGENTS, 1.0)
     soon, long = ([[1.0, 0, 0, 0], *[[0, 0, 0, 1.0]] * 2], [[1.0, 0, 0, 0]] * 3)
     assert of(soon).shared(rates).worth([]) == of(long).shared(rates).worth([]) == (UNIT, UNIT)

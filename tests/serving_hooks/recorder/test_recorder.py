@@ -156,7 +156,7 @@ def test_a_writer_that_does_not_come_costs_what_is_counted_and_no_more(tmp_path:
         serve(one, f"w{i}", "a")
     one.begun("late", Named("known", "d"))  # not taken, so its end is not missed
     one.completed("late", output_tokens=1)
-    assert len(one.tape) == 41  # the end of a step that was taken finds room
+    assert len(one.tape) == 42  # the end of what was taken finds room
     while one.writer.turn(0.0):
         pass
     serve(one, "known", "e", first=4)
@@ -167,6 +167,85 @@ def test_a_writer_that_does_not_come_costs_what_is_counted_and_no_more(tmp_path:
     assert not any(known["complete"].to_pylist())
     assert counts(one)["dropped: queue full"] > 0
     assert one._assembly._running == {}
+
+
+def test_a_state_that_is_told_in_time_is_waited_for_however_late_the_writer_comes(tmp_path: Path) -> None:
+    hands = Hands()
+    one = recorder(tmp_path, hands, states="both", linger_s=0.25, flush_s=0.01)
+    one.begun("r", Named())
+    one.state("r", "prefill", vector(0))
+    one.completed("r")
+    serve(one, "others", "a" * 300)  # more than the writer hears at once
+    hands.on(0.05)
+    one.state("r", "completion", vector(1))
+    hands.on(10.0)  # the disk hangs
+    while one.writer.turn(hands.rising):
+        pass
+    hands.on(10.0)
+    one.writer.turn(hands.rising)
+    assert counts(one)["completion_state that never came"] == 300, "of the others alone"
+    one.close()
+
+
+def test_at_the_end_all_that_was_told_is_heard_before_it_is_written(tmp_path: Path) -> None:
+    one = recorder(tmp_path, states="both")
+    for i in range(1000):
+        one.begun(f"r{i}", Named(f"w{i}"))
+        one.state(f"r{i}", "prefill", vector(i))
+        one.completed(f"r{i}")
+        one.state(f"r{i}", "completion", vector(i))
+    one.close()
+    assert counts(one) == {"written: steps": 1000}
+
+
+def test_after_the_end_nothing_is_kept(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    one.close()
+    serve(one, "w", "abc")
+    assert one.status()["waiting"] == 0
+    assert counts(one) == {"dropped: recorder closed": 3}
+
+
+def test_forecasts_and_texts_take_no_more_memory_than_they_may(tmp_path: Path) -> None:
+    one = recorder(tmp_path, queue_mb=1, text="on")
+    agents = tuple(f"agent {i}" for i in range(1000))
+    one.begun("r", Named())
+    for _ in range(1000):
+        one.forecast("r", forecast(agents=agents))
+    assert one.tape.waiting_bytes <= 2**20
+    assert counts(one)["dropped: queue full"] > 900
+    while one.writer.turn(0.0):
+        pass
+    for i in range(20):
+        one.begun(f"s{i}", Named(f"w{i}"))
+        one.completed(f"s{i}", output_text="x" * 100_000)
+    assert one.tape.waiting_bytes <= 2**20
+    one.close()
+    lost = counts(one)["text not kept: queue full"]
+    table = read_traces([tmp_path]).table
+    assert lost > 10
+    assert table["output_text"].null_count == lost + 1  # the first step said nothing
+    assert table.num_rows == 21
+
+
+def test_a_step_that_finds_no_room_is_not_kept_for_what_may_still_come_of_it(tmp_path: Path) -> None:
+    one = recorder(tmp_path, queue_rows=4)
+    one.writer._retry_at_s = float("inf")  # the disk fails
+    for i in range(50):
+        one.begun(f"r{i}", Named(f"w{i}"))
+        one.completed(f"r{i}")
+        one.writer.turn(0.0)
+    assert len(one._assembly._late) == 4
+
+
+def test_of_a_large_array_only_the_row_is_kept(tmp_path: Path) -> None:
+    one, batch = recorder(tmp_path, states="both", queue_mb=1), np.ones((256, 2560), np.float16)
+    for i in range(64):
+        one.begun(f"r{i}", Named(f"w{i}"))
+        one.state(f"r{i}", "prefill", batch[i])
+    assert one.tape.waiting_bytes == 64 * 2 * 2560
+    one.close()
+    assert read_traces([tmp_path]).table["prefill_state"].null_count == 0
 
 
 @given(st.lists(st.sampled_from("bcsfet"), max_size=60), st.integers(1, 6))
@@ -246,7 +325,7 @@ def test_nothing_is_raised_whatever_comes(tmp_path: Path) -> None:
     one.forecast("s", None)  # type: ignore[arg-type]
     one.completed("s", output_tokens=2**40, finish_reason=3)  # type: ignore[arg-type]
     one.close()
-    assert counts(one)["failed: AttributeError"] == 2
+    assert counts(one)["failed: AttributeError"] == 3
     assert counts(one)["failed: TypeError"] == 3
     row = read_traces([tmp_path]).table.to_pylist()[0]
     assert [row[name] for name in ("input_tokens", "output_tokens", "cached_input_tokens", "finish_reason")] == [
