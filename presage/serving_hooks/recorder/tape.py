@@ -54,7 +54,8 @@ class Tape:
             size: bytes of the large ones among them.
             always: drop it in no case: it ends what was taken, so there are no more of these than of those.
         """
-        full = len(self._waiting) >= self._most or not self.fits(size)
+        waits = self._given - self._taken + self._queue.waiting_bytes  # spelt out: a call costs more than the sum
+        full = len(self._waiting) >= self._most or (size and waits + size > self._size)
         if full and not always:
             self._counts[self._why] += 1
             return False
