@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Final
 
-from presage.serving_hooks.recorder.rows import EndRow, ForecastRow, Row, StepRow, text_bytes
-
-_ROW_BYTES: Final = 1024
+from presage.serving_hooks.recorder.rows import ROW_BYTES, EndRow, ForecastRow, Row, StepRow, forecast_bytes, text_bytes
 
 FULL: Final = "dropped: queue full"
 
@@ -56,11 +54,11 @@ class Queue:
 
 def _bytes_of(row: Row) -> int:
     if isinstance(row, StepRow):
-        size = _ROW_BYTES
+        size = ROW_BYTES
         for state in (row.prefill_state, row.completion_state):
             if state is not None:
                 size += len(state.data)
         return size + text_bytes(row.input_text) + text_bytes(row.output_text)
     if isinstance(row, ForecastRow):
-        return _ROW_BYTES + int(row.live.probabilities.nbytes)
-    return _ROW_BYTES
+        return forecast_bytes(row.live)
+    return ROW_BYTES

@@ -23,7 +23,7 @@ from presage.serving_hooks.recorder.config import RecorderConfig, load_redact
 from presage.serving_hooks.recorder.names import NO_NAME, is_name
 from presage.serving_hooks.recorder.protocol import NamedStep
 from presage.serving_hooks.recorder.queue import Queue
-from presage.serving_hooks.recorder.rows import Run, text_bytes
+from presage.serving_hooks.recorder.rows import Run, forecast_bytes, text_bytes
 from presage.serving_hooks.recorder.tape import Tape
 from presage.serving_hooks.recorder.texts import Texts
 from presage.serving_hooks.recorder.writer import Writer
@@ -36,7 +36,6 @@ _MOST_TYPES: Final = 1_000
 """A store has a folder for each workflow type, and types are what clients say."""
 _MOST_RUNNING: Final = 16_384
 _CALLS_A_ROW: Final = 4
-_FORECAST_BYTES: Final = 1024
 _KEPT_SHARE: Final = 64
 """A state is copied if the array it is a row of takes more than this part of what may wait."""
 
@@ -70,14 +69,15 @@ class Recorder:
         self._states, self._text = config.states, config.text == "on"
         self._counts: Counter[str] = Counter()
         heard: Counter[str] = Counter()
-        queue = Queue(config.queue_rows, config.queue_mb * 2**20, heard)
+        room = config.queue_mb * 2**20
+        queue = Queue(config.queue_rows, room, heard)
         self._assembly = Assembly(queue, self._clock, heard)
         # Looked up once: all of this is cold when it is called, and each further object costs the thread a miss.
         self._begun, self._completed = self._assembly.begun, self._assembly.completed
         self._state, self._forecast = self._assembly.state, self._assembly.forecast
         self._now_s = self._clock.rising
-        self.tape = Tape(_CALLS_A_ROW * config.queue_rows, config.queue_mb * 2**20, queue, self._counts, heard)
-        self._tell, self._most_kept = self.tape.tell, config.queue_mb * 2**20 // _KEPT_SHARE
+        self.tape = Tape(_CALLS_A_ROW * config.queue_rows, room, queue, self._counts, heard)
+        self._tell, self._most_kept = self.tape.tell, room // _KEPT_SHARE
         texts = Texts(load_redact(config.redact), decode)
         self.writer = Writer(config, self.tape, queue, texts, self._clock, self.instance, model, heard)
         self._runs: dict[tuple[str, str], Run] = {}
@@ -148,8 +148,7 @@ class Recorder:
     def forecast(self, request_id: str, live: LiveForecast) -> None:
         """A forecast was made for a step that is running, or has just completed."""
         try:
-            size = _FORECAST_BYTES + live.probabilities.nbytes
-            self._tell(self._forecast, (self._now_s(), request_id, live), size)
+            self._tell(self._forecast, (self._now_s(), request_id, live), forecast_bytes(live))
         except Exception as error:
             self._failed(error)
 

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
     from presage.serving_hooks.live import LiveForecast
 
+ROW_BYTES: Final = 1024
+"""About how much memory a row takes without what is large in it."""
+
 _CHARACTER_BYTES: Final = 2
 _TOKEN_BYTES: Final = 36
 
@@ -109,3 +112,8 @@ def text_bytes(text: str | Sequence[int] | None) -> int:
     if text is None:
         return 0
     return len(text) * (_CHARACTER_BYTES if isinstance(text, str) else _TOKEN_BYTES)
+
+
+def forecast_bytes(live: LiveForecast) -> int:
+    """About how much memory a forecast takes."""
+    return ROW_BYTES + int(live.probabilities.nbytes)
