@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from presage.datasets.law import generate
 from presage.features.prefixes import Prefixes, prefixes_of
-from presage.features.states import StateSource, fit_states
+from presage.features.states import StateSource, captured_source
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.baselines.published import PublishedConfig, PublishedGraphSage
 from presage.predictors.network_weights import NetworkConfig
@@ -35,7 +35,7 @@ from presage.training.validation_split import split_validation
 
 def prepared(workflows: int, state_size: int) -> tuple[Prefixes, Prefixes, StateSource]:
     table = generate("research", workflows, 0, state_size=state_size).table
-    source = fit_states(table, states="captured", seed=0)
+    source = captured_source(table)
     prefixes = prefixes_of(table, Vocabulary.from_table(table), 3).with_states(source.states(table))
     return *split_validation(prefixes, 0.15, 0), source
 

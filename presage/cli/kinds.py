@@ -50,11 +50,15 @@ class Kind(Protocol):
         name: as artefacts have it.
         unit: what its data consists of: "workflows" or "prompts".
         legend: what the figures of `headline` are.
+        loss_unit: of the differences to baselines, as it follows a number.
+        advice: what to try where a baseline won.
     """
 
     name: str
     unit: str
     legend: str
+    loss_unit: str
+    advice: str
 
     def read(self, paths: list[Path], skip_bad: bool, out: Output, report: Report) -> Any:
         """The data in these files, valid; says what was skipped."""
@@ -85,9 +89,9 @@ class Kind(Protocol):
         ...
 
     def verdict(
-        self, candidate: Loaded, champion: Loaded | None, data: Any, seed: int, *, name: str, version: int
+        self, candidate: Loaded, champion: Loaded | None, data: Any, seed: int, *, name: str, version: int, profile: str
     ) -> Verdict:
-        """The gates' answer on a candidate, both judged on the same data."""
+        """The gates' answer on a candidate, both judged on the same data under an input profile."""
         ...
 
     def tables(self, metrics: dict[str, Any], called: str) -> list[Any]:

@@ -40,6 +40,14 @@ def promote(
         ),
     ],
     alias: Annotated[str, typer.Option("--to", help="The alias to give it.")] = "champion",
+    target: Annotated[
+        str,
+        typer.Option(
+            "--profile",
+            help="Judge as it will be asked: engine (ids, token counts, hidden states: what vLLM's scheduler "
+            "supplies), gateway (ids, token counts, texts) or full (all there is).",
+        ),
+    ] = "engine",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Judge, and change nothing.")] = False,
     replay: replay_gate.Asked = False,
     engine: replay_gate.Engine = None,
@@ -62,10 +70,14 @@ def promote(
     figures are kept that an engine holds its live forecasts against.
     """
     from presage.cli.kinds import load
-    from presage.errors import RegistryError
+    from presage.errors import ConfigurationError, RegistryError
+    from presage.features.input_profiles import TARGETS
+    from presage.registry.floors import floor_gates
     from presage.registry.promote import promote as carry_out
 
     out = Output(as_json)
+    if target not in TARGETS:
+        raise ConfigurationError(f"--profile {target}: wanted one of {', '.join(TARGETS)}")
     last = replay_gate.asked_for(
         replay,
         {
@@ -84,7 +96,7 @@ def promote(
     with out.working() as report:
         report("asking the registry", None)
         registry = options.open_registry(tracking_uri)
-        registry.version(name, version)
+        tags = registry.version(name, version).tags
         holder = registry.aliases(name).get(alias)
         candidate = load(f"models:/{name}/{version}", lambda: registry)
         kind = candidate.kind
@@ -104,7 +116,10 @@ def promote(
             out.note(f"{left_out} {kind.unit} left out: a judged version was trained on them")
         against = f", against the {alias}, version {holder}" if champion else ""
         report(f"judging version {version}{against}", None)
-        verdict = kind.verdict(candidate, champion, judged_on, _SEED, name=name, version=version)
+        verdict = kind.verdict(
+            candidate, champion, judged_on, _SEED, name=name, version=version, profile=TARGETS[target]
+        )
+        verdict = replace(verdict, gates=(*verdict.gates, *floor_gates(tags, target)))
         replayed = None
         if last is not None:
             gates, replayed = last.judge(candidate, champion, judged_on, out, report)
@@ -115,9 +130,17 @@ def promote(
         if held_against is not None and not dry_run:  # before the alias moves: an engine may load the version at once
             promoted_figures.keep(registry, name, version, held_against)
         done = carry_out(
-            registry, name, version, verdict, alias=alias, dry_run=dry_run, data_digest=kind.digest(judged_on)
+            registry,
+            name,
+            version,
+            verdict,
+            alias=alias,
+            profile=target,
+            dry_run=dry_run,
+            data_digest=kind.digest(judged_on),
         )
-    data = {**verdict.to_dict(), "alias": alias, "previous": done.previous, "moved": done.moved, "dry_run": dry_run}
+    data = {**verdict.to_dict(), "alias": alias, "profile": target, "previous": done.previous, "moved": done.moved}
+    data["dry_run"] = dry_run
     data["left_out"] = left_out
     if held_against is not None:
         data["held_against"] = {of: figures.workflows for of, figures in sorted(held_against.items())}
@@ -203,7 +226,7 @@ def _verdict(data: dict[str, Any]) -> list[Any]:
         end = f"{head} is {data['alias']} now{holder.replace('held', 'before: held') if holder else ''}."
     else:
         end = f"{head} passed, and was {data['alias']} already."
-    gates = table(f"Gates of {head}", ["", "gate", "why"], rows)
+    gates = table(f"Gates of {head}, judged under the profile {data['profile']}", ["", "gate", "why"], rows)
     for column in gates.columns:
         column.justify = "left"
     return [gates, f"\n{end}"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from presage.cli.kinds import Loaded
 from presage.cli.of_traces import OfTraces
-from presage.cli.tables import accuracies, number, table
+from presage.cli.tables import accuracies, number, profile_accuracies, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +29,11 @@ class NextAgent(OfTraces):
 
     name = "next-agent"
     legend = "accuracy 1, 2, … steps ahead"
+    loss_unit = ""
+    advice = (
+        "more workflows (presage study learning-curve shows whether they help), agent names that tell roles apart, "
+        "recorded texts or hidden states (presage study states), or --set network.epochs and boosting.rounds"
+    )
 
     def metrics(self, loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
         """Judged beside the n-gram it carries."""
@@ -40,7 +45,15 @@ class NextAgent(OfTraces):
         return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
 
     def verdict(
-        self, candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, *, name: str, version: int
+        self,
+        candidate: Loaded,
+        champion: Loaded | None,
+        table: pa.Table,
+        seed: int,
+        *,
+        name: str,
+        version: int,
+        profile: str,
     ) -> Verdict:
         """Accuracy against champion and n-gram, calibration, likelihood, latency, size."""
         import numpy as np
@@ -48,8 +61,8 @@ class NextAgent(OfTraces):
         from presage.registry.gates import judge
 
         return judge(
-            _evidence(candidate, table, seed),
-            None if champion is None else _evidence(champion, table, seed),
+            _evidence(candidate, table, seed, profile),
+            None if champion is None else _evidence(champion, table, seed, profile),
             _budget(candidate.predictor),
             name=name,
             version=version,
@@ -57,8 +70,12 @@ class NextAgent(OfTraces):
         )
 
     def tables(self, metrics: dict[str, Any], called: str) -> list[Any]:
-        """Accuracy at both moments."""
-        return [*accuracies(metrics, called), f"\none forecast takes {metrics['latency_us']:.1f} µs"]
+        """Accuracy at both moments, and under each input profile."""
+        return [
+            *accuracies(metrics, called),
+            profile_accuracies(metrics),
+            f"\none forecast takes {metrics['latency_us']:.1f} µs",
+        ]
 
     def forecast(self, data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
         """The likeliest agents at each step ahead, and END."""
@@ -91,14 +108,14 @@ def _budget(predictor: NextAgentPredictor) -> Budget:
     return replace(usual, size_bytes=usual.size_bytes + more * _BYTES_AN_AGENT)
 
 
-def _evidence(loaded: Loaded, table: pa.Table, seed: int) -> Evidence:
-    """What the gates want to know of a version, measured on these traces."""
+def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Evidence:
+    """What the gates want to know of a version, measured on these traces under an input profile."""
     from presage.predictors.artefact import FORMAT_VERSION, artefact_size_bytes, find_pickles
     from presage.registry.gates import Evidence, Schema
     from presage.training.next_agent import NGRAM, evaluate_model
 
     predictor: NextAgentPredictor = loaded.predictor
-    judged = evaluate_model(predictor, table, seed, model=loaded.name, version=loaded.version)
+    judged = evaluate_model(predictor, table, seed, profile=profile, model=loaded.name, version=loaded.version)
     return Evidence(
         workflows=judged.workflows,
         moments=_moments(judged.evaluation.moments),

@@ -22,6 +22,11 @@ class RemainingLength(OfTraces):
     """See `presage.cli.kinds.Kind`."""
 
     name = "remaining-length"
+    loss_unit = ""
+    advice = (
+        "more workflows, output_tokens on every LLM step, --estimator forest or boosted, recorded prompts, or --states "
+        "none where texts only tell workflows apart"
+    )
     legend = "tau distance over all steps and at arrival (0 best, .5 none), pinball loss in tokens by quantile"
 
     def metrics(self, loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
@@ -34,14 +39,22 @@ class RemainingLength(OfTraces):
         return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
 
     def verdict(
-        self, candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, *, name: str, version: int
+        self,
+        candidate: Loaded,
+        champion: Loaded | None,
+        table: pa.Table,
+        seed: int,
+        *,
+        name: str,
+        version: int,
+        profile: str,
     ) -> Verdict:
         """Order and numbers against champion and constant, coverage, latency, size."""
         from presage.registry.length_gates import LengthBudget, judge_lengths
 
         return judge_lengths(
-            _evidence(candidate, table, seed),
-            None if champion is None else _evidence(champion, table, seed),
+            _evidence(candidate, table, seed, profile),
+            None if champion is None else _evidence(champion, table, seed, profile),
             LengthBudget(),
             name=name,
             version=version,
@@ -174,14 +187,14 @@ def _interval(of: dict[str, Any], figure: str, key: str, digits: int) -> str:
     return f"{number(of[figure][key], digits)} [{number(low, digits)}, {number(high, digits)}]"
 
 
-def _evidence(loaded: Loaded, table: pa.Table, seed: int) -> LengthEvidence:
-    """What the gates want to know of a version, measured on these traces."""
+def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> LengthEvidence:
+    """What the gates want to know of a version, measured on these traces under an input profile."""
     from presage.predictors.artefact import FORMAT_VERSION, artefact_size_bytes, find_pickles
     from presage.registry.length_gates import LengthEvidence, LengthSchema
     from presage.training.lengths.train import FLOOR, evaluate_lengths
 
     predictor = loaded.predictor
-    judged = evaluate_lengths(predictor, table, seed, model=loaded.name, version=loaded.version)
+    judged = evaluate_lengths(predictor, table, seed, profile=profile, model=loaded.name, version=loaded.version)
     return LengthEvidence(
         workflows=judged.workflows,
         type_of=judged.evaluation.type_of,

@@ -27,6 +27,8 @@ class Router:
 
     name = "router"
     unit = "prompts"
+    loss_unit = ""
+    advice = "more labelled prompts of your own traffic, --encoder with a sentence encoder, or --head transformer"
     legend = "mean average precision over models, calibration error, accuracy of the picks and of the best single model"
 
     def read(self, paths: list[Path], skip_bad: bool, out: Output, report: Report) -> Outcomes:
@@ -67,9 +69,20 @@ class Router:
         return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
 
     def verdict(
-        self, candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int, *, name: str, version: int
+        self,
+        candidate: Loaded,
+        champion: Loaded | None,
+        data: Outcomes,
+        seed: int,
+        *,
+        name: str,
+        version: int,
+        profile: str,
     ) -> Verdict:
-        """Order, picks and probabilities against champion and base rates, calibration, latency, size."""
+        """Order, picks and probabilities against champion and base rates, calibration, latency, size.
+
+        A router reads prompts and nothing else, so it is judged with them whatever the profile.
+        """
         from presage.predictors.artefact import FORMAT_VERSION, artefact_size_bytes, find_pickles
         from presage.registry.router_gates import RouterEvidence, RouterSchema, judge_router
         from presage.training.router.baselines import BaseRate

@@ -39,6 +39,19 @@ def accuracies(metrics: Json, name: str) -> Iterator[Table]:
         yield table(f"\nAccuracy at {moment}{states}, with 95 % intervals", head, rows)
 
 
+def profile_accuracies(metrics: Json) -> Table:
+    """Accuracy and calibration by what serving can see."""
+    rows = []
+    for profile, of in metrics["profiles"].items():
+        for moment, figures in of["moments"].items():
+            ece = " / ".join(number(value) for value in figures["ece"])
+            name = f"{profile}, {moment}{'' if figures['states'] else ', no states'}"
+            rows.append([name, *(_interval(figures, k) for k in range(len(figures["accuracy"]))), ece])
+    horizons = range(len(next(iter(metrics["moments"].values()))["accuracy"]))
+    head = ["inputs, moment", *(f"{k + 1} step{'s' * (k > 0)} ahead" for k in horizons), "ECE"]
+    return table("\nAccuracy by what is at hand when serving (engine: what vLLM's scheduler supplies)", head, rows)
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """A figure, or a dash where there is none."""
     return "–" if value is None else f"{value:.{digits}f}"

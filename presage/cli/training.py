@@ -80,6 +80,7 @@ def carry_out(
         tags: of the version, from the metrics.
     """
     from presage.registry.package import check_name
+    from presage.training.behind import last_words
     from presage.training.report.files import check_folder, write_metrics, write_report
 
     with output.working() as report, tempfile.TemporaryDirectory() as scratch:
@@ -118,8 +119,12 @@ def carry_out(
         "registered": made.uri if made is not None else None,
         "report": str(job.report) if job.report is not None else None,
     }
-    told = [*job.kind.tables(metrics, metrics["model"]), "", *_summary(metrics, places)] if not output.as_json else ()
-    output.result({**metrics, **places}, *told)
+    lost = last_words(metrics["behind"], job.kind.loss_unit, job.kind.advice)
+    if output.as_json:
+        for line in lost:
+            output.note(line)
+    tables = [*job.kind.tables(metrics, metrics["model"]), "", *_summary(metrics, places)] if not output.as_json else ()
+    output.result({**metrics, **places}, *tables, *([""] if lost else []), *lost)
 
 
 def _check_out(folder: Path) -> None:
@@ -140,6 +145,7 @@ def _register(
     params: Mapping[str, Any],
     tags: dict[str, str],
 ) -> Any:
+    from presage.registry.floors import floor_tags
     from presage.registry.package import register
     from presage.training.report.files import report_files
 
@@ -153,7 +159,7 @@ def _register(
             **{f"data.{key}": value for key, value in training.training_data.items()},
             **dict(_flat(training.metrics["config"])),
         },
-        tags=tags,
+        tags={**tags, **floor_tags(training.metrics)},
         input_example=example,
         report=report_files(folder),
     )

@@ -4,13 +4,14 @@ Layout (R = history_size(V), p and c = widths of the projected prefill and compl
 
     [0, R)      history: latest agents, counts, steps since, position, run length
     R           workflow type (T: unknown)
-    R+1 .. R+4  sizes: log(1 + x) of input tokens, output tokens, input and output characters; 0 where not known yet
+    R+1, R+2    log(1 + x) of input and output tokens; 0 where not known, or not known yet
     then  p     projected prefill state of this step
           c     projected completion state of this step, 0 at prefill
           p     mean of the projected prefill states so far
           c     mean of the projected completion states so far
-          1     how far the prefill state is from the previous step's, -1 at the first step
-          1     the same of the completion state, -1 at the first step and at prefill
+          1     how far the prefill state is from that of the last step that had one; NO_EARLIER where none had,
+                NO_STATE where this step has none
+          1     the same of the completion state, NO_STATE at prefill
 
 `begin`, `at_prefill` and `at_completion` are the only writers. Serving calls them once a step on a workflow's row,
 training calls the same code over whole traces (`unroll`). The sums behind the means live in a row of their own.
@@ -29,6 +30,10 @@ from presage.features.history import begin as begin_history
 from presage.features.prefixes import SIZES
 
 SIZE_COUNT: Final = len(SIZES)
+
+NO_EARLIER: Final = -1.0
+NO_STATE: Final = -2.0
+"""In the place of a distance, where there is none."""
 
 
 def inputs_size(agents: int, prefill: int, completion: int) -> int:
@@ -61,13 +66,13 @@ def begin(
 def _distance(
     state: NDArray[np.float32], sums: NDArray[np.float32], start: int, width: int, seen: float
 ) -> np.floating:
-    """Root mean square difference to the previous state, which is replaced; -1 when there is none."""
+    """Root mean square difference to the previous state, which is replaced; NO_EARLIER when there is none."""
     total = np.float32(0.0)
     for i in range(width):
         difference = state[i] - sums[start + i]
         total += difference * difference
         sums[start + i] = state[i]
-    return np.sqrt(total / max(width, 1)) if seen > 0 else np.float32(-1.0)
+    return np.sqrt(total / max(width, 1)) if seen > 0 else np.float32(NO_EARLIER)
 
 
 @njit(cache=True)
@@ -76,7 +81,6 @@ def at_prefill(
     sums: NDArray[np.float32],
     agent: int,
     tokens: float,
-    chars: float,
     state: NDArray[np.float32],
     agents: int,
     prefill: int,
@@ -92,15 +96,13 @@ def at_prefill(
     advance(inputs, agent, agents)
     inputs[size] = tokens
     inputs[size + 1] = 0.0
-    inputs[size + 2] = chars
-    inputs[size + 3] = 0.0
     for i in range(completion):
         inputs[done + i] = 0.0
-    inputs[distance + 1] = -1.0
+    inputs[distance + 1] = NO_STATE
     if len(state) == 0:
         for i in range(prefill):
             inputs[here + i] = 0.0
-        inputs[distance] = -1.0
+        inputs[distance] = NO_STATE
         return
     inputs[distance] = _distance(state, sums, prefill + completion, prefill, sums[seen])
     sums[seen] += 1.0
@@ -115,7 +117,6 @@ def at_completion(
     inputs: NDArray[np.float32],
     sums: NDArray[np.float32],
     tokens: float,
-    chars: float,
     state: NDArray[np.float32],
     agents: int,
     prefill: int,
@@ -128,15 +129,43 @@ def at_completion(
     distance = mean + completion
     seen = 2 * (prefill + completion) + 1
     inputs[size + 1] = tokens
-    inputs[size + 3] = chars
     if len(state) == 0:
-        return
+        return  # `at_prefill` has cleared what belongs here
     inputs[distance + 1] = _distance(state, sums, 2 * prefill + completion, completion, sums[seen])
     sums[seen] += 1.0
     for i in range(completion):
         inputs[done + i] = state[i]
         sums[prefill + i] += state[i]
         inputs[mean + i] = sums[prefill + i] / sums[seen]
+
+
+@njit(cache=True, inline="always")
+def knows_tokens(inputs: NDArray[np.float32], prefill: int, completion: int) -> bool:
+    """Whether a token count of this step is known; a count of 0 is none."""
+    size = len(inputs) - 2 - 2 * (prefill + completion) - SIZE_COUNT
+    return bool(inputs[size] > 0 or inputs[size + 1] > 0)
+
+
+@njit(cache=True, inline="always")
+def knows_state(inputs: NDArray[np.float32], moment: int, prefill: int, completion: int) -> bool:
+    """Whether this step has the state that a forecast at this moment (0 prefill, 1 completion) goes by.
+
+    After the output that is the completion state, or where the model reads none the prefill state.
+    """
+    at = len(inputs) - 1 if (completion > 0 and moment == 1) or prefill == 0 else len(inputs) - 2
+    return bool(prefill + completion > 0 and inputs[at] > NO_STATE / 2 + NO_EARLIER / 2)
+
+
+@njit(cache=True)
+def known(
+    inputs: NDArray[np.float32], moment: int, prefill: int, completion: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """`knows_tokens` and `knows_state` of every input vector, two bool [n], from float32 [n, F]."""
+    tokens, state = np.empty(len(inputs), np.bool_), np.empty(len(inputs), np.bool_)
+    for row in range(len(inputs)):
+        tokens[row] = knows_tokens(inputs[row], prefill, completion)
+        state[row] = knows_state(inputs[row], moment, prefill, completion)
+    return tokens, state
 
 
 @njit(cache=True)
@@ -153,7 +182,7 @@ def unroll(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The input vectors of every step at prefill and at completion, two float32 [n, F].
 
-    `sizes` float32 [n, 4] with NaN where unknown; states are projected, float32 [n, p] and [n, c].
+    `sizes` float32 [n, 2] with NaN where unknown; states are projected, float32 [n, p] and [n, c].
     """
     prefill, completion = prefill_states.shape[1], completion_states.shape[1]
     width = RECENT + 2 * (agents + 1) + 3 + SIZE_COUNT + 2 * (prefill + completion) + 2
@@ -166,9 +195,9 @@ def unroll(
         for row in range(offsets[w], offsets[w + 1]):
             known = np.where(np.isnan(sizes[row]), np.float32(0.0), sizes[row])
             state = prefill_states[row] if has_prefill[row] else prefill_states[row, :0]
-            at_prefill(inputs, sums, agent[row], known[0], known[2], state, agents, prefill, completion)
+            at_prefill(inputs, sums, agent[row], known[0], state, agents, prefill, completion)
             first[row] = inputs
             state = completion_states[row] if has_completion[row] else completion_states[row, :0]
-            at_completion(inputs, sums, known[1], known[3], state, agents, prefill, completion)
+            at_completion(inputs, sums, known[1], state, agents, prefill, completion)
             second[row] = inputs
     return first, second

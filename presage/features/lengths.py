@@ -29,9 +29,10 @@ from presage.datasets.tasks import task_of
 from presage.datasets.validate import workflow_codes
 from presage.errors import InputError, TraceError
 from presage.features.course import Course
+from presage.features.folds import task_folds
 from presage.features.history import RECENT, histories
 from presage.features.progress import PROGRESS, progress
-from presage.features.sketch import Sketch
+from presage.features.sketch import Corpus, Sketch
 from presage.features.vocabulary import Vocabulary
 
 Target = Literal["remaining", "step"]
@@ -172,9 +173,14 @@ class LengthEncoder:
         sketch = None
         texts = [t for c in ("input_text", "output_text") for t in table[c].to_pylist()] if sketch_size else []
         if any(texts):
+            rows = len(texts)
+            task = np.tile(_codes(task_of(table)), 2)
+            corpus = Corpus.of(
+                texts, task, np.zeros(rows, np.int32), np.zeros(rows, np.int8), np.zeros((rows, 1), np.float32)
+            )
             try:
-                sketch = Sketch.fit(texts, size=sketch_size, seed=seed)
-            except InputError:  # no term stands in two texts: what is left trains without them
+                sketch = Sketch.fit(corpus, task_folds(task, seed), size=sketch_size, seed=seed)[0]
+            except InputError:  # no term occurs in enough tasks: what is left trains without them
                 sketch = None
         return cls(Vocabulary(types, agents), models, tuple(tracked), sketch)
 

@@ -22,8 +22,11 @@ from presage.features.vocabulary import Vocabulary
 
 MASKED: Final = -1
 
-SIZES: Final = ("input_tokens", "output_tokens", "input_chars", "output_chars")
-"""What is known of a step's size; the output's only at completion. Kept as log(1 + x), NaN where not recorded."""
+SIZES: Final = ("input_tokens", "output_tokens")
+"""What is known of a step's size; the output's only at completion. Kept as log(1 + x), NaN where not recorded.
+
+Lengths of texts are no inputs: an engine that counts tokens does not know them, and in production they tell workflows
+apart (a customer's name, a pasted log), not what comes next."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Prefixes:
         agent: int32 [n], index of the step's agent (V: unknown).
         outcomes: int32 [n, K], index of the outcome 1..K steps ahead (V: END, V+1: an agent not in the vocabulary,
             MASKED: nothing to know).
-        sizes: float32 [n, 4], the columns of SIZES.
+        sizes: float32 [n, 2], the columns of SIZES.
         states: the semantic state of each step at each moment, float32 [n, d], rows of NaN where none was recorded;
             a moment without states is absent.
     """
@@ -101,6 +104,10 @@ class Prefixes:
         """The same prefixes with these states."""
         return replace(self, states=dict(states))
 
+    def without_tokens(self) -> Prefixes:
+        """The same prefixes with all token counts unknown."""
+        return replace(self, sizes=np.full_like(self.sizes, np.nan))
+
 
 def prefixes_of(table: pa.Table, vocabulary: Vocabulary, horizon: int) -> Prefixes:
     """Prefixes, labels and sizes of a trace in canonical order (as `read_traces` returns it), without states."""
@@ -153,13 +160,7 @@ def _outcomes(
 
 
 def _sizes(table: pa.Table) -> NDArray[np.float32]:
-    columns = [
-        table["input_tokens"],
-        table["output_tokens"],
-        pc.utf8_length(table["input_text"]),
-        pc.utf8_length(table["output_text"]),
-    ]
-    counts = [pc.cast(column, pa.float32(), safe=False).to_numpy() for column in columns]  # above 2^24 it is rounded
+    counts = [pc.cast(table[name], pa.float32(), safe=False).to_numpy() for name in SIZES]  # above 2^24 it is rounded
     return np.log1p(np.stack(counts, axis=1).astype(np.float32))
 
 

@@ -21,11 +21,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.features.folds import FOLDS, task_folds
 from presage.features.moment import Moment
 from presage.features.prefixes import Prefixes
 
 PENALTIES: Final = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
-FOLDS: Final = 5
 MAX_AXES: Final = 128
 """Principal axes the regression may use."""
 
@@ -121,7 +121,7 @@ def fit_projection(
 
     targets = _targets(prefixes, rows)
     tasks = prefixes.task[prefixes.workflow[rows]]
-    coefficients, out_of_fold = _ridge(reduced, prefixes, rows, targets, tasks, rng)
+    coefficients, out_of_fold = _ridge(reduced, prefixes, rows, targets, tasks, seed)
     # the leading right singular vectors of the fitted values: the few mixtures of outcomes that states can tell apart
     rotation = np.linalg.svd(reduced @ coefficients, full_matrices=False)[2][:discriminants].T
     rotation *= np.sign(rotation[np.abs(rotation).argmax(axis=0), np.arange(rotation.shape[1])])
@@ -179,7 +179,7 @@ def _ridge(
     rows: NDArray[np.int64],
     targets: NDArray[np.float32],
     tasks: NDArray[np.int32],
-    rng: np.random.Generator,
+    seed: int,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Regression of the targets on states and the current agent; the agent explains what needs no state.
 
@@ -191,7 +191,7 @@ def _ridge(
     current = np.eye(prefixes.vocabulary.outcomes, dtype=np.float32)[prefixes.agent[rows]]
     inputs = np.hstack([reduced, current]).astype(np.float64)
     labels = targets.astype(np.float64)
-    fold = rng.permutation(int(tasks.max(initial=0)) + 1)[tasks] % FOLDS
+    fold = task_folds(tasks, seed, FOLDS)
     grams = [inputs[fold == f].T @ inputs[fold == f] for f in range(FOLDS)]
     moments = [inputs[fold == f].T @ labels[fold == f] for f in range(FOLDS)]
     gram, moment = sum(grams), sum(moments)

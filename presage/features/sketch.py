@@ -2,7 +2,14 @@
 
 The terms are those that told next agents apart on real traces, not those of a search engine: punctuation and line
 breaks are tokens, because they carry the format of an answer, and the first and last tokens count once more by their
-place, because agents are called by name at the edges of a message.
+place, because agents are called by name at the edges of a message. Identifiers are replaced by their kind
+(`text_tokens.py`).
+
+A term is counted by the tasks it occurs in, not by texts: what stands in a hundred prompts of one workflow still says
+nothing about the next one. Two vocabularies are offered, and the caller keeps the one that does better on held-out
+tasks (`training/semantic_state.py`): every term of `MIN_TASKS` tasks, or of those only the *relevant* ones, whose
+occurrence goes with what is to be forecast beyond chance (`term_scores`). Free text that says nothing (names, random
+words) drowns the SVD of the first and leaves the second alone.
 
 Traces hold private text, so a term is a 32-bit hash from the moment it is counted; no text enters the sketch. The hash
 has no key: who guesses a term can test whether it was frequent. Nobody can read one.
@@ -13,16 +20,17 @@ the last bit. It avoids BLAS, whose sums depend on how many threads it was given
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from presage.errors import ArtefactError, InputError
+from presage.features.text_tokens import chunks_of, tokens_of_chunk
 
 WHOLE_CHARS: Final = 1_400
 """A text up to this length counts whole; of a longer one, only so many characters of its head and of its tail."""
@@ -32,11 +40,22 @@ TAIL_CHARS: Final = 900
 EDGE_TOKENS: Final = 12
 """How many tokens at either end of a text count once more, by their place."""
 
+MIN_TASKS: Final = 3
+"""Tasks a term occurs in before it can be a feature."""
+
+MOST_TERMS: Final = 5_000
+"""Terms of a sketch at most, the most frequent."""
+
+MOST_CANDIDATES: Final = 20_000
+"""Terms, the most frequent, whose relevance is tested."""
+
+FALSE_DISCOVERIES: Final = 0.2
+"""Expected share of terms without relevance among those kept as relevant (Benjamini and Hochberg, 1995)."""
+
 FIT_TEXTS: Final = 50_000
 """A sketch is fitted on at most so many distinct texts, drawn by its seed: more cost time and memory, and change it
 little."""
 
-_TOKEN: Final = re.compile(r"\w+|[^\w\s]+|\n")
 _HEAD, _TAIL, _LAST = (np.uint32(zlib.crc32(tag)) for tag in (b"^", b"$", b"$$"))
 _ODD: Final = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads a hash over all bits
 _CHUNK: Final = 2_000
@@ -44,12 +63,12 @@ _PREFIX: Final = "sketch."
 _DTYPES: Final = {"terms": np.uint32, "idf": np.float32, "scales": np.float32, "components": np.int8}
 
 
-class _TokenHashes(dict[str, int]):
-    """CRC-32 of tokens, remembered for one call: kept longer, it would hold private words and grow without end."""
+class _ChunkHashes(dict[str, list[int]]):
+    """CRC-32 of the tokens of chunks, remembered for one call: kept longer, it would hold private words."""
 
-    def __missing__(self, token: str) -> int:
+    def __missing__(self, chunk: str) -> list[int]:
         # A lone surrogate is no valid UTF-8, yet JSON can spell one: it must count as any other character.
-        value = self[token] = zlib.crc32(token.encode("utf-8", "surrogatepass"))
+        value = self[chunk] = [zlib.crc32(token.encode("utf-8", "surrogatepass")) for token in tokens_of_chunk(chunk)]
         return value
 
 
@@ -58,13 +77,12 @@ def _mix(first: NDArray[np.uint32], second: NDArray[np.uint32] | np.uint32) -> N
     return np.asarray(first * _ODD ^ second, np.uint32)
 
 
-def term_hashes(text: str, hashes: _TokenHashes) -> NDArray[np.uint32]:
+def term_hashes(text: str, hashes: _ChunkHashes) -> NDArray[np.uint32]:
     """Every occurrence of a term in a text, uint32 [m]: unigrams, bigrams, and those at the edges by their place."""
     if len(text) > WHOLE_CHARS:
         text = text[:HEAD_CHARS] + " " + text[-TAIL_CHARS:]
-    tokens = _TOKEN.findall(text.lower())
-    single = np.fromiter(map(hashes.__getitem__, tokens), np.uint32, len(tokens))
-    if not tokens:
+    single = np.array([value for chunk in chunks_of(text) for value in hashes[chunk]], np.uint32)
+    if not len(single):
         return single
     pair = _mix(single[:-1], single[1:])
     edge = EDGE_TOKENS - 1
@@ -79,6 +97,54 @@ def term_hashes(text: str, hashes: _TokenHashes) -> NDArray[np.uint32]:
             _mix(single[-1:], _LAST),
         ]
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """The texts of training steps, tokenised once, and what a term has to tell about them.
+
+    A row is an occurrence of a text: a step has two, its input and its output.
+
+    Attributes:
+        documents: occurrences of terms in each of D distinct texts, uint32 [m] each.
+        document: int64 [R], which text; -1 where none was recorded.
+        task: int32 [R], of the step.
+        group: int32 [R], what is known of the step without its text: a term is relevant for what it adds to that.
+        side: int8 [R], rows of one side (all inputs, all outputs) are tested together.
+        targets: float32 [R, O], what is to be forecast, NaN where unknown.
+    """
+
+    documents: Sequence[NDArray[np.uint32]]
+    document: NDArray[np.int64]
+    task: NDArray[np.int32]
+    group: NDArray[np.int32]
+    side: NDArray[np.int8]
+    targets: NDArray[np.float32]
+
+    @classmethod
+    def of(
+        cls,
+        texts: Sequence[str | None],
+        task: NDArray[np.int32],
+        group: NDArray[np.int32],
+        side: NDArray[np.int8],
+        targets: NDArray[np.float32],
+    ) -> Corpus:
+        """Tokenises R texts; None is a text that was not recorded."""
+        distinct, document = _distinct(texts)
+        hashes = _ChunkHashes()
+        return cls([term_hashes(text, hashes) for text in distinct], document, task, group, side, targets)
+
+    def take(self, rows: NDArray[np.bool_]) -> Corpus:
+        """Some of the R rows alone, bool [R]."""
+        return replace(
+            self,
+            document=self.document[rows],
+            task=self.task[rows],
+            group=self.group[rows],
+            side=self.side[rows],
+            targets=self.targets[rows],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,54 +170,107 @@ class Sketch:
         return int(self.components.shape[1])
 
     @classmethod
-    def fit(cls, texts: Sequence[str | None], *, size: int = 128, terms: int = 5_000, seed: int = 0) -> Sketch:
+    def fit(
+        cls,
+        corpus: Corpus,
+        fold: NDArray[np.int64],
+        *,
+        relevant: bool = False,
+        size: int = 128,
+        seed: int = 0,
+    ) -> tuple[Sketch, NDArray[np.float32]]:
         """Fits on the inputs and outputs of a training set together.
 
+        A term that was chosen because of a workflow flatters that workflow. So the training rows are sketched out of
+        fold: each with those terms alone that the other folds choose. Fresh texts see all terms.
+
         Args:
-            texts: any number of texts; None is a text that was not recorded.
+            corpus: the texts, R rows.
+            fold: int64 [R], 0..F-1, equal for rows of one task.
+            relevant: keep only terms that go with the targets beyond chance.
             size: dimensions wanted.
-            terms: how many terms to keep, the most frequent by document frequency.
             seed: of the randomised SVD, and of the draw of texts where there are very many.
 
+        Returns:
+            The sketch, and the corpus' rows out of fold, float32 [R, d], NaN where a text was not recorded.
+
         Raises:
-            InputError: no two texts share a term, so there is nothing to learn from.
+            InputError: no term occurs in MIN_TASKS tasks, or none of them is relevant.
         """
-        distinct, index = _distinct(texts)
-        repeats = np.bincount(index[index >= 0], minlength=len(distinct))
         rng = np.random.default_rng(seed)
-        if len(distinct) > FIT_TEXTS:
-            drawn = np.sort(rng.choice(len(distinct), FIT_TEXTS, replace=False))
-            distinct, repeats = [distinct[i] for i in drawn], repeats[drawn]
-        hashes = _TokenHashes()
-        documents = [term_hashes(text, hashes) for text in distinct]
-        kept, idf = _choose_terms(documents, repeats, terms)
-        if not len(kept):
+        repeats = np.bincount(corpus.document[corpus.document >= 0], minlength=len(corpus.documents))
+        drawn = np.flatnonzero(repeats)
+        if len(drawn) > FIT_TEXTS:
+            drawn = np.sort(rng.choice(drawn, FIT_TEXTS, replace=False))
+        terms, tasks = _terms_by_task(corpus, fold)
+        documents = [corpus.documents[index] for index in drawn.tolist()]
+        located = [_locate(document, terms) for document in documents]
+        frequency = _frequency(located, repeats[drawn], len(terms))
+        known = tasks.sum(axis=0) - tasks >= MIN_TASKS  # [F, terms], without the fold's own tasks
+        kept = _most_frequent(terms, frequency, MOST_CANDIDATES if relevant else MOST_TERMS)
+        if relevant:
+            everywhere, elsewhere = _relevant(corpus, fold, terms[kept])
+            known = known[:, kept] & elsewhere
+            terms, frequency = terms[kept][everywhere], frequency[kept][everywhere]
+            known = known[:, everywhere]
+            kept = _most_frequent(terms, frequency, MOST_TERMS)
+        terms, frequency, known = terms[kept], frequency[kept], known[:, kept]
+        if not len(terms):
+            what = "goes with what is to be forecast" if relevant else f"occurs in {MIN_TASKS} tasks"
             raise InputError(
-                f"no text to sketch: of {len(texts)} texts {int(repeats.sum())} are present and no term stands in two "
-                "of them; record input_text and output_text, or train without states (--states none)"
+                f"no text to learn from: of {len(corpus.document)} texts {int(repeats.sum())} are present and no term "
+                f"{what}; record input_text and output_text of more tasks, or train without texts (--states none)"
             )
-        components = _singular_vectors(_tf_idf(documents, repeats, kept, idf), size, int(rng.integers(2**31)))
+        idf = (np.log((1.0 + repeats[drawn].sum()) / (1.0 + frequency)) + 1.0).astype(np.float32)
+        matrix = _tf_idf(documents, repeats[drawn], terms, idf)
+        components = _singular_vectors(matrix, size, int(rng.integers(2**31)))
         scales = np.maximum(np.abs(components).max(axis=1), np.finfo(np.float32).tiny * 127) / np.float32(127)
         quantised = np.rint(components / scales[:, None]).astype(np.int8)
-        return cls(kept, idf, scales.astype(np.float32), quantised)
+        sketch = cls(terms, idf, scales.astype(np.float32), quantised)
+        return sketch, sketch._out_of_fold(corpus, fold, known)
+
+    def _out_of_fold(self, corpus: Corpus, fold: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Rows of the corpus, float32 [R, d], by the terms that are `known` outside their fold, bool [F, T]."""
+        pairs, index = np.unique(fold * len(corpus.documents) + corpus.document, return_inverse=True)
+        rows = np.full((len(pairs), self.size), np.nan, np.float32)
+        for i, pair in enumerate(pairs.tolist()):
+            of_fold, document = divmod(pair, len(corpus.documents))
+            found = _locate(corpus.documents[document], self.terms)
+            rows[i] = self._sum(found[known[of_fold, found]])
+        out = rows[index]
+        out[corpus.document < 0] = np.nan
+        return out
 
     def transform(self, texts: Sequence[str | None]) -> NDArray[np.float32]:
         """Sketches of texts, float32 [n, d]: NaN for None, zero for a text without a known term."""
         distinct, index = _distinct(texts)
-        hashes = _TokenHashes()
+        hashes = _ChunkHashes()
         rows = np.empty((len(distinct) + 1, self.size), np.float32)
         rows[-1] = np.nan  # the index of None is -1
         for i, text in enumerate(distinct):
             rows[i] = self._project(term_hashes(text, hashes))
         return rows[index]
 
+    def rows(self, corpus: Corpus) -> NDArray[np.float32]:
+        """Sketches of the texts of a corpus, float32 [R, d]: `transform` of them, without tokenising again."""
+        distinct, index = np.unique(corpus.document, return_inverse=True)
+        sketches = np.full((len(distinct), self.size), np.nan, np.float32)
+        for i, document in enumerate(distinct.tolist()):
+            if document >= 0:
+                sketches[i] = self._project(corpus.documents[document])
+        return np.asarray(sketches[index], np.float32)
+
     def transform_one(self, text: str) -> NDArray[np.float32]:
         """The sketch of one text, float32 [d]: the same bits as its row of `transform`."""
-        return self._project(term_hashes(text, _TokenHashes()))
+        return self._project(term_hashes(text, _ChunkHashes()))
 
     def _project(self, found: NDArray[np.uint32]) -> NDArray[np.float32]:
         """Occurrences of terms, uint32 [m], to their sketch, float32 [d]."""
-        count = np.bincount(_locate(found, self.terms), minlength=len(self.terms))
+        return self._sum(_locate(found, self.terms))
+
+    def _sum(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Places of terms, int64 [m], to their sketch, float32 [d]."""
+        count = np.bincount(places, minlength=len(self.terms))
         rows = count.nonzero()[0]
         weight = (1.0 + np.log(count[rows])) * self.idf[rows]
         norm = np.sqrt(np.add.reduce(weight * weight))
@@ -205,29 +324,164 @@ def _locate(found: NDArray[np.uint32], terms: NDArray[np.uint32]) -> NDArray[np.
     return np.asarray(at[terms[at] == found], np.int64)
 
 
-def _choose_terms(
-    documents: list[NDArray[np.uint32]], repeats: NDArray[np.int64], terms: int
-) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """The terms in most texts, at least two, in rising order, uint32 [T], and their smoothed IDF, float32 [T]."""
-    hashes: list[NDArray[np.uint32]] = [np.empty(0, np.uint32)]
-    counts: list[NDArray[np.float64]] = [np.empty(0)]
-    for start in range(0, len(documents), _CHUNK):
-        part = documents[start : start + _CHUNK]
-        document = np.repeat(np.arange(start, start + len(part), dtype=np.uint64), [len(d) for d in part])
-        # One sort of 64-bit keys finds the distinct (text, term) pairs of a whole chunk; np.unique is far slower.
-        pairs = np.sort(document << np.uint64(32) | np.concatenate(part))
-        pairs = pairs[np.diff(pairs, prepend=pairs[:1] + np.uint64(1)) != 0]
-        unique, inverse = np.unique(pairs.astype(np.uint32), return_inverse=True)
-        hashes.append(unique)
-        of = (pairs >> np.uint64(32)).astype(np.int64)
-        counts.append(np.asarray(np.bincount(inverse, weights=repeats[of]), np.float64))
-    unique, inverse = np.unique(np.concatenate(hashes), return_inverse=True)
-    frequency = np.bincount(inverse, weights=np.concatenate(counts), minlength=len(unique))
-    often = frequency >= 2
-    unique, frequency = unique[often], frequency[often]
-    chosen = np.sort(np.lexsort((unique, -frequency))[:terms])
-    idf = np.log((1.0 + repeats.sum()) / (1.0 + frequency[chosen])) + 1.0
-    return unique[chosen], idf.astype(np.float32)
+def _terms_by_task(corpus: Corpus, fold: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """The terms that occur in MIN_TASKS tasks, rising, uint32 [T], and in how many tasks of each fold, int64 [F, T]."""
+    present = np.flatnonzero(corpus.document >= 0)
+    order = present[np.lexsort((corpus.document[present], corpus.task[present]))]
+    starts = np.flatnonzero(np.diff(corpus.task[order], prepend=-1))
+    found: list[NDArray[np.uint32]] = [np.empty(0, np.uint32)]
+    folds: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    for rows in np.split(order, starts[1:]) if len(order) else []:
+        documents = [corpus.documents[index] for index in np.unique(corpus.document[rows]).tolist()]
+        found.append(np.unique(np.concatenate(documents)))
+        folds.append(np.full(len(found[-1]), fold[rows[0]]))
+    terms, index = np.unique(np.concatenate(found), return_inverse=True)
+    tasks = np.zeros((int(fold.max(initial=0)) + 1, len(terms)), np.int64)
+    np.add.at(tasks, (np.concatenate(folds), index), 1)
+    often = tasks.sum(axis=0) >= MIN_TASKS
+    return terms[often], tasks[:, often]
+
+
+def _frequency(located: list[NDArray[np.int64]], repeats: NDArray[np.int64], terms: int) -> NDArray[np.float64]:
+    """Texts that each of T terms occurs in, float64 [T]."""
+    counted = np.zeros(terms)
+    for start in range(0, len(located), _CHUNK):
+        part = [np.unique(places) for places in located[start : start + _CHUNK]]
+        weight = np.repeat(repeats[start : start + _CHUNK], [len(places) for places in part])
+        counted += np.bincount(np.concatenate(part), weights=weight, minlength=terms)
+    return counted
+
+
+def _most_frequent(terms: NDArray[np.uint32], frequency: NDArray[np.float64], most: int) -> NDArray[np.int64]:
+    """Places of the most frequent terms, rising."""
+    return np.sort(np.lexsort((terms, -frequency))[:most])
+
+
+def _relevant(
+    corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint32]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Terms whose occurrence goes with a target beyond chance: by all rows, bool [T], and without a fold, bool [F, T].
+
+    A score test with variances clustered by task (Liang and Zeger, 1986): with x whether a term occurs in a row and e
+    what the group's mean leaves of a target, the sum over tasks of (sum of x e within a task) is 0 in expectation
+    where the term says nothing. Its square over the sum of squares is at most the number of tasks the term occurs in,
+    so a rare term needs no further penalty. The largest statistic of a term over O targets and both sides counts, its
+    p-value times their number; then Benjamini and Hochberg's procedure.
+    """
+    from scipy.stats import chi2
+
+    places = [np.unique(_locate(document, terms)).astype(np.int32) for document in corpus.documents]
+    starts = np.cumsum([0, *map(len, places)])
+    flat = np.concatenate([np.empty(0, np.int32), *places])
+    folds = int(fold.max(initial=0)) + 1
+    best, tested = np.zeros((folds + 1, len(terms))), 0
+    for side in np.unique(corpus.side):
+        rows = np.flatnonzero((corpus.side == side) & (corpus.document >= 0))
+        rows = rows[np.argsort(corpus.task[rows], kind="stable")]
+        residuals = _residuals(corpus.targets[rows], corpus.group[rows])
+        sums, squares, occurrences = _score_sums(
+            corpus.document[rows], corpus.task[rows], fold[rows], starts, flat, residuals, len(terms), folds
+        )
+        # Of a term in most rows of its group nearly the same rows lie on the other side: the squares of its own tasks
+        # are that much larger than the variance of the sum.
+        spare = np.maximum(1.0 - _usual_share(corpus, rows, starts, flat, len(terms), occurrences), 0.0)
+        for left_out in range(folds + 1):
+            others = np.arange(folds) != left_out
+            total, variance = sums[others].sum(axis=0), squares[others].sum(axis=0) * spare[:, None]
+            shown = np.divide(total**2, variance, out=np.zeros_like(total), where=variance > 1e-9)
+            best[left_out] = np.maximum(best[left_out], shown.max(axis=1, initial=0.0))
+        tested += residuals.shape[1]
+    kept = np.stack([_discoveries(np.minimum(1.0, chi2.sf(row, 1) * tested)) for row in best])
+    return kept[-1], kept[:-1]
+
+
+def _residuals(targets: NDArray[np.float32], group: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Targets [R, O] less the mean of their group, 0 where unknown."""
+    known = np.isfinite(targets)
+    values = np.where(known, targets, 0.0).astype(np.float64)
+    index = np.unique(group, return_inverse=True)[1]
+    totals, counts = (np.zeros((int(index.max(initial=0)) + 1, targets.shape[1])) for _ in range(2))
+    np.add.at(totals, index, values)
+    np.add.at(counts, index, known)
+    return np.where(known, values - (totals / np.maximum(counts, 1))[index], 0.0).astype(np.float32)
+
+
+def _usual_share(
+    corpus: Corpus,
+    rows: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    flat: NDArray[np.int32],
+    terms: int,
+    occurrences: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Share of the rows of a group that a term occurs in, mean over the term's occurrences, float64 [T]."""
+    total = np.zeros(terms)
+    for group in np.unique(corpus.group[rows]):
+        documents = corpus.document[rows[corpus.group[rows] == group]]
+        own, repeats = np.unique(documents, return_counts=True)
+        lengths = np.diff(starts)[own]
+        found = np.concatenate([flat[starts[document] : starts[document + 1]] for document in own.tolist()])
+        count = np.bincount(found, np.repeat(repeats, lengths), terms)
+        total += count**2 / len(documents)
+    return np.asarray(total / np.maximum(occurrences, 1))
+
+
+def _discoveries(p: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of T p-values are discoveries at the rate FALSE_DISCOVERIES."""
+    order = np.argsort(p, kind="stable")
+    below = p[order] <= FALSE_DISCOVERIES * np.arange(1, len(p) + 1) / max(len(p), 1)
+    found = np.zeros(len(p), bool)
+    found[order[: int(np.flatnonzero(below).max(initial=-1)) + 1]] = True
+    return found
+
+
+@njit(cache=True)
+def _score_sums(
+    document: NDArray[np.int64],
+    task: NDArray[np.int32],
+    fold: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    flat: NDArray[np.int32],
+    residuals: NDArray[np.float32],
+    terms: int,
+    folds: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Sums and squared sums over the tasks of each fold, float64 [F, T, O] each, and occurrences int64 [T].
+
+    Rows are in the order of their tasks; document d has the terms flat[starts[d]:starts[d + 1]], each once.
+    """
+    outputs = residuals.shape[1]
+    sums = np.zeros((folds, terms, outputs))
+    squares = np.zeros((folds, terms, outputs))
+    occurrences = np.zeros(terms, np.int64)
+    within = np.zeros((terms, outputs), np.float32)
+    seen = np.zeros(terms, np.bool_)
+    touched = np.empty(terms, np.int32)
+    count = 0
+    for row in range(len(document)):
+        residual = residuals[row]
+        for at in range(starts[document[row]], starts[document[row] + 1]):
+            term = flat[at]
+            occurrences[term] += 1
+            if not seen[term]:
+                seen[term] = True
+                touched[count] = term
+                count += 1
+            of_term = within[term]
+            for o in range(outputs):
+                of_term[o] += residual[o]
+        if row + 1 == len(document) or task[row + 1] != task[row]:
+            here, there = sums[fold[row]], squares[fold[row]]
+            for i in range(count):
+                term = touched[i]
+                seen[term] = False
+                of_term, total, square = within[term], here[term], there[term]
+                for o in range(outputs):
+                    total[o] += of_term[o]
+                    square[o] += of_term[o] * of_term[o]
+                    of_term[o] = 0.0
+            count = 0
+    return sums, squares, occurrences
 
 
 def _tf_idf(

@@ -3,7 +3,7 @@
 Three sources: hidden states the engine captured, a sketch of the texts, or a transformer encoder over them. At prefill
 it is the state of the step's input, at completion that of its output. `StateSource.states` answers for a whole trace
 and `StateSource.of_step` for one step; both go through the same arithmetic, and captured states are rounded to float16
-as the trace keeps them.
+as the trace keeps them. Which source a predictor reads is decided on held-out tasks (`training/semantic_state.py`).
 
 Of a captured state only its width is checked here. The model it belongs to is kept where the traces name one, for who
 serves; the layer is not known.
@@ -26,10 +26,12 @@ from numpy.typing import NDArray
 
 from presage.errors import ArtefactError, ConfigurationError, InputError
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
-from presage.features.sketch import Sketch
+from presage.features.prefixes import Prefixes
+from presage.features.sketch import Corpus, Sketch
 from presage.features.text_encoder import TextEncoder
 
 States = Literal["auto", "captured", "text", "none"]
+Candidate = Literal["captured", "text", "relevant text", "none"]
 Kind = Literal["captured", "sketch", "encoder", "none"]
 
 SKETCH: Final = "sketch"
@@ -37,6 +39,9 @@ SKETCH: Final = "sketch"
 
 STATE_COLUMN: Final[Mapping[Moment, str]] = {PREFILL: "prefill_state", COMPLETION: "completion_state"}
 TEXT_COLUMN: Final[Mapping[Moment, str]] = {PREFILL: "input_text", COMPLETION: "output_text"}
+
+_MOST_TARGETS: Final = 12
+"""Outcomes of a kind that terms are tested against."""
 
 Progress = Callable[[int], None]
 """Called with the number of texts done since its last call."""
@@ -63,6 +68,11 @@ class StateSource:
     encoder_digest: str | None = None
     served_model: str | None = None
     cache: Path | None = None
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it needs texts."""
+        return self.kind in ("sketch", "encoder")
 
     @classmethod
     def none(cls) -> StateSource:
@@ -165,66 +175,144 @@ class StateSource:
         return cls(kind, sizes, sketch, name, digest, served if isinstance(served, str) else None, cache)
 
 
-def fit_states(
-    table: pa.Table,
-    *,
-    states: States,
-    text_encoder: str = SKETCH,
-    seed: int,
-    progress: Progress | None = None,
-    cache: Path | None = None,
-) -> StateSource:
-    """Chooses and fits the source of states on a training trace.
+def candidates(table: pa.Table, states: States, text_encoder: str = SKETCH) -> tuple[Candidate, ...]:
+    """The sources a predictor may read, the simplest first.
 
     Args:
-        table: a conforming trace.
-        states: "auto" takes captured states where there is any, else texts where there is any, else nothing.
+        table: a conforming trace to learn from.
+        states: "auto" for all that the trace has, and none; else the one that is wanted.
         text_encoder: "sketch", or a folder or hub name of a transformer.
-        seed: of the sketch.
-        progress: called while an encoder embeds the training texts; `states` then finds them in the cache.
-        cache: folder for embeddings; None for the user's cache.
 
     Raises:
-        ConfigurationError: what was asked for is not in the trace, or the encoder cannot be had.
-        InputError: there is text, but nothing a sketch could learn from.
+        ConfigurationError: what was asked for is not in the trace.
     """
-    captured: dict[Moment, int] = {
-        moment: table.schema.field(column).type.list_size
-        for moment, column in STATE_COLUMN.items()
-        if _has_values(table, column)
-    }
-    written = [moment for moment, column in TEXT_COLUMN.items() if _has_values(table, column)]
-    if states == "auto":
-        states = "captured" if captured else "text" if written else "none"
-    if states == "none":
-        return StateSource.none()
-    if states == "captured":
-        if not captured:
-            raise ConfigurationError(
-                "--states captured, but no step of the training traces has a prefill_state or completion_state: "
-                "record hidden states while serving, or use --states text or none"
-            )
-        return StateSource("captured", captured, served_model=_served_model(table))
-    if states != "text":
-        raise ConfigurationError(f"--states {states!r}; wanted auto, captured, text or none")
-    if not written:
+    captured = any(_has_values(table, column) for column in STATE_COLUMN.values())
+    written = any(_has_values(table, column) for column in TEXT_COLUMN.values())
+    if states == "captured" and not captured:
+        raise ConfigurationError(
+            "--states captured, but no step of the training traces has a prefill_state or completion_state: "
+            "record hidden states while serving, or use --states text or none"
+        )
+    if states == "text" and not written:
         raise ConfigurationError(
             "--states text, but no step of the training traces has an input_text or output_text: "
             "record texts, or use --states captured or none"
         )
-    texts = [text for moment in written for text in table[TEXT_COLUMN[moment]].to_pylist()]
-    if text_encoder == SKETCH:
-        sketch = Sketch.fit(texts, seed=seed)
-        return StateSource("sketch", dict.fromkeys(written, sketch.size), sketch)
+    found: list[Candidate] = ["none"] if states in ("auto", "none") else []
+    if captured and states in ("auto", "captured"):
+        found.append("captured")
+    if written and states in ("auto", "text"):
+        found += ["relevant text", "text"] if text_encoder == SKETCH else ["text"]
+    return tuple(found)
+
+
+def captured_source(table: pa.Table) -> StateSource:
+    """The hidden states of a training trace as a source."""
+    sizes = {m: table.schema.field(c).type.list_size for m, c in STATE_COLUMN.items() if _has_values(table, c)}
+    return StateSource("captured", sizes, served_model=_served_model(table))
+
+
+def encoder_source(
+    table: pa.Table, text_encoder: str, *, progress: Progress | None = None, cache: Path | None = None
+) -> StateSource:
+    """A transformer over the texts of a training trace, which it embeds; `states` then finds them in the cache.
+
+    Raises:
+        ConfigurationError: the encoder cannot be had.
+    """
     encoder = TextEncoder.load(text_encoder, cache=cache)
-    encoder.encode(texts, progress)
+    encoder.encode([text for moment in _written(table) for text in table[TEXT_COLUMN[moment]].to_pylist()], progress)
     return StateSource(
         "encoder",
-        dict.fromkeys(written, encoder.size),
+        dict.fromkeys(_written(table), encoder.size),
         encoder_name=encoder.name,
         encoder_digest=encoder.digest,
         cache=cache,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class StepTexts:
+    """The texts of a training trace, ready to fit sketches on.
+
+    Attributes:
+        moments: that have texts.
+        corpus: rows moment by moment, in each the steps in the order of the trace.
+    """
+
+    moments: tuple[Moment, ...]
+    corpus: Corpus
+
+    @classmethod
+    def of(cls, table: pa.Table, prefixes: Prefixes) -> StepTexts:
+        """Of a trace and its prefixes; a term has to tell what follows a step beyond what its agent tells."""
+        moments = tuple(_written(table))
+        sides = np.repeat(np.arange(len(moments)), prefixes.steps)
+        task, agent, targets = prefixes.task[prefixes.workflow], prefixes.agent, _what_follows(prefixes)
+        return cls(
+            moments,
+            Corpus.of(
+                [text for moment in moments for text in table[TEXT_COLUMN[moment]].to_pylist()],
+                np.tile(task, len(moments)),
+                np.tile(agent, len(moments)),
+                sides.astype(np.int8),
+                np.tile(targets, (len(moments), 1)),
+            ),
+        )
+
+    def fit(
+        self, steps: NDArray[np.bool_], fold: NDArray[np.int64], *, relevant: bool, seed: int
+    ) -> tuple[StateSource, dict[Moment, NDArray[np.float32]]]:
+        """A sketch of the texts of some steps, bool [n].
+
+        Args:
+            steps: which.
+            fold: int64 [n], equal for steps of one task.
+            relevant: keep only terms that go with what follows.
+            seed: of the sketch.
+
+        Returns:
+            The source, and the states of all n steps, float32 [n, d] by moment: of those it was fitted on out of fold.
+
+        Raises:
+            InputError: there is nothing a sketch could learn from.
+        """
+        rows, folds = np.tile(steps, len(self.moments)), np.tile(fold, len(self.moments))
+        part = self.corpus.take(rows)
+        sketch, own = Sketch.fit(part, folds[rows], relevant=relevant, seed=seed)
+        found = np.empty((len(rows), sketch.size), np.float32)
+        found[rows] = own
+        found[~rows] = sketch.rows(self.corpus.take(~rows))
+        source = StateSource("sketch", dict.fromkeys(self.moments, sketch.size), sketch)
+        return source, dict(zip(self.moments, np.split(found, len(self.moments)), strict=True))
+
+
+def _what_follows(prefixes: Prefixes) -> NDArray[np.float32]:
+    """What a text may tell, 0 or 1, NaN where unknown: the outcomes one and K steps ahead, and the agents still to come
+    in the workflow; of each the most frequent. float32 [n, O]."""
+    blocks = []
+    for k in dict.fromkeys((0, prefixes.horizon - 1)):
+        outcome = prefixes.outcomes[:, k]
+        known = (outcome >= 0) & (outcome < prefixes.vocabulary.outcomes)
+        block = (outcome[:, None] == _frequent(outcome[known])).astype(np.float32)
+        block[~known] = np.nan
+        blocks.append(block)
+    called = prefixes.agent[:, None] == _frequent(prefixes.agent)
+    so_far = np.cumsum(called, axis=0)
+    last = np.repeat(prefixes.offsets[1:] - 1, np.diff(prefixes.offsets))
+    blocks.append((so_far[last] > so_far).astype(np.float32))
+    return np.concatenate(blocks, axis=1)
+
+
+def _frequent(values: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The most frequent values."""
+    distinct, counts = np.unique(values, return_counts=True)
+    return np.asarray(distinct[np.argsort(-counts, kind="stable")[:_MOST_TARGETS]], np.int32)
+
+
+def _written(table: pa.Table) -> list[Moment]:
+    """Moments that a trace has texts for."""
+    return [moment for moment, column in TEXT_COLUMN.items() if _has_values(table, column)]
 
 
 def _has_values(table: pa.Table, column: str) -> bool:

@@ -29,7 +29,7 @@ from presage.features.prefixes import prefixes_of
 from presage.features.states import StateSource
 from presage.predictors.artefact import artefact_digest
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.steps import log_sizes
+from presage.predictors.steps import log_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +101,11 @@ class AgentsAhead:
             InputError: a negative or no number of tokens, or a text that is none.
         """
         vocabulary = self.given.predictor.vocabulary
-        sizes = np.zeros((len(steps), 4), np.float32)
+        sizes = np.zeros((len(steps), 2), np.float32)
         for row, step in zip(sizes, steps, strict=True):
-            row[[0, 2]] = log_sizes(step, "input")
+            row[0] = log_tokens(step, "input")
         for row, step in zip(sizes, steps[:-1], strict=False):
-            row[[1, 3]] = log_sizes(step, "output")
+            row[1] = log_tokens(step, "output")
         forecast = self.given.predictor.without_states(
             np.array([0, len(steps)]),
             np.array([vocabulary.workflow_type(steps[-1]["workflow_type"])], np.int32),
@@ -128,8 +128,8 @@ class AgentsAhead:
         """
         predictor = self.given.predictor
         out = np.empty((1, predictor.horizon, predictor.vocabulary.outcomes), np.float32)
-        tokens, chars = log_sizes(step, "input")
-        predictor.prefilled(workflow, predictor.vocabulary.agent(step["agent"]), tokens, chars, _NOTHING, out[0])
+        tokens = log_tokens(step, "input")
+        predictor.prefilled(workflow, predictor.vocabulary.agent(step["agent"]), tokens, _NOTHING, out[0])
         told: NDArray[np.float32] = self._expected(out)[0]
         return told
 
@@ -141,7 +141,7 @@ class AgentsAhead:
         """
         predictor = self.given.predictor
         unread = np.empty((predictor.horizon, predictor.vocabulary.outcomes), np.float32)
-        predictor.completed(workflow, *log_sizes(step, "output"), _NOTHING, unread)
+        predictor.completed(workflow, log_tokens(step, "output"), _NOTHING, unread)
 
     def _expected(self, forecasts: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32 [n, A] from probabilities float32 [n, K, V+1]."""

@@ -18,7 +18,19 @@ from presage.features.inputs import SIZE_COUNT, at_prefill
 from presage.predictors import engine as e
 from presage.predictors.encoding import encode
 from presage.predictors.engine import Engine
-from presage.predictors.kernels import EVERYTHING, FAST, add_leaves, gate, mix, softmax_rows, tree_range, who_answers
+from presage.predictors.kernels import (
+    EVERYTHING,
+    FAST,
+    add_leaves,
+    ensemble_at,
+    gate,
+    has_trees,
+    mix,
+    pattern_of,
+    softmax_rows,
+    start_leaves,
+    who_answers,
+)
 
 AGENTS, PREFILL, COMPLETION, INPUTS, SUMS, PREFIX = e.AGENTS, e.PREFILL, e.COMPLETION, e.INPUTS, e.SUMS, e.PREFIX
 HIDDEN, DEPTH = e.HIDDEN, e.DEPTH
@@ -111,29 +123,38 @@ def _network_logits(rows: NDArray[np.float32], engine: Engine) -> NDArray[np.flo
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
-def _tree_logits(rows: NDArray[np.float32], engine: Engine) -> NDArray[np.float32]:
+def _tree_logits(rows: NDArray[np.float32], patterns: NDArray[np.int32], engine: Engine) -> NDArray[np.float32]:
     """`kernels.tree_logits` at prefill for rows [B, …] of workflows, float32 [B, K (V+1)]."""
     floats, numbers = engine.floats, engine.numbers
     depth, count = numbers[DEPTH], len(rows)
     features, thresholds = numbers[e.FEATURES], numbers[e.THRESHOLDS]
-    first, last = tree_range(0, numbers)
     columns = np.ascontiguousarray(rows[:, : numbers[INPUTS]].T)
-    # Rows a power of two apart would fall into the same few sets of the cache.
-    leaf = np.empty((last - first, count + 16), np.int32)
-    for tree in range(first, last):
-        mine = leaf[tree - first]
-        mine[:] = tree << depth
-        for level in range(depth):
-            at = tree * depth + level
-            column, threshold, bit = columns[numbers[features + at]], floats[thresholds + at], np.int32(1 << level)
-            for i in range(count):
-                mine[i] += bit if column[i] >= threshold else np.int32(0)
     out = np.empty((count, engine.leaves.shape[1]), np.float32)
-    of_row, total = np.empty(last - first, np.int32), np.empty(out.shape[1], np.int32)
+    total = np.empty(out.shape[1], np.int32)
     for i in range(count):
-        for tree in range(last - first):
-            of_row[tree] = leaf[tree, i]
-        add_leaves(of_row, 0, engine, total, out[i])
+        start_leaves(engine, out[i])
+    for stage in range(3):
+        ensemble = ensemble_at(stage, 0)
+        first, last = numbers[e.ENSEMBLES + ensemble], numbers[e.ENSEMBLES + ensemble + 1]
+        if stage > 0 and not (patterns & stage).any():
+            continue
+        # Rows a power of two apart would fall into the same few sets of the cache.
+        leaf = np.empty((last - first, count + 16), np.int32)
+        for tree in range(first, last):
+            mine = leaf[tree - first]
+            mine[:] = tree << depth
+            for level in range(depth):
+                at = tree * depth + level
+                column, threshold, bit = columns[numbers[features + at]], floats[thresholds + at], np.int32(1 << level)
+                for i in range(count):
+                    mine[i] += bit if column[i] >= threshold else np.int32(0)
+        of_row = np.empty(last - first, np.int32)
+        for i in range(count):
+            if stage > 0 and not patterns[i] & stage:
+                continue
+            for tree in range(last - first):
+                of_row[tree] = leaf[tree, i]
+            add_leaves(of_row, ensemble, engine, total, out[i])
     return out
 
 
@@ -142,7 +163,6 @@ def prefilled_many(
     rows: NDArray[np.float32],
     agent: NDArray[np.int32],
     tokens: NDArray[np.float32],
-    chars: NDArray[np.float32],
     states: NDArray[np.float32],
     engine: Engine,
     out: NDArray[np.float32],
@@ -153,7 +173,7 @@ def prefilled_many(
     Args:
         rows: the workflows, float32 [B, …], changed in place.
         agent: int32 [B], 0..V.
-        tokens, chars: log(1 + x) of the inputs' sizes, float32 [B], 0 where unknown.
+        tokens: log(1 + x) of the inputs' token counts, float32 [B], 0 where unknown.
         states: projected prefill states, float32 [B, p]; [B, 0] for none.
         engine: the model.
         out: float32 [B, K, V+1].
@@ -163,7 +183,7 @@ def prefilled_many(
     size, sums = numbers[INPUTS], numbers[INPUTS] + numbers[SUMS]
     for start in range(0, len(rows), BLOCK):
         block = rows[start : start + BLOCK]
-        who = np.empty(len(block), np.int32)
+        who, patterns = np.empty(len(block), np.int32), np.empty(len(block), np.int32)
         _step_prefixes(block, engine)
         for i in range(len(block)):
             row, at = block[i], start + i
@@ -172,18 +192,19 @@ def prefilled_many(
                 row[size:sums],
                 agent[at],
                 tokens[at],
-                chars[at],
                 states[at],
                 numbers[AGENTS],
                 numbers[PREFILL],
                 numbers[COMPLETION],
             )
-            who[i] = who_answers(row[:size], 0, engine)
+            who[i], patterns[i] = who_answers(row[:size], engine), pattern_of(row[:size], 0, numbers)
         nothing = np.zeros((len(block), out.shape[1] * out.shape[2]), np.float32)
         of_network = _network_logits(block, engine) if (who == EVERYTHING).any() else nothing
-        of_trees = _tree_logits(block, engine) if numbers[e.TREES_AT_PREFILL] else nothing
+        of_trees = _tree_logits(block, patterns, engine) if has_trees(numbers) else nothing
         here = out[start : start + BLOCK]
         flat = here.reshape((len(here), here.shape[1] * here.shape[2]))
         for i in range(len(block)):
-            evidence[start + i] = mix(block[i][:size], 0, who[i], of_network[i], of_trees[i], engine, flat[i])
+            evidence[start + i] = mix(
+                block[i][:size], 0, patterns[i], who[i], of_network[i], of_trees[i], engine, flat[i]
+            )
         softmax_rows(here.reshape((len(here) * here.shape[1], here.shape[2])))

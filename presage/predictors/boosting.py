@@ -14,7 +14,7 @@ diagonal, p (1 − p), as multi-class boosting does (Friedman 2001).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -96,6 +96,10 @@ class TreeEnsemble:
         """Comparisons a tree."""
         return int(self.feature.shape[1])
 
+    def logits(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the trees add up to, float32 [n, K (V+1)], from input vectors float32 [n, F]."""
+        return _walk(inputs, self.feature, self.threshold, self.leaves, self.scale, self.base)
+
     def check(self, inputs: int, outputs: int) -> None:
         """Raises ValueError unless every tree compares some of `inputs` numbers and has leaves of `outputs` numbers."""
         trees, depth = self.feature.shape if self.feature.ndim == 2 else (-1, -1)
@@ -128,31 +132,48 @@ def fit_trees(
     config: BoostingConfig,
     seed: int,
     *,
-    always: int = 0,
+    always: Sequence[int] | None = None,
+    drawn: Sequence[int] = (),
+    most: int | None = None,
+    start: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     rounds: int | None = None,
 ) -> TreeEnsemble:
-    """Grows trees on input vectors float32 [n, F] and labels int32 [n, K] (labels outside 0..V are masked).
+    """Grows trees on input vectors and labels.
 
-    The first `always` inputs are open to every tree, a share of the others is drawn for each. With `rounds` so many
-    trees are grown (fewer only where `leaf_cells` ends it) and the validation rows are not looked at.
+    Args:
+        inputs: float32 [n, F]; validation_inputs: float32 [m, F].
+        outcomes: int32 [n, K], labels outside 0..V are masked; validation_outcomes: int32 [m, K].
+        outcome_count: V + 1.
+        config: how.
+        seed: of everything drawn.
+        always: inputs open to every tree; None for all of them.
+        drawn: inputs of which a share (`config.columns`) is open to a tree.
+        most: trees at most; None for `tree_limits`.
+        start: logits that the trees add to, float32 [n, K (V+1)] and [m, K (V+1)]; without, they start from the share
+            of each outcome, which the ensemble then holds as its base.
+        rounds: grow so many (at most `most`) and do not look at the validation rows, which decide otherwise. Then no
+            tree is kept unless it lowers their loss.
     """
     rng = np.random.default_rng(seed)
     count, horizon = outcomes.shape
     target, weight = _targets(outcomes, outcome_count)
     share = (target.sum(axis=0) + 0.5) / (target.sum(axis=(0, 2))[:, None] + 0.5 * outcome_count)
-    base = np.log(share).astype(np.float32).reshape(-1)
+    base = np.log(share).astype(np.float32).reshape(-1) * np.float32(start is None)
     width = len(base)
     edges = [_edges(column, config.bins) for column in inputs.T]
     binned, held_out = _binned(inputs, edges), _binned(validation_inputs, edges)
-    useful = np.flatnonzero([len(e) > 0 for e in edges]).astype(np.int32)
-    logits = np.tile(base, (count, 1))
-    held_out_logits = np.tile(base, (len(validation_inputs), 1))
-    room = max(config.leaf_cells // width, config.fewest_leaves)
-    depth = int(np.clip(np.log2(max(room / ENOUGH_TREES, 1)), 1, config.depth))
-    most = room // 2**depth
+    varies = np.array([len(e) > 0 for e in edges])
+    open_inputs = np.arange(inputs.shape[1]) if always is None else np.asarray(always, np.int64)
+    open_inputs, drawn_inputs = (i[varies[i]].astype(np.int32) for i in (open_inputs, np.asarray(drawn, np.int64)))
+    first, first_held_out = start or (np.tile(base, (count, 1)), np.tile(base, (len(validation_inputs), 1)))
+    logits, held_out_logits = first.copy(), first_held_out.copy()
+    depth, limit = tree_limits(width, config)
+    limit = min(limit, limit if most is None else most)
+    if not len(open_inputs) + len(drawn_inputs) or not count:
+        limit = 0
     trees: list[tuple[NDArray[np.int16], NDArray[np.uint8], NDArray[np.float32]]] = []
-    best, kept = np.inf, 0
-    for grown in range(1, min(most, config.rounds if rounds is None else rounds) + 1):
+    best, kept = _loss(held_out_logits, validation_outcomes, outcome_count) if start is not None else np.inf, 0
+    for grown in range(1, min(limit, limit if rounds is None else rounds) + 1):
         p = softmax(logits.reshape(count, horizon, outcome_count))
         gradient = ((p - target) * weight).reshape(count, -1)
         hessian = (np.maximum(p * (1.0 - p), 1e-3) * weight).reshape(count, -1)
@@ -165,7 +186,7 @@ def fit_trees(
         feature, cut, leaf = _grow(
             binned,
             sample,
-            _choose(useful, always, config.columns, rng),
+            _choose(open_inputs, drawn_inputs, config.columns, rng),
             packed,
             depth,
             config.bins,
@@ -180,7 +201,7 @@ def fit_trees(
             kept = grown
             continue
         held_out_logits += values[_leaf_of(held_out, feature, cut)]
-        loss = cross_entropy(softmax(held_out_logits.reshape(-1, horizon, outcome_count)), validation_outcomes)
+        loss = _loss(held_out_logits, validation_outcomes, outcome_count)
         if loss < best:
             best, kept = loss, grown
         elif grown - kept >= config.patience:
@@ -188,12 +209,24 @@ def fit_trees(
     return _ensemble(trees[:kept], edges, base, depth)
 
 
-def _choose(useful: NDArray[np.int32], always: int, share: float, rng: np.random.Generator) -> NDArray[np.int32]:
-    """Inputs one tree may split on, in order."""
-    others = useful[useful >= always]
-    drawn = rng.permutation(others)[: round(share * len(others))]
-    chosen = np.concatenate([useful[useful < always], np.sort(drawn)])
-    return chosen if len(chosen) else useful[:1]
+def tree_limits(width: int, config: BoostingConfig) -> tuple[int, int]:
+    """Depth of the trees, and how many there may be, for leaves of `width` = K (V+1) numbers."""
+    room = max(config.leaf_cells // width, config.fewest_leaves)
+    depth = int(np.clip(np.log2(max(room / ENOUGH_TREES, 1)), 1, config.depth))
+    return depth, min(room // 2**depth, config.rounds)
+
+
+def _loss(logits: NDArray[np.float32], outcomes: NDArray[np.int32], outcome_count: int) -> float:
+    return cross_entropy(softmax(logits.reshape(*outcomes.shape, outcome_count)), outcomes)
+
+
+def _choose(
+    always: NDArray[np.int32], drawn: NDArray[np.int32], share: float, rng: np.random.Generator
+) -> NDArray[np.int32]:
+    """Inputs one tree may split on, in order; at least one."""
+    some = np.sort(rng.permutation(drawn)[: round(share * len(drawn))])
+    chosen = np.concatenate([always, some])
+    return chosen if len(chosen) else drawn[:1]
 
 
 def _targets(outcomes: NDArray[np.int32], outcome_count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -358,6 +391,30 @@ def _leaf_values(
         top[leaf[i]] += gradient[i]
         bottom[leaf[i]] += hessian[i]
     return top / bottom
+
+
+@njit(cache=True, nogil=True)
+def _walk(
+    inputs: NDArray[np.float32],
+    feature: NDArray[np.int16],
+    threshold: NDArray[np.float32],
+    leaves: NDArray[np.int8],
+    scale: NDArray[np.float32],
+    base: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    out = np.empty((len(inputs), len(base)), np.float32)
+    total = np.empty(len(base), np.int32)
+    for row in range(len(inputs)):
+        total[:] = 0
+        for tree in range(len(feature)):
+            leaf = 0
+            for level in range(feature.shape[1]):
+                leaf += (inputs[row, feature[tree, level]] >= threshold[tree, level]) << level
+            for j in range(len(base)):
+                total[j] += leaves[tree, leaf, j]
+        for j in range(len(base)):
+            out[row, j] = base[j] + scale[j] * total[j]
+    return out
 
 
 def _leaf_of(binned: NDArray[np.uint8], feature: NDArray[np.int16], cut: NDArray[np.uint8]) -> NDArray[np.int64]:

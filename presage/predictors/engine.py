@@ -8,7 +8,7 @@ the place of each part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,9 +18,13 @@ from presage.features.inputs import SIZE_COUNT, inputs_size, sums_size
 from presage.predictors.boosting import TreeEnsemble
 from presage.predictors.network_weights import ORDER, NetworkWeights
 from presage.predictors.ngram import NgramTable
+from presage.predictors.parts import TREES
 
 # Scalars at the head of `numbers`.
-AGENTS, PREFILL, COMPLETION, HIDDEN, PREFIX, ENOUGH, DEPTH, INPUTS, SUMS, TREES_AT_PREFILL, TREES, HEADER = range(12)
+AGENTS, PREFILL, COMPLETION, HIDDEN, PREFIX, ENOUGH, DEPTH, INPUTS, SUMS = range(9)
+ENSEMBLES: Final = 9
+"""Here and in the next places stand the first tree of each ensemble of `parts.TREES` and, last, the number of all."""
+HEADER: Final = ENSEMBLES + len(TREES) + 1
 
 # Parts of `floats`: the network's arrays in their order, then these.
 FLOATS: Final = (*ORDER, "batch_first", "batch_last", "thresholds", "scale", "base", "log_rows", "shares")
@@ -60,10 +64,10 @@ class Engine(NamedTuple):
 
     Attributes:
         floats: float32, the parts FLOATS end to end. For batches at prefill the rows of encoded, dense and from_prefix
-            stacked, and of head and skip, without those of the completion state, which is 0 there. Of the trees (at
-            prefill, then at completion; all of DEPTH levels): thresholds [trees, DEPTH], scale and base [2, K (V+1)].
-            Logarithms of the n-gram's rows [C, K, V+1]. Shares [2, 3, K (V+1)]: how much network, trees and n-gram are
-            believed at each moment and horizon, repeated for every outcome.
+            stacked, and of head and skip, without those of the completion state, which is 0 there. Of the trees (one
+            ensemble of TREES after the other; all of DEPTH levels): thresholds [trees, DEPTH], scales [5, K (V+1)] and
+            the base [K (V+1)] they start from. Logarithms of the n-gram's rows [C, K, V+1]. Shares [PATTERNS, 2, 3,
+            K (V+1)]: how much network, trees and n-gram are believed, repeated for every outcome.
         numbers: int32, the header, where each part begins, then the parts: inputs compared [trees, DEPTH], n-gram rows
             by hash slot, evidence [T+1, V+1].
         leaves: int8 [trees 2^DEPTH, K (V+1)], in units of scale.
@@ -78,7 +82,7 @@ class Engine(NamedTuple):
 
 def build_engine(
     network: NetworkWeights,
-    trees: tuple[TreeEnsemble, TreeEnsemble],
+    trees: Mapping[str, TreeEnsemble],
     ngram: NgramTable,
     shares: NDArray[np.float32],
     evidence: NDArray[np.int32],
@@ -89,47 +93,47 @@ def build_engine(
 
     Args:
         network: its weights.
-        trees: at prefill and at completion.
+        trees: the ensembles of TREES.
         ngram: its table.
-        shares: float32 [2, 3, K].
+        shares: float32 [PATTERNS, 2, 3, K].
         evidence: int32 [T+1, V+1], training steps of an agent in a workflow type, 0 for the unknown.
         enough: below so much evidence of an agent the network is left out, and of a type the trees too.
         widths: p and c, of the projected states.
     """
     agents = evidence.shape[1] - 1
-    depth = trees[0].depth
+    ensembles = [trees[name] for name in TREES]
     floats: list[NDArray[np.floating]] = [network.arrays[name] for name in ORDER]
     done = SIZE_COUNT + widths[0]
     at_prefill = np.r_[:done, done + widths[1] : len(network.arrays["dense"])]
     floats += [
         np.concatenate([network.arrays["encoded"], network.arrays["dense"][at_prefill], network.arrays["from_prefix"]]),
         np.concatenate([network.arrays["head"], network.arrays["skip"][at_prefill]]),
-        np.concatenate([ensemble.threshold for ensemble in trees]),
-        np.stack([ensemble.scale for ensemble in trees]),
-        np.stack([ensemble.base for ensemble in trees]),
+        np.concatenate([ensemble.threshold for ensemble in ensembles]),
+        np.stack([ensemble.scale for ensemble in ensembles]),
+        np.sum([ensemble.base for ensemble in ensembles], axis=0),
         np.log(ngram.rows),
-        np.repeat(shares, agents + 1, axis=2),
+        np.repeat(shares, agents + 1, axis=3),
     ]
-    numbers = [np.concatenate([ensemble.feature for ensemble in trees]), ngram.values, evidence]
+    numbers = [np.concatenate([ensemble.feature for ensemble in ensembles]), ngram.values, evidence]
     header = np.zeros(FIRST_PART, np.int32)
     header[AGENTS], (header[PREFILL], header[COMPLETION]), header[ENOUGH] = agents, widths, enough
-    header[HIDDEN], header[PREFIX], header[DEPTH] = network.hidden_size, network.prefix_size, depth
+    header[HIDDEN], header[PREFIX], header[DEPTH] = network.hidden_size, network.prefix_size, ensembles[0].depth
     header[INPUTS], header[SUMS] = inputs_size(agents, *widths), sums_size(*widths)
-    header[TREES_AT_PREFILL], header[TREES] = len(trees[0]), len(trees[0]) + len(trees[1])
+    header[ENSEMBLES:HEADER] = np.cumsum([0, *map(len, ensembles)])
     header[HEADER : HEADER + len(FLOATS)] = _starts(floats, 0)
     header[FEATURES:FIRST_PART] = _starts(numbers, FIRST_PART)
     return Engine(
         np.concatenate([np.asarray(part, np.float32).ravel() for part in floats]),
         np.concatenate([header, *(np.asarray(part, np.int32).ravel() for part in numbers)]),
-        np.concatenate([ensemble.leaves.reshape(-1, len(ensemble.base)) for ensemble in trees]),
+        np.concatenate([ensemble.leaves.reshape(-1, len(ensemble.base)) for ensemble in ensembles]),
         ngram.keys,
     )
 
 
 def with_shares(engine: Engine, shares: NDArray[np.float32], enough: int) -> Engine:
-    """The same model with other mixture weights, float32 [2, 3, K], and another threshold of evidence."""
+    """The same model with other mixture weights, float32 [PATTERNS, 2, 3, K], and another threshold of evidence."""
     floats, numbers = engine.floats.copy(), engine.numbers.copy()
-    repeated = np.repeat(shares, numbers[AGENTS] + 1, axis=2)
+    repeated = np.repeat(shares, numbers[AGENTS] + 1, axis=3)
     floats[numbers[SHARES] : numbers[SHARES] + repeated.size] = repeated.ravel()
     numbers[ENOUGH] = enough
     return Engine(floats, numbers, engine.leaves, engine.keys)

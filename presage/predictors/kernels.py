@@ -13,14 +13,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from presage.features.history import RECENT
-from presage.features.inputs import SIZE_COUNT
+from presage.features.inputs import SIZE_COUNT, knows_state, knows_tokens
 from presage.predictors import engine as e
 from presage.predictors.encoding import encode
 from presage.predictors.engine import Engine
 from presage.predictors.ngram import lookup
 
 AGENTS, PREFILL, COMPLETION, HIDDEN = e.AGENTS, e.PREFILL, e.COMPLETION, e.HIDDEN
-ENOUGH, DEPTH, TREES_AT_PREFILL, TREES, EVIDENCE = e.ENOUGH, e.DEPTH, e.TREES_AT_PREFILL, e.TREES, e.EVIDENCE
+ENOUGH, DEPTH, ENSEMBLES, EVIDENCE = e.ENOUGH, e.DEPTH, e.ENSEMBLES, e.EVIDENCE
 
 # Contraction into fused multiply-adds only; no reassociation, so sums keep their order.
 FAST: Final = {"contract"}
@@ -148,40 +148,69 @@ def network_logits(
     _add_row(out, floats, numbers[e.AGENT_SKIP] + int(inputs[0]) * outputs)
 
 
-@njit(cache=True, fastmath=FAST, error_model="numpy")
-def tree_logits(inputs: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]) -> None:
-    """Writes the trees' logits, float32 [K (V+1)], if there are trees."""
-    floats, numbers = engine.floats, engine.numbers
-    depth, features, thresholds = numbers[DEPTH], numbers[e.FEATURES], numbers[e.THRESHOLDS]
-    first, last = tree_range(moment, numbers)
-    if first == last:
-        return
-    leaf = np.empty(last - first, np.int32)
-    for tree in range(first, last):
-        number = tree << depth
-        for level in range(depth):
-            at = tree * depth + level
-            number += (inputs[numbers[features + at]] >= floats[thresholds + at]) << level
-        leaf[tree - first] = number
-    add_leaves(leaf, moment, engine, np.empty(len(out), np.int32), out)
+@njit(cache=True, inline="always")
+def pattern_of(inputs: NDArray[np.float32], moment: int, numbers: NDArray[np.int32]) -> int:
+    """Which sources this step has: 1 for token counts, 2 for a state (`parts.PATTERNS`)."""
+    p, c = numbers[PREFILL], numbers[COMPLETION]
+    return int(knows_tokens(inputs, p, c)) + 2 * int(knows_state(inputs, moment, p, c))
 
 
 @njit(cache=True, inline="always")
-def tree_range(moment: int, numbers: NDArray[np.int32]) -> tuple[int, int]:
-    """First tree of a moment, and the one after its last."""
-    return (0, numbers[TREES_AT_PREFILL]) if moment == 0 else (numbers[TREES_AT_PREFILL], numbers[TREES])
+def has_trees(numbers: NDArray[np.int32]) -> bool:
+    """Whether the model has any trees."""
+    return bool(numbers[e.HEADER - 1] > 0)
+
+
+@njit(cache=True, inline="always")
+def ensemble_at(stage: int, moment: int) -> int:
+    """Number of an ensemble of `parts.TREES`: stage 0 reads ids, 1 token counts as well, 2 states as well."""
+    return 0 if stage == 0 else 2 * moment + stage
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def tree_logits(
+    inputs: NDArray[np.float32], moment: int, pattern: int, engine: Engine, out: NDArray[np.float32]
+) -> None:
+    """Writes the logits of the trees, float32 [K (V+1)], of those that ask for nothing this step lacks."""
+    floats, numbers = engine.floats, engine.numbers
+    depth, features, thresholds = numbers[DEPTH], numbers[e.FEATURES], numbers[e.THRESHOLDS]
+    start_leaves(engine, out)
+    total = np.empty(len(out), np.int32)
+    for stage in range(3):
+        if stage > 0 and not pattern & stage:
+            continue
+        ensemble = ensemble_at(stage, moment)
+        first, last = numbers[ENSEMBLES + ensemble], numbers[ENSEMBLES + ensemble + 1]
+        leaf = np.empty(last - first, np.int32)
+        for tree in range(first, last):
+            number = tree << depth
+            for level in range(depth):
+                at = tree * depth + level
+                number += (inputs[numbers[features + at]] >= floats[thresholds + at]) << level
+            leaf[tree - first] = number
+        add_leaves(leaf, ensemble, engine, total, out)
+
+
+@njit(cache=True, inline="always")
+def start_leaves(engine: Engine, out: NDArray[np.float32]) -> None:
+    """Writes the logits before the first tree, float32 [K (V+1)]."""
+    base = engine.numbers[e.BASE]
+    for j in range(len(out)):
+        out[j] = engine.floats[base + j]
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def add_leaves(
-    leaf: NDArray[np.int32], moment: int, engine: Engine, total: NDArray[np.int32], out: NDArray[np.float32]
+    leaf: NDArray[np.int32], ensemble: int, engine: Engine, total: NDArray[np.int32], out: NDArray[np.float32]
 ) -> None:
-    """Writes the logits of one leaf of every tree of a moment: bytes summed as whole numbers, then scaled once.
+    """Adds the logits of one leaf of every tree of an ensemble: bytes summed as whole numbers, then scaled once.
 
     `total` is room for the sums, int32 [K (V+1)]: making it anew for each row of a batch would take as long as adding.
     """
+    if not len(leaf):
+        return
     leaves, outputs = engine.leaves, len(out)
-    scale, base = engine.numbers[e.SCALE] + moment * outputs, engine.numbers[e.BASE] + moment * outputs
+    scale = engine.numbers[e.SCALE] + ensemble * outputs
     total[:] = 0
     together = len(leaf) // 4 * 4
     for i in range(0, together, 4):
@@ -193,7 +222,7 @@ def add_leaves(
         for j in range(outputs):
             total[j] += row[j]
     for j in range(outputs):
-        out[j] = engine.floats[base + j] + engine.floats[scale + j] * total[j]
+        out[j] += engine.floats[scale + j] * total[j]
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
@@ -222,7 +251,7 @@ def workflow_type_of(inputs: NDArray[np.float32], numbers: NDArray[np.int32]) ->
 
 
 @njit(cache=True)
-def who_answers(inputs: NDArray[np.float32], moment: int, engine: Engine) -> int:
+def who_answers(inputs: NDArray[np.float32], engine: Engine) -> int:
     """With too little evidence of the agent the network is left out: trees and n-gram answer, which read the rest of
     the workflow; with too little of the whole workflow type the n-gram answers alone."""
     numbers = engine.numbers
@@ -230,17 +259,17 @@ def who_answers(inputs: NDArray[np.float32], moment: int, engine: Engine) -> int
     of_agents = numbers[EVIDENCE] + kind * width
     if numbers[of_agents + int(inputs[0])] >= numbers[ENOUGH]:
         return EVERYTHING
-    first, last = tree_range(moment, numbers)
     of_type = 0
     for j in range(width):
         of_type += numbers[of_agents + j]
-    return NGRAM_ALONE if first == last or of_type < numbers[ENOUGH] else WITHOUT_NETWORK
+    return WITHOUT_NETWORK if has_trees(numbers) and of_type >= numbers[ENOUGH] else NGRAM_ALONE
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def mix(
     inputs: NDArray[np.float32],
     moment: int,
+    pattern: int,
     who: int,
     of_network: NDArray[np.float32],
     of_trees: NDArray[np.float32],
@@ -258,7 +287,7 @@ def mix(
     size = len(out)
     at = numbers[e.LOG_ROWS] + lookup(engine.keys, values, kind, agent, int(inputs[1]), int(inputs[2])) * size
     counts = floats[at : at + size]
-    share = numbers[e.SHARES] + moment * 3 * size
+    share = numbers[e.SHARES] + (2 * pattern + moment) * 3 * size
     to_network, to_trees = floats[share : share + size], floats[share + size : share + 2 * size]
     to_counts = floats[share + 2 * size : share + 3 * size]
     if who == EVERYTHING:
@@ -284,12 +313,12 @@ def forecast_row(
         engine: the model.
         out: where the probabilities go.
     """
-    who = who_answers(inputs, moment, engine)
+    who, pattern = who_answers(inputs, engine), pattern_of(inputs, moment, engine.numbers)
     of_network, of_trees = np.zeros(out.size, np.float32), np.zeros(out.size, np.float32)
     if who == EVERYTHING:
         network_logits(inputs, hidden, moment, engine, of_network)
     if who != NGRAM_ALONE:
-        tree_logits(inputs, moment, engine, of_trees)
-    known = mix(inputs, moment, who, of_network, of_trees, engine, out.reshape(out.size))
+        tree_logits(inputs, moment, pattern, engine, of_trees)
+    known = mix(inputs, moment, pattern, who, of_network, of_trees, engine, out.reshape(out.size))
     softmax_rows(out)
     return known

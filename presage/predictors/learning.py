@@ -1,10 +1,11 @@
-"""One round of learning: projections, then network, trees and n-gram, on one set of prefixes."""
+"""One round of learning: projections, then trees, network and n-gram, on one set of prefixes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,48 +13,59 @@ from threadpoolctl import threadpool_limits
 
 from presage.features.call_graph import transition_matrix
 from presage.features.history import history_size
-from presage.features.inputs import SIZE_COUNT
+from presage.features.inputs import SIZE_COUNT, known
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes
 from presage.features.projection import Projection, fit_projection
-from presage.predictors.boosting import TreeEnsemble, fit_trees
+from presage.predictors.boosting import TreeEnsemble, fit_trees, tree_limits
 from presage.predictors.network import Examples, fit_network
+from presage.predictors.network_weights import NetworkWeights
 from presage.predictors.ngram import BackoffNgram
-from presage.predictors.parts import NextAgentConfig, Parts
+from presage.predictors.parts import COMPONENTS, PATTERNS, TREES, NextAgentConfig, Parts
 from presage.predictors.projected import project_all, unrolled
 
-NGRAM_ORDER = 3
-EVEN_SHARE = np.float32(1 / 3)
+NGRAM_ORDER: Final = 3
+_EVEN_SHARE: Final = np.float32(1 / 3)
+_IDS_SHARE: Final = 0.4
+_TOKENS_SHARE: Final = 0.15
+"""Of the trees that fit, how many may read ids alone and how many token counts; the others read states."""
 
 
 @dataclass(frozen=True)
 class Stopping:
-    """When learning stopped on held-out prefixes: epochs of the network, rounds of the trees at each moment."""
+    """When learning stopped on held-out prefixes: epochs of the network, trees of each ensemble."""
 
     epochs: int
-    rounds: Sequence[int]
+    rounds: Mapping[str, int]
 
 
-def learn(
-    train: Prefixes,
-    validation: Prefixes | None,
-    config: NextAgentConfig,
-    seed: int,
-    stopping: Stopping | None,
-    progress: Callable[[float], None],
-) -> tuple[Parts, Stopping]:
-    """Learns everything but the mixture, whose shares are left even.
+@dataclass(frozen=True)
+class Projected:
+    """Positions as one source of states shows them.
 
-    Args:
-        train: prefixes to learn from.
-        validation: prefixes that decide when to stop; None together with `stopping`.
-        config: what to learn.
-        seed: of everything drawn.
-        stopping: when to stop, found in an earlier round; None together with `validation`.
-        progress: told the share of the epochs that are done.
+    Attributes:
+        train: what is learnt from; its states may be out of fold.
+        projections: of the states of each moment.
+        examples: input vectors of `train`, projected out of fold.
+        held_out: those of the validation prefixes; the same examples where there are none.
     """
 
-    def project(moment: Moment) -> tuple[Projection, NDArray[np.float32]]:
+    train: Prefixes
+    projections: Mapping[Moment, Projection]
+    examples: Examples
+    held_out: Examples
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """p and c, of the projected states; 0 where a moment has none."""
+        p, c = (self.projections[m].size if m in self.projections else 0 for m in MOMENTS)
+        return p, c
+
+
+def project(train: Prefixes, validation: Prefixes | None, config: NextAgentConfig, seed: int) -> Projected:
+    """Fits the projections on training prefixes and makes the input vectors."""
+
+    def fit(moment: Moment) -> tuple[Projection, NDArray[np.float32]]:
         kept = {
             PREFILL: (config.components, config.discriminants),
             COMPLETION: (config.completion_components, config.completion_discriminants),
@@ -61,51 +73,156 @@ def learn(
         components, discriminants = kept[moment]
         return fit_projection(train, moment, components=components, discriminants=discriminants, seed=seed)
 
-    # Matrix products and growing release the interpreter: both moments side by side, and the trees beside the network.
-    # Each in one thread: more of them than cores only wait for each other.
+    # Matrix products release the interpreter: both moments side by side. Each in one thread: more of them than cores
+    # only wait for each other.
     with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:
-        fitted = dict(zip(train.states, pool.map(project, train.states), strict=True))
+        fitted = dict(zip(train.states, pool.map(fit, train.states), strict=True))
     projections = {moment: projection for moment, (projection, _) in fitted.items()}
-    out_of_fold = {moment: projected for moment, (_, projected) in fitted.items()}
-    examples = _examples(train, out_of_fold)
+    examples = _examples(train, {moment: projected for moment, (_, projected) in fitted.items()})
     held_out = examples if validation is None else _examples(validation, project_all(validation, projections))
+    return Projected(train, projections, examples, held_out)
 
-    def grow(index: int) -> TreeEnsemble:
+
+def grow(
+    of: Projected,
+    config: NextAgentConfig,
+    seed: int,
+    *,
+    rounds: Mapping[str, int] | None = None,
+    grown: Mapping[str, TreeEnsemble] | None = None,
+) -> dict[str, TreeEnsemble]:
+    """The ensembles of trees, by the names of `TREES`.
+
+    Args:
+        of: the positions.
+        config: how.
+        seed: of everything drawn.
+        rounds: trees of each ensemble; None lets the held-out positions decide.
+        grown: ensembles that read no state, grown on the same positions with another source of states.
+    """
+    history = history_size(len(of.train.vocabulary.agents)) + 1
+    ids, tokens = np.arange(history), np.arange(history, history + SIZE_COUNT)
+    states = np.arange(history + SIZE_COUNT, of.examples.inputs[0].shape[1])
+    outcomes = of.train.vocabulary.outcomes
+    most = tree_limits(of.train.horizon * outcomes, config.boosting)[1]
+
+    def fit(
+        name: str,
+        moment: int,
+        rows: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+        start: tuple[NDArray[np.float32], NDArray[np.float32]] | None,
+        always: NDArray[np.int64],
+        drawn: NDArray[np.int64],
+        limit: int,
+    ) -> TreeEnsemble:
+        train, held = (data.inputs[moment][r] for data, r in zip((of.examples, of.held_out), rows, strict=True))
         return fit_trees(
-            examples.inputs[index],
-            examples.outcomes,
-            held_out.inputs[index],
-            held_out.outcomes,
-            train.vocabulary.outcomes,
+            train,
+            of.examples.outcomes[rows[0]],
+            held,
+            of.held_out.outcomes[rows[1]],
+            outcomes,
             config.boosting,
             seed,
-            always=history_size(len(train.vocabulary.agents)) + 1 + SIZE_COUNT,
-            rounds=stopping.rounds[index] if stopping is not None else None,
+            always=always.tolist(),
+            drawn=drawn.tolist(),
+            most=limit,
+            start=None if start is None else (start[0][rows[0]], start[1][rows[1]]),
+            rounds=None if rounds is None else rounds[name],
         )
 
-    with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:
-        growing = [pool.submit(grow, index) for index in range(len(MOMENTS))]
-        network, epoch = fit_network(
-            examples,
-            held_out,
-            transition_matrix(train),
-            len(train.vocabulary.workflow_types),
-            sum(projection.size for projection in projections.values()),
-            config.network,
-            seed,
-            epochs=stopping.epochs if stopping is not None else None,
-            progress=lambda done, _: progress(done / (stopping.epochs if stopping else config.network.epochs)),
-        )
-        trees = [future.result() for future in growing]
+    both = of.examples, of.held_out
+    if grown is not None:
+        of_ids = grown[TREES[0]]
+    else:
+        every = tuple(np.ones(len(data.outcomes), bool) for data in both)
+        of_ids = fit(TREES[0], 0, (every[0], every[1]), None, ids, ids[:0], round(_IDS_SHARE * most))
+
+    def of_moment(moment: int) -> dict[str, TreeEnsemble]:
+        names = TREES[1 + 2 * moment], TREES[2 + 2 * moment]
+        begun = [of_ids.logits(data.inputs[moment]) for data in both]
+        has = [known(data.inputs[moment], moment, *of.widths) for data in both]
+        if grown is not None:
+            of_tokens = grown[names[0]]
+        else:
+            columns = np.concatenate([ids, tokens])
+            limit = round(_TOKENS_SHARE * most)
+            of_tokens = fit(names[0], moment, (has[0][0], has[1][0]), (begun[0], begun[1]), columns, ids[:0], limit)
+        for logits, data, (with_tokens, _) in zip(begun, both, has, strict=True):
+            logits[with_tokens] += of_tokens.logits(data.inputs[moment][with_tokens])
+        limit = most - len(of_ids) - len(of_tokens)
+        of_states = fit(names[1], moment, (has[0][1], has[1][1]), (begun[0], begun[1]), ids, states, limit)
+        return dict(zip(names, (of_tokens, of_states), strict=True))
+
+    with ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:  # growing releases the interpreter
+        found = list(pool.map(of_moment, range(len(MOMENTS))))
+    return {TREES[0]: of_ids, **found[0], **found[1]}
+
+
+def tree_logits(
+    data: Examples, trees: Mapping[str, TreeEnsemble], widths: tuple[int, int], moment: int
+) -> NDArray[np.float32]:
+    """What the trees say of every position at a moment, float32 [n, K (V+1)]: `kernels.tree_logits` for many rows."""
+    inputs = data.inputs[moment]
+    out = trees[TREES[0]].logits(inputs)
+    for name, rows in zip(TREES[1 + 2 * moment : 3 + 2 * moment], known(inputs, moment, *widths), strict=True):
+        out[rows] += trees[name].logits(inputs[rows])
+    return out
+
+
+def learn(
+    of: Projected,
+    config: NextAgentConfig,
+    seed: int,
+    *,
+    trees: Mapping[str, TreeEnsemble] | None = None,
+    stopping: Stopping | None = None,
+    progress: Callable[[float], None],
+) -> tuple[Parts, Stopping]:
+    """Learns everything but the mixture, whose shares are left even.
+
+    Args:
+        of: the positions.
+        config: what to learn.
+        seed: of everything drawn.
+        trees: where they are grown already.
+        stopping: when to stop, found in an earlier round; None lets the held-out positions decide.
+        progress: told the share of the epochs that are done.
+    """
+    train = of.train
+    epochs = stopping.epochs if stopping is not None else None
+    with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=1) as pool:
+        rounds = stopping.rounds if stopping is not None else None
+        growing = None if trees is not None else pool.submit(grow, of, config, seed, rounds=rounds)
+        network, epoch = _network(of, config, seed, epochs, progress)
+        grown = trees if growing is None else growing.result()
+    assert grown is not None
     parts = Parts(
-        projections,
+        of.projections,
         network,
-        (trees[0], trees[1]),
+        grown,
         BackoffNgram(NGRAM_ORDER).fit(train, train),
         _evidence(train),
-        np.full((len(MOMENTS), 3, train.horizon), EVEN_SHARE),
+        np.full((PATTERNS, len(MOMENTS), len(COMPONENTS), train.horizon), _EVEN_SHARE),
     )
-    return parts, Stopping(epoch, [len(ensemble) for ensemble in trees])
+    return parts, Stopping(epoch, {name: len(ensemble) for name, ensemble in grown.items()})
+
+
+def _network(
+    of: Projected, config: NextAgentConfig, seed: int, epochs: int | None, progress: Callable[[float], None]
+) -> tuple[NetworkWeights, int]:
+    most = epochs if epochs is not None else config.network.epochs
+    return fit_network(
+        of.examples,
+        of.held_out,
+        transition_matrix(of.train),
+        len(of.train.vocabulary.workflow_types),
+        sum(of.widths),
+        config.network,
+        seed,
+        epochs=epochs,
+        progress=lambda done, _: progress(done / most),
+    )
 
 
 def _examples(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]) -> Examples:

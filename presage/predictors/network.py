@@ -6,8 +6,13 @@ Changed, because it measured better (LIMITS.md): the attention of eq. (4) depend
 often the others came, so it cannot see order; a GRU over [H^(2) ‖ projected states] of the steps so far stands in its
 place, beside the last five agents by name, counts and steps since each. The hidden state comes in projected.
 
-H^(2) depends on no request, so `export` folds it into tables, one row an agent: serving never multiplies by it.
-torch is needed to train only; `NetworkWeights` is plain arrays.
+Eq. (3), H^(l) = ReLU([H^(l-1) ‖ A H^(l-1)] W^T), is torch-geometric's `GraphConv` without bias over edges weighted by
+A. H^(2) depends on no request, so `_export` folds it into tables, one row an agent: serving never multiplies by it.
+torch and torch-geometric are needed to train only; `NetworkWeights` is plain arrays.
+
+Whole sources of a workflow (token counts; states or texts) are dropped at random while the network learns, so that the
+same weights stand where serving lacks them. An input that never varied in training is dropped for ever: whatever
+serving puts there, its weight was never learnt.
 """
 
 from __future__ import annotations
@@ -15,22 +20,27 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from numpy.typing import NDArray
 from torch import nn
+from torch_geometric.nn.conv import GraphConv
 
 from presage.features.history import RECENT
-from presage.features.inputs import SIZE_COUNT
+from presage.features.inputs import NO_STATE, SIZE_COUNT
 from presage.predictors.encoding import encode_all, encoding_size
 from presage.predictors.network_weights import NetworkConfig, NetworkWeights
 from presage.predictors.ragged import batches, one_thread, rows_and_padding
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_STILL: Final = 1e-3
+"""Spread below which a dense input does not vary."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +59,22 @@ class Examples:
 
 
 class _Batch:
-    """Rows of some workflows, and the padded [w, T] view the GRU needs (rows index the flat part, n is padding)."""
+    """Rows of some workflows, and the padded [w, T] view the GRU needs (rows index the flat part, n is padding).
 
-    def __init__(self, data: _Tensors, offsets: NDArray[np.int64], workflows: NDArray[np.int64]) -> None:
+    Args:
+        data: the examples.
+        offsets: int64 [W+1].
+        workflows: int64 [w].
+        dropped: bool [w, 2], workflows without token counts, and without states and texts; None for none.
+    """
+
+    def __init__(
+        self,
+        data: _Tensors,
+        offsets: NDArray[np.int64],
+        workflows: NDArray[np.int64],
+        dropped: NDArray[np.bool_] | None = None,
+    ) -> None:
         rows, padded = rows_and_padding(offsets, workflows)
         index = torch.from_numpy(rows)
         self.padded = torch.from_numpy(padded)
@@ -60,10 +83,24 @@ class _Batch:
         self.encoded = data.encoded[index]
         self.dense = data.dense[:, index]
         self.outcomes = data.outcomes[index]
+        if dropped is not None:
+            lengths = np.diff(offsets)[workflows]
+            for source, columns in enumerate((data.tokens, data.states)):
+                lacks = np.flatnonzero(np.repeat(dropped[:, source], lengths))
+                if len(lacks):
+                    self.dense[:, torch.from_numpy(lacks), columns] = data.absent[columns]
 
 
 class _Tensors:
-    """The examples of a fit, once, as tensors."""
+    """The examples of a fit, once, as tensors; dense inputs are standardised.
+
+    Attributes:
+        tokens, states: the dense columns of each source: token counts; states and what is made of them.
+        absent: float32 [D], what the dense inputs are where no source is there.
+    """
+
+    tokens = slice(0, SIZE_COUNT)
+    states = slice(SIZE_COUNT, None)
 
     def __init__(self, examples: Examples, agents: int, mean: NDArray[np.float32], spread: NDArray[np.float32]) -> None:
         history = RECENT + 2 * (agents + 1) + 2
@@ -73,6 +110,9 @@ class _Tensors:
         self.encoded = torch.from_numpy(encode_all(first, agents))
         self.dense = torch.from_numpy((np.stack([x[:, history + 1 :] for x in examples.inputs]) - mean) / spread)
         self.outcomes = torch.from_numpy(examples.outcomes.astype(np.int64))
+        absent = np.zeros_like(mean)
+        absent[-2:] = NO_STATE
+        self.absent = torch.from_numpy((absent - mean) / spread)
 
 
 class _Dropout(nn.Module):
@@ -89,10 +129,29 @@ class _Dropout(nn.Module):
         return x * torch.from_numpy((drawn >= self.least) * np.float32(256 / (256 - self.least)))
 
 
+class AgentGraph(nn.Module):
+    """PBKV eq. (3): two GraphSAGE layers over the transition matrix A, float32 [V+1, V+1], by torch-geometric."""
+
+    edges: Tensor
+    weights: Tensor
+
+    def __init__(self, transition: Tensor, size: int) -> None:
+        super().__init__()
+        to, source = transition.nonzero(as_tuple=True)  # agent i receives A[i, j] of what agent j has
+        self.register_buffer("edges", torch.stack([source, to]))
+        self.register_buffer("weights", transition[to, source])
+        self.layers = nn.ModuleList([GraphConv(size, size, aggr="add", bias=False) for _ in range(2)])
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """H^(2), [V+1, a], from H^(0)."""
+        h = embedding
+        for layer in self.layers:
+            h = torch.relu(layer(h, self.edges, self.weights))
+        return h
+
+
 class _Network(nn.Module):
     """Trainable form. Dimensions: a = agent embedding, h = hidden, g = GRU, D = dense inputs, O = K (V+1) logits."""
-
-    transition: Tensor
 
     def __init__(
         self,
@@ -108,9 +167,8 @@ class _Network(nn.Module):
         nodes = transition.shape[0]
         a, h, g, outputs = config.agent_size, config.hidden_size, config.prefix_size, horizon * nodes
         self.horizon, self.nodes, self.states = horizon, nodes, states
-        self.register_buffer("transition", transition)
         self.embedding = nn.Parameter(torch.randn(nodes, a) * 0.3)
-        self.sage = nn.ModuleList([nn.Linear(2 * a, a, bias=False) for _ in range(2)])
+        self.graph = AgentGraph(transition, a) if config.graph else nn.Identity()
         self.absent = nn.Parameter(torch.zeros(1, a))
         self.recent = nn.Linear(RECENT * a, h)
         self.kind = nn.Embedding(types + 1, h)
@@ -130,11 +188,9 @@ class _Network(nn.Module):
         nn.init.zeros_(self.agent_skip.weight)
 
     def agents(self) -> Tensor:
-        """H^(2), [V+1, a] (eq. 3); the last row is the unknown agent."""
-        h: Tensor = self.embedding
-        for layer in self.sage:
-            h = torch.relu(layer(torch.cat([h, self.transition @ h], dim=1)))
-        return h
+        """H^(2), [V+1, a]; the last row is the unknown agent."""
+        table: Tensor = self.graph(self.embedding)
+        return table
 
     def forward(self, batch: _Batch) -> Tensor:
         """Logits [2, rows, K, V+1], at prefill and at completion."""
@@ -205,7 +261,8 @@ def _fit(
     agents = len(transition) - 1
     start = RECENT + 2 * (agents + 1) + 3
     both = np.concatenate([inputs[:, start:] for inputs in train.inputs])
-    mean, spread = both.mean(axis=0), np.maximum(both.std(axis=0), 1e-3)
+    mean, spread = both.mean(axis=0), both.std(axis=0)
+    spread[spread < _STILL] = np.inf
     data = _Tensors(train, agents, mean, spread)
     held_out = _Tensors(validation, agents, mean, spread)
     horizon = train.outcomes.shape[1]
@@ -222,21 +279,25 @@ def _fit(
         optimizer, config.learning_rate, total_steps=total * (per_epoch + 2), pct_start=0.15
     )
     check = batches(np.diff(validation.offsets), 8192, None)
+    # Every other held-out workflow lacks its states, so that stopping suits serving with and without them.
+    bare = np.stack([np.zeros(len(validation.offsets) - 1, bool), np.arange(len(validation.offsets) - 1) % 2 == 1], 1)
+    weights, followers = tuple(network.parameters()), tuple(average.parameters())
+    drops = np.array([config.drop_tokens, config.drop_states if states else 0.0])
     best, best_epoch, kept = np.inf, 0, average.state_dict()
     updates = 0
     for epoch in range(1, (epochs or total) + 1):
         network.train()
         for workflows in batches(lengths, config.batch_steps, rng):
-            batch = _Batch(data, train.offsets, workflows)
+            batch = _Batch(data, train.offsets, workflows, rng.random((len(workflows), 2)) < drops)
             loss = _loss(network(batch), batch.outcomes)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(weights, 1.0)
             optimizer.step()
             schedule.step()
             updates += 1
-            _follow(average, network, min(config.averaging, updates / (updates + 10)))
-        score = np.nan if epochs is not None else _score(average, held_out, validation.offsets, check)
+            _follow(followers, weights, min(config.averaging, updates / (updates + 10)))
+        score = np.nan if epochs is not None else _score(average, held_out, validation.offsets, check, bare)
         if progress is not None:
             progress(epoch, score)
         if epochs is not None:
@@ -262,17 +323,23 @@ def _loss(logits: Tensor, outcomes: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _follow(average: nn.Module, network: nn.Module, keep: float) -> None:
+def _follow(average: tuple[Tensor, ...], weights: tuple[Tensor, ...], keep: float) -> None:
     """Exponential moving average of the weights: most of an ensemble's gain at the price of one model."""
-    torch._foreach_lerp_(tuple(average.parameters()), tuple(network.parameters()), 1.0 - keep)
+    torch._foreach_lerp_(average, weights, 1.0 - keep)
 
 
 @torch.no_grad()
-def _score(network: _Network, data: _Tensors, offsets: NDArray[np.int64], parts: Sequence[NDArray[np.int64]]) -> float:
+def _score(
+    network: _Network,
+    data: _Tensors,
+    offsets: NDArray[np.int64],
+    parts: Sequence[NDArray[np.int64]],
+    dropped: NDArray[np.bool_],
+) -> float:
     network.eval()
     total = rows = 0.0
     for workflows in parts:
-        batch = _Batch(data, offsets, workflows)
+        batch = _Batch(data, offsets, workflows, dropped[workflows])
         total += float(_loss(network(batch), batch.outcomes)) * len(batch.outcomes)
         rows += len(batch.outcomes)
     return total / rows / 2.0

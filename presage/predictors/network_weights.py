@@ -29,6 +29,9 @@ class NetworkConfig:
         patience: epochs without a better validation loss before training stops.
         batch_steps: positions a batch, about.
         averaging: share of the moving average kept at each update.
+        drop_tokens, drop_states: share of the workflows of an epoch that are learnt without token counts, and without
+            states and texts: what serving may lack.
+        graph: False leaves the GraphSAGE layers out; an agent's embedding is then its own (for the ablation).
     """
 
     agent_size: int = 24
@@ -42,6 +45,9 @@ class NetworkConfig:
     patience: int = 8
     batch_steps: int = 768
     averaging: float = 0.98
+    drop_tokens: float = 0.1
+    drop_states: float = 0.2
+    graph: bool = True
 
 
 ORDER: Final = (

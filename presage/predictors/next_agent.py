@@ -7,6 +7,10 @@ workflow type was, to the n-gram alone.
 
 `fit` learns on training prefixes, stops and weighs on validation prefixes, then learns again on both with what it
 found. Every forecast, in training, evaluation and serving, is made by the kernels of `running.py`.
+
+One model answers whatever a step brings: token counts or none, a state or none (`features/input_profiles.py`). The
+network learns with whole sources dropped, trees that read a source stand apart from those that do without it, and each
+combination of sources has mixture weights of its own.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.inputs import inputs_size, sums_size
+from presage.features.input_profiles import STATES, TEXT, TOKENS, Sources
+from presage.features.inputs import inputs_size, known, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
 from presage.features.project_rows import columns_of, project_rows
@@ -31,13 +36,16 @@ from presage.predictors.engine import Engine, build_engine, with_shares
 from presage.predictors.forecast import Forecast
 from presage.predictors.mixture import fit_weights
 from presage.predictors.ngram import BackoffNgram
-from presage.predictors.parts import NextAgentConfig, Parts
-from presage.predictors.projected import project_all, with_presence
+from presage.predictors.parts import COMPONENTS, PATTERNS, NextAgentConfig, Parts
+from presage.predictors.projected import project_all, unrolled, with_presence
 from presage.predictors.running import completed, forecast_trace, opened, prefill_trace, prefilled
-from presage.predictors.steps import check_steps, has_output, log_sizes
+from presage.predictors.steps import check_steps, has_output, log_tokens
+
+if TYPE_CHECKING:
+    from presage.predictors.boosting import TreeEnsemble
+    from presage.predictors.learning import Projected
 
 KIND: Final = "next-agent"
-COMPONENTS: Final = ("network", "trees", "n-gram")
 PRIOR_WEIGHTS: Final = (0.45, 0.6, 0.05)
 """Mixture weights before any evidence, about what the real traces settled on."""
 
@@ -71,6 +79,8 @@ class NextAgentPredictor:
         validation: Prefixes,
         *,
         source: StateSource | None = None,
+        whole: Prefixes | None = None,
+        grown: tuple[Projected, Mapping[str, TreeEnsemble] | None] | None = None,
         trained_on: NDArray[np.uint64] | None = None,
         progress: Progress | None = None,
     ) -> Self:
@@ -79,6 +89,9 @@ class NextAgentPredictor:
         Args:
             train, validation: prefixes over one vocabulary, with states from `source`.
             source: where the states come from; kept with the model so that serving makes the same ones.
+            whole: both parts together as `source` sees them, where it was fitted on `train` alone before; None joins
+                the two.
+            grown: what `project`, and perhaps `grow`, made of exactly these prefixes, where the caller has it.
             trained_on: keys of the tasks that both parts come from; kept with the model so that it is never judged
                 on them unnoticed.
             progress: told what is being done.
@@ -87,30 +100,58 @@ class NextAgentPredictor:
         self.vocabulary, self.horizon = train.vocabulary, train.horizon
         self.source = source or StateSource.none()
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
-        from presage.predictors.learning import learn  # torch learns; it does not forecast
+        from presage.predictors.learning import learn, project  # torch learns; it does not forecast
 
+        of, trees = grown or (project(train, validation, self.config, self.seed), None)
         parts, stopping = learn(
-            train, validation, self.config, self.seed, None, lambda share: report("learning", share)
+            of, self.config, self.seed, trees=trees, progress=lambda share: report("learning", share)
         )
         shares = self._weigh(parts, validation)
         if self.config.refit:
-            everything = join(train, validation)
+            everything = whole if whole is not None else join(train, validation)
+            of = project(everything, None, self.config, self.seed)
             parts, _ = learn(
-                everything, None, self.config, self.seed, stopping, lambda share: report("learning again on all", share)
+                of,
+                self.config,
+                self.seed,
+                stopping=stopping,
+                progress=lambda share: report("learning again on all", share),
             )
         self._hold(replace(parts, shares=shares))
         return self
 
     def _weigh(self, parts: Parts, validation: Prefixes) -> NDArray[np.float32]:
-        """Mixture weights float32 [2, 3, K]: each component answers alone on held-out prefixes, then they are mixed."""
+        """Mixture weights float32 [PATTERNS, 2, 3, K]: each component answers alone on held-out prefixes that lack
+        what the pattern lacks, then they are mixed. A pattern that no held-out step has is weighed as the one that it
+        contains."""
         self._hold(parts)
-        alone = []
-        for component in range(len(COMPONENTS)):
-            shares = np.zeros_like(parts.shares)
-            shares[:, component] = 1.0
-            alone.append(self._run(validation, with_shares(self._engine, shares, 0)))
-        moments = range(len(MOMENTS))
-        return np.stack([fit_weights([p[m] for p in alone], validation.outcomes, PRIOR_WEIGHTS) for m in moments])
+        prior = [weight * (name in self.config.mixture) for name, weight in zip(COMPONENTS, PRIOR_WEIGHTS, strict=True)]
+        shares = np.empty_like(parts.shares)
+        for pattern in range(PATTERNS):
+            bare = validation.without_tokens() if not pattern & 1 else validation
+            bare = bare if pattern & 2 else bare.with_states({})
+            alone = []
+            for component in range(len(COMPONENTS)):
+                one = np.zeros_like(parts.shares)
+                one[:, :, component] = 1.0
+                alone.append(self._run(bare, with_shares(self._engine, one, 0)))
+            for moment, found in enumerate(self._patterns(bare)):
+                rows = found == pattern
+                if rows.any() or pattern == 0:
+                    components = [p[moment][rows] for p in alone]
+                    shares[pattern, moment] = fit_weights(components, validation.outcomes[rows], prior)
+                else:
+                    shares[pattern, moment] = shares[pattern & 2 if pattern == 3 else 0, moment]
+        return shares
+
+    def _patterns(self, prefixes: Prefixes) -> list[NDArray[np.int64]]:
+        """Which sources each step has at each moment, as `parts.PATTERNS` numbers them, int64 [n] each."""
+        inputs = unrolled(prefixes, project_all(prefixes, self._parts.projections))
+        found = []
+        for moment, row in enumerate(inputs):
+            tokens, state = known(row, moment, *self._parts.widths)
+            found.append(tokens + 2 * state.astype(np.int64))
+        return found
 
     def _hold(self, parts: Parts) -> None:
         self._parts = parts
@@ -127,6 +168,11 @@ class NextAgentPredictor:
         self._columns = {moment: columns_of(weights) for moment, (weights, _) in self._weights.items()}
 
     # --- forecasting ---
+
+    def observed(self, prefixes: Prefixes, sources: Sources) -> Prefixes:
+        """The prefixes as this predictor sees them where only these sources are at hand."""
+        seen = prefixes if TOKENS in sources else prefixes.without_tokens()
+        return seen if (TEXT if self.source.reads_text else STATES) in sources else seen.with_states({})
 
     def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
         """Probabilities float32 [n, K, V+1] at this moment of every step."""
@@ -161,7 +207,7 @@ class NextAgentPredictor:
         *,
         last: bool = False,
     ) -> NDArray[np.float32]:
-        """Probabilities float32 [n, K, V+1] at prefill by ids and sizes alone; arguments as those of `Prefixes`.
+        """Probabilities float32 [n, K, V+1] at prefill by ids and token counts; arguments as those of `Prefixes`.
 
         With `last` of each workflow's last step alone, [W, K, V+1].
         """
@@ -214,31 +260,27 @@ class NextAgentPredictor:
         workflow: Workflow,
         agent: int,
         tokens: float,
-        chars: float,
         state: NDArray[np.float32],
         out: NDArray[np.float32],
     ) -> int:
         """A step begins; see `running.prefilled`."""
-        return prefilled(workflow, agent, tokens, chars, state, self._engine, out)
+        return prefilled(workflow, agent, tokens, state, self._engine, out)
 
-    def completed(
-        self, workflow: Workflow, tokens: float, chars: float, state: NDArray[np.float32], out: NDArray[np.float32]
-    ) -> int:
+    def completed(self, workflow: Workflow, tokens: float, state: NDArray[np.float32], out: NDArray[np.float32]) -> int:
         """The step's output is complete; see `running.completed`."""
-        return completed(workflow, tokens, chars, state, self._engine, out)
+        return completed(workflow, tokens, state, self._engine, out)
 
     def prefilled_many(
         self,
         workflows: NDArray[np.float32],
         agent: NDArray[np.int32],
         tokens: NDArray[np.float32],
-        chars: NDArray[np.float32],
         states: NDArray[np.float32],
         out: NDArray[np.float32],
         evidence: NDArray[np.int32],
     ) -> None:
         """A step begins in each of B workflows; see `batch.prefilled_many`."""
-        prefilled_many(workflows, agent, tokens, chars, states, self._engine, out, evidence)
+        prefilled_many(workflows, agent, tokens, states, self._engine, out, evidence)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> Forecast:
         """What comes after the given steps of one workflow.
@@ -256,14 +298,14 @@ class NextAgentPredictor:
         moment: Moment = PREFILL
         evidence = 0
         for step in steps:
-            tokens, chars = log_sizes(step, "input")
+            tokens = log_tokens(step, "input")
             state = self.project(PREFILL, self.source.of_step(step, PREFILL))
-            evidence = self.prefilled(workflow, self.vocabulary.agent(step["agent"]), tokens, chars, state, out)
+            evidence = self.prefilled(workflow, self.vocabulary.agent(step["agent"]), tokens, state, out)
             moment = PREFILL
             if has_output(step):
-                tokens, chars = log_sizes(step, "output")
+                tokens = log_tokens(step, "output")
                 state = self.project(COMPLETION, self.source.of_step(step, COMPLETION))
-                evidence = self.completed(workflow, tokens, chars, state, out)
+                evidence = self.completed(workflow, tokens, state, out)
                 moment = COMPLETION
         return Forecast(
             source="back-off" if evidence < self.config.min_evidence else "champion",

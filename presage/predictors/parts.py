@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,17 @@ from presage.features.vocabulary import Vocabulary
 from presage.predictors.boosting import BoostingConfig, TreeEnsemble
 from presage.predictors.network_weights import NetworkConfig, NetworkWeights
 from presage.predictors.ngram import BackoffNgram
+
+COMPONENTS: Final = ("network", "trees", "n-gram")
+"""What answers, in the order of the mixture's weights."""
+
+TREES: Final = ("ids", "tokens.prefill", "states.prefill", "tokens.completion", "states.completion")
+"""The ensembles of trees, whose logits add up. The first reads ids alone and serves both moments. Upon it come those of
+the moment: one that reads token counts too, where the step has any, and one that reads ids and states, where the step
+has a state. So a step without a source is answered by trees that never asked for it."""
+
+PATTERNS: Final = 4
+"""Which sources a step has: 1 for token counts and 2 for a state."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,7 @@ class NextAgentConfig:
         min_evidence: training steps of an agent in a workflow type below which the network is left out (`back-off`),
             and of a whole workflow type below which the n-gram answers alone.
         refit: learn again on training and validation prefixes together once rounds, epochs and weights are known.
+        mixture: the components that take part, out of COMPONENTS.
         network: sizes and schedule of the network.
         boosting: how trees are grown; 0 rounds leave them out.
     """
@@ -39,15 +51,15 @@ class NextAgentConfig:
     completion_discriminants: int = 12
     min_evidence: int = 10
     refit: bool = True
+    mixture: tuple[str, ...] = COMPONENTS
     network: NetworkConfig = field(default_factory=NetworkConfig)
     boosting: BoostingConfig = field(default_factory=BoostingConfig)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> NextAgentConfig:
         """Inverse of `dataclasses.asdict`."""
-        return cls(
-            **{**data, "network": NetworkConfig(**data["network"]), "boosting": BoostingConfig(**data["boosting"])}
-        )
+        parts = {"network": NetworkConfig(**data["network"]), "boosting": BoostingConfig(**data["boosting"])}
+        return cls(**{**data, **parts, "mixture": tuple(data["mixture"])})
 
 
 @dataclass(frozen=True)
@@ -57,15 +69,16 @@ class Parts:
     Attributes:
         projections: of the states of each moment that training had states for.
         network: its weights.
-        trees: at prefill and at completion.
+        trees: the ensembles by the names of TREES.
         ngram: counted on the same traces.
         evidence: int32 [T+1, V+1], training steps of each agent in each workflow type; the unknown have none.
-        shares: float32 [2, 3, K], mixture weights of network, trees and n-gram at each moment and horizon.
+        shares: float32 [PATTERNS, 2, 3, K], mixture weights of COMPONENTS by the sources a step has, by moment and
+            horizon.
     """
 
     projections: Mapping[Moment, Projection]
     network: NetworkWeights
-    trees: tuple[TreeEnsemble, TreeEnsemble]
+    trees: Mapping[str, TreeEnsemble]
     ngram: BackoffNgram
     evidence: NDArray[np.int32]
     shares: NDArray[np.float32]
@@ -80,7 +93,7 @@ class Parts:
         """Arrays by "part/name"."""
         parts: dict[str, Mapping[str, NDArray[Any]]] = {
             "network": self.network.to_tensors(),
-            **{f"trees.{moment}": trees.to_tensors() for moment, trees in zip(MOMENTS, self.trees, strict=True)},
+            **{f"trees.{name}": trees.to_tensors() for name, trees in self.trees.items()},
             "n-gram": self.ngram.to_tensors(),
             **{f"projection.{moment}": projection.to_tensors() for moment, projection in self.projections.items()},
             "mixture": {"shares": self.shares, "evidence": self.evidence},
@@ -98,7 +111,6 @@ class Parts:
         for name, array in tensors.items():
             part, _, inner = name.rpartition("/")
             parts.setdefault(part, {})[inner] = array
-        at_prefill, at_completion = (TreeEnsemble.from_tensors(parts[f"trees.{moment}"]) for moment in MOMENTS)
         loaded = cls(
             projections={
                 moment: Projection.from_tensors(parts[f"projection.{moment}"])
@@ -106,7 +118,7 @@ class Parts:
                 if f"projection.{moment}" in parts
             },
             network=NetworkWeights.from_tensors(parts["network"]),
-            trees=(at_prefill, at_completion),
+            trees={name: TreeEnsemble.from_tensors(parts[f"trees.{name}"]) for name in TREES},
             ngram=BackoffNgram.from_tensors(parts["n-gram"], vocabulary, horizon),
             evidence=parts["mixture"]["evidence"].astype(np.int32),
             shares=parts["mixture"]["shares"].astype(np.float32),
@@ -120,13 +132,12 @@ class Parts:
             if not projection.scale.shape == projection.bias.shape == (projection.size,):
                 raise ValueError(f"a projection to {projection.size} numbers has scales and biases of other lengths")
         self.network.check(agents, types, sum(self.widths), horizon)
-        for trees in self.trees:
+        for trees in self.trees.values():
             trees.check(inputs_size(agents, *self.widths), horizon * (agents + 1))
-        if self.trees[0].depth != self.trees[1].depth:
-            raise ValueError(
-                f"trees of {self.trees[0].depth} levels at prefill and {self.trees[1].depth} at completion"
-            )
+        if len(depths := {trees.depth for trees in self.trees.values()}) != 1:
+            raise ValueError(f"trees of {' and '.join(map(str, sorted(depths)))} levels; one depth is wanted")
         if self.evidence.shape != (types + 1, agents + 1):
             raise ValueError(f"evidence has the shape {self.evidence.shape}; wanted {(types + 1, agents + 1)}")
-        if self.shares.shape != (len(MOMENTS), 3, horizon):
-            raise ValueError(f"shares have the shape {self.shares.shape}; wanted {(len(MOMENTS), 3, horizon)}")
+        wanted = (PATTERNS, len(MOMENTS), len(COMPONENTS), horizon)
+        if self.shares.shape != wanted:
+            raise ValueError(f"shares have the shape {self.shares.shape}; wanted {wanted}")

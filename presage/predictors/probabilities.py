@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
+
+Number = TypeVar("Number", bound=np.floating)
 
 FLOOR = 1e-9
 """Smallest probability a logarithm is taken of."""
 
 
-def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+def softmax(logits: NDArray[Number]) -> NDArray[Number]:
     """Softmax over the last axis, in the type given."""
     # Outcomes first while it is worked on: NumPy reduces over a short last axis four times as slowly.
     rows = np.ascontiguousarray(np.moveaxis(logits, -1, 0))

@@ -33,7 +33,6 @@ def prefilled(
     row: NDArray[np.float32],
     agent: int,
     tokens: float,
-    chars: float,
     state: NDArray[np.float32],
     engine: Engine,
     out: NDArray[np.float32],
@@ -43,7 +42,7 @@ def prefilled(
     Args:
         row: the workflow, changed in place.
         agent: 0..V, V for an unknown agent.
-        tokens, chars: log(1 + x) of the input's size, 0 where unknown.
+        tokens: log(1 + x) of the input's token count, 0 where unknown.
         state: projected prefill state, float32 [p], or empty.
         engine: the model.
         out: float32 [K, V+1].
@@ -53,7 +52,7 @@ def prefilled(
     hidden = row[numbers[INPUTS] + numbers[SUMS] :]
     if inputs[0] >= 0:
         step_prefix(inputs, hidden, engine)
-    at_prefill(inputs, sums, agent, tokens, chars, state, numbers[AGENTS], numbers[PREFILL], numbers[COMPLETION])
+    at_prefill(inputs, sums, agent, tokens, state, numbers[AGENTS], numbers[PREFILL], numbers[COMPLETION])
     return forecast_row(inputs, hidden, 0, engine, out)
 
 
@@ -61,19 +60,18 @@ def prefilled(
 def completed(
     row: NDArray[np.float32],
     tokens: float,
-    chars: float,
     state: NDArray[np.float32],
     engine: Engine,
     out: NDArray[np.float32],
 ) -> int:
     """The step has produced its last token: its forecast goes to `out`, the evidence is returned.
 
-    `tokens` and `chars` are of the output, `state` is the projected completion state, float32 [c], or empty.
+    `tokens` is of the output, `state` is the projected completion state, float32 [c], or empty.
     """
     numbers = engine.numbers
     inputs, sums = row[: numbers[INPUTS]], row[numbers[INPUTS] : numbers[INPUTS] + numbers[SUMS]]
     hidden = row[numbers[INPUTS] + numbers[SUMS] :]
-    at_completion(inputs, sums, tokens, chars, state, numbers[AGENTS], numbers[PREFILL], numbers[COMPLETION])
+    at_completion(inputs, sums, tokens, state, numbers[AGENTS], numbers[PREFILL], numbers[COMPLETION])
     return forecast_row(inputs, hidden, 1, engine, out)
 
 
@@ -98,9 +96,9 @@ def forecast_trace(
         for i in range(offsets[w], offsets[w + 1]):
             known = np.where(np.isnan(sizes[i]), np.float32(0.0), sizes[i])
             state = prefill_states[i] if has_prefill[i] else prefill_states[i, :0]
-            prefilled(row, agent[i], known[0], known[2], state, engine, out[0, i])
+            prefilled(row, agent[i], known[0], state, engine, out[0, i])
             state = completion_states[i] if has_completion[i] else completion_states[i, :0]
-            completed(row, known[1], known[3], state, engine, out[1, i])
+            completed(row, known[1], state, engine, out[1, i])
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", nogil=True)
@@ -128,7 +126,7 @@ def prefill_trace(
             known = np.where(np.isnan(sizes[i]), np.float32(0.0), sizes[i])
             if i > offsets[w]:
                 step_prefix(inputs, hidden, engine)
-            at_prefill(inputs, sums, agent[i], known[0], known[2], none, numbers[AGENTS], p, c)
+            at_prefill(inputs, sums, agent[i], known[0], none, numbers[AGENTS], p, c)
             if not last or i == offsets[w + 1] - 1:
                 forecast_row(inputs, hidden, 0, engine, out[w if last else i])
-            at_completion(inputs, sums, known[1], known[3], none, numbers[AGENTS], p, c)
+            at_completion(inputs, sums, known[1], none, numbers[AGENTS], p, c)

@@ -31,17 +31,11 @@ def has_output(step: Mapping[str, Any]) -> bool:
     return any(step.get(name) is not None for name in _SIGNS_OF_OUTPUT)
 
 
-def log_sizes(step: Mapping[str, Any], side: Literal["input", "output"]) -> tuple[float, float]:
-    """log(1 + x) of a side's tokens and characters, 0 where unknown: as `Prefixes.sizes`.
+def log_tokens(step: Mapping[str, Any], side: Literal["input", "output"]) -> float:
+    """log(1 + x) of a side's token count, 0 where unknown: as `Prefixes.sizes`.
 
     Raises:
-        InputError: a negative or no number of tokens, whose logarithm would spoil every number after it, or a text
-            that is none.
+        InputError: a negative or no number of tokens, whose logarithm would spoil every number after it.
     """
-    tokens, text = count_of(step, f"{side}_tokens"), step.get(f"{side}_text")
-    if text is not None and not isinstance(text, str):
-        raise InputError(f"{side}_text is a {type(text).__name__}; a string is wanted, or null")
-    return (
-        0.0 if isnan(tokens) else float(np.log1p(np.float32(tokens))),
-        float(np.log1p(np.float32(len(text)))) if text is not None else 0.0,
-    )
+    tokens = count_of(step, f"{side}_tokens")
+    return 0.0 if isnan(tokens) else float(np.log1p(np.float32(tokens)))

@@ -21,6 +21,9 @@ from presage.registry.verdict import Verdict
 CHAMPION: Final = "champion"
 
 VERDICT: Final = "presage.verdict"
+PROFILE: Final = f"{VERDICT}.profile"
+"""The inputs that a version was judged with when it was promoted."""
+
 GATE: Final = "presage.gate."
 HISTORY: Final = "presage.history."
 ROLLED_BACK: Final = "presage.rolled_back"
@@ -56,6 +59,7 @@ def promote(
     verdict: Verdict,
     *,
     alias: str = CHAMPION,
+    profile: str,
     dry_run: bool = False,
     data_digest: str,
 ) -> Promotion:
@@ -67,6 +71,8 @@ def promote(
         version: the version judged.
         verdict: of that version.
         alias: `champion`, `challenger`, `shadow` or another name.
+        profile: what it was judged with: "engine", "gateway" or "full"; kept, so that an engine can tell whether it
+            supplies as much.
         dry_run: look, and change nothing.
         data_digest: digest of the traces the verdict rests on.
 
@@ -82,7 +88,7 @@ def promote(
     if dry_run:
         return Promotion(name, version, alias, previous, moved=False)
     with speaking(registry.uri, f"writing the verdict on {name!r} version {version}"):
-        _write_verdict(registry, name, version, verdict, alias, previous, data_digest, set(present.tags))
+        _write_verdict(registry, name, version, verdict, alias, previous, profile, data_digest, set(present.tags))
         if moved:
             if previous is not None:
                 _write_history(registry, name, alias, [*_history(registry, name, alias), previous])
@@ -137,6 +143,7 @@ def _write_verdict(
     verdict: Verdict,
     alias: str,
     previous: int | None,
+    profile: str,
     data_digest: str,
     present: set[str],
 ) -> None:
@@ -145,6 +152,7 @@ def _write_verdict(
         f"{VERDICT}.alias": alias,
         f"{VERDICT}.against": "" if previous is None else str(previous),
         f"{VERDICT}.at": _now(),
+        PROFILE: profile,
         f"{VERDICT}.data_digest": data_digest,
         f"{VERDICT}.refused_by": ", ".join(gate.name for gate in verdict.refusals)[:_REASON_LENGTH],
     }

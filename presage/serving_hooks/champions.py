@@ -21,7 +21,7 @@ from presage.predictors.forecast import Source
 from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.next_agent import NextAgentPredictor, Workflow
 from presage.predictors.remaining_length import RemainingLengthPredictor
-from presage.predictors.steps import log_sizes
+from presage.predictors.steps import log_tokens
 from presage.serving_hooks.live import STATES_LEFT_OUT, LiveForecast, LiveLengths, NotAForecast, Projection
 
 PROJECTED: Final = "projected"
@@ -80,16 +80,16 @@ class NextAgentChampion:
     def prefilled(self, workflow: Workflow, agent: str, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast:
         """A step has read its prompt; `left` goes with the forecast."""
         out = self._room()
-        tokens, chars = log_sizes(step, "input")
+        tokens = log_tokens(step, "input")
         known = self.predictor.vocabulary.agent(agent)
-        evidence = self.predictor.prefilled(workflow, known, tokens, chars, self._state(step, PREFILL), out)
+        evidence = self.predictor.prefilled(workflow, known, tokens, self._state(step, PREFILL), out)
         return self._looked_at(PREFILL, evidence, out, left)
 
     def completed(self, workflow: Workflow, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast:
         """It has produced its last token; `left` goes with the forecast."""
         out = self._room()
-        tokens, chars = log_sizes(step, "output")
-        evidence = self.predictor.completed(workflow, tokens, chars, self._state(step, COMPLETION), out)
+        tokens = log_tokens(step, "output")
+        evidence = self.predictor.completed(workflow, tokens, self._state(step, COMPLETION), out)
         return self._looked_at(COMPLETION, evidence, out, left)
 
     def _room(self) -> NDArray[np.float32]:

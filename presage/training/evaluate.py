@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import TraceError
+from presage.features.input_profiles import TARGETS
 from presage.features.moment import MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes
+from presage.training.behind import Behind, behind, moment_name, worst
 from presage.training.confusions import confusions
 from presage.training.differences import Difference, differences
 from presage.training.metrics import RESAMPLES, Figures, measure
@@ -46,6 +48,30 @@ class Rival:
 
 
 @dataclass(frozen=True)
+class ProfileFigures:
+    """Figures under one input profile (`features/input_profiles.py`).
+
+    Attributes:
+        moments: at each moment.
+        states: whether any step has a state at that moment.
+        behind: comparisons with baselines, asked under the same profile, that were lost.
+    """
+
+    moments: ByMoment
+    states: Mapping[Moment, bool]
+    behind: tuple[Behind, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The headline figures as JSON values."""
+        kept = ("accuracy", "ci95", "nll", "ece")
+        found = {moment: figures.to_dict() for moment, figures in self.moments.items()}
+        return {
+            "moments": {m: {key: of[key] for key in kept} | {"states": self.states[m]} for m, of in found.items()},
+            "behind": worst(self.behind),
+        }
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Figures of one next-agent predictor on W workflows.
 
@@ -59,6 +85,8 @@ class Evaluation:
         differences: accuracy of what was judged minus that of each baseline, on all workflows.
         rivals: of each workflow type, the figures of each baseline there and the difference to it.
         confusions: where forecasts erred one step ahead, at each moment (`confusions.py`).
+        behind: comparisons with baselines that were lost.
+        profiles: figures by input profile.
         model: name of what was judged, if it has one.
         version: its version in the registry, if it has one.
     """
@@ -72,6 +100,8 @@ class Evaluation:
     differences: Mapping[str, Mapping[Moment, Difference]] = field(default_factory=dict)
     rivals: Mapping[str, Mapping[str, Mapping[Moment, Rival]]] = field(default_factory=dict)
     confusions: Mapping[Moment, Mapping[str, Any]] = field(default_factory=dict)
+    behind: tuple[Behind, ...] = ()
+    profiles: Mapping[str, ProfileFigures] = field(default_factory=dict)
     model: str | None = None
     version: int | None = None
 
@@ -108,6 +138,8 @@ class Evaluation:
                 for kind, rivals in self.rivals.items()
             },
             "confusions": dict(self.confusions),
+            "behind": worst(self.behind),
+            "profiles": {name: figures.to_dict() for name, figures in self.profiles.items()},
         }
 
 
@@ -117,6 +149,7 @@ def evaluate(
     rng: np.random.Generator,
     *,
     baselines: Mapping[str, Predict] | None = None,
+    profiles: Mapping[str, Prefixes] | None = None,
     model: str | None = None,
     version: int | None = None,
     resamples: int = RESAMPLES,
@@ -129,6 +162,7 @@ def evaluate(
         rng: the source of the bootstrap; one draw of workflows serves everything judged on them, so that equal
             forecasts have equal intervals.
         baselines: judged at the same positions, by name.
+        profiles: the same prefixes as each input profile shows them; one object for those that look alike.
         model: name of what is judged, for the record.
         version: its version, for the record.
         resamples: of the bootstrap.
@@ -156,19 +190,59 @@ def evaluate(
             within[kind][name] = (
                 overall[name] if len(rows_of) == 1 else _by_moment(found, prefixes, rows, seed, resamples)
             )
+    against = _against(moments, overall, seed, resamples)
+    seen = {id(prefixes): ProfileFigures(moments, _states(prefixes), _lost(against, overall))}
+    # Baselines, which take longer than ours, are asked where a version is promoted to.
+    for name, shown in sorted((profiles or {}).items(), key=lambda of: of[0] not in TARGETS.values()):
+        if id(shown) not in seen:
+            rivals = baselines if name in TARGETS.values() else None
+            seen[id(shown)] = _profile(predict, shown, rivals or {}, seed, resamples)
     return Evaluation(
         workflows=prefixes.workflows,
         steps=prefixes.steps,
         moments=moments,
-        states={moment: moment in prefixes.states for moment in MOMENTS},
+        states=_states(prefixes),
         by_workflow_type=by_type,
         baselines=overall,
-        differences=_against(moments, overall, seed, resamples),
+        differences=against,
         rivals={kind: _rivals(by_type[kind], within[kind], seed, resamples) for kind in rows_of},
         confusions={moment: confusions(forecast, prefixes) for moment, forecast in forecasts.items()},
+        behind=_lost(against, overall),
+        profiles={name: seen[id(shown)] for name, shown in (profiles or {}).items()},
         model=model,
         version=version,
     )
+
+
+def _profile(
+    predict: Predict, prefixes: Prefixes, baselines: Mapping[str, Predict], seed: int, resamples: int
+) -> ProfileFigures:
+    """Figures of prefixes that lack what a profile lacks, beside the baselines asked for the same prefixes."""
+    everything = np.arange(prefixes.steps)
+
+    def judged(asked: Predict) -> ByMoment:
+        forecasts = {moment: asked(prefixes, moment) for moment in MOMENTS}
+        return _by_moment(forecasts, prefixes, everything, seed, resamples)
+
+    moments = judged(predict)
+    rivals = {name: judged(baseline) for name, baseline in baselines.items()}
+    return ProfileFigures(moments, _states(prefixes), _lost(_against(moments, rivals, seed, resamples), rivals))
+
+
+def _states(prefixes: Prefixes) -> dict[Moment, bool]:
+    return {moment: moment in prefixes.states for moment in MOMENTS}
+
+
+def _lost(against: Mapping[str, Mapping[Moment, Difference]], baselines: Mapping[str, ByMoment]) -> tuple[Behind, ...]:
+    """The comparisons that a baseline won, from the differences to each."""
+    found = []
+    for name, by_moment in against.items():
+        for moment, of in by_moment.items():
+            own = baselines[name][moment].accuracy
+            for k, (gain, (low, high)) in enumerate(zip(of.difference, of.ci95, strict=True)):
+                at = f"{moment_name(moment)}, {k + 1} step{'s' * (k > 0)} ahead"
+                found += behind(name, at, -gain, (-high, -low), own[k])
+    return tuple(found)
 
 
 def _against(

@@ -34,16 +34,12 @@ def forecast_latency_us(predictor: NextAgentPredictor, prefixes: Prefixes) -> fl
         workflow = predictor.open(types[index] if index < len(types) else "")
         for row in range(start, stop):
             state = {moment: _state(prefixes, moment, row) for moment in MOMENTS}
-            input_tokens, output_tokens, input_chars, output_chars = sizes[row]
+            input_tokens, output_tokens = sizes[row]
             agent = int(prefixes.agent[row])
             begun = time.perf_counter_ns()
-            predictor.prefilled(
-                workflow, agent, input_tokens, input_chars, predictor.project(PREFILL, state[PREFILL]), out
-            )
+            predictor.prefilled(workflow, agent, input_tokens, predictor.project(PREFILL, state[PREFILL]), out)
             between = time.perf_counter_ns()
-            predictor.completed(
-                workflow, output_tokens, output_chars, predictor.project(COMPLETION, state[COMPLETION]), out
-            )
+            predictor.completed(workflow, output_tokens, predictor.project(COMPLETION, state[COMPLETION]), out)
             taken += [between - begun, time.perf_counter_ns() - between]
     return float(np.median(taken[2 * _WARM_UP :])) / 1000
 

@@ -15,13 +15,16 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from presage.datasets.describe import describe
 from presage.datasets.digest import digest
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
+from presage.features.input_profiles import FULL, PROFILES
+from presage.features.moment import Moment
 from presage.features.prefixes import Prefixes, prefixes_of
-from presage.features.states import SKETCH, States, StateSource, fit_states
+from presage.features.states import SKETCH, States, StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
@@ -30,11 +33,9 @@ from presage.training.configuration import Limits
 from presage.training.evaluate import Evaluation, Predict, evaluate
 from presage.training.latency import forecast_latency_us
 from presage.training.record import Progress, versions
-from presage.training.sets import SHARED_TASKS, set_apart, shared_tasks, workflow_names
+from presage.training.semantic_state import Choice, TrainingTraces, choose_states
+from presage.training.sets import SHARED_TASKS, check_known_agents, set_apart, shared_tasks, workflow_names
 from presage.training.training import Training
-from presage.training.validation_split import split_validation
-
-VALIDATION_FRACTION: Final = 0.15
 
 LIMITS: Final[Limits] = {
     **dict.fromkeys(("network.agent_size", "network.prefix_size", "network.hidden_size"), (1, 1024)),
@@ -108,27 +109,28 @@ def train(
         raise ConfigurationError(f"horizon is {horizon}; at least 1 step ahead is wanted")
     check(baselines)
     parts = set_apart(table, test, seed)
-    vocabulary = Vocabulary.from_table(parts.train)
-    tell("reading states", None)
-    texts = _Count(2 * parts.train.num_rows, lambda share: tell("embedding texts", share))
-    source = fit_states(parts.train, states=states, text_encoder=text_encoder, seed=seed, progress=texts)
-    learning, held = (
-        prefixes_of(part, vocabulary, horizon).with_states(source.states(part)) for part in (parts.train, parts.test)
-    )
-    inner, validation = split_validation(learning, VALIDATION_FRACTION, seed)
-
     begun = time.perf_counter()
-    predictor = NextAgentPredictor(config, seed).fit(
-        inner, validation, source=source, trained_on=task_keys(parts.train), progress=tell
+    done = fit_predictor(
+        parts.train, config, horizon=horizon, seed=seed, states=states, text_encoder=text_encoder, progress=tell
     )
     fit_seconds = time.perf_counter() - begun
+    predictor, learning, inner, validation = done.predictor, done.learning, done.inner, done.validation
+    check_known_agents(parts.test, predictor.vocabulary)
+    held = prefixes_of(parts.test, predictor.vocabulary, horizon).with_states(predictor.source.states(parts.test))
     fitted: dict[str, Predict] = {}
     for index, baseline in enumerate(baselines):
         tell(f"baseline {baseline}", index / len(baselines))
         fitted[baseline] = BASELINES[baseline].fit(seed, learning, inner, validation).predict
 
     tell("judging on the test set", None)
-    evaluation = evaluate(_predict(predictor, held), held, np.random.default_rng(seed), baselines=fitted, model=name)
+    evaluation = evaluate(
+        _predict(predictor),
+        held,
+        np.random.default_rng(seed),
+        baselines=fitted,
+        profiles=_profiles(predictor, held),
+        model=name,
+    )
     training_data = {
         "digest": f"sha256:{digest(parts.train)}",
         "workflows": learning.workflows,
@@ -142,11 +144,12 @@ def train(
             "validation": f"{validation.workflows} workflows, {validation.steps} steps",
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
-            "states": _of_states(source),
+            "states": _of_states(predictor.source),
             "seed": seed,
             "digest of the training traces": training_data["digest"],
             "digest of the test traces": f"sha256:{digest(parts.test)}",
         },
+        "state_choice": done.choice.to_dict(),
         "traces": describe(parts.train),
         "config": asdict(config),
         "versions": versions(),
@@ -162,20 +165,86 @@ def evaluate_model(
     table: pa.Table,
     seed: int,
     *,
+    profile: str | None = None,
     model: str | None = None,
     version: int | None = None,
 ) -> Judged:
-    """Judges a fitted predictor on a valid trace that it was not trained on."""
+    """Judges a fitted predictor on a valid trace that it was not trained on.
+
+    Args:
+        predictor: fitted.
+        table: the trace.
+        seed: of the bootstrap.
+        profile: judge under this input profile alone; None judges on all there is, and under each profile as well.
+        model: name of what is judged, for the record.
+        version: its version, for the record.
+
+    Raises:
+        TraceError: there is no workflow, or the predictor knows none of the agents.
+    """
+    check_known_agents(table, predictor.vocabulary)
     prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon).with_states(predictor.source.states(table))
+    if profile is not None:
+        prefixes = predictor.observed(prefixes, PROFILES[profile])
     evaluation = evaluate(
-        _predict(predictor, prefixes),
+        _predict(predictor),
         prefixes,
         np.random.default_rng(seed),
         baselines={NGRAM: predictor.back_off.predict},
+        profiles=_profiles(predictor, prefixes) if profile is None else None,
         model=model,
         version=version,
     )
     return Judged(evaluation, workflow_names(table), forecast_latency_us(predictor, prefixes))
+
+
+@dataclass(frozen=True)
+class FittedPredictor:
+    """A predictor and what it learnt from.
+
+    Attributes:
+        predictor: fitted.
+        learning: the training prefixes as its source of states sees them.
+        inner, validation: their two parts.
+        choice: which source that is, and why.
+    """
+
+    predictor: NextAgentPredictor
+    learning: Prefixes
+    inner: Prefixes
+    validation: Prefixes
+    choice: Choice
+
+
+def fit_predictor(
+    table: pa.Table,
+    config: NextAgentConfig | None = None,
+    *,
+    horizon: int = 3,
+    seed: int = 0,
+    states: States = "auto",
+    text_encoder: str = SKETCH,
+    progress: Progress | None = None,
+) -> FittedPredictor:
+    """Fits a predictor on all of a valid trace; the arguments are those of `train`."""
+    config, tell = config or NextAgentConfig(), progress or (lambda _, __: None)
+    vocabulary = Vocabulary.from_table(table)
+    tell("reading states", None)
+    embedded = _Count(2 * table.num_rows, lambda share: tell("embedding texts", share))
+    traces = TrainingTraces(table, prefixes_of(table, vocabulary, horizon), seed, text_encoder, embedded)
+    choice = choose_states(traces, states, config, seed, lambda doing: tell(doing, None))
+    # Without learning again on all, the model reads what it was fitted on.
+    source, learning = traces.seen(choice.name, inner=False) if config.refit else (choice.source, choice.prefixes)
+    predictor = NextAgentPredictor(config, seed).fit(
+        *(choice.prefixes.take(part) for part in traces.parts),
+        source=source,
+        whole=learning,
+        grown=(choice.of, choice.trees),
+        trained_on=task_keys(table),
+        progress=tell,
+    )
+    inner, validation = (learning.take(part) for part in traces.parts)
+    return FittedPredictor(predictor, learning, inner, validation, choice)
 
 
 class _Count:
@@ -189,10 +258,27 @@ class _Count:
         self.tell(min(1.0, self.done / self.total))
 
 
-def _predict(predictor: NextAgentPredictor, prefixes: Prefixes) -> Predict:
-    """Both moments come out of one pass over a trace, so it is made once."""
-    forecasts = predictor.predict_both(prefixes)
-    return lambda _, moment: forecasts[moment]
+def _predict(predictor: NextAgentPredictor) -> Predict:
+    """Both moments come out of one pass over prefixes, so the last pass is kept."""
+    last: list[tuple[Prefixes, dict[Moment, NDArray[np.float32]]]] = []
+
+    def predict(prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
+        if not last or last[0][0] is not prefixes:
+            last[:] = [(prefixes, predictor.predict_both(prefixes))]
+        return last[0][1][moment]
+
+    return predict
+
+
+def _profiles(predictor: NextAgentPredictor, prefixes: Prefixes) -> dict[str, Prefixes]:
+    """The prefixes under each input profile; what looks alike to the predictor is one object."""
+    seen: dict[tuple[bool, bool], Prefixes] = {}
+    found = {}
+    for name in (FULL, *PROFILES):
+        shown = predictor.observed(prefixes, PROFILES[name])
+        looks = bool(np.isfinite(shown.sizes).any()), bool(shown.states)
+        found[name] = seen.setdefault(looks, prefixes if name == FULL else shown)
+    return {name: found[name] for name in PROFILES}
 
 
 def _of_states(source: StateSource) -> str:

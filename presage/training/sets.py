@@ -13,6 +13,7 @@ from presage.datasets.split import Split, split
 from presage.datasets.tasks import task_keys
 from presage.datasets.validate import workflow_codes
 from presage.errors import TraceError
+from presage.features.vocabulary import Vocabulary
 
 TEST_FRACTION: Final = 0.2
 
@@ -48,6 +49,17 @@ def held_out(table: pa.Table, *predictors: LearntFrom) -> tuple[pa.Table, int]:
             "nothing: give traces that were kept apart, such as later ones or those of --test"
         )
     return (table.filter(pa.array(~seen)) if left_out else table), left_out
+
+
+def check_known_agents(table: pa.Table, vocabulary: Vocabulary) -> None:
+    """Raises TraceError where a predictor knows none of a trace's agents: its figures would say nothing of it."""
+    agents = pc.unique(table["agent"]).to_pylist()
+    if agents and not set(agents) & set(vocabulary.agents):
+        theirs, ours = (", ".join(map(repr, sorted(names)[:5])) for names in (agents, vocabulary.agents))
+        raise TraceError(
+            f"none of these agents are known: the traces name {theirs}, the model was trained on {ours}; give traces "
+            "of the application that the model was trained on, or train one for this application"
+        )
 
 
 def shared_tasks(parts: Split) -> int:

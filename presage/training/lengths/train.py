@@ -20,6 +20,7 @@ import pyarrow as pa
 from presage.datasets.describe import describe
 from presage.datasets.digest import digest
 from presage.datasets.tasks import task_keys
+from presage.features.input_profiles import PROFILES, masked
 from presage.features.lengths import LengthEncoder, LengthRows, Target, length_rows
 from presage.predictors.ahead import AgentsAhead, GivenModel
 from presage.predictors.lengths.baselines import LENGTH_BASELINES, Constant
@@ -29,7 +30,7 @@ from presage.training.configuration import Limits
 from presage.training.lengths.ahead import expected_out_of_fold
 from presage.training.lengths.evaluate import LengthEvaluation, Predict, evaluate
 from presage.training.record import Progress, versions
-from presage.training.sets import SHARED_TASKS, set_apart, shared_tasks, workflow_names
+from presage.training.sets import SHARED_TASKS, check_known_agents, set_apart, shared_tasks, workflow_names
 from presage.training.timing import median_us
 from presage.training.training import Training
 from presage.training.validation_split import tasks_apart
@@ -167,10 +168,19 @@ def evaluate_lengths(
     table: pa.Table,
     seed: int,
     *,
+    profile: str | None = None,
     model: str | None = None,
     version: int | None = None,
 ) -> JudgedLengths:
-    """Judges a fitted predictor on a valid trace that it was not trained on."""
+    """Judges a fitted predictor on a valid trace that it was not trained on.
+
+    With `profile` it is judged under that input profile alone, else on all there is.
+
+    Raises:
+        TraceError: no step has a known length, or the predictor knows none of the agents.
+    """
+    check_known_agents(table, predictor.encoder.vocabulary)
+    table = table if profile is None else masked(table, PROFILES[profile])
     rows = length_rows(table, predictor.encoder, predictor.target)
     quantiles = tuple(predictor.quantiles)
     floor = Constant().fit(rows, rows, quantiles)

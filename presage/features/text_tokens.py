@@ -1,0 +1,80 @@
+"""A text as tokens, with every identifier replaced by its kind.
+
+Production prompts carry ticket numbers, UUIDs, commit hashes, paths, e-mail addresses and time stamps. Each of them is
+new in every workflow: as a term it is a fingerprint of one workflow, never a feature of the next. So an identifier
+becomes the token of its kind: `ticket 483920` reads `ticket <number of 6 digits>`. A single digit stays, because
+`exit code 0` and `exit code 1` are different outcomes, and a path keeps the suffix of its file.
+
+What no pattern recognises (a customer's name, a word of random letters) is left to the counts of `sketch.py`: a term
+that lives in one task is no feature either.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+KIND: Final = "\0"
+"""First character of the token of a kind; text that holds it is split there, so no text can spell one."""
+
+_MOST_DIGITS: Final = 12
+_LONGEST_SUFFIX: Final = 5
+
+_CHUNK: Final = re.compile(r"[^\s\0]+|\n")
+_HAS_IDENTIFIER: Final = re.compile(r"[\d/\\@]")
+_SCRIPT: Final = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # written without spaces: a character is a token
+_PLAIN: Final = rf"[{_SCRIPT}]|[^\W{_SCRIPT}]+|[^\w\s]+"
+_WORD: Final = re.compile(_PLAIN)
+
+# Matched within a chunk without white space, in lower case. The first alternative that matches wins.
+_TOKEN: Final = re.compile(
+    rf"""
+      (?P<url>    [a-z][a-z0-9+.-]*://[^<>"')\]]+ )
+    | (?P<email>  [\w.+-]+@[\w-]+(?:\.[\w-]+)+ )
+    | (?P<uuid>   \b[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}\b )
+    | (?P<time>   \b\d{{4}}-\d\d-\d\d(?:t\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:z|[+-]\d\d:?\d\d)?)?\b
+                | \b\d\d?:\d\d(?::\d\d(?:[.,]\d+)?)?\b )
+    | (?P<path>   (?:\b[a-z]:)?[\\/](?:[\w.@+-]+[\\/])+[\w.@+-]*     # absolute, at least one folder
+                | \b[\w.@+-]+(?:[\\/][\w.@+-]+){{2,}}                # relative, at least two separators
+                | \b[\w.@+-]+[\\/][\w@+-]+\.[a-z]{{1,{_LONGEST_SUFFIX}}}\b )
+    | (?P<hex>    \b0x[0-9a-f]+\b | \b(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{{6,}}\b )
+    | (?P<id>     \b(?=\d*[^\W\d])(?:(?=(?:[^\W\d]*\d){{3}})\w{{5,}}|(?=[^\W\d]*\d)\w{{20,}})\b )
+    | (?P<number> \b\d[\d,._]*\b )
+    | {_PLAIN}
+    """,
+    re.VERBOSE,
+)
+
+
+def tokens_of(text: str) -> list[str]:
+    """Words, runs of punctuation and line breaks of a text in lower case, identifiers as the token of their kind."""
+    found: list[str] = []
+    for chunk in chunks_of(text):
+        found += tokens_of_chunk(chunk)
+    return found
+
+
+def chunks_of(text: str) -> list[str]:
+    """The text in lower case between white space, and its line breaks: what `tokens_of_chunk` splits further."""
+    return _CHUNK.findall(text.lower())
+
+
+def tokens_of_chunk(chunk: str) -> list[str]:
+    """The tokens of a chunk; they depend on it alone, so a caller may remember them."""
+    if chunk.isalpha() and chunk.isascii():
+        return [chunk]
+    if _HAS_IDENTIFIER.search(chunk) is None:
+        return _WORD.findall(chunk) or [chunk]
+    return [_token(match) for match in _TOKEN.finditer(chunk)]
+
+
+def _token(match: re.Match[str]) -> str:
+    kind, token = match.lastgroup, match.group()
+    if kind is None or (kind == "number" and len(token) == 1):
+        return token
+    if kind == "number":
+        return f"{KIND}number {min(len(token), _MOST_DIGITS)}"
+    if kind == "path":
+        name, _, suffix = token.rpartition(".")
+        return f"{KIND}path {suffix if name and suffix.isalpha() and len(suffix) <= _LONGEST_SUFFIX else ''}"
+    return KIND + kind

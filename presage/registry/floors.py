@@ -1,0 +1,52 @@
+"""Every baseline of a training is a floor: a version that lost to one beyond the interval is not promoted.
+
+Baselines are not part of an artefact, so they are compared once, by the training, on its held-out tasks. What came of
+it travels with the version as a tag for each place it may be promoted to, and is a gate there.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from presage.features.input_profiles import TARGETS
+from presage.registry.verdict import Gate
+
+TAG: Final = "presage.baselines."
+"""Followed by a target: the tag with the trained baselines and the comparisons lost under the target's profile."""
+
+NEGLIGIBLE: Final = 0.01
+"""A baseline that is better by at most this share of its own figure is no reason to refuse, however sure it is."""
+
+_MOST: Final = 20
+
+
+def floor_tags(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """The tags of a version, from the metrics of its training."""
+    names = sorted(metrics["baselines"])
+    found = {}
+    for target, profile in TARGETS.items():
+        lost = metrics["profiles"][profile]["behind"] if "profiles" in metrics else metrics["behind"]
+        found[TAG + target] = json.dumps({"baselines": names, "behind": lost[:_MOST], "lost": len(lost)})
+    return found
+
+
+def floor_gates(tags: Mapping[str, str], target: str) -> list[Gate]:
+    """One gate for each baseline of the version's training, under the profile of the target."""
+    if TAG + target not in tags:
+        reason = "no baseline was kept with this version: it was trained by an earlier version of Presage"
+        return [Gate("baselines", passed=True, value=None, limit=None, reason=reason)]
+    kept = json.loads(tags[TAG + target])
+    return [_gate(name, [one for one in kept["behind"] if one["baseline"] == name]) for name in kept["baselines"]]
+
+
+def _gate(name: str, lost: list[dict[str, Any]]) -> Gate:
+    gate = f"floor-{name}"
+    if not lost:
+        return Gate(gate, passed=True, value=None, limit=None, reason="not better beyond the interval in training")
+    worst = max(lost, key=lambda one: float(one["by"]) / max(float(one["of"]), 1e-9))
+    share, (low, high) = float(worst["by"]) / max(float(worst["of"]), 1e-9), worst["ci95"]
+    reason = (
+        f"on the tasks held out in training it is better {worst['at']} by {worst['by']:.4g}, 95 % interval "
+        f"[{low:.4g}, {high:.4g}], {share:.1%} of its own figure; at most {NEGLIGIBLE:.0%} is let pass"
+    )
+    return Gate(gate, share <= NEGLIGIBLE, share, NEGLIGIBLE, reason)

@@ -1,0 +1,216 @@
+"""Which semantic state a next-agent predictor reads: hidden states, texts, or none; decided on held-out tasks.
+
+Each candidate is fitted on the inner part of the training tasks and judged on the validation part by the trees of the
+predictor (`predictors/learning.py`), which take seconds: by their log-likelihood of what followed, at both moments and
+all horizons. The simplest candidate within one standard error of the best is kept (Breiman et al., 1984, "one standard
+error rule"), so a text that tells nothing is not read. Of the two sketches of a text the better one stands for texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from presage.errors import InputError
+from presage.features.folds import task_folds
+from presage.features.moment import MOMENTS, Moment
+from presage.features.prefixes import Prefixes
+from presage.features.states import (
+    SKETCH,
+    Candidate,
+    States,
+    StateSource,
+    StepTexts,
+    candidates,
+    captured_source,
+    encoder_source,
+)
+from presage.predictors.boosting import TreeEnsemble
+from presage.predictors.learning import Projected, grow, project, tree_logits
+from presage.predictors.parts import TREES, NextAgentConfig
+from presage.predictors.probabilities import FLOOR, label_probability, softmax
+from presage.training.validation_split import tasks_apart
+
+VALIDATION_FRACTION: Final = 0.15
+"""Of the training tasks."""
+
+_ORDER: Final[Mapping[Candidate, int]] = {"none": 0, "captured": 1, "relevant text": 2, "text": 2}
+"""The simplest first. An engine supplies hidden states and no text, so they come before it."""
+
+Moments = dict[Moment, NDArray[np.float32]]
+
+
+class TrainingTraces:
+    """Training traces and all that is made of them to learn from.
+
+    Args:
+        table: a conforming trace.
+        prefixes: of it, without states.
+        seed: of the validation part and of the sketches.
+        text_encoder: "sketch", or a folder or hub name of a transformer.
+        progress: called with the number of texts an encoder has embedded.
+    """
+
+    def __init__(
+        self,
+        table: pa.Table,
+        prefixes: Prefixes,
+        seed: int,
+        text_encoder: str = SKETCH,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.table, self.prefixes, self.seed = table, prefixes, seed
+        self.text_encoder, self._progress = text_encoder, progress
+        apart = tasks_apart(prefixes.task, prefixes.workflow_type, VALIDATION_FRACTION, seed)
+        self.parts = np.flatnonzero(~apart), np.flatnonzero(apart)
+        self._inner = ~apart[prefixes.workflow]
+        self._fold = task_folds(prefixes.task[prefixes.workflow], seed)
+
+    @cached_property
+    def _texts(self) -> StepTexts:
+        return StepTexts.of(self.table, self.prefixes)
+
+    @cached_property
+    def _fixed(self) -> dict[Candidate, tuple[StateSource, Moments]]:
+        """Sources that are the same whatever they are fitted on."""
+        return {"none": (StateSource.none(), {})}
+
+    def seen(self, candidate: Candidate, *, inner: bool) -> tuple[StateSource, Prefixes]:
+        """A source and all training prefixes as it sees them, fitted on the inner part or on everything.
+
+        Raises:
+            InputError: there is text, but nothing a sketch could learn from.
+        """
+        source, states = self._states(candidate, self._inner if inner else np.ones(self.prefixes.steps, bool))
+        return source, self.prefixes.with_states(states)
+
+    def _states(self, candidate: Candidate, steps: NDArray[np.bool_]) -> tuple[StateSource, Moments]:
+        if candidate in ("text", "relevant text") and self.text_encoder == SKETCH:
+            return self._texts.fit(steps, self._fold, relevant=candidate == "relevant text", seed=self.seed)
+        if candidate not in self._fixed:
+            source = (
+                captured_source(self.table)
+                if candidate == "captured"
+                else encoder_source(self.table, self.text_encoder, progress=self._progress)
+            )
+            self._fixed[candidate] = source, source.states(self.table)
+        return self._fixed[candidate]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate, and why.
+
+    Attributes:
+        name: the candidate.
+        source: fitted on the inner part.
+        prefixes: the training prefixes as it sees them.
+        of, trees: what was learnt from them on the way.
+        losses: mean negative log-likelihood of each candidate on validation steps, nats a step and horizon, with the
+            standard error (over tasks) of its difference to the best; empty where there was nothing to compare.
+        refused: candidates that could not be fitted, and why.
+    """
+
+    name: Candidate
+    source: StateSource
+    prefixes: Prefixes
+    of: Projected
+    trees: Mapping[str, TreeEnsemble] | None
+    losses: Mapping[str, tuple[float, float]]
+    refused: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the metrics have it."""
+        return {
+            "chosen": self.name,
+            "validation_nll": {name: {"nll": nll, "se": error} for name, (nll, error) in self.losses.items()},
+            "refused": dict(self.refused),
+        }
+
+
+def choose_states(
+    traces: TrainingTraces, states: States, config: NextAgentConfig, seed: int, tell: Callable[[str], None]
+) -> Choice:
+    """The semantic state that forecasts best on the validation tasks.
+
+    Args:
+        traces: to learn from.
+        states: "auto" for the best of all the traces have, or the one that is wanted.
+        config: of the predictor.
+        seed: of everything drawn.
+        tell: told which candidate is tried.
+
+    Raises:
+        ConfigurationError: the traces lack what is wanted.
+        InputError: texts are wanted, but there is nothing to learn from them.
+    """
+    names = candidates(traces.table, states, traces.text_encoder)
+    tried: dict[Candidate, tuple[StateSource, Prefixes, Projected, dict[str, TreeEnsemble] | None]] = {}
+    losses: dict[Candidate, NDArray[np.float64]] = {}
+    refused: dict[str, str] = {}
+    grown: dict[str, TreeEnsemble] | None = None
+    task = np.zeros(0, np.int32)
+    for name in names:
+        if len(names) > 1:
+            tell(f"trying states: {name}")
+        try:
+            source, prefixes = traces.seen(name, inner=True)
+        except InputError as error:
+            refused[name] = str(error)
+            continue
+        inner, validation = (prefixes.take(part) for part in traces.parts)
+        with threadpool_limits(limits=1):
+            of = project(inner, validation, config, seed)
+            trees = grow(of, config, seed, grown=grown) if len(names) > 1 else None
+        tried[name] = source, prefixes, of, trees
+        if trees is not None:
+            grown = {kept: trees[kept] for kept in TREES if not kept.startswith("states")}
+            task = validation.task[validation.workflow]
+            losses[name] = _losses(of, trees)
+    if not tried:
+        raise InputError(next(iter(refused.values())))
+    chosen, table = _simplest(losses, task) if len(tried) > 1 else (next(iter(tried)), {})
+    return Choice(chosen, *tried[chosen], table, refused)
+
+
+def _losses(of: Projected, trees: Mapping[str, TreeEnsemble]) -> NDArray[np.float64]:
+    """Negative log-likelihood of each held-out step, both moments and all horizons together, and how many labels that
+    are, float64 [2, n]."""
+    total = np.zeros((2, len(of.held_out.outcomes)))
+    for moment in range(len(MOMENTS)):
+        logits = tree_logits(of.held_out, trees, of.widths, moment)
+        p = softmax(logits.reshape(len(logits), of.train.horizon, -1))
+        given, counts = label_probability(p, of.held_out.outcomes)
+        total[0] -= (np.log(np.maximum(given, FLOOR)) * counts).sum(axis=1)
+        total[1] += counts.sum(axis=1)
+    return total
+
+
+def _simplest(
+    losses: Mapping[Candidate, NDArray[np.float64]], task: NDArray[np.int32]
+) -> tuple[Candidate, dict[str, tuple[float, float]]]:
+    """The simplest candidate within one standard error of the best, and the figures of all."""
+    index = np.unique(task, return_inverse=True)[1]
+    tasks = int(index.max(initial=-1)) + 1
+    sums = {name: np.bincount(index, of[0], tasks) for name, of in losses.items()}
+    labels = np.bincount(index, next(iter(losses.values()))[1], tasks)
+    mean = {name: float(of.sum() / max(labels.sum(), 1.0)) for name, of in sums.items()}
+    best = min(mean, key=lambda name: mean[name])
+    table: dict[str, tuple[float, float]] = {}
+    for name in sums:
+        # Of a ratio of sums over tasks, to first order.
+        gap = sums[name] - sums[best]
+        spread = gap - labels * gap.sum() / max(labels.sum(), 1.0)
+        error = np.sqrt(tasks / max(tasks - 1, 1) * np.square(spread).sum()) / max(labels.sum(), 1.0)
+        table[name] = mean[name], float(error)
+    texts = [name for name in ("relevant text", "text") if name in mean]
+    kept = [name for name in mean if name not in texts or name == min(texts, key=lambda text: mean[text])]
+    close = [name for name in kept if mean[name] - mean[best] <= table[name][1]]
+    return min(close or [best], key=lambda name: _ORDER[name]), table
