@@ -72,6 +72,10 @@ class Origin:
         """The origin of the rows where `keep`, bool [rows], is true."""
         return Origin(self.names, self.sources[keep], self.places[keep], self.lined)
 
+    def part(self, start: int, stop: int) -> Origin:
+        """The origin of the rows from `start` (included) to `stop` (excluded)."""
+        return Origin(self.names, self.sources[start:stop], self.places[start:stop], self.lined)
+
     def first(self, rows: NDArray[np.int64]) -> int:
         """The one of these rows, int64 [n], that stands first in the first of their sources."""
         return int(rows[np.lexsort((self.places[rows], self.sources[rows]))[0]])
