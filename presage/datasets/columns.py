@@ -95,9 +95,11 @@ def _may_become(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Categories as their values, and nulls for NaN."""
+    """Categories as their values, views as strings, and nulls for NaN."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
     if pa.types.is_floating(column.type) and pc.any(nan := pc.is_nan(column)).as_py():
         column = pc.if_else(nan, None, column)
     return column

@@ -162,7 +162,7 @@ def _format(path: Path, source_format: str) -> str:
     if name is None and path.is_dir():
         raise TraceError(
             f"{path}: a folder, but no trace store (no _manifest.json in it) and no files of spans: name its files one "
-            f"by one ({path}/*.csv), or the format"
+            f"by one ({path}/*), or the format"
         )
     if name is None and path.name.endswith((".json", ".json.gz")):
         raise TraceError(

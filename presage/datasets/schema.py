@@ -189,10 +189,13 @@ def refuse_misspelt(names: Collection[str], source: str, columns: Collection[str
     Raises:
         TraceError: names both.
     """
+    unknown = sorted(name for name in names if name not in KNOWN_COLUMNS)
+    if not unknown:
+        return
     present = {ALIASES.get(name, name) for name in names}
     absent = {_letters(column): column for column in sorted(columns) if ALIASES.get(column, column) not in present}
-    for name in sorted(names):
-        if name not in KNOWN_COLUMNS and (meant := absent.get(_letters(name))) is not None:
+    for name in unknown:
+        if (meant := absent.get(_letters(name))) is not None:
             raise TraceError(f"{source}: column {name!r} is called {meant!r} in a trace: rename it, or drop it")
 
 

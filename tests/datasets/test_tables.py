@@ -118,7 +118,7 @@ def test_what_other_tools_write_reads_too(tmp_path: Path) -> None:
             "input_tokens": pa.array([float("nan"), 3.0]),
             "output_tokens": pa.array([7, None], pa.int64()).cast(pa.decimal128(38, 0)),
             "start_time": pa.array([1_767_225_601_000_000_999, 1_767_225_600_000_000_000], pa.timestamp("ns")),
-            "end_time": pa.array([1_767_225_602, None], pa.timestamp("s", "Europe/Berlin")),
+            "end_time": pa.array(["2026-01-01 01:00:02+01", None], pa.string_view()),
             "parent_steps": pa.array([[0], None], pa.large_list(pa.int64())),
             "prefill_state": pa.array([[0.5, 1.0], [2.0, 3.0]], pa.list_(pa.float32(), 2)),
             "success": pa.array([1, 1], pa.int8()),
@@ -159,6 +159,14 @@ def test_csv_from_windows_reads(tmp_path: Path) -> None:
     text = ("\ufeff" + HEADER + 't,w,0,a,1,"two\nlines, and ""quotes"""\n').replace("\n", "\r\n")
     read = read_traces(csv(tmp_path, text)).table
     assert read["output_text"].to_pylist() == ['two\r\nlines, and "quotes"']
+
+
+def test_lists_in_csv_are_json_or_what_pandas_makes_of_arrays(tmp_path: Path) -> None:
+    head = "workflow_type,workflow_id,step,agent,parent_steps\n"
+    path = csv(tmp_path, head + 't,w,0,a,[]\nt,w,1,a,"[0]"\nt,w,2,a,[0 1]\nt,w,3,a,"[ 0,\n  2]"\nt,w,4,a,\n')
+    assert read_traces(path).table["parent_steps"].to_pylist() == [[], [0], [0, 1], [0, 2], None]
+    for wrong in ("0", "[0", "(0 1)", "[a]", "[0 ... 9]"):
+        assert 'line 2, column "parent_steps"' in refused(csv(tmp_path, f'{head}t,w,0,a,"{wrong}"\n'))
 
 
 def test_states_in_csv_are_json_and_a_field_may_be_long(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ value. Lists (`parent_steps`, states) are JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ _BATCH_ROWS: Final = 8192
 _BATCH_CHARACTERS: Final = 32 * 2**20
 _NO_VALUE: Final = ("", "nan", "null", "none", "na", "n/a", "<na>", "nat", "\\n")
 """What pandas and databases write for no value, in lower case: a name or a text may be spelt so."""
+_GAP: Final = re.compile(r"(?<=\d)\s+(?=\d)")
 _LIST: Final = msgspec.json.Decoder(list[int | float])
 
 
@@ -130,10 +132,17 @@ def _truth(text: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _list(text: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
-        lists = [None if field is None else _LIST.decode(field) for field in text.to_pylist()]
-    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+        lists = [None if field is None else _numbers(field) for field in text.to_pylist()]
+    except msgspec.MsgspecError as error:
         raise pa.ArrowInvalid("no list") from error
     return pa.chunked_array([lists], pa.list_(pa.float64()))
+
+
+def _numbers(field: str) -> list[int | float]:
+    try:
+        return _LIST.decode(field)
+    except msgspec.MsgspecError:
+        return _LIST.decode(_GAP.sub(",", field))  # NumPy's [0 1], which pandas makes of lists it read from Parquet
 
 
 _MEANINGS: Final[dict[Any, Callable[[pa.ChunkedArray], pa.ChunkedArray]]] = {

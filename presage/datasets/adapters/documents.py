@@ -145,13 +145,11 @@ class Documents:
             return json.loads(whole_characters(text.decode()), parse_constant=lambda _: None)
 
     def _no_document(self, place: Place, error: Exception, text: bytes) -> None:
-        message, reason = (
-            "not JSON; one JSON object a line is wanted: was the file cut, or is it still written?",
-            "no JSON",
-        )
         if isinstance(error, UnicodeDecodeError):
-            message, reason = not_utf8(error), "no UTF-8"
-        self._on_torn(place, message, reason, text)
+            self._on_torn(place, not_utf8(error), "no UTF-8", text)
+            return
+        message = "not JSON; one JSON object a line is wanted: was the file cut, or is it still written?"
+        self._on_torn(place, message, "no JSON", text)
 
     def _whole(self, index: int, file: Path, first: bytes) -> Any:
         """The one document that a file is, given that its first line is none; None if the file is no document."""

@@ -230,14 +230,15 @@ class _JsonlReader:
             detail = (
                 f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else "unreadable"
             )
-            problem, reason = f"not JSON ({detail}); one JSON object a line is wanted", "no JSON"
+            problem, reason = f"not JSON ({detail}); one JSON object a line is wanted: repair the line", "no JSON"
         else:
             if isinstance(row, dict):
                 self.last = _workflow(row)
                 return row
-            problem, reason = f"a JSON {type(row).__name__}; one JSON object a line is wanted", "no JSON object"
+            problem = f"a JSON {type(row).__name__}; one JSON object a line is wanted: repair the line"
+            reason = "no JSON object"
         if not self.skip_bad:
-            raise TraceError(f"{self.name}, line {number}: {problem}: repair the line")
+            raise TraceError(f"{self.name}, line {number}: {problem}")
         self.skipped[f"line with {reason}"] += 1
         self._spoil(self.last)
         return None
