@@ -1,11 +1,12 @@
 """How fast do traces come into a store, and in how much memory?
 
-Makes its own steps, with ids, agents, models, tokens and times, in one Parquet file and in one JSONL file, and ingests
-each into a new store in a process of its own: checked, deduplicated, committed. `--texts` gives every step a prompt and
+Makes its own steps, with ids, agents, models, tokens and times, in one file of each format (`parquet` was written as a
+trace, `plain.parquet` and `csv` as pandas writes them), and ingests each into a new store in a process of its own:
+checked, deduplicated, committed. `--texts` gives every step a prompt and
 an answer, `--state-size` two hidden states: then there is far more data than the memory that may be used, which is
 what the peak is to show.
 
-    python benchmarks/ingest_speed.py [--steps 1000000] [--texts 0] [--state-size 0] [--formats parquet,jsonl]
+    python benchmarks/ingest_speed.py [--steps 1000000] [--texts 0] [--state-size 0] [--formats parquet,…]
                                       [--repeats 3] [--folder TEMPORARY]
 
 Prints a table, and one JSON line at the end. Peak memory is the largest resident set of the process, everything
@@ -72,17 +73,20 @@ def write(kind: str, folder: Path, count: int, texts: int, state_size: int) -> P
     """The steps as one file."""
     path = folder / f"steps.{kind}"
     tables = (steps(first, min(CHUNK, count - first), texts, state_size) for first in range(0, count, CHUNK))
-    if kind == "parquet":
+    if kind.endswith("parquet"):
         writer = None
         for table in tables:
-            rows = conform(table, "steps")
+            rows = table if kind == "plain.parquet" else conform(table, "steps")
             writer = writer or pq.ParquetWriter(path, rows.schema)
             writer.write_table(rows)
         assert writer is not None
         writer.close()
         return path
     with gzip.open(path, "wt", compresslevel=1) if kind.endswith("gz") else path.open("w") as sink:
-        for table in tables:
+        for number, table in enumerate(tables):
+            if kind.startswith("csv"):
+                table.to_pandas().to_csv(sink, index=False, header=number == 0)
+                continue
             for row in table.to_pylist():
                 sink.write(json.dumps(row) + "\n")
     return path
@@ -106,7 +110,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--texts", type=int, default=0, help="characters of a prompt and of an answer")
     parser.add_argument("--state-size", type=int, default=0)
-    parser.add_argument("--formats", default="parquet,jsonl", help="of parquet, jsonl, jsonl.gz")
+    parser.add_argument(
+        "--formats", default="parquet,jsonl", help="of parquet, plain.parquet, jsonl, jsonl.gz, csv, csv.gz"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to write; else the folder for temporary files")
     chosen = parser.parse_args()

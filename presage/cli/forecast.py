@@ -62,8 +62,8 @@ def forecast(
     steps: Annotated[
         Path,
         typer.Argument(
-            metavar="STEPS.jsonl|-",
-            help="The steps of one workflow so far, one JSON object a line; - reads standard input.",
+            metavar="STEPS|-",
+            help="The steps of one workflow so far: JSONL, .csv or .parquet; - reads JSONL of standard input.",
             allow_dash=True,
             show_default=False,
         ),
@@ -86,15 +86,17 @@ def forecast(
 
 def _one_workflow(steps: Path, out: Output) -> list[dict[str, Any]]:
     """The steps of one workflow, checked as a trace is; columns without a value are left out."""
+    from presage.datasets.adapters import SUFFIXES
     from presage.errors import InputError
 
     # The operating system's name for standard input: errors name it as they name files.
     path = Path("/dev/stdin") if str(steps) == "-" else steps
-    table: pa.Table = options.read([path], False, out, lambda _, __: None, "jsonl")
+    source_format = "auto" if path.name.endswith(tuple(SUFFIXES)) else "jsonl"
+    table: pa.Table = options.read([path], False, out, lambda _, __: None, source_format)
     rows = table.to_pylist()
     workflows = {(row["workflow_type"], row["workflow_id"]) for row in rows}
     if len(workflows) > 1:
         raise InputError(
-            f"{path}: steps of {len(workflows)} workflows; a forecast is of one: keep the lines of one workflow_id"
+            f"{path}: steps of {len(workflows)} workflows; a forecast is of one: keep the rows of one workflow_id"
         )
     return [{name: value for name, value in row.items() if value is not None} for row in rows]

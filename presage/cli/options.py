@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Traces = Annotated[
     list[Path],
-    typer.Argument(metavar="TRACES", help="Stores, .parquet and .jsonl files, spans.", show_default=False),
+    typer.Argument(metavar="TRACES", help="Stores; .jsonl, .csv and .parquet files; spans.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 SkipBad = Annotated[

@@ -18,8 +18,8 @@ Files = Annotated[
     list[Path],
     typer.Argument(
         metavar="OUTCOMES",
-        help=".jsonl, .jsonl.gz or .parquet files, or folders of them: prompt, model, correct; task, output_tokens and "
-        "cost if there are.",
+        help=".jsonl, .jsonl.gz, .csv or .parquet files, or folders of them: prompt, model, correct; task, "
+        "output_tokens and cost if there are.",
         show_default=False,
     ),
 ]

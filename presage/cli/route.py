@@ -42,8 +42,6 @@ def route(
     as_json: options.Json = False,
 ) -> None:
     """Pick a served model for a prompt: the likeliest to solve it, or the best within a limit."""
-    import sys
-
     from presage.cli.kinds import load
     from presage.errors import ArtefactError
     from presage.predictors.routing.limits import choose
@@ -55,7 +53,7 @@ def route(
         loaded = load(model, lambda: options.open_registry(tracking_uri))
         if loaded.kind.name != "router":
             raise ArtefactError(f"{model}: a {loaded.kind.name} predictor; a router is wanted: train-predictor router")
-        text = sys.stdin.read() if prompt == "-" else prompt
+        text = _standard_input() if prompt == "-" else prompt
         found = loaded.predictor.forecast(text).to_dict()
         choice = choose(found["probabilities"], prices, found["pick"], max_cost=max_cost, min_quality=min_quality)
     data = {
@@ -69,6 +67,17 @@ def route(
     out.result(data, *(_told(data, prices, choice, loaded.called) if not as_json else ()))
 
 
+def _standard_input() -> str:
+    import sys
+
+    from presage.errors import InputError
+
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise InputError("standard input: not UTF-8; the text of one prompt in UTF-8 is wanted: convert it") from None
+
+
 def read_costs(path: Path) -> dict[str, float]:
     """Costs of a request by model.
 
@@ -78,10 +87,11 @@ def read_costs(path: Path) -> dict[str, float]:
     import math
     import tomllib
 
+    from presage.datasets.adapters.lines import utf8_text
     from presage.errors import ConfigurationError
 
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(utf8_text(path))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f'{path}: cannot be read as TOML ({error}); wanted lines such as "small-model" = 0.2'

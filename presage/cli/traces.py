@@ -25,6 +25,7 @@ _To = Annotated[Path, typer.Option("--to", help="Folder of the store; made if ne
 
 @app.command(
     epilog="Example:  presage traces ingest runs/*.jsonl.gz --to traces/\n\n"
+    "A .csv or .parquet file has the columns of docs/traces.md, as pandas writes it.\n\n"
     "Ingesting a file twice adds nothing. An ingestion that was stopped goes on when the same command is given again.",
 )
 def ingest(

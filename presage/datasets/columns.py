@@ -6,7 +6,9 @@ Values never enter a message: a column may hold a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime as dt
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,31 +19,34 @@ from presage.datasets.origin import Origin
 from presage.errors import TraceError
 
 _YEAR_10000_S = 253_402_300_800
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+REFUSALS: Final = (OverflowError, TypeError, UnicodeEncodeError, pa.ArrowException)
+"""What Arrow raises for Python values that are not of a type."""
 
 
 def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin: Origin) -> pa.ChunkedArray:
     """Cast a column of a raw table to its type in the trace.
 
-    Strings come from strings; whole numbers from integers, or floats without a fraction; booleans from booleans;
-    timestamps from timestamps (without zone: UTC), ISO 8601 strings with a zone, or epoch seconds.
+    Strings come from strings; whole numbers from numbers without a fraction; booleans from booleans, 1 and 0; times
+    from timestamps, ISO 8601 strings (both are UTC where they have no zone) or epoch seconds. NaN is no value.
 
     Raises:
         TraceError: the column's type cannot be meant, or a value does not fit; names the first such row.
     """
-    source = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_null(source):
+    column = _plain(column)
+    source = column.type
+    if column.null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), target)])
     if not _may_become(source, target):
-        row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False))) if len(column) else 0
-        if column.null_count == len(column):
-            return pa.chunked_array([pa.nulls(len(column), target)])
+        row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
         raise _wrong_type(row, name, f"type {source}, {wanted(target)} is wanted", origin)
     if pa.types.is_timestamp(target) and _is_number(source):
         return _from_epoch_s(column, name, origin, target)
     try:
         return _cast(column, target)
     except pa.ArrowInvalid:
-        row = _first_failure(column, lambda part: _cast(part, target))
+        row = first_failure(column, lambda part: _cast(part, target))
         raise origin.bad(
             row, name, f"the value does not fit; {wanted(target)} is wanted: correct it", f"{name} does not fit"
         ) from None
@@ -59,9 +64,9 @@ def wanted(target: pa.DataType) -> str:
     if pa.types.is_boolean(target):
         return "true or false"
     if pa.types.is_timestamp(target):
-        return "a time (ISO 8601 with a zone, or epoch seconds)"
+        return "a time (ISO 8601, or epoch seconds)"
     if pa.types.is_list(target):
-        return "a list of whole numbers"
+        return "a list of whole numbers" if pa.types.is_integer(target.value_type) else "a list of numbers"
     return "a string"
 
 
@@ -70,7 +75,7 @@ def _is_string(source: pa.DataType) -> bool:
 
 
 def _is_number(source: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(source) or pa.types.is_floating(source))
+    return bool(pa.types.is_integer(source) or pa.types.is_floating(source) or pa.types.is_decimal(source))
 
 
 def _is_list(source: pa.DataType) -> bool:
@@ -81,7 +86,7 @@ def _may_become(source: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_int32(target):
         return _is_number(source)
     if pa.types.is_boolean(target):
-        return bool(pa.types.is_boolean(source))
+        return bool(pa.types.is_boolean(source)) or _is_number(source)
     if pa.types.is_timestamp(target):
         return bool(pa.types.is_timestamp(source)) or _is_string(source) or _is_number(source)
     if pa.types.is_list(target):
@@ -89,16 +94,56 @@ def _may_become(source: pa.DataType, target: pa.DataType) -> bool:
     return _is_string(source)
 
 
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Categories as their values, views as strings, and nulls for NaN."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
+    if pa.types.is_floating(column.type) and pc.any(nan := pc.is_nan(column)).as_py():
+        column = pc.if_else(nan, None, column)
+    return column
+
+
 def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    if pa.types.is_timestamp(target) and pa.types.is_timestamp(column.type) and column.type.tz is None:
+    if pa.types.is_boolean(target) and _is_number(column.type):
+        numbers = column.cast(pa.float64(), safe=False)
+        if not pc.all(pc.or_(pc.equal(numbers, 0), pc.equal(numbers, 1)), min_count=0).as_py():
+            raise pa.ArrowInvalid("neither 0 nor 1")
+        return numbers.cast(target)
+    if pa.types.is_timestamp(target) and _is_string(column.type):
+        return _from_iso(column, target)
+    if pa.types.is_timestamp(target) and column.type.tz is None:
         column = pc.assume_timezone(column, "UTC")
-    if pa.types.is_timestamp(target) and pa.types.is_timestamp(column.type):
+    if pa.types.is_timestamp(target):
         return column.cast(target, safe=False)  # nanoseconds are cut to microseconds
     return column.cast(target)
 
 
-def _first_failure(column: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
-    """The first row whose cast fails, given that the cast of the whole column does."""
+def _from_iso(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Arrow reads strings with a zone and up to six digits of a second; any other takes Python twenty times as long."""
+    try:
+        return column.cast(target)
+    except pa.ArrowInvalid:
+        moments = [None if text is None else _iso_us(text) for text in column.to_pylist()]
+        return pa.chunked_array([pa.array(moments, pa.int64()).cast(target)])
+
+
+def _iso_us(text: str) -> int:
+    """Microseconds since 1970 of a date and time; what is finer is cut, and what has no zone is UTC."""
+    text = text.strip()
+    if text[4:5] != "-" or text[7:8] != "-":  # Python takes some numbers for a date
+        raise pa.ArrowInvalid("no ISO 8601")
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise pa.ArrowInvalid("no ISO 8601") from None
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
+    return (aware - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+def first_failure(column: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
+    """The first row whose cast raises ArrowInvalid, given that the cast of the whole column does."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -109,6 +154,16 @@ def _first_failure(column: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], pa
         else:
             low = middle
     return low
+
+
+def first_refused(values: Sequence[Any], arrow_type: pa.DataType, *, from_pandas: bool = False) -> int:
+    """The first of some values that Arrow refuses to take for this type, given that it refuses them together."""
+    for row, value in enumerate(values):
+        try:
+            pa.array([value], arrow_type, from_pandas=from_pandas)
+        except REFUSALS:
+            return row
+    raise AssertionError("every value fits on its own, so the column does")
 
 
 def _from_epoch_s(column: pa.ChunkedArray, name: str, origin: Origin, target: pa.DataType) -> pa.ChunkedArray:
@@ -123,11 +178,16 @@ def _from_epoch_s(column: pa.ChunkedArray, name: str, origin: Origin, target: pa
 
 
 def state_size(column: pa.ChunkedArray) -> int | None:
-    """The width of a state column: of its type, else of its first row that has a state; None if there is none."""
+    """The width of a state column: of its type, else of its first row that has a state; None if there is none.
+
+    0 where the column holds something else than lists, which no cast takes.
+    """
     if pa.types.is_fixed_size_list(column.type):
         return int(column.type.list_size)
-    if not _is_list(column.type) or column.null_count == len(column):
+    if column.null_count == len(column):
         return None
+    if not _is_list(column.type):
+        return 0
     row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
     return len(column[row])
 

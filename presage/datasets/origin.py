@@ -35,7 +35,8 @@ class Origin:
     Args:
         names: one name a source, as the user gave it.
         sources: index into `names` of each row, int32 [rows].
-        places: the line of each row, or its place in its source where rows are no lines, int64 [rows], from 1.
+        places: the line of each row, or its place in its source where rows are no lines, int64 [rows], from 1; in a
+            data frame from 0, as `frame.iloc` counts.
         lined: for each source, whether its rows are lines.
     """
 
@@ -72,12 +73,16 @@ class Origin:
         """The origin of the rows where `keep`, bool [rows], is true."""
         return Origin(self.names, self.sources[keep], self.places[keep], self.lined)
 
+    def part(self, start: int, stop: int) -> Origin:
+        """The origin of the rows from `start` (included) to `stop` (excluded)."""
+        return Origin(self.names, self.sources[start:stop], self.places[start:stop], self.lined)
+
     def first(self, rows: NDArray[np.int64]) -> int:
         """The one of these rows, int64 [n], that stands first in the first of their sources."""
         return int(rows[np.lexsort((self.places[rows], self.sources[rows]))[0]])
 
     def at(self, row: int) -> str:
-        """`"traces.jsonl, line 17"` or `"traces.parquet, row 17"`; `row` counts from 0, what is printed from 1."""
+        """`"traces.jsonl, line 17"` or `"traces.parquet, row 17"`; `row` counts from 0."""
         source = self.sources[row]
         return f"{self.names[source]}, {'line' if self.lined[source] else 'row'} {self.places[row]}"
 

@@ -11,18 +11,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from presage.datasets.adapters import JOINING, READERS, SUFFIXES, detect
+from presage.datasets.adapters.frame import is_frame, read_frame
 from presage.datasets.adapters.source import JoiningReader, Source, Workflow, named
 from presage.datasets.origin import Origin
 from presage.datasets.schema import concat, drop_invalid, trace_schema, validate
 from presage.datasets.store import is_store, scan_store
 from presage.errors import TraceError
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
 
 _STORE: Final = "store"
 
@@ -45,7 +49,7 @@ class ReadResult:
 
 
 def read_traces(
-    paths: Sequence[str | Path],
+    traces: str | Path | pd.DataFrame | Sequence[str | Path | pd.DataFrame],
     *,
     skip_bad: bool = False,
     source_format: str = "auto",
@@ -54,20 +58,29 @@ def read_traces(
     """Read and validate traces.
 
     Args:
-        paths: Parquet stores, `.parquet` files and files of the formats in `presage.datasets.adapters`, mixed freely.
+        traces: Parquet stores, files of the formats in `presage.datasets.adapters`, and pandas data frames with one
+            row a step and the columns of a trace; one of them, or a list that mixes them freely.
         skip_bad: leave out workflows with a bad row and count them, instead of raising.
         source_format: "auto" goes by the file name; the name of a format reads every path as that format.
         progress: called with the number of steps read since its last call.
 
     Raises:
-        TraceError: a path is missing or of an unknown kind, a file is damaged, a row or a workflow breaks the schema, a
-            workflow stands in two sources, states differ in size, or nothing is left.
+        TraceError: a path is missing or of an unknown kind, a file is damaged, a row or a workflow breaks the schema (a
+            row of a frame is named by its place, from 0 as in `frame.iloc`), a workflow stands in two sources, states
+            differ in size, or nothing is left.
     """
-    if not paths:
+    given = [traces] if isinstance(traces, str | Path) or is_frame(traces) else list(traces)
+    if not given:
         raise TraceError("no traces given: name at least one store, file or folder of spans")
-    joined = join(paths, source_format)
-    opened = [open_source(*of, source_format=source_format, skip_bad=skip_bad, progress=progress) for of in joined]
-    sources = [_collected(named(of), begin) for of, begin in zip(joined, opened, strict=True)]
+    opened = [
+        (named(of), open_source(*of, source_format=source_format, skip_bad=skip_bad, progress=progress))
+        for of in join([one for one in given if not is_frame(one)], source_format)
+    ]
+    frames = [one for one in given if is_frame(one)]
+    for number, frame in enumerate(frames):
+        name = "DataFrame" if len(frames) == 1 else f"DataFrame {number}"
+        opened.append((name, partial(read_frame, frame, name, skip_bad=skip_bad, progress=progress)))
+    sources = [_collected(name, begin) for name, begin in opened]
     table = concat([source.table for source in sources], [source.origin.names[0] for source in sources])
     origin = Origin.join([source.origin for source in sources])
     skipped = Counter[str]()
@@ -149,12 +162,13 @@ def _format(path: Path, source_format: str) -> str:
     if name is None and path.is_dir():
         raise TraceError(
             f"{path}: a folder, but no trace store (no _manifest.json in it) and no files of spans: name its files one "
-            "by one, or the format"
+            f"by one ({path}/*), or the format"
         )
     if name is None and path.name.endswith((".json", ".json.gz")):
         raise TraceError(
             f"{path}: its first line is no OTLP JSON, no span and no MLflow trace; one a line is wanted, as a "
-            "collector's file exporter and span.to_json(indent=None) write them: export it so, or name its format"
+            "collector's file exporter and span.to_json(indent=None) write them: export it so, or name its format (one "
+            "step a line is --format jsonl, or a file name with .jsonl)"
         )
     if name is None:
         known = ", ".join((*SUFFIXES, ".json", ".json.gz"))

@@ -13,21 +13,23 @@ They are no trace of steps: nothing can be learnt from them about agents, and th
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
+from presage.datasets.adapters.csv_rows import CsvRow, CsvRows
 from presage.datasets.adapters.documents import Documents, Place, first_document
+from presage.datasets.schema import KNOWN_COLUMNS
 from presage.errors import TraceError
 
 HASH_TOKENS: Final = 512
 """Tokens of a prompt that one of its `hash_ids` stands for; the last may stand for fewer."""
 
+_CSV_SUFFIXES: Final = (".csv", ".csv.gz")
 _CSV: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _LENGTHS: Final = ("input_length", "output_length")
 
@@ -61,8 +63,9 @@ def holds_requests(path: Path) -> bool:
     """Whether a file is one of these: by its first line alone, so also where something else is wrong with it."""
     if path.is_dir():
         return False
-    if path.name.endswith(".csv"):
-        return True
+    if path.name.endswith(_CSV_SUFFIXES):
+        names = set(CsvRows(path).names)
+        return not names.isdisjoint(_CSV) or names.isdisjoint(KNOWN_COLUMNS)
     first = first_document(path)
     return isinstance(first, dict) and "timestamp" in first and any(name in first for name in _LENGTHS)
 
@@ -75,7 +78,7 @@ def read_requests(paths: Sequence[Path]) -> list[PlainRequest]:
     """
     found: list[PlainRequest] = []
     for path in paths:
-        found += _csv(path) if path.name.endswith(".csv") else _lines(path)
+        found += _csv(path) if path.name.endswith(_CSV_SUFFIXES) else _lines(path)
     if not found:
         raise TraceError(f"no request in {', '.join(map(str, paths))}: give a file with at least one")
     first = min(request.arrives_s for request in found)
@@ -112,32 +115,30 @@ def _said(error: msgspec.ValidationError) -> str:
 
 
 def _csv(path: Path) -> Iterator[PlainRequest]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
-            missing = [name for name in _CSV if name not in (rows.fieldnames or ())]
-            if missing:
-                raise TraceError(
-                    f"{path}: no column {' and no column '.join(missing)}; a trace of requests has {', '.join(_CSV)}: "
-                    "rename or add them"
-                )
-            for row in rows:
-                yield _row(path, rows.line_num, row)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"{path}: cannot be read as CSV ({type(error).__name__}): check the file") from None
+    rows = CsvRows(path)
+    missing = [name for name in _CSV if name not in rows.names]
+    if missing:
+        raise TraceError(
+            f"{path}: no column {' and no column '.join(missing)}; a trace of requests has {', '.join(_CSV)}: "
+            "rename or add them"
+        )
+    for row in rows:
+        if row.problem:
+            raise TraceError(f"{path}, line {row.line}: {row.problem}")
+        yield _row(path, row, dict(zip(rows.names, row.fields, strict=True)))
 
 
-def _row(path: Path, number: int, row: dict[str, Any]) -> PlainRequest:
+def _row(path: Path, of: CsvRow, row: dict[str, str]) -> PlainRequest:
     column = _CSV[0]
     try:
-        came = datetime.fromisoformat(row[column] or "")
+        came = datetime.fromisoformat(row[column])
         sizes = []
         for column in _CSV[1:]:
-            size = int(row[column] or "")
+            size = int(row[column])
             if not 0 <= size < 2**31:
                 raise ValueError
             sizes.append(size)
-    except (TypeError, ValueError):
+    except ValueError:
         wanted = "a time such as 2024-05-10 00:00:00.009930" if column == _CSV[0] else "a number of tokens"
-        raise TraceError(f"{path}, line {number}: {column} is not as wanted: {wanted}; correct the line") from None
+        raise TraceError(f"{path}, line {of.line}: {column} is not as wanted: {wanted}; correct the line") from None
     return PlainRequest((came if came.tzinfo else came.replace(tzinfo=UTC)).timestamp(), sizes[0], sizes[1])

@@ -8,7 +8,8 @@ Text columns are `large_string`: a million steps of 4,000 characters are past th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -23,11 +24,13 @@ from presage.errors import TraceError
 
 __all__ = [
     "SCHEMA_VERSION",
+    "check_columns",
     "check_version",
     "concat",
     "conform",
     "digest",
     "drop_invalid",
+    "refuse_misspelt",
     "state_sizes",
     "trace_schema",
     "validate",
@@ -64,7 +67,14 @@ _AFTER_TEXT: Final = "output_text"  # the state columns stand between the texts 
 _NEVER_NULL: Final = (*REQUIRED, "kind", "complete")
 # What plain JSONL calls a column, and what the trace calls it.
 ALIASES: Final = {"task_id": "task", "start_time": "started_at", "end_time": "ended_at"}
-KNOWN_COLUMNS: Final = frozenset(_COLUMNS) | frozenset(STATE_COLUMNS) | frozenset(ALIASES)
+COLUMN_TYPES: Final[Mapping[str, pa.DataType]] = {
+    **_COLUMNS,
+    **{alias: _COLUMNS[column] for alias, column in ALIASES.items()},
+    **dict.fromkeys(STATE_COLUMNS, pa.list_(pa.float16())),
+}
+"""Every column that is read, under any name, and what it becomes; a state has a fixed size then."""
+KNOWN_COLUMNS: Final = frozenset(COLUMN_TYPES)
+_NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,39}")
 
 
 def trace_schema(prefill_state_size: int | None = None, completion_state_size: int | None = None) -> pa.Schema:
@@ -94,30 +104,29 @@ def state_sizes(schema: pa.Schema) -> tuple[int | None, int | None]:
     return prefill, completion
 
 
-def check_version(metadata: dict[bytes, bytes] | None, source: str) -> None:
-    """Check that a Parquet file or store was written with a schema version this release reads.
+def check_version(metadata: dict[bytes, bytes] | None, source: str) -> bool:
+    """Whether a Parquet file or store was written as a trace, in the schema version this release reads.
+
+    Returns:
+        False where the metadata have no version: a table that somebody else wrote.
 
     Raises:
-        TraceError: there is no version in the metadata, or another one.
+        TraceError: another version.
     """
     found = (metadata or {}).get(VERSION_KEY)
-    if found is None:
-        raise TraceError(
-            f"{source}: no trace schema version in the Parquet metadata (key {VERSION_KEY.decode()!r}), version "
-            f"{SCHEMA_VERSION} is wanted: write the table with presage.datasets.schema.trace_schema(), or ingest JSONL"
-        )
-    if found != str(SCHEMA_VERSION).encode():
+    if found is not None and found != str(SCHEMA_VERSION).encode():
         raise TraceError(
             f"{source}: trace schema version {found.decode(errors='replace')!r}, this release reads version "
             f"{SCHEMA_VERSION}: read it with the release that wrote it, or ingest the original traces again"
         )
+    return found is not None
 
 
 def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int | None] = (None, None)) -> pa.Table:
     """Cast a raw table to the schema, row by row.
 
-    Fills `kind` with "llm" and `complete` with true, takes the JSONL spellings (`task_id`, and `start_time` /
-    `end_time` in epoch seconds), adds the optional columns that are absent as nulls and drops those it does not know.
+    Fills `kind` with "llm" and `complete` with true, takes the JSONL spellings (`task_id`, `start_time`, `end_time`),
+    adds the optional columns that are absent as nulls and drops those it does not know.
     A state column is kept only where its width is known: from a fixed-size list, or from a row that has a state.
 
     Args:
@@ -134,7 +143,7 @@ def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int 
     """
     origin = source if isinstance(source, Origin) else Origin.of(source, table.num_rows)
     name = ", ".join(dict.fromkeys(origin.names))
-    _check_columns(table, name)
+    check_columns(table.column_names, name)
     columns: dict[str, pa.ChunkedArray] = {}
     for column, data_type in _COLUMNS.items():
         columns[column] = _column(table, column, data_type, origin)
@@ -151,17 +160,47 @@ def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int 
     return pa.table([columns[field.name] for field in schema], schema=schema)
 
 
-def _check_columns(table: pa.Table, name: str) -> None:
-    missing = [column for column in REQUIRED if column not in table.column_names]
+def check_columns(names: Sequence[str], source: str) -> None:
+    """Check that a table has every required column, and no known one twice or under a name that is nearly right.
+
+    Raises:
+        TraceError: names what was found and what was wanted.
+    """
+    refuse_misspelt(names, source)
+    missing = [column for column in REQUIRED if column not in names]
     if missing:
-        found = ", ".join(table.column_names[:20]) or "none"
         raise TraceError(
-            f"{name}: no column {' and no column '.join(repr(column) for column in missing)}; found: {found}. "
+            f"{source}: no column {' and no column '.join(map(repr, missing))}; found: {listed(names)}. "
             "Every step needs workflow_type, workflow_id, step and agent: rename or add them"
         )
-    twice = sorted({c for c in table.column_names if table.column_names.count(c) > 1} & KNOWN_COLUMNS)
+    twice = sorted({column for column in names if names.count(column) > 1} & KNOWN_COLUMNS)
     if twice:
-        raise TraceError(f"{name}: column {twice[0]!r} stands there twice, one is wanted: drop or rename the other")
+        raise TraceError(f"{source}: column {twice[0]!r} stands there twice, one is wanted: drop or rename the other")
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names of columns: a table without a header has values in their place, and a value may be a prompt."""
+    return ", ".join(name if _NAME.fullmatch(name) else "…" for name in names[:20]) or "none"
+
+
+def refuse_misspelt(names: Collection[str], source: str, columns: Collection[str] = KNOWN_COLUMNS) -> None:
+    """Refuse a name such as "Workflow ID" where one of `columns` is missing that it is but for case and punctuation.
+
+    Raises:
+        TraceError: names both.
+    """
+    unknown = sorted(name for name in names if name not in KNOWN_COLUMNS)
+    if not unknown:
+        return
+    present = {ALIASES.get(name, name) for name in names}
+    absent = {_letters(column): column for column in sorted(columns) if ALIASES.get(column, column) not in present}
+    for name in unknown:
+        if (meant := absent.get(_letters(name))) is not None:
+            raise TraceError(f"{source}: column {name!r} is called {meant!r} in a trace: rename it, or drop it")
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).casefold()
 
 
 def _column(table: pa.Table, column: str, data_type: pa.DataType, origin: Origin) -> pa.ChunkedArray:

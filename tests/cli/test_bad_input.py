@@ -61,6 +61,35 @@ def test_a_bad_trace_is_named_and_nothing_is_written(tmp_path: Path, kind: str) 
     assert [entry.name for entry in tmp_path.iterdir()] == ["bad.jsonl"]
 
 
+BYTES: dict[str, tuple[str, bytes, str]] = {
+    "JSONL that is no UTF-8": (
+        "bad.jsonl",
+        json.dumps(GOOD[0]).encode() + b'\n{"agent": "caf\xe9"}',
+        "line 2: byte 15 of",
+    ),
+    "CSV that is no UTF-8": ("bad.csv", b"workflow_type,workflow_id,step,agent\nt,w,0,caf\xe9", "line 2: byte 10 of"),
+    "spans that are no UTF-8": ("bad.json", b'{"resourceSpans": ["caf\xe9"]}', "line 1: byte 24 of"),
+    "UTF-16": ("bad.jsonl", json.dumps(GOOD[0]).encode("utf-16"), "UTF-16 or no text at all"),
+    "semicolons": ("bad.csv", b"workflow_type;workflow_id;step;agent\nt;w;0;a", "separated by semicolons"),
+    "an empty CSV": ("bad.csv", b"", "an empty file"),
+    "Parquet of something else": ("bad.parquet", b"PAR1", "cannot be read as Parquet"),
+}
+
+
+@pytest.mark.parametrize("kind", BYTES)
+def test_bytes_that_are_no_trace_are_named(tmp_path: Path, kind: str) -> None:
+    name, content, message = BYTES[kind]
+    (tmp_path / name).write_bytes(content)
+    for command in (
+        ("traces", "ingest", tmp_path / name, "--to", tmp_path / "store"),
+        ("traces", "describe", tmp_path / name),
+    ):
+        complaint = run(*command).complaint
+        assert name in complaint
+        assert message in complaint
+    assert not (tmp_path / "store").exists()
+
+
 def test_mixed_state_sizes_of_two_files_are_named(tmp_path: Path) -> None:
     first = write(tmp_path / "a.jsonl", [{**row, "prefill_state": [1.0, 2.0]} for row in rows("ab")])
     second = write(tmp_path / "b.jsonl", [{**row, "prefill_state": [1.0]} for row in rows("ab", workflow_type="u")])

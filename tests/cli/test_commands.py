@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from cli_samples import FAST, GOOD, run, train, write
 from tiny_model import WORKFLOWS, Tiny
@@ -156,6 +157,37 @@ def test_forecast_prints_a_table_for_people(tmp_path: Path, tiny: Tiny) -> None:
     assert ran.code == 0
     assert "After step 6 (tester, prefill) of retry-7" in ran.out
     assert "source champion" in ran.out
+
+
+@pytest.mark.slow
+def test_what_pandas_wrote_serves_every_command(tmp_path: Path, tiny: Tiny) -> None:
+    frame = pd.DataFrame(read_traces([tiny.held_out]).table.to_pylist())
+    plain = frame.drop(columns=["prefill_state", "completion_state"])
+    csv, parquet = tmp_path / "held-out.csv", tmp_path / "held-out.parquet"
+    plain.to_csv(csv, index=False)
+    frame.to_parquet(parquet)
+    as_store = run("traces", "describe", tiny.held_out, "--json").json
+    assert run("traces", "describe", parquet, "--json").json == as_store
+    for file in (csv, parquet):
+        assert run("traces", "ingest", file, "--to", tmp_path / file.suffix).code == 0
+    assert run("traces", "describe", tmp_path / ".parquet", "--json").json == as_store
+    judged = [run("evaluate", tiny.folder, traces, "--json").json for traces in (parquet, tiny.held_out)]
+    lines = tmp_path / "lines.jsonl"
+    plain.to_json(lines, orient="records", lines=True, date_format="iso", date_unit="us")
+    learnt = [
+        train(file, "--out", tmp_path / file.stem, "--no-register", *FAST, "--json").json for file in (csv, lines)
+    ]
+    for these in (judged, learnt):
+        one, other = (
+            {key: value for key, value in found.items() if key not in ("latency_us", "fit_seconds", "folder")}
+            for found in these
+        )
+        assert one == other
+    steps = pd.DataFrame(WORKFLOWS["loop"])
+    for file in (tmp_path / "steps.csv", tmp_path / "steps.parquet"):
+        steps.to_csv(file, index=False) if file.suffix == ".csv" else steps.to_parquet(file)
+        found = run("forecast", tiny.folder, file, "--json").json
+        assert found == run("forecast", tiny.folder, write(tmp_path / "steps.jsonl", WORKFLOWS["loop"]), "--json").json
 
 
 def test_what_is_not_known_is_answered_by_the_back_off(tmp_path: Path, tiny: Tiny) -> None:

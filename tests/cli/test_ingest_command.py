@@ -53,7 +53,7 @@ def test_since_is_a_moment(tmp_path: Path) -> None:
 def test_nothing_to_ingest_and_unknown_formats_are_refused(tmp_path: Path) -> None:
     assert "no traces given" in run("traces", "ingest", "--to", tmp_path / "store").complaint
     path = write(tmp_path / "good.jsonl", GOOD)
-    ran = run("traces", "ingest", path, "--to", tmp_path / "store", "--format", "csv")
+    ran = run("traces", "ingest", path, "--to", tmp_path / "store", "--format", "xml")
     assert f"known: auto, {', '.join(READERS)}" in ran.complaint
     assert not (tmp_path / "store").exists()
 

@@ -121,6 +121,11 @@ def test_route_picks_within_limits(champion: object, database: str, tmp_path: Pa
     assert "one of the two" in run(*ask, "--costs", costs, "--max-cost", 2, "--min-quality", 0.5).complaint
     costs.write_text("large = 'much'")
     assert "the cost of 'large'" in run(*ask, "--costs", costs, "--max-cost", 2).complaint
+    costs.write_bytes(b"large = 1\n'caf\xe9' = 2\n")
+    assert (
+        "costs.toml: cannot be read as TOML (line 2: byte 5 of the line is no UTF-8"
+        in run(*ask, "--costs", costs).complaint
+    )
 
 
 @pytest.mark.slow

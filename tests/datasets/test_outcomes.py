@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -40,10 +41,18 @@ def parquet(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["o.jsonl", "o.jsonl.gz", "o.parquet"])
+def csv(path: Path, rows: list[dict[str, object]]) -> Path:
+    pd.DataFrame(rows).to_csv(path)
+    return path
+
+
+WRITERS = {"o.jsonl": write, "o.jsonl.gz": write, "o.parquet": parquet, "o.csv": csv, "o.csv.gz": csv}
+
+
+@pytest.mark.parametrize("name", WRITERS)
 def test_rows_become_a_matrix_with_unknown_as_nan(tmp_path: Path, name: str) -> None:
     rows = [{**row, "correct": int(row["correct"])} for row in ROWS]  # type: ignore[call-overload]
-    read = read_outcomes([(parquet if name.endswith("parquet") else write)(tmp_path / name, rows)])
+    read = read_outcomes([WRITERS[name](tmp_path / name, rows)])
     found = read.outcomes
     assert found.prompts == ("What is 2+2?", "Name a river")
     assert found.models == ("a", "b")
@@ -111,6 +120,55 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
         read_outcomes([parquet(tmp_path / "o.parquet", rows)], skip_bad=True)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prompt,model,correct\np,m,perhaps\n", r'line 2, column "correct": type str'),
+        ('prompt,model,correct\n"p\nq",m,1\np,,0\n', r'line 4, column "model": an empty string'),
+        ("prompt,model,correct,cost\np,m,1,1 USD\n", r'line 2, column "cost": type str'),
+        ("prompt,model,correct\np,m\n", "line 2: 2 fields; 3 are wanted"),
+        ("prompt,model,model,correct\np,m,m,1\n", 'column "model" stands there twice'),
+        ("prompt,model,score\np,m,1\n", 'no column "correct"; found: prompt, model, score'),
+        ("prompt;model;correct\np;m;1\n", "separated by semicolons"),
+    ],
+)
+def test_csv_that_is_not_as_wanted_is_named(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "o.csv").write_text(text)
+    with pytest.raises(TraceError, match=told):
+        read_outcomes([tmp_path / "o.csv"])
+
+
+def test_names_in_csv_stay_as_they_are_written_and_labels_may_be_words_or_shares(tmp_path: Path) -> None:
+    (tmp_path / "o.csv").write_text(
+        "prompt,model,correct,task\n12,007,True,\n13,007,0.5,1.0\n14,1e3,false,\n15,007,,\n"
+    )
+    read = read_outcomes([tmp_path / "o.csv"])
+    assert read.outcomes.models == ("007", "1e3")
+    assert read.outcomes.task == (None, "1.0", None)
+    np.testing.assert_array_equal(read.outcomes.correct, np.float32([[1, np.nan], [0.5, np.nan], [np.nan, 0]]))
+    assert read.skipped == {"no label": 1}
+
+
+@pytest.mark.parametrize("name", ["o.jsonl", "o.csv"])
+def test_bytes_that_are_no_utf8_are_named_or_cost_their_row(tmp_path: Path, name: str) -> None:
+    head, line = (
+        ("prompt,model,correct\n", "caf\xe9,m,1\n")
+        if name == "o.csv"
+        else ("", '{"prompt": "caf\xe9", "model": "m", "correct": 1}\n')
+    )
+    file = tmp_path / name
+    file.write_bytes((head + line.replace("caf\xe9", "tea") + line).encode("latin-1"))
+    with pytest.raises(TraceError, match=rf"line {3 if head else 2}: byte \d+ of the line is no UTF-8"):
+        read_outcomes([file])
+    read = read_outcomes([file], skip_bad=True)
+    assert (read.rows, read.skipped) == (1, {"line with no UTF-8": 1})
+
+
+def test_nan_that_python_writes_is_no_label(tmp_path: Path) -> None:
+    read = read_outcomes([write(tmp_path / "o.jsonl", [*ROWS, {"prompt": "x", "model": "a", "correct": float("nan")}])])
+    assert read.skipped == {"no label": 1}
+
+
 def test_a_label_not_known_is_no_label_and_is_counted(tmp_path: Path) -> None:
     read = read_outcomes([write(tmp_path / "o.jsonl", [*ROWS, {"prompt": "x", "model": "a", "correct": None}])])
     assert len(read.outcomes) == 2
@@ -131,7 +189,8 @@ def test_paths_that_are_no_outcomes_are_refused(tmp_path: Path) -> None:
     for name, told in (
         ("gone.jsonl", "cannot be read"),
         ("gone.parquet", "cannot be read"),
-        ("o.csv", "are read from"),
+        ("gone.csv", "cannot be read"),
+        ("o.tsv", "are read from"),
     ):
         with pytest.raises(TraceError, match=told):
             read_outcomes([tmp_path / name])

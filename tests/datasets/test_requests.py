@@ -47,6 +47,8 @@ def test_files_are_told_apart_by_their_first_line(tmp_path: Path) -> None:
     assert not holds_requests(lines(tmp_path / "steps.jsonl", step))
     assert not holds_requests(lines(tmp_path / "empty.jsonl"))
     assert not holds_requests(lines(tmp_path / "sessions.jsonl", {"timestamp": 1, "input": "x"}))
+    assert not holds_requests(lines(tmp_path / "steps.csv", "workflow_type,workflow_id,step,agent"))
+    assert holds_requests(lines(tmp_path / "requests.csv", "TIMESTAMP,ContextTokens,model"))
     assert not holds_requests(tmp_path)
     assert holds_requests(lines(tmp_path / "requests.jsonl", {"timestamp": 0, "input_length": 3}))
 
@@ -73,9 +75,11 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: Any, said: str) -> None:
         ("TIMESTAMP,ContextTokens\n", "no column GeneratedTokens"),
         (CSV + "yesterday,1,2\n", "line 2: TIMESTAMP"),
         (CSV + "2026-01-02 18:15:46,1,2\n2026-01-02 18:15:46,1,-2\n", "line 3: GeneratedTokens"),
-        (CSV + "2026-01-02 18:15:46,1\n", "line 2: GeneratedTokens"),
+        (CSV + "2026-01-02 18:15:46,1\n", "line 2: 2 fields; 3 are wanted"),
+        (CSV + "2026-01-02 18:15:46,1,\n", "line 2: GeneratedTokens"),
         (CSV, "no request in"),
-        ("\0", "no column"),
+        ("\0", "UTF-16 or no text at all"),
+        (CSV + "2026-01-02 18:15:46,1,2,3\n", "line 2: 4 fields; 3 are wanted"),
     ],
 )
 def test_a_bad_csv_is_said_to_be_so(tmp_path: Path, text: str, said: str) -> None:

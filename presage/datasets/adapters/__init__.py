@@ -5,7 +5,8 @@ checked later and across all sources (`presage.datasets.read`, which keeps all i
 which does not). A new format is one module, one line in `READERS` or `JOINING` and, where a file name
 tells it, one in `SUFFIXES`; where only the content does, one in `detect`.
 
-Formats of spans share their second half: `intake.py` takes spans from `otlp.py`, `span_dump.py` or `mlflow_export.py`,
+Parquet, CSV and data frames (`frame.py`, which is no format of a file) share their second half, `tabular.py`. Formats
+of spans share their second half: `intake.py` takes spans from `otlp.py`, `span_dump.py` or `mlflow_export.py`,
 by the names in `otel.py`, `openinference.py` and `mlflow_names.py`; `span_tree.py` says how a tree becomes steps.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from presage.datasets.adapters.csv_trace import read_csv
 from presage.datasets.adapters.documents import SUFFIXES as JSON_SUFFIXES
 from presage.datasets.adapters.documents import first_document
 from presage.datasets.adapters.jsonl import read_jsonl
@@ -35,10 +37,17 @@ JOINING: Final[Mapping[str, JoiningReader]] = {"otel": read_spans, "openinferenc
 READERS: Final[Mapping[str, Reader]] = {
     "jsonl": read_jsonl,
     "parquet": read_parquet,
+    "csv": read_csv,
     "recording": read_recording,
     **JOINING,
 }
-SUFFIXES: Final[Mapping[str, str]] = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet"}
+SUFFIXES: Final[Mapping[str, str]] = {
+    ".jsonl": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".csv.gz": "csv",
+}
 
 
 def detect(path: Path) -> str | None:

@@ -8,20 +8,19 @@ hand, is parsed as a whole, and refused where that would take too much memory.
 from __future__ import annotations
 
 import gzip
-import zlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from presage.datasets.adapters.lines import BOM, GZIP, DamagedGzipError, not_utf8, numbered_lines, whole_characters
 from presage.errors import TraceError
 
 SUFFIXES: Final = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _WHOLE_FILE_BYTES: Final = 64 * 2**20
-_BOM: Final = b"\xef\xbb\xbf"
-_GZIP: Final = b"\x1f\x8b"
-_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_NO_DOCUMENT: Final = (ValueError, RecursionError)  # msgspec's, the standard library's and a decoder's of UTF-8
 
 Decode = Callable[[bytes], Any]
 
@@ -59,21 +58,40 @@ def files_of(path: Path) -> list[Path]:
 
 
 def first_document(path: Path) -> Any:
-    """The first document of a path, to tell its format; None where there is none that can be read."""
+    """The first document of a path, to tell its format; None where the path begins with something else.
+
+    Raises:
+        TraceError: a file cannot be read, or is no UTF-8 text.
+    """
 
     def stop(place: Place, message: str, reason: str, line: bytes) -> None:
-        raise TraceError(message)
+        raise _NoDocumentError
 
     try:
-        return next(iter(Documents(files_of(path), stop, msgspec.json.decode)), (None, None))[1]
+        files = files_of(path)
     except TraceError:
         return None
+    try:
+        return next(iter(Documents(files, stop, _decode_any_bytes)), (None, None))[1]
+    except _NoDocumentError:
+        return None
+
+
+class _NoDocumentError(Exception):
+    """The first line is none."""
+
+
+def _decode_any_bytes(text: bytes) -> Any:
+    """A format is told also where a byte is no UTF-8; its reader says so then."""
+    return msgspec.json.decode(text.decode(errors="replace"))
 
 
 class Documents:
     """Every JSON document of some files, with its place; arrays are given element by element.
 
-    Iterating raises `TraceError` where a file cannot be read or is compressed with zstd, and what `on_torn` raises.
+    Iterating raises `TraceError` where a file cannot be read or is no UTF-8 text, and what `on_torn` raises. NaN and
+    infinity, which Python writes though JSON has none, are null; half a surrogate pair, where a text was cut, is
+    U+FFFD.
 
     Args:
         files: what to read, in this order.
@@ -101,48 +119,57 @@ class Documents:
     def _documents(self, index: int, file: Path, before: int) -> Iterator[tuple[Place, Any]]:
         place = Place(index, 0)
         try:
-            with file.open("rb") as raw:
-                head = raw.peek(8)[:8]
-                if _ZSTD in head:
-                    raise TraceError(
-                        f"{file}: compressed with zstd; plain or gzip JSON lines are wanted: leave `compression` out "
-                        "of the file exporter, or unpack the file"
-                    )
-                packed = head.startswith(_GZIP)
-                for number, line in enumerate(gzip.GzipFile(fileobj=raw) if packed else raw, start=1):
+            with numbered_lines(file) as lines:
+                for number, line in lines:
                     place = Place(index, number)
-                    self.read_bytes = before + raw.tell()
-                    text = (line.removeprefix(_BOM) if number == 1 else line).strip()
+                    self.read_bytes = before + lines.read_bytes
+                    text = line.strip()
                     if not text:
                         continue
                     try:
-                        document = self._decode(text)
-                    except msgspec.DecodeError:
-                        if number == 1 and (whole := self._whole(text, file, packed)) is not None:
+                        yield place, self._decoded(text)
+                    except _NO_DOCUMENT as error:
+                        torn = isinstance(error, UnicodeDecodeError)
+                        if number == 1 and not torn and (whole := self._whole(index, file, text)) is not None:
                             yield place, whole
                             return
-                        message = (
-                            "not JSON; one JSON object a line is wanted: was the file cut, or is it still written?"
-                        )
-                        self._on_torn(place, message, "no JSON", text)
-                        continue
-                    yield place, document
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            what = "cut" if isinstance(error, EOFError) else "damaged"
-            message = f"the gzip data are {what} after this line: copy or write the file again"
-            self._on_torn(place, message, f"{what} gzip data after it", b"")
-        except OSError as error:
-            raise TraceError(f"{file}: cannot be read ({error.strerror or error}): check the path") from error
+                        self._no_document(place, error, text)
+        except DamagedGzipError as error:
+            message = f"the gzip data are {error.what} after this line: copy or write the file again"
+            self._on_torn(place, message, f"{error.what} gzip data after it", b"")
 
-    def _whole(self, first: bytes, file: Path, packed: bool) -> Any:
+    def _decoded(self, text: bytes) -> Any:
+        try:
+            return self._decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return json.loads(whole_characters(text.decode()), parse_constant=lambda _: None)
+
+    def _no_document(self, place: Place, error: Exception, text: bytes) -> None:
+        if isinstance(error, UnicodeDecodeError):
+            self._on_torn(place, not_utf8(error), "no UTF-8", text)
+            return
+        message = "not JSON; one JSON object a line is wanted: was the file cut, or is it still written?"
+        self._on_torn(place, message, "no JSON", text)
+
+    def _whole(self, index: int, file: Path, first: bytes) -> Any:
         """The one document that a file is, given that its first line is none; None if the file is no document."""
         if first[:1] not in (b"{", b"["):
             return None
         with file.open("rb") as raw:
+            packed = raw.peek(2)[:2] == GZIP
             text = (gzip.GzipFile(fileobj=raw) if packed else raw).read(_WHOLE_FILE_BYTES + 1)
         if len(text) > _WHOLE_FILE_BYTES:
             return None
+        text = text.removeprefix(BOM)
         try:
-            return self._decode(text.removeprefix(_BOM))
-        except msgspec.DecodeError:
+            return self._decoded(text)
+        except UnicodeDecodeError as error:
+            try:
+                json.loads(text.decode(errors="replace"))
+            except _NO_DOCUMENT:
+                return None
+            line = text.count(b"\n", 0, error.start) + 1
+            self._no_document(Place(index, line), error, text)
+            return []
+        except _NO_DOCUMENT:
             return None

@@ -1,51 +1,60 @@
 """Plain JSONL, one object a line, one line a step; `.gz` is recognised by content.
 
-Keys are the columns of the trace, and `task_id`, `start_time`, `end_time` (epoch seconds); others are dropped. States
-are arrays of numbers. A batch of lines is decoded by msgspec straight into typed rows. It says no to the first line
-that is not as it should be, and not always why, so that batch is gone through again with the standard library, line by
-line: that costs ten times as much, and names the line, the column and what was wanted. Arrow's own JSON reader takes
-two objects on a line for two rows, and cannot say which line was wrong. Memory is bounded by a batch of lines.
+Keys are the columns of the trace, and `task_id`, `start_time`, `end_time`; others are dropped. States are arrays of
+numbers. NaN, which `json.dumps` writes for what pandas lacks, is no value. A batch of lines is decoded by msgspec
+straight into typed rows. It says no to the first line that is not as it should be, and not always why, so that batch is
+gone through again with the standard library, line by line: that costs ten times as much, and names the line, the column
+and what was wanted. Arrow's own JSON reader takes two objects on a line for two rows, and cannot say which line was
+wrong. Memory is bounded by a batch of lines.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from presage.datasets.adapters.lines import DamagedGzipError, not_utf8, numbered_lines, whole_characters
 from presage.datasets.adapters.source import Source, Workflow, salvage
+from presage.datasets.columns import REFUSALS, first_refused
 from presage.datasets.origin import Origin, RowError
-from presage.datasets.schema import KNOWN_COLUMNS, REQUIRED, STATE_COLUMNS, concat, conform, trace_schema
+from presage.datasets.schema import (
+    KNOWN_COLUMNS,
+    REQUIRED,
+    STATE_COLUMNS,
+    concat,
+    conform,
+    refuse_misspelt,
+    trace_schema,
+)
 from presage.errors import TraceError
 
 _BATCH_ROWS: Final = 8192
 _BATCH_BYTES: Final = 32 * 2**20
-_BOM: Final = b"\xef\xbb\xbf"
 
+_TEXTS: Final = ("system_prompt", "input_text", "output_text")
 _NUMBERS: Final = frozenset({int, float})
 # The Python types json.loads may give for each column, what to call them, and the Arrow type of the raw column.
 _STRING: Final = (frozenset({str}), "a string", pa.large_string())
 _WHOLE: Final = (_NUMBERS, "a whole number", None)
-_TIME: Final = (_NUMBERS, "a time in epoch seconds", pa.float64())
-_TRUTH: Final = (frozenset({bool}), "true or false", pa.bool_())
+_TIME: Final = (_NUMBERS | {str}, "a time (ISO 8601, or epoch seconds)", None)
+_TRUTH: Final = (_NUMBERS | {bool}, "true or false", None)
 _KINDS: Final[dict[str, tuple[frozenset[type], str, pa.DataType | None]]] = {
     **dict.fromkeys(
         ("workflow_type", "workflow_id", "agent", "task", "task_id", "kind", "model", "finish_reason"),
         _STRING,
     ),
-    **dict.fromkeys(("system_prompt", "input_text", "output_text"), _STRING),
+    **dict.fromkeys(_TEXTS, _STRING),
     **dict.fromkeys(("step", "input_tokens", "output_tokens", "cached_input_tokens"), _WHOLE),
-    **dict.fromkeys(("start_time", "end_time"), _TIME),
-    **dict.fromkeys(("started_at", "ended_at"), (frozenset({str}), "a time in ISO 8601 with a zone", pa.string())),
+    **dict.fromkeys(("start_time", "end_time", "started_at", "ended_at"), _TIME),
     **dict.fromkeys(("success", "complete"), _TRUTH),
     **dict.fromkeys(("parent_steps", *STATE_COLUMNS), (frozenset({list}), "an array of numbers", None)),
 }
@@ -70,15 +79,15 @@ class _TypedRow(msgspec.Struct, gc=False):
     output_tokens: int | float | None = None
     cached_input_tokens: int | float | None = None
     finish_reason: str | None = None
-    start_time: int | float | None = None
-    end_time: int | float | None = None
-    started_at: str | None = None
-    ended_at: str | None = None
+    start_time: int | float | str | None = None
+    end_time: int | float | str | None = None
+    started_at: int | float | str | None = None
+    ended_at: int | float | str | None = None
     system_prompt: str | None = None
     input_text: str | None = None
     output_text: str | None = None
-    success: bool | None = None
-    complete: bool | None = None
+    success: bool | int | float | None = None
+    complete: bool | int | float | None = None
     parent_steps: list[int] | None = None
     prefill_state: list[int | float] | None = None
     completion_state: list[int | float] | None = None
@@ -130,30 +139,27 @@ class _JsonlReader:
         batch: _Lines = []
         size = number = 0
         try:
-            with self.path.open("rb") as raw:
-                packed = raw.peek(2)[:2] == b"\x1f\x8b"
-                for number, line in enumerate(gzip.GzipFile(fileobj=raw) if packed else raw, start=1):
-                    text = line.removeprefix(_BOM) if number == 1 else line
-                    if text.isspace() or not text:
+            with numbered_lines(self.path) as lines:
+                for number, line in lines:
+                    if line.isspace() or not line:
                         continue
-                    batch.append((number, text))
-                    size += len(text)
+                    batch.append((number, line))
+                    size += len(line)
                     if len(batch) == _BATCH_ROWS or size >= _BATCH_BYTES:
-                        self.position = _position(raw)
+                        self.position = lines.read_bytes
                         yield batch
                         batch, size = [], 0
-                self.position = _position(raw)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            what = "cut" if isinstance(error, EOFError) else "damaged"
+                self.position = lines.read_bytes
+        except DamagedGzipError as error:
             if not self.skip_bad:
-                message = f"{self.name}: the gzip data are {what} after line {number}: copy or write the file again"
+                message = (
+                    f"{self.name}: the gzip data are {error.what} after line {number}: copy or write the file again"
+                )
                 raise TraceError(message) from None
             yield batch
             batch = []
-            self.skipped[f"file with {what} gzip data"] += 1
+            self.skipped[f"file with {error.what} gzip data"] += 1
             self._spoil(self.last)
-        except OSError as error:
-            raise TraceError(f"{self.name}: cannot be read ({error.strerror or error}): check the path") from error
         if batch or self.skipped:
             yield batch
 
@@ -192,6 +198,7 @@ class _JsonlReader:
         """The same, slowly: raises for the first bad line, or skips it."""
         parsed = [(number, row) for number, line in batch if (row := self._parse(number, line)) is not None]
         numbers, rows = [number for number, _ in parsed], [row for _, row in parsed]
+        refuse_misspelt(set().union(*rows), self.name, REQUIRED)
 
         def build(start: int, stop: int) -> pa.Table:
             part = rows[start:stop]
@@ -215,19 +222,23 @@ class _JsonlReader:
     def _parse(self, number: int, line: bytes) -> _Row | None:
         """The object on a line; None if the line is bad and skipped."""
         try:
-            row = json.loads(line)
+            row = _object(line.decode())
+        except UnicodeDecodeError as error:
+            self.last = _workflow_of_torn(line) or self.last
+            problem, reason = not_utf8(error), "no UTF-8"
         except (ValueError, RecursionError) as error:
             detail = (
                 f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else "unreadable"
             )
-            problem, reason = f"not JSON ({detail}); one JSON object a line is wanted", "no JSON"
+            problem, reason = f"not JSON ({detail}); one JSON object a line is wanted: repair the line", "no JSON"
         else:
             if isinstance(row, dict):
                 self.last = _workflow(row)
                 return row
-            problem, reason = f"a JSON {type(row).__name__}; one JSON object a line is wanted", "no JSON object"
+            problem = f"a JSON {type(row).__name__}; one JSON object a line is wanted: repair the line"
+            reason = "no JSON object"
         if not self.skip_bad:
-            raise TraceError(f"{self.name}, line {number}: {problem}: repair the line")
+            raise TraceError(f"{self.name}, line {number}: {problem}")
         self.skipped[f"line with {reason}"] += 1
         self._spoil(self.last)
         return None
@@ -254,10 +265,11 @@ class _JsonlReader:
                 if value and not set(map(type, value)) <= {int}:
                     message = "holds something that is no whole number; an array of step numbers is wanted: convert it"
                     raise origin.bad(row, column, message, f"{column} of a wrong type")
+        raw_type = _raw_type(column, found) if arrow_type is None else arrow_type
         try:
-            return pa.array(values, arrow_type if arrow_type is not None else _whole(column, found))
-        except (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError):
-            row = _first_refused(values, arrow_type if arrow_type is not None else _whole(column, found))
+            return pa.array(values, raw_type)
+        except REFUSALS:
+            row = first_refused(values, raw_type)
             message = f"the value does not fit {wanted} (too large, or text that is no valid Unicode): correct it"
             raise origin.bad(row, column, message, f"{column} does not fit") from None
 
@@ -282,27 +294,42 @@ class _JsonlReader:
         return pa.array(states, pa.list_(pa.float64()))
 
 
-def _position(file: IO[bytes]) -> int:
-    """Bytes read of a file; 0 of a pipe, which cannot tell."""
-    return file.tell() if file.seekable() else 0
-
-
 def _workflow(row: _Row) -> Workflow | None:
     workflow_type, workflow_id = row.get("workflow_type"), row.get("workflow_id")
     return (workflow_type, workflow_id) if isinstance(workflow_type, str) and isinstance(workflow_id, str) else None
 
 
-def _whole(column: str, found: set[type]) -> pa.DataType:
+def _object(text: str) -> Any:
+    """The JSON value of a line; where it is an object, NaN is no value, and texts that were cut inside a character
+    have U+FFFD there.
+    """
+    row = json.loads(text)
+    if not isinstance(row, dict):
+        return row
+    whole = whole_characters(text)
+    if whole != text:
+        mended = json.loads(whole)
+        row |= {column: mended[column] for column in _TEXTS if column in row}
+    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+
+
+def _workflow_of_torn(line: bytes) -> Workflow | None:
+    """The workflow of a line with bytes that are no UTF-8, unless they stand in its name."""
+    try:
+        row = json.loads(line.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    workflow = _workflow(row) if isinstance(row, dict) else None
+    return None if workflow is None or "\ufffd" in "".join(workflow) else workflow
+
+
+def _raw_type(column: str, found: set[type]) -> pa.DataType:
+    """The Arrow type of values of these types."""
     if column == "parent_steps":
         return pa.list_(pa.int64())
+    if str in found:
+        return pa.string()
+    if _KINDS[column] is _TRUTH and found <= {bool}:
+        return pa.bool_()
     # 3.0 is a whole number, 3.5 is refused by the cast to the schema.
-    return pa.float64() if float in found else pa.int64()
-
-
-def _first_refused(values: list[Any], arrow_type: pa.DataType) -> int:
-    for row, value in enumerate(values):
-        try:
-            pa.array([value], arrow_type)
-        except (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError):
-            return row
-    raise AssertionError("every value fits on its own, so the column does")
+    return pa.float64() if found & {float, bool} else pa.int64()

@@ -1,4 +1,7 @@
-"""Parquet files with the columns of a trace and its schema version, read in chunks of bounded memory.
+"""Parquet files with the columns of a trace, read in chunks of bounded memory.
+
+Those that were written as a trace carry its schema version. Any other, as pandas, polars or a database write it, is
+read like JSONL: columns a trace does not know are ignored, an index that pandas stored among them.
 
 A row group may hold gigabytes: it is decoded in portions, sized by what its first rows take in memory, since the size
 on disk says little where a long prompt is stored once and repeated by reference.
@@ -6,7 +9,6 @@ on disk says little where a long prompt is stored once and repeated by reference
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -14,9 +16,11 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from presage.datasets.adapters.source import Source, Workflow, salvage
-from presage.datasets.origin import Origin, RowError
-from presage.datasets.schema import KNOWN_COLUMNS, check_version, concat, conform, state_sizes, trace_schema
+from presage.datasets.adapters.source import Source
+from presage.datasets.adapters.tabular import Batch, sources
+from presage.datasets.columns import first_failure
+from presage.datasets.origin import Origin
+from presage.datasets.schema import KNOWN_COLUMNS, check_columns, check_version
 from presage.errors import TraceError
 
 _PROBE_ROWS: Final = 64
@@ -31,25 +35,15 @@ def read_parquet(
     """Read a Parquet file, a chunk at a time.
 
     Args:
-        path: the file; its metadata carry the schema version.
+        path: the file, written as a trace or by anybody who calls its columns as a trace does.
         skip_bad: count rows that are bad instead of raising, and mark their workflows as spoiled.
         progress: called with the number of steps read since its last call.
 
     Raises:
-        TraceError: the file is damaged or of another schema version, or a value is missing or has a wrong type.
+        TraceError: the file is damaged or of another schema version, a column is missing or misspelt, or a value is
+            missing or has a wrong type.
     """
-    name, first, told = str(path), 1, 0
-    sizes: tuple[int | None, int | None] = (None, None)
-    for raw, position in _batches(path):
-        origin = Origin.of(name, raw.num_rows, first=first)
-        first += raw.num_rows
-        source = _salvaged(raw, origin, sizes) if skip_bad else Source(conform(raw, origin, sizes), origin)
-        found = state_sizes(source.table.schema)
-        sizes = (sizes[0] or found[0], sizes[1] or found[1])
-        if progress is not None:
-            progress(source.table.num_rows)
-        yield Source(source.table, source.origin, source.skipped, source.spoiled, position - told)
-        told = position
+    return sources(_batches(path), str(path), skip_bad, progress)
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
@@ -76,34 +70,53 @@ def row_batches(
         done += on_disk
 
 
-def _batches(path: Path) -> Iterator[tuple[pa.Table, int]]:
+class _ParquetRows:
+    """Rows of a table; of a foreign one the text is checked too: Arrow takes any bytes in a file for UTF-8."""
+
+    def __init__(self, rows: pa.Table, foreign: bool) -> None:
+        self._rows = rows
+        self._foreign = foreign
+
+    def table(self, start: int, stop: int, origin: Origin) -> pa.Table:
+        part = self._rows.slice(start, stop - start)
+        for name in part.column_names if self._foreign else ():
+            try:
+                _check_text(part[name])
+            except pa.ArrowInvalid:
+                row = first_failure(part[name], _check_text)
+                message = "text that is no UTF-8: correct it, or write the file again from text"
+                raise origin.bad(row, name, message, f"{name} that is no UTF-8") from None
+        return part
+
+    def workflow(self, row: int) -> tuple[object, object]:
+        return _text(self._rows["workflow_type"][row]), _text(self._rows["workflow_id"][row])
+
+
+def _check_text(column: pa.ChunkedArray) -> None:
+    column.validate(full=True)
+
+
+def _text(value: pa.Scalar) -> object:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return None
+
+
+def _batches(path: Path) -> Iterator[Batch]:
+    name, first = str(path), 1
     try:
         with open_parquet(path) as file:
-            check_version(file.schema_arrow.metadata, str(path))
-            columns = [name for name in file.schema_arrow.names if name in KNOWN_COLUMNS]
-            if not file.metadata.num_rows:  # the columns are to be checked all the same
-                yield file.schema_arrow.empty_table().select(columns), 0
-            yield from row_batches(file, columns)
+            schema = file.schema_arrow
+            foreign = not check_version(schema.metadata, name)
+            check_columns(schema.names, name)
+            columns = [column for column in schema.names if column in KNOWN_COLUMNS]
+            for rows, position in row_batches(file, columns):
+                yield Batch(_ParquetRows(rows, foreign), Origin.of(name, rows.num_rows, first=first), position)
+                first += rows.num_rows
     except (pa.ArrowException, OSError) as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TraceError(f"{path}: cannot be read as Parquet ({detail[:200]}): copy or write the file again") from error
-
-
-def _salvaged(raw: pa.Table, origin: Origin, sizes: tuple[int | None, int | None]) -> Source:
-    skipped = Counter[str]()
-    spoiled: set[Workflow] = set()
-
-    def part(start: int, stop: int) -> Origin:
-        return Origin.of(origin.names[0], stop - start, first=int(origin.places[0]) + start)
-
-    def on_bad(row: int, error: RowError) -> None:
-        skipped[f"row with {error.reason}"] += 1
-        spoiled.add((str(raw["workflow_type"][row]), str(raw["workflow_id"][row])))
-
-    found = salvage(raw.num_rows, lambda i, j: conform(raw.slice(i, j - i), part(i, j), sizes), on_bad)
-    if not found:
-        return Source(trace_schema().empty_table(), part(0, 0), dict(skipped), frozenset(spoiled))
-    table = concat([rows for _, _, rows in found], [origin.names[0]] * len(found))
-    return Source(
-        table, Origin.chunks([part(start, stop) for start, stop, _ in found]), dict(skipped), frozenset(spoiled)
-    )
+        what_to_do = "copy or write the file again"
+        if detail.startswith("Expected all lists to be of size"):
+            what_to_do = "Arrow does not read back lists of a fixed size where some are null: write plain lists"
+        raise TraceError(f"{path}: cannot be read as Parquet ({detail[:200]}): {what_to_do}") from error

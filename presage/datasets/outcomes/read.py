@@ -49,7 +49,7 @@ def read_outcomes(
     """Reads outcomes.
 
     Args:
-        paths: `.jsonl`, `.jsonl.gz`, `.json` and `.parquet` files, or folders of them.
+        paths: `.jsonl`, `.jsonl.gz`, `.json`, `.csv`, `.csv.gz` and `.parquet` files, or folders of them.
         skip_bad: count bad rows instead of raising.
         progress: called with the number of rows read since its last call.
 
@@ -58,7 +58,7 @@ def read_outcomes(
             label.
     """
     if not paths:
-        raise TraceError("no outcomes given: name at least one .jsonl, .jsonl.gz or .parquet file")
+        raise TraceError("no outcomes given: name at least one .jsonl, .jsonl.gz, .csv or .parquet file")
     gathered, skipped = _Gathered(), Counter[str]()
 
     def on_bad(message: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Rows of outcomes out of files: one object a line of JSONL (gzip is recognised by content), or Parquet.
+"""Rows of outcomes out of files: one object a line of JSONL, Parquet, or CSV (gzip is recognised by content).
 
 A row is a prompt, a model and whether the model solved it, and optionally the task, output tokens and cost; other
 columns are ignored. Files are read in portions, so memory is bounded whatever their size. No message shows a prompt.
@@ -7,22 +7,25 @@ columns are ignored. Files are read in portions, so memory is bounded whatever t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
 
+from presage.datasets.adapters.csv_rows import CsvRows
 from presage.datasets.adapters.documents import SUFFIXES as JSON_SUFFIXES
 from presage.datasets.adapters.documents import Documents, Place
 from presage.datasets.adapters.parquet import open_parquet, row_batches
 from presage.datasets.outcomes.schema import normalise
+from presage.datasets.schema import listed
 from presage.errors import TraceError
 
 REQUIRED: Final = ("prompt", "model", "correct")
 OPTIONAL: Final = ("task", "output_tokens", "cost")
 PARQUET: Final = ".parquet"
+CSV: Final = (".csv", ".csv.gz")
 NO_LABEL: Final = "no label"
 
 
@@ -54,12 +57,12 @@ class _BadRowError(Exception):
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a path, by name: itself, or the JSON and Parquet files of a folder.
+    """The files of a path, by name: itself, or the JSON, Parquet and CSV files of a folder.
 
     Raises:
-        TraceError: a folder without any, or a name that says neither JSON nor Parquet.
+        TraceError: a folder without any, or a name that says none of these.
     """
-    suffixes = (*JSON_SUFFIXES, PARQUET)
+    suffixes = (*JSON_SUFFIXES, PARQUET, *CSV)
     if not path.is_dir():
         if not path.name.endswith(suffixes):
             raise TraceError(f"{path}: outcomes are read from {', '.join(suffixes)} files: rename or convert the file")
@@ -76,7 +79,10 @@ def outcome_rows(file: Path, on_bad: OnBad) -> Iterator[OutcomeRow | None]:
     Raises:
         TraceError: the file cannot be read, or lacks a column that is required; and what `on_bad` raises.
     """
-    rows = _parquet(file) if file.name.endswith(PARQUET) else _json(file, on_bad)
+    if file.name.endswith(PARQUET):
+        rows = _parquet(file)
+    else:
+        rows = _csv(file, on_bad) if file.name.endswith(CSV) else _json(file, on_bad)
     for place, row in rows:
         try:
             yield _checked(row)
@@ -93,14 +99,44 @@ def _json(file: Path, on_bad: OnBad) -> Iterator[tuple[str, Any]]:
         yield f"line {place.line}", document
 
 
+def _csv(file: Path, on_bad: OnBad) -> Iterator[tuple[str, Any]]:
+    rows = CsvRows(file)
+    _check_columns(file, rows.names)
+    for row in rows:
+        if row.problem:
+            on_bad(f"{file}, line {row.line}: {row.problem}", f"line with {row.reason}")
+            continue
+        found: dict[str, Any] = dict(zip(rows.names, row.fields, strict=True))
+        meant = {name: _meant(found[name]) for name in ("correct", "output_tokens", "cost") if name in found}
+        yield f"line {row.line}", found | meant | {"task": found.get("task") or None}
+
+
+def _meant(field: str) -> bool | float | str | None:
+    """What a field of CSV means that is no text; a string where it means nothing known."""
+    word = field.strip().lower()
+    if word in ("true", "false"):
+        return word == "true"
+    try:
+        return float(word) if word else None
+    except ValueError:
+        return field
+
+
+def _check_columns(file: Path, names: Sequence[str]) -> None:
+    if missing := [name for name in REQUIRED if name not in names]:
+        raise TraceError(
+            f'{file}: no column "{missing[0]}"; found: {listed(names)}; the columns prompt, model and correct are '
+            "wanted: rename them"
+        )
+    if twice := [name for name in (*REQUIRED, *OPTIONAL) if names.count(name) > 1]:
+        raise TraceError(f'{file}: column "{twice[0]}" stands there twice, one is wanted: drop or rename the other')
+
+
 def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
     try:
         with open_parquet(file) as opened:
             names = opened.schema_arrow.names
-            if missing := [name for name in REQUIRED if name not in names]:
-                raise TraceError(
-                    f'{file}: no column "{missing[0]}"; the columns prompt, model and correct are wanted: rename them'
-                )
+            _check_columns(file, names)
             row = 0
             for table, _ in row_batches(opened, [name for name in (*REQUIRED, *OPTIONAL) if name in names]):
                 for found in table.to_pylist():
@@ -131,7 +167,7 @@ def _checked(row: Any) -> OutcomeRow | None:
         )
     tokens, cost = _amount(row, "output_tokens"), _amount(row, "cost")
     task = None if row.get("task") is None else _text(row, "task")
-    if row["correct"] is None:
+    if row["correct"] is None or row["correct"] != row["correct"]:  # NaN of a float column without pandas' nulls
         return None
     return OutcomeRow(prompt, key, model, _label(row["correct"]), task, tokens, cost)
 
