@@ -203,6 +203,8 @@ class Sketch:
         if len(drawn) > FIT_TEXTS:
             drawn = np.sort(rng.choice(drawn, FIT_TEXTS, replace=False))
         terms, tasks = _terms_by_task(corpus, fold)
+        if not len(terms):
+            raise _nothing(corpus, f"occurs in {MIN_TASKS} tasks")
         documents = [corpus.documents[index] for index in drawn.tolist()]
         located = [_locate(document, terms) for document in documents]
         frequency = _frequency(located, repeats[drawn], len(terms))
@@ -213,14 +215,10 @@ class Sketch:
             known = known[:, kept] & elsewhere
             terms, frequency = terms[kept][everywhere], frequency[kept][everywhere]
             known = known[:, everywhere]
+            if not len(terms):
+                raise _nothing(corpus, "goes with what is to be forecast")
             kept = _most_frequent(terms, frequency, MOST_TERMS)
         terms, frequency, known = terms[kept], frequency[kept], known[:, kept]
-        if not len(terms):
-            what = "goes with what is to be forecast" if relevant else f"occurs in {MIN_TASKS} tasks"
-            raise InputError(
-                f"no text to learn from: of {len(corpus.document)} texts {int(repeats.sum())} are present and no term "
-                f"{what}; record input_text and output_text of more tasks, or train without texts (--states none)"
-            )
         idf = (np.log((1.0 + repeats[drawn].sum()) / (1.0 + frequency)) + 1.0).astype(np.float32)
         matrix = _tf_idf(documents, repeats[drawn], terms, idf)
         components = _singular_vectors(matrix, size, int(rng.integers(2**31)))
@@ -307,6 +305,13 @@ class Sketch:
         return cls(**found)
 
 
+def _nothing(corpus: Corpus, what: str) -> InputError:
+    return InputError(
+        f"no text to learn from: of {len(corpus.document)} texts {int((corpus.document >= 0).sum())} are present and "
+        f"no term {what}; record input_text and output_text of more tasks, or train without texts (--states none)"
+    )
+
+
 def _distinct(texts: Sequence[str | None]) -> tuple[list[str], NDArray[np.int64]]:
     """The distinct texts, and the index of each text among them, int64 [n], -1 for None.
 
@@ -362,14 +367,28 @@ def _relevant(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Terms whose occurrence goes with a target beyond chance: by all rows, bool [T], and without a fold, bool [F, T].
 
-    A score test with variances clustered by task (Liang and Zeger, 1986): with x whether a term occurs in a row and e
-    what the group's mean leaves of a target, the sum over tasks of (sum of x e within a task) is 0 in expectation
-    where the term says nothing. Its square over the sum of squares is at most the number of tasks the term occurs in,
-    so a rare term needs no further penalty. The largest statistic of a term over O targets and both sides counts, its
-    p-value times their number; then Benjamini and Hochberg's procedure.
+    The p-value of a term is that of its largest score over all targets and both sides, times their number; Benjamini
+    and Hochberg's procedure says which are discoveries.
     """
     from scipy.stats import chi2
 
+    scores, tested = term_scores(corpus, fold, terms)
+    kept = np.stack([_discoveries(np.minimum(1.0, chi2.sf(row, 1) * tested)) for row in scores])
+    return kept[-1], kept[:-1]
+
+
+def term_scores(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint32]) -> tuple[NDArray[np.float64], int]:
+    """How much the occurrence of a term tells about the targets, and over how many of them that is the most.
+
+    A score test with variances clustered by task (Liang and Zeger, 1986): with x whether a term occurs in a row and e
+    what the group's mean leaves of a target, the sum over tasks of (sum of x e within a task) is 0 in expectation
+    where the term says nothing. Its square over the sum of squares is at most the number of tasks the term occurs in,
+    so a rare term needs no further penalty.
+
+    Returns:
+        The largest statistic of each term, chi-squared with one degree of freedom where it says nothing, float64
+        [F+1, T]: without the tasks of each fold, and last with all; and how many targets were tested.
+    """
     places = [np.unique(_locate(document, terms)).astype(np.int32) for document in corpus.documents]
     starts = np.cumsum([0, *map(len, places)])
     flat = np.concatenate([np.empty(0, np.int32), *places])
@@ -391,8 +410,7 @@ def _relevant(
             shown = np.divide(total**2, variance, out=np.zeros_like(total), where=variance > 1e-9)
             best[left_out] = np.maximum(best[left_out], shown.max(axis=1, initial=0.0))
         tested += residuals.shape[1]
-    kept = np.stack([_discoveries(np.minimum(1.0, chi2.sf(row, 1) * tested)) for row in best])
-    return kept[-1], kept[:-1]
+    return best, tested
 
 
 def _residuals(targets: NDArray[np.float32], group: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""The input vector by hand: sizes, states, running means, distances; and one step at a time against a whole trace."""
+"""The input vector by hand: token counts, states, means, distances; one step at a time against a whole trace."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,23 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from presage.features.history import history_size
-from presage.features.inputs import at_completion, at_prefill, begin, inputs_size, sums_size, unroll
+from presage.features.inputs import (
+    NO_EARLIER,
+    NO_STATE,
+    at_completion,
+    at_prefill,
+    begin,
+    inputs_size,
+    known,
+    sums_size,
+    unroll,
+)
 
 AGENTS, P, C = 2, 2, 3
 R = history_size(AGENTS)
 KIND = R
-SIZES = slice(R + 1, R + 5)
-HERE = slice(R + 5, R + 5 + P)
+SIZES = slice(R + 1, R + 3)
+HERE = slice(R + 3, R + 3 + P)
 DONE = slice(HERE.stop, HERE.stop + C)
 MEAN_HERE = slice(DONE.stop, DONE.stop + P)
 MEAN_DONE = slice(MEAN_HERE.stop, MEAN_HERE.stop + C)
@@ -35,11 +45,11 @@ class Running:
         begin(running.inputs, running.sums, workflow_type, AGENTS, P, C)
         return running
 
-    def prefill(self, agent: int, state: NDArray[np.float32], tokens: float = 0.0, chars: float = 0.0) -> None:
-        at_prefill(self.inputs, self.sums, agent, tokens, chars, state, AGENTS, P, C)
+    def prefill(self, agent: int, state: NDArray[np.float32], tokens: float = 0.0) -> None:
+        at_prefill(self.inputs, self.sums, agent, tokens, state, AGENTS, P, C)
 
-    def complete(self, state: NDArray[np.float32], tokens: float = 0.0, chars: float = 0.0) -> None:
-        at_completion(self.inputs, self.sums, tokens, chars, state, AGENTS, P, C)
+    def complete(self, state: NDArray[np.float32], tokens: float = 0.0) -> None:
+        at_completion(self.inputs, self.sums, tokens, state, AGENTS, P, C)
 
 
 def numbers(*values: float) -> NDArray[np.float32]:
@@ -60,26 +70,26 @@ def test_a_workflow_before_its_first_step() -> None:
 
 def test_two_steps_by_hand() -> None:
     running = Running.of_type(1)
-    running.prefill(0, numbers(1, 3), tokens=2.5, chars=0.5)
+    running.prefill(0, numbers(1, 3), tokens=2.5)
     x = running.inputs
-    assert x[SIZES].tolist() == [2.5, 0, 0.5, 0]
+    assert x[SIZES].tolist() == [2.5, 0]
     assert x[HERE].tolist() == x[MEAN_HERE].tolist() == [1, 3]
     assert x[DONE].tolist() == x[MEAN_DONE].tolist() == [0, 0, 0]
-    assert x[[FAR_HERE, FAR_DONE]].tolist() == [-1, -1]
+    assert x[[FAR_HERE, FAR_DONE]].tolist() == [NO_EARLIER, NO_STATE]
 
-    running.complete(numbers(2, 0, 4), tokens=1.5, chars=3.5)
-    assert x[SIZES].tolist() == [2.5, 1.5, 0.5, 3.5]
+    running.complete(numbers(2, 0, 4), tokens=1.5)
+    assert x[SIZES].tolist() == [2.5, 1.5]
     assert x[DONE].tolist() == x[MEAN_DONE].tolist() == [2, 0, 4]
-    assert x[[FAR_HERE, FAR_DONE]].tolist() == [-1, -1]
+    assert x[[FAR_HERE, FAR_DONE]].tolist() == [NO_EARLIER, NO_EARLIER]
 
     running.prefill(1, numbers(5, 0), tokens=1.0)
-    assert x[SIZES].tolist() == [1, 0, 0, 0]  # the output is not known yet
+    assert x[SIZES].tolist() == [1, 0]  # the output is not known yet
     assert x[HERE].tolist() == [5, 0]
     assert x[MEAN_HERE].tolist() == [3, 1.5]
     assert x[DONE].tolist() == [0, 0, 0]
     assert x[MEAN_DONE].tolist() == [2, 0, 4]  # of the steps completed so far
     np.testing.assert_allclose(x[FAR_HERE], np.sqrt((4**2 + 3**2) / 2), rtol=1e-6)
-    assert x[FAR_DONE] == -1
+    assert x[FAR_DONE] == NO_STATE
 
     running.complete(numbers(0, 0, 1))
     assert x[MEAN_DONE].tolist() == [1, 0, 2.5]
@@ -94,9 +104,9 @@ def test_a_step_without_states_is_zero_and_leaves_the_means_alone() -> None:
     running.complete(numbers(2, 0, 4))
     running.prefill(1, NOTHING)
     x = running.inputs
-    assert (x[HERE].tolist(), x[MEAN_HERE].tolist(), x[FAR_HERE]) == ([0, 0], [1, 3], -1)
+    assert (x[HERE].tolist(), x[MEAN_HERE].tolist(), x[FAR_HERE]) == ([0, 0], [1, 3], NO_STATE)
     running.complete(NOTHING)
-    assert (x[DONE].tolist(), x[MEAN_DONE].tolist(), x[FAR_DONE]) == ([0, 0, 0], [2, 0, 4], -1)
+    assert (x[DONE].tolist(), x[MEAN_DONE].tolist(), x[FAR_DONE]) == ([0, 0, 0], [2, 0, 4], NO_STATE)
     running.prefill(1, numbers(2, 3))  # its distance is to the last state there was
     np.testing.assert_allclose(x[FAR_HERE], np.sqrt(1 / 2), rtol=1e-6)
     assert x[MEAN_HERE].tolist() == [1.5, 3]
@@ -114,18 +124,23 @@ def test_step_by_step_is_the_whole_trace_bit_for_bit(drawn: tuple[NDArray[np.int
     n = int(offsets[-1])
     types = rng.integers(0, 3, len(offsets) - 1).astype(np.int32)
     agent = rng.integers(0, AGENTS + 1, n).astype(np.int32)
-    sizes = np.where(rng.random((n, 4)) < 0.3, np.nan, rng.random((n, 4)) * 9).astype(np.float32)
+    sizes = np.where(rng.random((n, 2)) < 0.3, np.nan, rng.random((n, 2)) * 9).astype(np.float32)
     here, done = rng.normal(size=(n, P)).astype(np.float32), rng.normal(size=(n, C)).astype(np.float32)
     has_here, has_done = rng.random(n) < 0.7, rng.random(n) < 0.7
     first, second = unroll(offsets, types, agent, sizes, here, has_here, done, has_done, AGENTS)
-    known = np.nan_to_num(sizes)
+    tokens = np.nan_to_num(sizes)
+    of_first, of_second = known(first, 0, P, C), known(second, 1, P, C)
+    np.testing.assert_array_equal(of_first[1], has_here)
+    np.testing.assert_array_equal(of_second[1], has_done)
+    np.testing.assert_array_equal(of_first[0], tokens[:, 0] > 0)
+    np.testing.assert_array_equal(of_second[0], tokens.max(axis=1) > 0)
     for w in range(len(types)):
         running = Running.of_type(types[w])
         seen: list[int] = []
         for row in range(offsets[w], offsets[w + 1]):
-            running.prefill(agent[row], here[row] if has_here[row] else NOTHING, known[row, 0], known[row, 2])
+            running.prefill(agent[row], here[row] if has_here[row] else NOTHING, tokens[row, 0])
             np.testing.assert_array_equal(first[row], running.inputs)
-            running.complete(done[row] if has_done[row] else NOTHING, known[row, 1], known[row, 3])
+            running.complete(done[row] if has_done[row] else NOTHING, tokens[row, 1])
             np.testing.assert_array_equal(second[row], running.inputs)
             seen += [row] if has_done[row] else []
             mean = done[seen].mean(axis=0) if seen else np.zeros(C)
@@ -138,9 +153,9 @@ def test_a_model_without_states_has_neither_means_nor_distances_to_speak_of() ->
     offsets = np.array([0, 2], np.int64)
     nothing, absent = np.zeros((2, 0), np.float32), np.zeros(2, bool)
     agent = np.array([0, 1], np.int32)
-    sizes = np.full((2, 4), np.nan, np.float32)
+    sizes = np.full((2, 2), np.nan, np.float32)
     found = unroll(offsets, np.zeros(1, np.int32), agent, sizes, nothing, absent, nothing, absent, AGENTS)
     for moment in found:
         assert moment.shape == (2, inputs_size(AGENTS, 0, 0))
-        assert not moment[:, R + 1 : R + 5].any()
-        assert (moment[:, -2:] == -1).all()
+        assert not moment[:, R + 1 : R + 3].any()
+        assert (moment[:, -2:] == NO_STATE).all()

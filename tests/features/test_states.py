@@ -11,7 +11,9 @@ from encoder_samples import save_bert
 from presage.datasets.schema import conform
 from presage.errors import ArtefactError, ConfigurationError, InputError
 from presage.features.moment import MOMENTS
-from presage.features.states import StateSource, fit_states
+from presage.features.prefixes import prefixes_of
+from presage.features.states import StateSource, StepTexts, candidates, captured_source, encoder_source
+from presage.features.vocabulary import Vocabulary
 
 SIZE = 6
 
@@ -21,8 +23,8 @@ def steps(**columns: list[Any]) -> pa.Table:
     rows = 8
     base = {
         "workflow_type": ["t"] * rows,
-        "workflow_id": ["w"] * rows,
-        "step": list(range(rows)),
+        "workflow_id": [f"w{i // 2}" for i in range(rows)],
+        "step": [0, 1] * 4,
         "agent": ["planner", "writer"] * 4,
     }
     return conform(pa.table(base | columns), "test")
@@ -40,6 +42,12 @@ def with_texts() -> pa.Table:
 
 def with_states() -> pa.Table:
     return steps(prefill_state=vectors(0), completion_state=vectors(1, 4), input_text=["plan it"] * 8)
+
+
+def sketched(table: pa.Table) -> StateSource:
+    """A sketch fitted on all steps."""
+    texts = StepTexts.of(table, prefixes_of(table, Vocabulary.from_table(table), 3))
+    return texts.fit(np.ones(len(table), bool), np.arange(len(table)) // 2, relevant=False, seed=0)[0]
 
 
 def again(source: StateSource) -> StateSource:
@@ -61,7 +69,7 @@ def assert_steps_agree(source: StateSource, table: pa.Table, atol: float = 0.0) 
 
 
 def test_captured_states_are_the_columns() -> None:
-    source = fit_states(with_states(), states="captured", seed=0)
+    source = captured_source(with_states())
     assert source.kind == "captured"
     assert source.sizes == {"prefill": SIZE, "completion": 4}
     found = source.states(with_states())
@@ -74,7 +82,7 @@ def test_captured_states_are_the_columns() -> None:
 def test_captured_states_of_chunks_and_slices() -> None:
     table = with_states()
     pieces = pa.concat_tables([table.slice(0, 2), table.slice(2, 3), table.slice(5)])
-    source = fit_states(table, states="captured", seed=0)
+    source = captured_source(table)
     whole = source.states(table)["prefill"]
     np.testing.assert_array_equal(source.states(pieces)["prefill"], whole)
     np.testing.assert_array_equal(source.states(table.slice(2, 4))["prefill"], whole[2:6])
@@ -119,7 +127,7 @@ def test_a_state_that_cannot_be_meant_is_refused(value: Any, message: str) -> No
 
 
 def test_states_of_another_width_are_refused() -> None:
-    source = fit_states(with_states(), states="captured", seed=0)
+    source = captured_source(with_states())
     with pytest.raises(InputError, match=r"completion_state has 5 numbers.*trained with 4"):
         source.states(steps(completion_state=vectors(0, 5)))
 
@@ -143,7 +151,7 @@ def test_many_captured_states_are_those_of_the_trace() -> None:
 
 def test_sketched_states_agree_to_the_last_bit() -> None:
     table = with_texts()
-    source = fit_states(table, states="text", seed=0)
+    source = sketched(table)
     assert source.kind == "sketch"
     assert set(source.sizes) == set(MOMENTS)
     found = source.states(table)
@@ -156,9 +164,7 @@ def test_sketched_states_agree_to_the_last_bit() -> None:
 def test_embedded_states(tmp_path: Any) -> None:
     table, done = with_texts(), []
     folder = save_bert(tmp_path / "bert")
-    source = fit_states(
-        table, states="auto", text_encoder=str(folder), seed=0, cache=tmp_path / "cache", progress=done.append
-    )
+    source = encoder_source(table, str(folder), cache=tmp_path / "cache", progress=done.append)
     assert source.kind == "encoder"
     assert source.sizes == {"prefill": 24, "completion": 24}
     assert sum(done) == 4, "distinct texts"
@@ -173,7 +179,7 @@ def test_embedded_states(tmp_path: Any) -> None:
 def test_another_encoder_than_trained_with_is_refused(tmp_path: Any) -> None:
     folder = save_bert(tmp_path / "bert")
     cache = tmp_path / "cache"
-    source = fit_states(with_texts(), states="text", text_encoder=str(folder), seed=0, cache=cache)
+    source = encoder_source(with_texts(), str(folder), cache=cache)
     save_bert(folder, seed=1)
     loaded = StateSource.from_artefact(source.to_config(), {}, cache=cache)
     assert loaded.of_step({}, "prefill") is None, "without a text nothing is loaded"
@@ -182,12 +188,33 @@ def test_another_encoder_than_trained_with_is_refused(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "kind"),
-    [(with_states(), "captured"), (with_texts(), "sketch"), (steps(), "none")],
-    ids=lambda v: str(v)[:8],
+    ("table", "states", "wanted"),
+    [
+        (with_states(), "auto", ("none", "captured", "relevant text", "text")),
+        (with_texts(), "auto", ("none", "relevant text", "text")),
+        (steps(), "auto", ("none",)),
+        (with_states(), "captured", ("captured",)),
+        (with_states(), "text", ("relevant text", "text")),
+        (with_states(), "none", ("none",)),
+    ],
+    ids=["all", "texts", "neither", "captured", "text", "none"],
 )
-def test_auto_takes_the_best_there_is(table: pa.Table, kind: str) -> None:
-    assert fit_states(table, states="auto", seed=0).kind == kind
+def test_the_sources_that_may_be_read(table: pa.Table, states: Any, wanted: tuple[str, ...]) -> None:
+    assert candidates(table, states) == wanted
+
+
+def test_an_encoder_is_one_source() -> None:
+    assert candidates(with_texts(), "auto", "some/encoder") == ("none", "text")
+
+
+def test_steps_that_a_sketch_was_not_fitted_on_are_seen_as_fresh_ones() -> None:
+    table = with_texts()
+    texts = StepTexts.of(table, prefixes_of(table, Vocabulary.from_table(table), 3))
+    fitted_on = np.arange(8) < 6
+    source, states = texts.fit(fitted_on, np.arange(8) // 2, relevant=False, seed=0)
+    fresh = source.states(table)
+    for moment in MOMENTS:
+        np.testing.assert_array_equal(states[moment][~fitted_on], fresh[moment][~fitted_on])
 
 
 @pytest.mark.parametrize(
@@ -203,13 +230,13 @@ def test_auto_takes_the_best_there_is(table: pa.Table, kind: str) -> None:
 )
 def test_captured_states_belong_to_the_one_model_that_is_named(models: list[str | None], wanted: str | None) -> None:
     states = [*vectors(0)[:6], None, None] if models[-1] == "other" else vectors(0)
-    source = fit_states(steps(prefill_state=states, model=models), states="captured", seed=0)
+    source = captured_source(steps(prefill_state=states, model=models))
     assert source.served_model == again(source).served_model == wanted
-    assert fit_states(steps(input_text=["plan it"] * 8, model=models), states="text", seed=0).served_model is None
+    assert sketched(steps(input_text=["plan it"] * 8, model=models)).served_model is None
 
 
 def test_none_has_no_states() -> None:
-    source = again(fit_states(with_states(), states="none", seed=0))
+    source = again(StateSource.none())
     assert source.states(with_states()) == {}
     assert source.of_step(with_states().to_pylist()[0], "prefill") is None
 
@@ -217,17 +244,12 @@ def test_none_has_no_states() -> None:
 @pytest.mark.parametrize("states", ["captured", "text"])
 def test_asked_for_but_absent(states: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"--states {states}, but no step .* use --states"):
-        fit_states(steps(), states=states, seed=0)
-
-
-def test_an_unknown_choice() -> None:
-    with pytest.raises(ConfigurationError, match="wanted auto, captured, text or none"):
-        fit_states(with_texts(), states="words", seed=0)  # type: ignore[arg-type]
+        candidates(steps(), states)
 
 
 def test_a_moment_absent_is_left_out() -> None:
     table = steps(input_text=["plan it", "read it"] * 4)
-    source = fit_states(table, states="auto", seed=0)
+    source = sketched(table)
     assert list(source.states(table)) == ["prefill"]
     assert list(source.states(with_texts())) == ["prefill"], "training had no outputs"
     assert source.of_step({"output_text": "plan it"}, "completion") is None
@@ -235,7 +257,7 @@ def test_a_moment_absent_is_left_out() -> None:
 
 
 def test_a_text_that_is_none_is_refused() -> None:
-    source = fit_states(with_texts(), states="text", seed=0)
+    source = sketched(with_texts())
     with pytest.raises(InputError, match="input_text is a int; a string is wanted"):
         source.of_step({"input_text": 3}, "prefill")
 
@@ -260,7 +282,7 @@ def test_a_configuration_that_is_none_is_refused(config: dict[str, Any]) -> None
 
 
 def test_a_sketch_of_another_width_than_its_configuration_is_refused() -> None:
-    source = fit_states(with_texts(), states="text", seed=0)
+    source = sketched(with_texts())
     config = source.to_config() | {"sizes": {"prefill": 999}}
     with pytest.raises(ArtefactError, match="999"):
         StateSource.from_artefact(config, source.to_tensors())

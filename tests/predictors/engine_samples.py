@@ -6,13 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.history import RECENT, history_size
-from presage.features.inputs import SIZE_COUNT, inputs_size, unroll
+from presage.features.inputs import SIZE_COUNT, inputs_size, known, unroll
 from presage.features.prefixes import Prefixes
 from presage.predictors.boosting import UNREACHED, TreeEnsemble
 from presage.predictors.encoding import encode_all, encoding_size
 from presage.predictors.engine import Engine, build_engine
 from presage.predictors.network_weights import NetworkWeights
 from presage.predictors.ngram import BackoffNgram
+from presage.predictors.parts import PATTERNS, TREES
 
 HIDDEN, PREFIX = 6, 5
 
@@ -31,7 +32,7 @@ class Sample:
     prefixes: Prefixes
     states: tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float32], NDArray[np.bool_]]
     network: NetworkWeights
-    trees: tuple[TreeEnsemble, TreeEnsemble]
+    trees: dict[str, TreeEnsemble]
     ngram: BackoffNgram
     shares: NDArray[np.float32]
     evidence: NDArray[np.int32]
@@ -56,20 +57,30 @@ class Sample:
         first, second = unroll(p.offsets, p.workflow_type, p.agent, p.sizes, *self.states, self.agents)
         return first, second
 
+    def pattern(self, x: NDArray[np.float32], moment: int) -> int:
+        """1 for token counts, 2 for a state."""
+        tokens, state = known(x[None], moment, *self.widths)
+        return int(tokens[0]) + 2 * int(state[0])
+
+    def tree_logits(self, x: NDArray[np.float32], moment: int, pattern: int) -> NDArray[np.float64]:
+        """Of the ensembles that a step of this pattern is asked for, one comparison at a time."""
+        names = [TREES[0], *(TREES[2 * moment + stage] for stage in (1, 2) if pattern & stage)]
+        return np.asarray(sum(walk(self.trees[name], x) for name in names))
+
 
 def random_sample(
     prefixes: Prefixes,
     seed: int,
     *,
     widths: tuple[int, int] = (3, 2),
-    trees: tuple[int, int] = (11, 5),
+    trees: tuple[int, ...] = (11, 5, 4, 3, 8),
     depth: int = 4,
     enough: int = 2,
 ) -> Sample:
     """A model of random weights over `prefixes`, random sizes and states, some of them missing."""
     rng = np.random.default_rng(seed)
     n, agents, types = prefixes.steps, len(prefixes.vocabulary.agents), len(prefixes.vocabulary.workflow_types)
-    sizes = np.where(rng.random((n, 4)) < 0.3, np.nan, rng.random((n, 4)) * 9).astype(np.float32)
+    sizes = np.where(rng.random((n, 2)) < 0.4, np.nan, rng.random((n, 2)) * 9).astype(np.float32)
     states = [
         (rng.normal(size=(n, w)).astype(np.float32), rng.random(n) < 0.8 if w else np.zeros(n, bool)) for w in widths
     ]
@@ -80,9 +91,12 @@ def random_sample(
         replace(prefixes, sizes=sizes),
         (*states[0], *states[1]),
         random_network(rng, agents, types, sum(widths), outputs),
-        (random_trees(rng, trees[0], depth, size, outputs), random_trees(rng, trees[1], depth, size, outputs)),
+        {
+            name: random_trees(rng, count, depth, size, outputs, starts=name == TREES[0])
+            for name, count in zip(TREES, trees, strict=True)
+        },
         BackoffNgram(3).fit(prefixes, prefixes),
-        rng.random((2, 3, prefixes.horizon)).astype(np.float32),
+        rng.random((PATTERNS, 2, 3, prefixes.horizon)).astype(np.float32),
         evidence,
         enough,
     )
@@ -111,8 +125,10 @@ def random_network(rng: np.random.Generator, agents: int, types: int, states: in
     return NetworkWeights({name: (rng.normal(size=s) * 0.4).astype(np.float16) for name, s in shapes.items()})
 
 
-def random_trees(rng: np.random.Generator, count: int, depth: int, inputs: int, outputs: int) -> TreeEnsemble:
-    """Trees some of which end early; thresholds on a grid, so that values meet them."""
+def random_trees(
+    rng: np.random.Generator, count: int, depth: int, inputs: int, outputs: int, *, starts: bool
+) -> TreeEnsemble:
+    """Trees some of which end early; thresholds on a grid, so that values meet them. Only the first start somewhere."""
     threshold = rng.integers(-1, 4, (count, depth)).astype(np.float32)
     threshold[np.arange(depth) >= rng.integers(1, 2 * depth, (count, 1))] = UNREACHED
     return TreeEnsemble(
@@ -120,7 +136,7 @@ def random_trees(rng: np.random.Generator, count: int, depth: int, inputs: int, 
         threshold,
         rng.integers(-127, 128, (count, 2**depth, outputs)).astype(np.int8),
         (rng.random(outputs) * 0.01).astype(np.float32) + np.float32(1e-6),
-        rng.normal(size=outputs).astype(np.float32),
+        (rng.normal(size=outputs) * starts).astype(np.float32),
     )
 
 

@@ -23,7 +23,7 @@ from presage.datasets.law import generate
 from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import MASKED, Prefixes, prefixes_of
-from presage.features.states import fit_states
+from presage.features.states import captured_source
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.baselines.nearest import NearestPrefixes
 from presage.predictors.baselines.neural import NeuralConfig
@@ -166,7 +166,7 @@ def law(name: str, workflows: int) -> tuple[Prefixes, Prefixes, Prefixes]:
     """Training, validation and test prefixes of a known law, with states of 24 numbers."""
     drawn = generate(name, workflows + 400, 0, state_size=24).table
     vocabulary = Vocabulary.from_table(drawn)
-    source = fit_states(drawn, states="captured", seed=0)
+    source = captured_source(drawn)
     prefixes = prefixes_of(drawn, vocabulary, 3).with_states(source.states(drawn))
     ends = (0, round(0.85 * workflows), workflows, workflows + 400)
     train, validation, test = (prefixes.take(np.arange(*pair)) for pair in pairwise(ends))

@@ -145,10 +145,42 @@ def test_validation_decides_how_many_are_kept() -> None:
 
 def test_only_the_first_inputs_are_open_to_every_tree() -> None:
     inputs, outcomes = xor(400, 0)
-    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, columns=0.0), 0, always=2)
+    few = replace(SMALL, columns=0.0)
+    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, few, 0, always=[0, 1], drawn=[2, 3, 4, 5])
     assert compared(trees) == {0, 1}
-    without = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, columns=0.5, rounds=1), 0, always=0)
+    half = replace(SMALL, columns=0.5, rounds=1)
+    without = fit_trees(inputs, outcomes, inputs, outcomes, 3, half, 0, always=[], drawn=range(6))
     assert len(compared(without)) <= 3
+
+
+def test_trees_go_on_from_where_others_ended() -> None:
+    """The first ensemble reads one input, the second the other: together they tell what neither tells alone."""
+    (inputs, outcomes), (others, theirs) = xor(1500, 0), xor(500, 1)
+    label = (inputs[:, 0] + inputs[:, 1] > 0).astype(np.int32)[:, None]
+    held = (others[:, 0] + others[:, 1] > 0).astype(np.int32)[:, None]
+    first = fit_trees(inputs, label, others, held, 2, SMALL, 0, always=[0])
+    start = first.logits(inputs), first.logits(others)
+    second = fit_trees(inputs, label, others, held, 2, SMALL, 0, always=[0, 1], start=start)
+    assert not second.base.any()
+    right = [(logits.argmax(axis=1) == held[:, 0]).mean() for logits in (start[1], start[1] + second.logits(others))]
+    assert right[0] < 0.85
+    assert right[1] > 0.93
+
+
+def test_where_nothing_is_to_be_added_no_tree_is() -> None:
+    inputs, outcomes = xor(400, 0)
+    noise = np.random.default_rng(0).integers(0, 3, outcomes.shape).astype(np.int32)
+    start = np.zeros((400, 6), np.float32)
+    uniform = fit_trees(inputs[:, 2:], noise, inputs[::-1, 2:], noise, 3, SMALL, 0, start=(start, start))
+    assert len(uniform) <= 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000))
+def test_the_logits_of_an_ensemble_are_its_comparisons(seed: int) -> None:
+    inputs, outcomes = xor(60, seed)
+    trees = fit_trees(inputs, outcomes, inputs, outcomes, 3, replace(SMALL, rounds=5), seed)
+    np.testing.assert_allclose(trees.logits(inputs), logits_by_walking(trees, inputs), rtol=1e-4, atol=1e-5)
 
 
 def test_constant_inputs_are_never_compared() -> None:

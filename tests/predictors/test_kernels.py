@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_samples import PREFIX, Sample, dense_logits, gru_step, random_sample, walk
+from engine_samples import PREFIX, Sample, dense_logits, gru_step, random_sample
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ngram_samples import prefixes_from
@@ -95,12 +95,14 @@ def test_the_encoding_of_a_long_workflow_stays_at_its_cap() -> None:
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 10_000), st.tuples(st.integers(0, 20), st.integers(0, 20)), st.integers(1, 5))
-@example(0, (0, 0), 1)
-@example(0, (0, 3), 3)
-@example(0, (8, 0), 3)
-@example(0, (9, 17), 5)
-def test_trees_are_their_comparisons_one_after_the_other(seed: int, trees: tuple[int, int], depth: int) -> None:
+@given(st.integers(0, 10_000), st.tuples(*[st.integers(0, 9)] * 5), st.integers(1, 5), st.integers(0, 3))
+@example(0, (0, 0, 0, 0, 0), 1, 3)
+@example(0, (0, 3, 0, 1, 2), 3, 1)
+@example(0, (8, 0, 4, 0, 9), 3, 2)
+@example(0, (9, 17, 5, 3, 2), 5, 0)
+def test_trees_are_their_comparisons_and_only_those_a_step_can_answer(
+    seed: int, trees: tuple[int, ...], depth: int, pattern: int
+) -> None:
     sample = sample_of(["abca", "bb"], seed, trees=trees, depth=depth)
     engine, rng = sample.engine, np.random.default_rng(seed)
     for moment in (0, 1):
@@ -108,18 +110,17 @@ def test_trees_are_their_comparisons_one_after_the_other(seed: int, trees: tuple
             # Whole numbers meet the thresholds exactly: equal goes right.
             x = rng.integers(-2, 5, inputs_size(3, *sample.widths)).astype(np.float32)
             out = np.full(12, np.nan, np.float32)
-            tree_logits(x, moment, engine, out)
-            wanted = walk(sample.trees[moment], x) if trees[moment] else np.full(12, np.nan)
-            np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
+            tree_logits(x, moment, pattern, engine, out)
+            np.testing.assert_allclose(out, sample.tree_logits(x, moment, pattern), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("value", "side"), [(1.0, 1), (np.nextafter(np.float32(1), np.float32(0)), 0), (2, 1), (-5, 0)]
 )
 def test_a_value_equal_to_the_threshold_goes_right(value: float, side: int) -> None:
-    sample = sample_of(["ab"], 0)
+    sample = sample_of(["ab"], 0, trees=(1, 0, 0, 0, 0), depth=1)
     stump = replace(
-        sample.trees[0],
+        sample.trees["ids"],
         feature=np.array([[4]], np.int16),
         threshold=np.array([[1]], np.float32),
         leaves=np.array([[[-1] * 12, [1] * 12]], np.int8),
@@ -129,7 +130,7 @@ def test_a_value_equal_to_the_threshold_goes_right(value: float, side: int) -> N
     x = np.zeros(inputs_size(3, *sample.widths), np.float32)
     x[4] = value
     out = np.empty(12, np.float32)
-    tree_logits(x, 0, replace(sample, trees=(stump, stump)).engine, out)
+    tree_logits(x, 0, 0, replace(sample, trees=sample.trees | {"ids": stump}).engine, out)
     assert out.tolist() == [(-1, 1)[side]] * 12
 
 
@@ -186,15 +187,17 @@ def test_a_forecast_is_the_logarithmic_pool_of_those_that_know_enough(
             out = np.full((horizon, 4), np.nan, np.float32)
             assert forecast_row(x, hidden, moment, engine, out) == enough
             of_type = sample.evidence[prefixes.workflow_type[prefixes.workflow[row]]].sum()
-            if enough < sample.enough and (of_type < sample.enough or not len(sample.trees[moment])):
+            if enough < sample.enough and of_type < sample.enough:
                 np.testing.assert_allclose(out, counted[row], rtol=1e-5)
                 continue
             logits = np.empty(4 * horizon, np.float32)
             network_logits(x, hidden, moment, engine, logits)
-            network, trees, ngram = sample.shares[moment, :, :, None].astype(float)
+            pattern = sample.pattern(x, moment)
+            network, trees, ngram = sample.shares[pattern, moment, :, :, None].astype(float)
             if enough < sample.enough:
                 network, ngram = 0 * network, network + ngram
-            pooled = network * logits.reshape(horizon, 4) + trees * walk(sample.trees[moment], x).reshape(horizon, 4)
+            of_trees = sample.tree_logits(x, moment, pattern).reshape(horizon, 4)
+            pooled = network * logits.reshape(horizon, 4) + trees * of_trees
             wanted = softmax(pooled + ngram * np.log(counted[row].astype(float)))
             np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-7)
 
@@ -202,7 +205,7 @@ def test_a_forecast_is_the_logarithmic_pool_of_those_that_know_enough(
 def test_with_the_n_gram_alone_a_forecast_is_the_n_gram() -> None:
     sample = sample_of(["abca", "bbc", "cab"], 0)
     shares = np.zeros_like(sample.shares)
-    shares[:, 2] = 1
+    shares[:, :, 2] = 1
     out = by_trace(replace(sample, shares=shares, enough=0))
     for moment in (0, 1):
         np.testing.assert_allclose(out[moment], sample.ngram.predict(sample.prefixes, "prefill"), rtol=1e-5)
@@ -242,11 +245,11 @@ def test_a_trace_and_a_workflow_alone_give_the_same_bits_and_a_batch_the_same_nu
         at = np.array([p.offsets[w] + step for w in going])
         for w, row in zip(going, at, strict=True):
             state = here[row] if has_here[row] else NOTHING
-            evidence = prefilled(alone[w], p.agent[row], sizes[row, 0], sizes[row, 2], state, engine, out)
+            evidence = prefilled(alone[w], p.agent[row], sizes[row, 0], state, engine, out)
             np.testing.assert_array_equal(out, trace[0, row])
             assert evidence == sample.evidence[p.workflow_type[w], p.agent[row]]
             state = done[row] if has_done[row] else NOTHING
-            completed(alone[w], sizes[row, 1], sizes[row, 3], state, engine, out)
+            completed(alone[w], sizes[row, 1], state, engine, out)
             np.testing.assert_array_equal(out, trace[1, row])
         if has_here[at].all() or not widths[0]:  # a batch has a state for each workflow or for none
             rows, outs, found = (
@@ -254,7 +257,7 @@ def test_a_trace_and_a_workflow_alone_give_the_same_bits_and_a_batch_the_same_nu
                 np.empty((len(going), *out.shape), np.float32),
                 np.empty(len(at), np.int32),
             )
-            prefilled_many(rows, p.agent[at], sizes[at, 0], sizes[at, 2], here[at], engine, outs, found)
+            prefilled_many(rows, p.agent[at], sizes[at, 0], here[at], engine, outs, found)
             np.testing.assert_allclose(outs, trace[0, at], rtol=2e-5, atol=1e-7)
             assert found.tolist() == sample.evidence[p.workflow_type[going], p.agent[at]].tolist()
         batch[going] = alone[going]
@@ -280,7 +283,7 @@ def test_a_workflow_opened_again_remembers_nothing() -> None:
     engine, row = sample.engine, rows_of(sample)[0]
     fresh, out = row.copy(), np.empty((3, 4), np.float32)
     for agent in (0, 1, 3, 2):
-        prefilled(row, agent, 1.0, 2.0, sample.states[0][0], engine, out)
-        completed(row, 1.0, 2.0, sample.states[2][0], engine, out)
+        prefilled(row, agent, 1.0, sample.states[0][0], engine, out)
+        completed(row, 1.0, sample.states[2][0], engine, out)
     opened(row, sample.prefixes.workflow_type[0], engine)
     np.testing.assert_array_equal(row, fresh)

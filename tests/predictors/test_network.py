@@ -141,15 +141,51 @@ def test_padding_changes_nothing() -> None:
 def test_the_agents_are_eq_3_node_by_node() -> None:
     drawn = sample()
     network, _, _ = network_of(drawn)
-    A, H = network.transition, network.embedding.detach()
-    for layer in network.sage:
-        W = layer.weight.detach()
+    A, H = torch.from_numpy(transition_matrix(drawn.prefixes)), network.embedding.detach()
+    for layer in network.graph.layers:
+        # [H ‖ A H] W^T: torch-geometric holds the two halves of W apart.
+        W = torch.cat([layer.lin_root.weight, layer.lin_rel.weight], dim=1).detach()
         nodes = []
         for v in range(len(H)):
             neighbours = sum((A[v, u] * H[u] for u in range(len(H))), torch.zeros(CONFIG.agent_size))
             nodes.append(torch.relu(W @ torch.cat([H[v], neighbours])))
         H = torch.stack(nodes)
     torch.testing.assert_close(network.agents().detach(), H)
+
+
+def test_without_the_graph_an_agent_is_its_own_embedding() -> None:
+    drawn = sample()
+    dense = drawn.inputs()[0].shape[1] - history_size(drawn.agents) - 1
+    transition = torch.from_numpy(transition_matrix(drawn.prefixes))
+    bare = replace(CONFIG, graph=False)
+    network = _Network(transition, 2, dense, sum(drawn.widths), HORIZON, bare, np.random.default_rng(0))
+    assert network.agents() is network.embedding
+
+
+def test_a_dropped_source_is_as_if_it_had_never_been_there() -> None:
+    drawn = sample()
+    network, mean, spread = network_of(drawn)
+    workflows = np.arange(drawn.prefixes.workflows)
+    here, has_here, done, has_done = drawn.states
+    nothing = (here, np.zeros_like(has_here), done, np.zeros_like(has_done))
+    without = {
+        (True, False): replace(drawn, prefixes=drawn.prefixes.without_tokens()),
+        (False, True): replace(drawn, states=nothing),
+        (True, True): replace(drawn, prefixes=drawn.prefixes.without_tokens(), states=nothing),
+    }
+    data = _Tensors(examples_of(drawn), drawn.agents, mean, spread)
+    for dropped, bare in without.items():
+        with torch.no_grad():
+            found = network(_Batch(data, drawn.prefixes.offsets, workflows, np.tile(dropped, (len(workflows), 1))))
+        np.testing.assert_allclose(found.flatten(2).numpy(), by_torch(network, bare, mean, spread), atol=1e-5)
+
+
+def test_an_input_that_training_never_saw_says_nothing_when_serving() -> None:
+    """Traces without token counts, served by an engine that counts: the weights of the counts were never learnt."""
+    drawn = sample(WORDS * 4)
+    uncounted = replace(drawn, prefixes=drawn.prefixes.without_tokens())
+    weights, _ = fit(uncounted, uncounted)
+    np.testing.assert_array_equal(by_kernels(weights, drawn), by_kernels(weights, uncounted))
 
 
 def test_the_loss_is_the_cross_entropy_of_known_labels_at_both_moments() -> None:

@@ -19,14 +19,15 @@ from presage.datasets.law import generate
 from presage.errors import ArtefactError, InputError
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import MASKED, Prefixes, prefixes_of
-from presage.features.states import States, StateSource, fit_states
+from presage.features.states import States, StateSource, StepTexts, captured_source
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import artefact_digest, write_artefact
 from presage.predictors.baselines.published import PublishedConfig, PublishedGraphSage
 from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.next_agent import COMPONENTS, KIND, NextAgentConfig, NextAgentPredictor
+from presage.predictors.next_agent import KIND, NextAgentConfig, NextAgentPredictor
 from presage.predictors.ngram import BackoffNgram
+from presage.predictors.parts import COMPONENTS, PATTERNS
 from presage.predictors.probabilities import cross_entropy
 
 FAST = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=4))
@@ -37,8 +38,11 @@ SOURCES: tuple[States, ...] = ("none", "captured", "text")
 def drawn(states: States, horizon: int = 3) -> tuple[pa.Table, Prefixes, StateSource]:
     """Sixty workflows of a known law, cut ones among them, with states and texts."""
     table = generate("retry", 60, 0, state_size=16, censored=0.3).table
-    source = fit_states(table, states=states, seed=0)
     prefixes = prefixes_of(table, Vocabulary.from_table(table), horizon)
+    source = StateSource.none() if states == "none" else captured_source(table)
+    if states == "text":
+        every = np.ones(prefixes.steps, bool)
+        source, _ = StepTexts.of(table, prefixes).fit(every, prefixes.workflow % 5, relevant=False, seed=0)
     return table, prefixes.with_states(source.states(table)), source
 
 
@@ -105,7 +109,7 @@ def test_an_artefact_without_one_of_its_parts_is_refused(tmp_path: Path) -> None
     config = json.loads((tmp_path / "whole" / "config.json").read_text())["config"]
     for missing in (
         "network/head",
-        "trees.prefill/leaves",
+        "trees.states.prefill/leaves",
         "n-gram/count",
         "mixture/shares",
         "projection.prefill/bias",
@@ -131,13 +135,13 @@ def test_an_artefact_without_one_of_its_parts_is_refused(tmp_path: Path) -> None
         ("network/head", lambda a: a[:, :-1]),
         ("network/kind", lambda a: a[:-1]),
         ("network/step_states", lambda a: a[1:]),
-        ("trees.prefill/feature", lambda a: a + np.int16(30_000)),
-        ("trees.completion/feature", lambda a: a - np.int16(1_000)),
-        ("trees.prefill/feature", lambda a: a[0]),
-        ("trees.prefill/threshold", lambda a: a[:, 1:]),
-        ("trees.completion/leaves", lambda a: a[:, 1:]),
-        ("trees.prefill/leaves", lambda a: a[:, :, 1:]),
-        ("trees.prefill/base", lambda a: a[1:]),
+        ("trees.ids/feature", lambda a: a + np.int16(30_000)),
+        ("trees.states.completion/feature", lambda a: a - np.int16(1_000)),
+        ("trees.ids/feature", lambda a: a[0]),
+        ("trees.ids/threshold", lambda a: a[:, 1:]),
+        ("trees.states.completion/leaves", lambda a: a[:, 1:]),
+        ("trees.tokens.prefill/leaves", lambda a: a[:, :, 1:]),
+        ("trees.ids/base", lambda a: a[1:]),
         ("mixture/shares", lambda a: a[:, :, 1:]),
         ("mixture/evidence", lambda a: a[:, 1:]),
         ("mixture/evidence", lambda a: a[1:]),
@@ -212,13 +216,13 @@ def test_a_batch_is_its_workflows_one_by_one(tiny: Tiny) -> None:
     projected = np.stack([model.project("prefill", state) for state in states])
     np.testing.assert_allclose(model.project_many("prefill", states), projected, rtol=1e-4, atol=1e-5)
     agent = np.array([0, 1, model.vocabulary.unknown], np.int32)
-    tokens, chars = np.array([1, 2, 3], np.float32), np.array([4, 0, 6], np.float32)
+    tokens = np.array([1, 2, 0], np.float32)
     out = np.empty((3, model.horizon, model.vocabulary.outcomes), np.float32)
     evidence = np.empty(3, np.int32)
-    model.prefilled_many(batch, agent, tokens, chars, projected, out, evidence)
+    model.prefilled_many(batch, agent, tokens, projected, out, evidence)
     for i, kind in enumerate(kinds):
         workflow, alone = model.open(kind), np.empty_like(out[0])
-        assert model.prefilled(workflow, agent[i], tokens[i], chars[i], projected[i], alone) == evidence[i]
+        assert model.prefilled(workflow, agent[i], tokens[i], projected[i], alone) == evidence[i]
         np.testing.assert_allclose(out[i], alone, rtol=2e-5)
         np.testing.assert_allclose(batch[i], workflow, rtol=1e-5)
     assert evidence[0] > 0
@@ -297,7 +301,6 @@ STEP = {"workflow_type": "retry", "workflow_id": "w", "agent": "planner"}
         ([{**STEP, "output_tokens": float("nan")}], "output_tokens is nan"),
         ([{**STEP, "input_tokens": "12"}], "input_tokens is '12'"),
         ([{**STEP, "output_tokens": float("inf")}], "output_tokens is inf"),
-        ([{**STEP, "input_text": 5}], "input_text is a int; a string is wanted"),
     ],
 )
 def test_steps_that_make_no_sense_are_refused(tiny: Tiny, steps: list[dict[str, Any]], message: str) -> None:
@@ -360,7 +363,7 @@ def test_states_that_tell_the_next_agent_are_believed_at_their_moment() -> None:
 
 def test_shares_are_never_negative_and_one_a_component_horizon_and_moment() -> None:
     shares = fitted("none")._parts.shares
-    assert shares.shape == (2, len(COMPONENTS), 3)
+    assert shares.shape == (PATTERNS, 2, len(COMPONENTS), 3)
     assert (shares >= 0).all()
 
 
