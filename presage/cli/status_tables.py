@@ -8,7 +8,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from presage.cli.tables import table
-from presage.serving_hooks.vllm.metrics_read import each, errors, forecasts, left_out, others, states
+from presage.serving_hooks.vllm.metrics_read import each, errors, forecasts, left_out, missing_inputs, others, states
 from presage.serving_hooks.vllm.metrics_truth import accuracies
 
 Engine = Mapping[str, Any]
@@ -20,7 +20,7 @@ _WIDTH: Final = 22
 def tables(name: str, engine: Engine) -> Iterator[Table]:
     """One engine, in the order in which one asks: is it on, does it know anything, what has come of it, what failed."""
     for title, rows in (
-        (name, [*_policies(engine), *_models(engine), *_workflows(engine)]),
+        (name, [*_policies(engine), *_models(engine), *_inputs(engine), *_workflows(engine)]),
         ("Forecasts", [*_forecasts(engine), *_accuracies(engine)]),
         ("Cache", [*_prompts(engine), *_given_up(engine), *_prefetch(engine)]),
         ("Order and admission", [*_ageing(engine), *_admission(engine)]),
@@ -40,6 +40,17 @@ def _policies(engine: Engine) -> Rows:
 def _models(engine: Engine) -> Rows:
     rows: Rows = [[kind, told] for kind, told in engine.get("models", {}).items()]
     return [*rows, ["hidden states", str(engine["states"])]] if "states" in engine else rows
+
+
+def _inputs(engine: Engine) -> Rows:
+    """What came with the steps, and what a model was promoted with and does not get."""
+    counts = (engine.get("inputs") or {}).get("counts", {})
+    steps = counts.get("steps", 0)
+    shares = [f"{name} {counts.get(name, 0) / steps:.0%}" for name in ("tokens", "text", "states")] if steps else []
+    rows: Rows = [["steps with", ", ".join(shares)]] if shares else []
+    for (kind, source), _ in missing_inputs(engine):
+        rows.append([kind, f"was promoted with {source}, which this engine does not supply"])
+    return rows
 
 
 def _workflows(engine: Engine) -> Rows:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.input_profiles import STATES, TEXT, TOKENS, Sources
+from presage.features.input_profiles import STATES, TEXT, TOKENS, Source, Sources
 from presage.features.inputs import inputs_size, known, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
@@ -169,10 +169,18 @@ class NextAgentPredictor:
 
     # --- forecasting ---
 
+    @property
+    def reads(self) -> Sources:
+        """The sources of inputs that its forecasts go by, where they are at hand."""
+        found: set[Source] = {TOKENS}
+        if self.source.kind != "none":
+            found.add(TEXT if self.source.reads_text else STATES)
+        return frozenset(found)
+
     def observed(self, prefixes: Prefixes, sources: Sources) -> Prefixes:
         """The prefixes as this predictor sees them where only these sources are at hand."""
         seen = prefixes if TOKENS in sources else prefixes.without_tokens()
-        return seen if (TEXT if self.source.reads_text else STATES) in sources else seen.with_states({})
+        return seen if self.reads - {TOKENS} <= sources else seen.with_states({})
 
     def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
         """Probabilities float32 [n, K, V+1] at this moment of every step."""

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError, TraceError
+from presage.features.input_profiles import TEXT, TOKENS, Sources
 from presage.features.lengths import LengthEncoder, LengthRows, Target
 from presage.predictors.ahead import AgentsAhead
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
@@ -127,6 +128,11 @@ class RemainingLengthPredictor:
     def __init__(self, config: RemainingLengthConfig | None = None, seed: int = 0) -> None:
         self.config = config or RemainingLengthConfig()
         self.seed = seed
+
+    @property
+    def reads(self) -> Sources:
+        """The sources of inputs that its forecasts go by, where they are at hand."""
+        return frozenset((TOKENS, TEXT)) if self.encoder.sketch is not None else frozenset((TOKENS,))
 
     @property
     def quantiles(self) -> tuple[float, ...]:

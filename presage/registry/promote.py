@@ -59,7 +59,7 @@ def promote(
     verdict: Verdict,
     *,
     alias: str = CHAMPION,
-    profile: str,
+    profile: str = "engine",
     dry_run: bool = False,
     data_digest: str,
 ) -> Promotion:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.features.input_profiles import STATES, TEXT, TOKENS
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
@@ -64,12 +65,14 @@ class Forecaster:
         time_to_live_s: seconds without an event after which a workflow counts as ended; longer than tools take.
         budget: what each predictor may cost before it is switched off.
         truth: told every event, and says where counts are to answer in the place of a predictor.
+        inputs: where what comes with events is counted; None counts from 0.
         clock: seconds, rising.
 
     Attributes:
         counts: forecasts by source, and reasons why the model did not answer.
         counts_of_lengths: the same of the tokens left.
         states: hidden states that came after their step had begun: "used", or why not.
+        inputs: events by what came with them: "steps" that began, and of these with "tokens", "text" or "states".
         awaits_states: prefill states come after their step has begun, by `on_prefill_state`; costs a copy of a
             workflow's state while a step waits for its own.
         expired: workflows that ended by falling silent.
@@ -90,6 +93,7 @@ class Forecaster:
         time_to_live_s: float = TIME_TO_LIVE_S,
         budget: Budget | None = None,
         truth: Truth | None = None,
+        inputs: Counter[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.predictor, self.version, self.max_workflows = predictor, version, max_workflows
@@ -97,6 +101,7 @@ class Forecaster:
         self.counts: Counter[str] = Counter()
         self.counts_of_lengths: Counter[str] = Counter()
         self.states: Counter[str] = Counter()
+        self.inputs: Counter[str] = Counter() if inputs is None else inputs
         self.awaits_states = False
         self.expired = self.dropped = 0
         guards = [
@@ -158,6 +163,13 @@ class Forecaster:
             "model": model,
             "prefill_state": prefill_state,
         }
+        self.inputs["steps"] += 1
+        if input_tokens is not None:
+            self.inputs[TOKENS] += 1
+        if input_text is not None or system_prompt is not None:
+            self.inputs[TEXT] += 1
+        if prefill_state is not None:
+            self.inputs[STATES] += 1
         return self._answered(PREFILL, partial(self._begun, workflow_type, workflow_id, step, given))
 
     def on_completion(
@@ -222,6 +234,7 @@ class Forecaster:
             self.states[running.agents.reason] += 1
             return None
         self.states["used"] += 1
+        self.inputs[STATES] += 1
         if self.truth is not None and self._answers.claimed is not None:
             self.truth.again(*key, self._answers.claimed)
         return live

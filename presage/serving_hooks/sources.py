@@ -25,6 +25,7 @@ from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.registry.attach import attached
 from presage.registry.connect import Registry
+from presage.registry.promote import PROFILE
 from presage.registry.resolve import ResolvedModel, resolve
 from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
 from presage.serving_hooks.live import NO_LENGTHS, NO_MODEL
@@ -55,6 +56,8 @@ class Held(Generic[Predictor]):
         reason: why there is none.
         promoted: what forecasts of each workflow type are held against; empty where the version keeps no figures.
         folder: it was loaded from.
+        profile: the inputs it was judged with when it was promoted: "engine", "gateway" or "full"; None where nobody
+            has judged it.
     """
 
     predictor: Predictor | None
@@ -64,6 +67,7 @@ class Held(Generic[Predictor]):
     reason: str | None = None
     promoted: Mapping[str, Promoted] = field(default_factory=dict)
     folder: Path | None = None
+    profile: str | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,20 @@ def _loaded(
     predictor = load(found.folder)
     trial(predictor)
     digest = artefact_digest(found.folder)
-    return Held(predictor, reference, found.version, digest, promoted=_promoted(found, registry), folder=found.folder)
+    promoted, profile = _promoted(found, registry), judged_under(found, registry)
+    return Held(predictor, reference, found.version, digest, promoted=promoted, folder=found.folder, profile=profile)
+
+
+def judged_under(found: ResolvedModel, registry: Callable[[], Registry]) -> str | None:
+    """The inputs a version was judged with when it was promoted; None where that is not known."""
+    if found.name is None or found.version is None:
+        return None
+    try:
+        tags = registry().version(found.name, found.version).tags
+    except Exception as error:
+        _log.warning("%s version %s: its tags cannot be read: %s", found.name, found.version, why(error))
+        return None
+    return tags.get(PROFILE)
 
 
 def _promoted(found: ResolvedModel, registry: Callable[[], Registry]) -> Mapping[str, Promoted]:

@@ -65,12 +65,14 @@ class Tried:
         version: in the registry.
         digest: of the artefact that has passed.
         promoted: the file of what it was promoted with; None where it keeps none.
+        profile: the inputs it was judged with when it was promoted; None where nobody has judged it.
     """
 
     folder: Path
     version: int
     digest: str
     promoted: str | None
+    profile: str | None = None
 
 
 class AskRegistry:
@@ -125,7 +127,7 @@ class AskRegistry:
             Ended: the process has, or it took too long.
         """
         answer = self._ask({"trial": kind, "reference": reference, "registry": self._uri() or ""})
-        return Tried(Path(answer["folder"]), answer["version"], answer["digest"], answer["promoted"])
+        return Tried(Path(answer["folder"]), answer["version"], answer["digest"], answer["promoted"], answer["profile"])
 
     def rest(self) -> None:
         """Ends the process until something is asked again: what a trial has loaded takes memory."""

@@ -25,6 +25,7 @@ from presage.serving_hooks.vllm.metrics_read import (
     expected,
     forecasts,
     left_out,
+    missing_inputs,
     models,
     one,
     others,
@@ -83,6 +84,20 @@ METRICS: Final = (
         ("kind", "reference", "version"),
         "1 for the model that forecasts; reference is none where there is none.",
         models,
+    ),
+    Metric(
+        "presage_step_inputs_total",
+        "counter",
+        ("input",),
+        "Steps that began, and of these the ones whose token counts, texts or hidden states reached the predictors.",
+        each("inputs", "counts", names={name: name for name in ("steps", "tokens", "text", "states")}),
+    ),
+    Metric(
+        "presage_promoted_input_missing",
+        "gauge",
+        ("kind", "input"),
+        "1 for an input that the model was promoted with and this engine does not supply.",
+        missing_inputs,
     ),
     Metric(
         "presage_reloads_total",

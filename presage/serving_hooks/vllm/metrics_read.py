@@ -52,6 +52,13 @@ def one(*path: str) -> Callable[[Status], Iterator[Sample]]:
     return read
 
 
+def missing_inputs(status: Status) -> Iterator[Sample]:
+    """1 for each kind of model and input that it was promoted with and does not get."""
+    for kind, sources in (_value(status, ("inputs", "missing")) or {}).items():
+        for source in sources:
+            yield (kind, source), 1.0
+
+
 def each(*path: str, names: Mapping[str, str] | None = None) -> Callable[[Status], Iterator[Sample]]:
     """The numbers of a table of the status, by key; with `names` those keys alone, by these names, 0 if missing."""
 

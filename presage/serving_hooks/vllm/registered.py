@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import PresageError, RegistryError
+from presage.features.input_profiles import PROFILES, STATES, TARGETS, TEXT, TOKENS, Sources
 from presage.features.moment import Moment
 from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.backoff import OnlineCounts
@@ -159,6 +161,8 @@ class Champions:
         self.models: dict[str, str] = {}
         self._config, self._served_model = config, served_model
         self._counts, self._live = OnlineCounts(), LiveAccuracy()
+        self._inputs: Counter[str] = Counter()
+        self._promoted_under: dict[str, Sources] = {}
         self._renewed = 0
         self.asked = AskedOnArrival(self._forecaster(found))
         self._reload: Reload | None = None
@@ -197,7 +201,10 @@ class Champions:
 
     def status(self) -> dict[str, Any]:
         """How forecasts fared, and what became of reloading."""
-        told: dict[str, Any] = {"reload": {"on": self._reload is not None, "renewed": self._renewed}}
+        told: dict[str, Any] = {
+            "reload": {"on": self._reload is not None, "renewed": self._renewed},
+            "inputs": {"counts": dict(self._inputs), "missing": self._missing()},
+        }
         if self._reload is not None:
             told["reload"] |= {
                 "refused": dict(self._reload.refused),
@@ -211,6 +218,12 @@ class Champions:
         """The engine shuts down."""
         if self._reload is not None:
             self._reload.close()
+
+    def _missing(self) -> dict[str, list[str]]:
+        """Of each champion, the inputs it was promoted with that no step has brought here."""
+        seen = {source for source in (TOKENS, TEXT, STATES) if self._inputs[source]}
+        expected = seen if self._inputs["steps"] else {TOKENS, STATES}
+        return {kind: sorted(of - expected) for kind, of in self._promoted_under.items() if of - expected}
 
     def _forecaster(self, found: Predictors) -> Forecaster:
         promoted = merged(found.next_agent.promoted, found.remaining_length.promoted)
@@ -227,13 +240,25 @@ class Champions:
             budget=self._config.forecast_budget(),
             # Another version is held against figures of its own.
             truth=Truth(Drift(promoted), self._live) if self._config.truth else None,
+            inputs=self._inputs,
         )
 
     def _tell(self, found: Predictors) -> None:
         for kind, held in by_kind(found).items():
             self.models[kind] = told(held)
-            if held.predictor is not None:
-                _log.info("%s: %s", kind, self.models[kind])
+            self._promoted_under.pop(kind, None)
+            if held.predictor is None:
+                continue
+            _log.info("%s: %s", kind, self.models[kind])
+            if held.profile is not None and held.profile in TARGETS:
+                self._promoted_under[kind] = PROFILES[TARGETS[held.profile]] & held.predictor.reads
+                if TEXT in self._promoted_under[kind]:
+                    _log.warning(
+                        "%s was promoted under the profile %s, with texts that this engine does not supply: expect its "
+                        "figures under the profile engine (presage promote --profile engine judges by those)",
+                        self.models[kind],
+                        held.profile,
+                    )
 
 
 def champions(config: PresageConfig, served_model: str | None = None) -> Forecasts:

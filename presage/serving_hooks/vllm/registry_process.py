@@ -11,7 +11,8 @@ Asked on standard input, a line of JSON each, one after the other:
 Answered on standard output, after what was logged meanwhile, `{"level": 30, "said": "…"}`:
 
     {"versions": {KIND: VERSION or null, …}}
-    {"folder": …, "version": …, "digest": "sha256:…", "promoted": "…"}      it has passed; what it was promoted with
+    {"folder": …, "version": …, "digest": "sha256:…", "promoted": "…", "profile": "…"}      it has passed; what it was
+                                           promoted with, and under which inputs
     {"error": "…", "registry": true}       of the registry, and worth asking again; false: of the version
 
 The process ends with its standard input, and so with the engine, however that ends. An answer that takes longer than
@@ -85,7 +86,13 @@ def _trial(kind: str, reference: str, registry: Registry) -> dict[str, Any]:
     held = loads[kind](reference, lambda: registry)
     promoted = written(held.promoted) if held.promoted else None
     folder = str(held.folder.absolute()) if held.folder is not None else None
-    return {"folder": folder, "version": held.version, "digest": held.digest, "promoted": promoted}
+    return {
+        "folder": folder,
+        "version": held.version,
+        "digest": held.digest,
+        "promoted": promoted,
+        "profile": held.profile,
+    }
 
 
 class _Relayed(logging.Handler):

@@ -189,7 +189,15 @@ class Reload:
         promoted = promoted_file.read(tried.promoted.encode()) if tried.promoted is not None else {}
         with _in_short_turns():
             predictor = self._loads[kind](tried.folder, tried.digest)
-        return Held(predictor, self._watched[kind], tried.version, tried.digest, promoted=promoted, folder=tried.folder)
+        return Held(
+            predictor,
+            self._watched[kind],
+            tried.version,
+            tried.digest,
+            promoted=promoted,
+            folder=tried.folder,
+            profile=tried.profile,
+        )
 
     def _refuse(self, kind: str, version: int, error: Exception) -> None:
         reason = str(error) if isinstance(error, Ended | NotPassed) else why(error)
