@@ -43,7 +43,7 @@ _KINDS: Final[dict[str, tuple[frozenset[type], str, pa.DataType | None]]] = {
         _STRING,
     ),
     **dict.fromkeys(("system_prompt", "input_text", "output_text"), _STRING),
-    **dict.fromkeys(("step", "input_tokens", "output_tokens", "cached_input_tokens"), _WHOLE),
+    **dict.fromkeys(("step", "input_tokens", "output_tokens", "cached_input_tokens", "state_layer"), _WHOLE),
     **dict.fromkeys(("start_time", "end_time"), _TIME),
     **dict.fromkeys(("started_at", "ended_at"), (frozenset({str}), "a time in ISO 8601 with a zone", pa.string())),
     **dict.fromkeys(("success", "complete"), _TRUTH),
@@ -77,6 +77,7 @@ class _TypedRow(msgspec.Struct, gc=False):
     system_prompt: str | None = None
     input_text: str | None = None
     output_text: str | None = None
+    state_layer: int | float | None = None
     success: bool | None = None
     complete: bool | None = None
     parent_steps: list[int] | None = None
