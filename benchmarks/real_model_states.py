@@ -41,18 +41,20 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from real_model import smollm2
 from real_model_app import ANSWER_TOKENS, Run, tasks
 
 from presage.datasets.schema import STATE_COLUMNS
+from presage.predictors.bootstrap import ratio_cis
 
 TYPE, SERVED = "team", "smollm2"
 AT_ONCE = 64
 TEMPERATURE, TOP_P = 0.8, 0.95
-TEST_SHARE = 0.4
+FOLDS = 5
 MOMENTS = {"prefill": "before the output", "completion": "after the output"}
-IDS, TOKENS = "ids", "ids+tokens"
+MARKOV, IDS, TOKENS, TEXT = "markov-3", "ids", "ids+tokens", "ids+tokens+text"
 
 Steps = dict[tuple[str, int], tuple[list[int], list[int]]]
 """Token ids of prompt and answer by workflow and step."""
@@ -178,7 +180,7 @@ def hugging_face(model: Path, recorded: Recorded, layers: Sequence[int | None]) 
                 unnormed.clear()
                 tokens = torch.tensor([(prompt + answer)[len(shared) :]])
                 out = reference(tokens, past_key_values=cache, output_hidden_states=True)
-                cache.crop(len(shared))
+                cache.crop(-tokens.shape[1])
                 at = [len(prompt) - 1 - len(shared), len(prompt) + len(answer) - 2 - len(shared)]
                 for layer, columns in found.items():
                     states = out.last_hidden_state if layer is None else out.hidden_states[layer]
@@ -230,7 +232,7 @@ def views(
     bare = _without(table, *texts, *STATE_COLUMNS, "state_layer")
     yield IDS, View(_without(bare, "input_tokens", "output_tokens", "cached_input_tokens"))
     yield TOKENS, View(bare)
-    yield f"{TOKENS}+text", View(_without(table, *STATE_COLUMNS, "state_layer"), "text")
+    yield TEXT, View(_without(table, *STATE_COLUMNS, "state_layer"), "text")
     seen = _without(table, *texts)
     yield f"{TOKENS}+states after layer {layer}, the engine's", View(seen, "captured", layer, "engine")
     for of, columns in by_layer.items():
@@ -257,51 +259,78 @@ def _without(table: pa.Table, *columns: str) -> pa.Table:
     return table
 
 
-def judge(recorded: Recorded, layer: int, by_layer: Mapping[int | None, Any], seed: int) -> dict[str, Any]:
-    """Figures of one predictor a view, all trained and judged on the same workflows."""
-    from presage.datasets.split import split
-    from presage.training.differences import differences
+def judge(recorded: Recorded, layer: int, by_layer: Mapping[int | None, Any], seed: int) -> dict[str, dict[str, Any]]:
+    """Figures of each view. Folds are by task: each task is forecast once, by a model that saw no run of it."""
     from presage.training.next_agent import train
 
-    evaluations, found = {}, {}
+    task = pc.dictionary_encode(recorded.table["task"].combine_chunks()).indices.to_numpy()
+    fold = (np.random.default_rng(seed).permutation(task.max() + 1) % FOLDS)[task]
+    found: dict[str, dict[str, Any]] = {}
+    counts: dict[str, list[Any]] = {}
     for name, view in views(recorded.table, layer, by_layer):
         begun = time.perf_counter()
-        parts = split(view.table, TEST_SHARE, seed)
-        trained = train(parts.train, parts.test, seed=seed, states=view.states, baselines=("markov-3",))
-        evaluations[name] = trained.evaluation.moments
         found[name] = {"states": view.states, "layer": view.layer, "rows": view.rows}
-        found[name] |= {"moments": trained.metrics["moments"], "profiles": trained.metrics.get("profiles")}
-        if "markov-3" not in found:
-            markov = trained.metrics["baselines"]["markov-3"]
-            found["markov-3"] = {"states": "none", "moments": {moment: markov[moment] for moment in MOMENTS}}
+        profiles = []
+        for number in range(FOLDS):
+            learn, test = (view.table.filter(pa.array(mask)) for mask in (fold != number, fold == number))
+            trained = train(learn, test, seed=seed, states=view.states, baselines=(MARKOV,))
+            profiles.append(trained.metrics.get("profiles"))
+            counts.setdefault(name, []).append(trained.evaluation.moments)
+            if name == IDS:
+                counts.setdefault(MARKOV, []).append(trained.evaluation.baselines[MARKOV])
+        if profiles[0] is not None:
+            found[name]["profiles"] = mean(profiles)
         say(f"{name}: {time.perf_counter() - begun:.0f} s")
-    for moment in MOMENTS:
-        others = {name: (of[moment], evaluations[TOKENS][moment]) for name, of in evaluations.items() if name != TOKENS}
-        for name, difference in differences(others, seed).items():
-            found[name].setdefault("against ids+tokens", {})[moment] = difference.to_dict()
-    test = split(recorded.table, TEST_SHARE, seed).test
-    return {"views": found, "test": [len(set(test["workflow_id"].to_pylist())), test.num_rows]}
+    found[MARKOV] = {"states": "none"}
+    for name, of in found.items():
+        of["moments"] = {moment: figures(counts[name], None, moment, seed) for moment in MOMENTS}
+        for other in {TOKENS, TEXT} - {name}:
+            of[f"against {other}"] = {moment: figures(counts[name], counts[other], moment, seed) for moment in MOMENTS}
+    return found
 
 
-def tables(views: Mapping[str, Any]) -> Iterator[str]:
-    """Accuracy of each view with its interval, and the paired difference to ids and tokens."""
-    for moment, words in MOMENTS.items():
-        yield f"\n### Accuracy {words}, at 1 / 2 / 3 steps (95 % intervals)\n"
-        yield "| the predictor sees | accuracy | difference to ids+tokens |\n|---|---|---|"
-        for name, of in views.items():
-            figures, against = of["moments"][moment], of.get("against ids+tokens", {}).get(moment)
-            told = [_told(figures["accuracy"], figures["ci95"], ".3f")]
-            told.append(_told(against["difference"], against["ci95"], "+.3f") if against else "")
-            yield f"| {name} | {' | '.join(told)} |"
-    for name, of in views.items():
-        for profile, figures in (of.get("profiles") or {}).items():
-            yield f"\n{name}, judged under the profile {profile}: {json.dumps(figures)}"
-
-
-def _told(values: Sequence[float], ends: Sequence[Sequence[float]], form: str) -> str:
-    return " / ".join(
-        f"{value:{form}} ({low:{form}} to {high:{form}})" for value, (low, high) in zip(values, ends, strict=True)
+def figures(folds: Sequence[Any], others: Sequence[Any] | None, moment: str, seed: int) -> dict[str, Any]:
+    """Accuracy over all folds, or its paired difference to others; K numbers, bootstrapped over workflows."""
+    correct, positions = (
+        np.concatenate([getattr(of[moment], name) for of in folds]) for name in ("correct", "positions")
     )
+    if others is not None:
+        correct = correct - np.concatenate([of[moment].correct for of in others])
+    ends = ratio_cis(correct, positions, np.random.default_rng(seed))
+    value = correct.sum(axis=0) / positions.sum(axis=0)
+    name = "accuracy" if others is None else "difference"
+    return {name: value.round(4).tolist(), "ci95": [[round(end, 4) for end in pair] for pair in ends]}
+
+
+def mean(of: Sequence[Any]) -> Any:
+    """Numbers at the same place of several nested values, averaged; of anything else the first."""
+    first = of[0]
+    if isinstance(first, dict):
+        return {key: mean([one[key] for one in of]) for key in first}
+    if isinstance(first, list):
+        return [mean(place) for place in zip(*of, strict=True)]
+    return float(np.mean(of)) if isinstance(first, int | float) and not isinstance(first, bool) else first
+
+
+def tables(found: Mapping[str, Any]) -> Iterator[str]:
+    """Accuracy of each view with its interval, and the paired differences one step ahead."""
+    for moment, words in MOMENTS.items():
+        yield f"\n### Accuracy {words}\n"
+        yield f"| the predictor sees | at 1 / 2 / 3 steps (95 % interval) | 1 step, against {TOKENS} | against {TEXT} |"
+        yield "|---|---|---|---|"
+        for name in (MARKOV, *(name for name in found if name != MARKOV)):
+            of = found[name]["moments"][moment]
+            told = " / ".join(_told(v, ends, ".3f") for v, ends in zip(of["accuracy"], of["ci95"], strict=True))
+            against = [found[name].get(f"against {other}", {}).get(moment) for other in (TOKENS, TEXT)]
+            cells = [_told(a["difference"][0], a["ci95"][0], "+.3f") if a else "" for a in against]
+            yield f"| {name} | {told} | {' | '.join(cells)} |"
+    for name, of in found.items():
+        for profile, headline in of.get("profiles", {}).items():
+            yield f"\n{name}, under the profile {profile}: {json.dumps(headline)}"
+
+
+def _told(value: float, ends: Sequence[float], form: str) -> str:
+    return f"{value:{form}} ({ends[0]:{form}} to {ends[1]:{form}})"
 
 
 def say(what: str) -> None:
@@ -326,25 +355,22 @@ def main() -> None:
     by_layer = hugging_face(model, recorded, layers)
     off = differ(recorded.table, by_layer[layer])
     found = judge(recorded, layer, by_layer, chosen.seed)
-    workflows, steps = found["test"]
+    print(f"{chosen.workflows} workflows, {recorded.table.num_rows} steps; {FOLDS} folds by task.")
     print(
-        f"{chosen.workflows} workflows, {recorded.table.num_rows} steps; judged on {workflows} and {steps} of them. ",
-        end="",
+        f"The engine's states of layer {layer} are {off:.2%} off Hugging Face's (root mean square, both in bfloat16)."
     )
-    print(f"The engine's states of layer {layer} are {off:.2%} off those of Hugging Face (root mean square).")
-    print("\n".join(tables(found["views"])))
+    print("\n".join(tables(found)))
     result = {
         "benchmark": "real_model_states",
         "model": str(chosen.model or "SmolLM2-135M-Instruct"),
         "workflows": chosen.workflows,
         "steps": recorded.table.num_rows,
-        "judged": found["test"],
         "layer": layer,
         "layers": layers,
         "off": round(off, 5),
         "seed": chosen.seed,
         "minutes": {"serving": round(recorded.seconds / 60, 1), "all": round((time.perf_counter() - begun) / 60, 1)},
-        "views": found["views"],
+        "views": found,
     }
     if chosen.out:
         chosen.out.write_text(json.dumps(result) + "\n")

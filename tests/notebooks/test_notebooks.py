@@ -172,7 +172,12 @@ def test_next_agent_accuracy_on_ones_own_traces(tmp_path: Path) -> None:
     views: dict[str, Any] = {name: {"states": "none"} for name in ("ids+tokens", "ids+tokens+text")}
     views |= {f"layer {layer}": {"layer": layer, "rows": "forward pass"} for layer in (10, None)}
     views = {name: {**view, "moments": {"prefill": of, "completion": of}} for name, view in views.items()}
-    study = {"views": views, "model": "a model", "judged": [40, 200]}  # what benchmarks/real_model_states.py writes
+    study = {
+        "views": views,
+        "model": "a model",
+        "workflows": 40,
+        "steps": 200,
+    }  # what benchmarks/real_model_states.py writes
     (tmp_path / "study.json").write_text(json.dumps(study))
     asked = {"judged": "list(judged)", "workflows": "evaluation.workflows", "layers": "names"}
     own = {
