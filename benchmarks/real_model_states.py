@@ -55,6 +55,7 @@ TEMPERATURE, TOP_P = 0.8, 0.95
 FOLDS = 5
 MOMENTS = {"prefill": "before the output", "completion": "after the output"}
 MARKOV, IDS, TOKENS, TEXT = "markov-3", "ids", "ids+tokens", "ids+tokens+text"
+NORM = "ids+tokens+states after the final norm"
 
 Steps = dict[tuple[str, int], tuple[list[int], list[int]]]
 """Token ids of prompt and answer by workflow and step."""
@@ -236,12 +237,12 @@ def views(
     seen = _without(table, *texts)
     yield f"{TOKENS}+states after layer {layer}, the engine's", View(seen, "captured", layer, "engine")
     for of, columns in by_layer.items():
-        name = "after the final norm" if of is None else f"after layer {of}"
+        name = NORM if of is None else f"{TOKENS}+states after layer {of}"
         for column, states in columns.items():
             values = pa.FixedSizeListArray.from_arrays(pa.array(states.reshape(-1)), states.shape[1])
             seen = _with(seen, column, values)
         seen = _with(seen, "state_layer", pa.array([of] * len(seen), pa.int32()))
-        yield f"{TOKENS}+states {name}", View(seen, "captured", of, "forward pass")
+        yield name, View(seen, "captured", of, "forward pass")
 
 
 def _with(table: pa.Table, column: str, values: pa.Array) -> pa.Table:
@@ -284,7 +285,7 @@ def judge(recorded: Recorded, layer: int, by_layer: Mapping[int | None, Any], se
     found[MARKOV] = {"states": "none"}
     for name, of in found.items():
         of["moments"] = {moment: figures(counts[name], None, moment, seed) for moment in MOMENTS}
-        for other in {TOKENS, TEXT} - {name}:
+        for other in {TOKENS, TEXT, NORM} - {name}:
             of[f"against {other}"] = {moment: figures(counts[name], counts[other], moment, seed) for moment in MOMENTS}
     return found
 
@@ -316,12 +317,15 @@ def tables(found: Mapping[str, Any]) -> Iterator[str]:
     """Accuracy of each view with its interval, and the paired differences one step ahead."""
     for moment, words in MOMENTS.items():
         yield f"\n### Accuracy {words}\n"
-        yield f"| the predictor sees | at 1 / 2 / 3 steps (95 % interval) | 1 step, against {TOKENS} | against {TEXT} |"
-        yield "|---|---|---|---|"
+        yield (
+            f"| the predictor sees | at 1 / 2 / 3 steps (95 % interval) | 1 step, against {TOKENS} | against {TEXT} "
+            "| against the final norm |"
+        )
+        yield "|---|---|---|---|---|"
         for name in (MARKOV, *(name for name in found if name != MARKOV)):
             of = found[name]["moments"][moment]
             told = " / ".join(_told(v, ends, ".3f") for v, ends in zip(of["accuracy"], of["ci95"], strict=True))
-            against = [found[name].get(f"against {other}", {}).get(moment) for other in (TOKENS, TEXT)]
+            against = [found[name].get(f"against {other}", {}).get(moment) for other in (TOKENS, TEXT, NORM)]
             cells = [_told(a["difference"][0], a["ci95"][0], "+.3f") if a else "" for a in against]
             yield f"| {name} | {told} | {' | '.join(cells)} |"
     for name, of in found.items():

@@ -89,9 +89,10 @@ def loaded_by_default() -> list[str]:
     return sorted({plugin.name for group in groups for plugin in entry_points(group=group)})
 
 
-def _with_layer(said: Mapping[str, Any], additional: Any, layer: int) -> list[str]:
+def _with_layer(said: Mapping[str, Any], additional: object, layer: int) -> list[str]:
     """Options that set the layer, after those that are said: vLLM goes by the last object, and joins dotted options."""
-    if "--additional-config" not in said or any(name.startswith("--additional-config.") for name in said):
+    dotted = any(name.startswith("--additional-config.") for name in said)
+    if dotted or "--additional-config" not in said or not isinstance(additional, dict):
         return [f"--additional-config.presage.state_layer={layer}"]
     return [
         "--additional-config",

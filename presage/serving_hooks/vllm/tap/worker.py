@@ -29,13 +29,12 @@ class StatesWorker(compat_worker.platform_worker()):  # type: ignore[misc]
         """Loads the model as ever, then listens to it."""
         layer = counted_from_1(read_config(compat.additional_config(self)).state_layer, compat.layers(self))
         super().load_model(*args, **kwargs)
-        if layer is not None and compat.speculates(self):
-            return  # the drafter says what the model hands out, and no states are read
+        if compat.speculates(self):
+            return  # no states are read, and what the model hands out beside its output is the drafter's
         if layer is not None:
             compat_worker.tap_layer(self, layer)
         if compat_worker.tells_rows():
-            hook = compat_worker.hook_rows if layer is None else compat_worker.hook_layer_rows
-            hook(self, _captured)
+            (compat_worker.hook_rows if layer is None else compat_worker.hook_layer_rows)(self, _captured)
 
 
 def _captured(ids: Sequence[str], rows: Callable[[], Any]) -> None:
