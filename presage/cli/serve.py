@@ -18,6 +18,14 @@ def serve(
             show_default=False,
         ),
     ],
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            help="Tap the hidden states after this transformer layer, counted from 1, or -1 for the last: the setting "
+            "`state_layer`. Without it, those after the final norm.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command line of vLLM, with its environment, and stop.")
     ] = False,
@@ -34,7 +42,7 @@ def serve(
 
     from presage.serving_hooks.vllm.command import command, loaded_by_default
 
-    made = command(arguments, os.environ.get("VLLM_PLUGINS"), loaded_by_default())
+    made = command(arguments, os.environ.get("VLLM_PLUGINS"), loaded_by_default(), layer)
     out = Output(as_json=False)
     for note in made.notes:
         out.note(f"presage serve: {note}")

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from presage.datasets.validate import canonical_order
 
-_ADDED: Final = frozenset({"finish_reason"})
+_ADDED: Final = frozenset({"finish_reason", "state_layer"})
 """Columns that the schema did not have from the start."""
 
 

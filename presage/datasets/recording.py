@@ -25,6 +25,7 @@ VERSION: Final = "1"
 VERSION_KEY: Final = b"presage.recording_version"
 INSTANCE_KEY: Final = b"presage.engine_instance"
 MODEL_KEY: Final = b"presage.served_model"
+LAYER_KEY: Final = b"presage.state_layer"
 
 INSTANCE_FOLDER: Final = "engine-"
 LOCK: Final = "lock"
@@ -99,7 +100,11 @@ ENDS: Final = pa.schema(
 TABLES: Final = {"steps": STEPS, "forecasts": FORECASTS, "ends": ENDS}
 
 
-def described(schema: pa.Schema, instance: str, model: str | None) -> pa.Schema:
-    """The schema of a file of one engine: its rows carry who wrote them."""
+def described(schema: pa.Schema, instance: str, model: str | None, state_layer: int | None = None) -> pa.Schema:
+    """The schema of a file of one engine: its rows carry who wrote them, and which layer their states are of."""
     facts = {VERSION_KEY: VERSION.encode(), INSTANCE_KEY: instance.encode()}
-    return schema.with_metadata(facts if model is None else facts | {MODEL_KEY: model.encode()})
+    if model is not None:
+        facts[MODEL_KEY] = model.encode()
+    if state_layer is not None:
+        facts[LAYER_KEY] = str(state_layer).encode()
+    return schema.with_metadata(facts)

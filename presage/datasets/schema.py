@@ -51,6 +51,7 @@ _COLUMNS: Final[dict[str, pa.DataType]] = {
     "parent_steps": pa.list_(pa.int32()),
     "kind": pa.string(),
     "model": pa.string(),
+    "state_layer": pa.int32(),
     "input_tokens": pa.int32(),
     "output_tokens": pa.int32(),
     "cached_input_tokens": pa.int32(),

@@ -5,14 +5,14 @@ it is the state of the step's input, at completion that of its output. `StateSou
 and `StateSource.of_step` for one step; both go through the same arithmetic, and captured states are rounded to float16
 as the trace keeps them. Which source a predictor reads is decided on held-out tasks (`training/semantic_state.py`).
 
-Of a captured state only its width is checked here. The model it belongs to is kept where the traces name one, for who
-serves; the layer is not known.
+Of a captured state its width is checked here, and in a trace its layer. Layer and model, where the traces name one, are
+kept for who serves.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +58,8 @@ class StateSource:
         encoder_name: of kind "encoder": the folder or hub name it was trained with.
         encoder_digest: of kind "encoder": of the files it was trained with.
         served_model: of kind "captured": the model whose states they are; None where the traces name none, or several.
+        layer: of kind "captured": the transformer layer whose states they are, counted from 1; None for those after the
+            final norm.
         cache: of kind "encoder": folder of the embeddings kept on disk; None for the user's cache.
     """
 
@@ -67,6 +69,7 @@ class StateSource:
     encoder_name: str | None = None
     encoder_digest: str | None = None
     served_model: str | None = None
+    layer: int | None = None
     cache: Path | None = None
 
     @property
@@ -86,9 +89,14 @@ class StateSource:
             float32 [n, d] for each moment; NaN rows where a step has none. A moment without any is left out.
 
         Raises:
-            InputError: a captured state has another width than in training, or is not finite.
+            InputError: a captured state has another width or is of another layer than in training, or is not finite.
         """
         if self.kind == "captured":
+            if set(layers := _of_steps_with_state(table, "state_layer")) - {self.layer}:
+                raise InputError(
+                    f"the states of these traces are those {_after(layers)}; the predictor was trained with those "
+                    f"{_after([self.layer])}: record that layer (presage.state_layer), or train anew"
+                )
             return {
                 moment: _captured(table[STATE_COLUMN[moment]], size, STATE_COLUMN[moment])
                 for moment, size in self.sizes.items()
@@ -144,6 +152,8 @@ class StateSource:
             config |= {"encoder": self.encoder_name, "encoder_digest": self.encoder_digest}
         if self.served_model is not None:
             config["served_model"] = self.served_model
+        if self.layer is not None:
+            config["layer"] = self.layer
         return config
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
@@ -171,8 +181,9 @@ class StateSource:
         sketch = Sketch.from_tensors(tensors) if kind == "sketch" else None
         if sketch is not None and set(sizes.values()) - {sketch.size}:
             raise ArtefactError(f"state sizes {sizes} and a text sketch of {sketch.size} dimensions: train anew")
-        served = config.get("served_model")
-        return cls(kind, sizes, sketch, name, digest, served if isinstance(served, str) else None, cache)
+        served, layer = config.get("served_model"), config.get("layer")
+        served = served if isinstance(served, str) else None
+        return cls(kind, sizes, sketch, name, digest, served, layer if isinstance(layer, int) else None, cache)
 
 
 def candidates(table: pa.Table, states: States, text_encoder: str = SKETCH) -> tuple[Candidate, ...]:
@@ -207,9 +218,13 @@ def candidates(table: pa.Table, states: States, text_encoder: str = SKETCH) -> t
 
 
 def captured_source(table: pa.Table) -> StateSource:
-    """The hidden states of a training trace as a source."""
+    """The hidden states of a training trace as a source.
+
+    Raises:
+        InputError: they are of several layers.
+    """
     sizes = {m: table.schema.field(c).type.list_size for m, c in STATE_COLUMN.items() if _has_values(table, c)}
-    return StateSource("captured", sizes, served_model=_served_model(table))
+    return StateSource("captured", sizes, served_model=_served_model(table), layer=_layer(table))
 
 
 def encoder_source(
@@ -321,9 +336,36 @@ def _has_values(table: pa.Table, column: str) -> bool:
 
 def _served_model(table: pa.Table) -> str | None:
     """The one model of the steps that have a captured state."""
-    has_state = [pc.is_valid(table[column]) for column in STATE_COLUMN.values() if column in table.column_names]
-    models = pc.unique(table["model"].filter(functools.reduce(pc.or_, has_state))).to_pylist()
+    models = _of_steps_with_state(table, "model")
     return models[0] if len(models) == 1 else None
+
+
+def _layer(table: pa.Table) -> int | None:
+    """The one layer of all captured states; None for those after the final norm.
+
+    Raises:
+        InputError: there are several.
+    """
+    layers = _of_steps_with_state(table, "state_layer")
+    if len(layers) > 1:
+        raise InputError(
+            f"captured states of several layers in one trace: those {_after(layers)}; keep traces of different layers "
+            "apart, or use --states text or none"
+        )
+    return layers[0] if layers else None
+
+
+def _of_steps_with_state(table: pa.Table, column: str) -> list[Any]:
+    """Distinct values of a column over the steps that have a captured state; none where the column is absent."""
+    states = [pc.is_valid(table[state]) for state in STATE_COLUMN.values() if state in table.column_names]
+    if not states or column not in table.column_names:
+        return []
+    found: list[Any] = pc.unique(table[column].filter(functools.reduce(pc.or_, states))).to_pylist()
+    return found
+
+
+def _after(layers: Iterable[int | None]) -> str:
+    return " and ".join("after the final norm" if layer is None else f"after layer {layer}" for layer in layers)
 
 
 def _sizes(value: object) -> dict[Moment, int] | None:

@@ -17,12 +17,20 @@ from numpy.typing import NDArray
 
 from presage.errors import InputError
 from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.features.states import StateSource
 from presage.predictors.forecast import Source
 from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.next_agent import NextAgentPredictor, Workflow
 from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.predictors.steps import log_tokens
-from presage.serving_hooks.live import STATES_LEFT_OUT, LiveForecast, LiveLengths, NotAForecast, Projection
+from presage.serving_hooks.live import (
+    LAYER_LEFT_OUT,
+    STATES_LEFT_OUT,
+    LiveForecast,
+    LiveLengths,
+    NotAForecast,
+    Projection,
+)
 
 PROJECTED: Final = "projected"
 """In a step's columns, beside those of a trace: its state, float32 [p], projected where it was computed."""
@@ -59,14 +67,21 @@ class NextAgentChampion:
     Args:
         predictor: fitted.
         version: in the registry.
-        served_model: the model that the engine serves, None if it does not say. Hidden states belong to one model:
-            where the predictor learnt those of another, they are left out, and every forecast says so.
+        served_model: the model that the engine serves, None if it does not say. Hidden states belong to one model and
+            to one layer of it: where the predictor learnt others, they are left out, and every forecast says so.
+        state_layer: the layer that this engine taps; None for the states after the final norm.
     """
 
-    def __init__(self, predictor: NextAgentPredictor, version: int | None, served_model: str | None = None) -> None:
+    def __init__(
+        self,
+        predictor: NextAgentPredictor,
+        version: int | None,
+        served_model: str | None = None,
+        state_layer: int | None = None,
+    ) -> None:
         self.predictor, self.version = predictor, version
-        learnt = predictor.source.served_model
-        self._states = learnt is None or served_model is None or learnt == served_model
+        self._reason = _left_out(predictor.source, served_model, state_layer)
+        self._states = self._reason is None
 
     @property
     def projections(self) -> dict[Moment, Projection]:
@@ -119,8 +134,16 @@ class NextAgentChampion:
         if out.shape[1] != len(agents) + 1 or not _distributions(out):
             raise NotAForecast("probabilities that are no distributions")
         source: Source = "back-off" if evidence < self.predictor.config.min_evidence else "champion"
-        reason = None if self._states else STATES_LEFT_OUT
-        return LiveForecast(source, evidence, moment, out, agents, self.version, reason, left)
+        return LiveForecast(source, evidence, moment, out, agents, self.version, self._reason, left)
+
+
+def _left_out(source: StateSource, served_model: str | None, state_layer: int | None) -> str | None:
+    """Why hidden states of this engine are none that the predictor learnt; None where they are, or nobody says."""
+    if source.kind != "captured" or served_model is None:
+        return None
+    if source.served_model not in (None, served_model):
+        return STATES_LEFT_OUT
+    return None if source.layer == state_layer else LAYER_LEFT_OUT
 
 
 class LengthChampion:

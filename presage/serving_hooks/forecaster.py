@@ -58,7 +58,7 @@ class Forecaster:
         lengths: says how many output tokens are left; None leaves that to the back-off.
         lengths_version: of that predictor.
         back_off: counts that learn from the events, and answer where a predictor does not; None for no such answers.
-        served_model: what the engine serves; see `NextAgentChampion`.
+        served_model, state_layer: whose hidden states the engine taps; see `NextAgentChampion`.
         max_workflows: states kept; the one longest without an event is dropped first. A dropped workflow that goes on
             is recognised by its step number, where the caller gives one, and gets no forecast; without step numbers
             it would look like one that begins.
@@ -89,6 +89,7 @@ class Forecaster:
         lengths_version: int | None = None,
         back_off: OnlineCounts | None = None,
         served_model: str | None = None,
+        state_layer: int | None = None,
         max_workflows: int = 100_000,
         time_to_live_s: float = TIME_TO_LIVE_S,
         budget: Budget | None = None,
@@ -111,7 +112,7 @@ class Forecaster:
         self.guards = dict(zip(("next-agent", "remaining-length"), guards, strict=True))
         self._nobody = predictor is None and lengths is None and back_off is None
         self._answers = Answers(
-            NextAgentChampion(predictor, version, served_model) if predictor is not None else None,
+            NextAgentChampion(predictor, version, served_model, state_layer) if predictor is not None else None,
             LengthChampion(lengths, lengths_version) if lengths is not None else None,
             back_off,
             guards[0],

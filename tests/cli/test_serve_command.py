@@ -134,6 +134,22 @@ def test_settings_that_are_good_go_on_as_they_are(given: list[str]) -> None:
     assert command(["m", *given], None).arguments == ("serve", "m", *given, *OURS)
 
 
+@pytest.mark.parametrize(
+    ("given", "then"),
+    [
+        ([], ["--additional-config.presage.state_layer=-1"]),
+        (["--additional-config.presage.gamma", "0.8"], ["--additional-config.presage.state_layer=-1"]),
+        (
+            ["--additional-config", '{"presage": {"gamma": 0.8, "state_layer": 3}, "other": 1}'],
+            ["--additional-config", '{"presage": {"gamma": 0.8, "state_layer": -1}, "other": 1}'],
+        ),
+    ],
+)
+def test_a_layer_becomes_a_setting_among_the_others(given: list[str], then: list[str]) -> None:
+    assert command(["m", *given], None, layer=-1).arguments == ("serve", "m", *given, *then, *OURS)
+    assert " ".join(then[:1]) in run("serve", "m", *given, "--layer", "-1", "--dry-run").out
+
+
 def test_the_settings_are_listed_without_vllm() -> None:
     told = run("vllm-check", "--settings", "--json").json["settings"]
     assert [one["name"] for one in told] == list(PresageConfig.model_fields)

@@ -73,6 +73,7 @@ def traces(draw: st.DrawFn, min_workflows: int = 1) -> pa.Table:
                 "system_prompt": draw(TEXT),
                 "input_text": draw(TEXT),
                 "output_text": draw(TEXT),
+                "state_layer": draw(COUNT),
             }
             for name, size in zip(("prefill_state", "completion_state"), sizes, strict=True):
                 if size is not None:

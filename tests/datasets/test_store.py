@@ -66,17 +66,18 @@ def test_rows_without_state_survive(tmp_path: Path) -> None:
     assert read_store(tmp_path / "s")["prefill_state"].to_pylist() == [[1.0, 2.0], None, None, None]
 
 
-def test_a_store_of_before_there_were_finish_reasons_reads_and_grows(tmp_path: Path) -> None:
+def test_a_store_of_before_there_were_finish_reasons_and_layers_reads_and_grows(tmp_path: Path) -> None:
     old = trace(*workflow("w", 2), *workflow("v", 3, output_tokens=4, prefill_state=[1.0]))
     append(old, tmp_path)
     for part in tmp_path.glob("workflow_type=*/*.parquet"):
-        pq.write_table(pq.read_table(part, partitioning=None).drop_columns(["finish_reason"]), part)
-        assert "finish_reason" not in pq.read_schema(part).names
+        pq.write_table(pq.read_table(part, partitioning=None).drop_columns(["finish_reason", "state_layer"]), part)
+        assert not {"finish_reason", "state_layer"} & {*pq.read_schema(part).names}
     assert read_store(tmp_path).equals(old)
     assert read_traces([tmp_path]).table.equals(old)
-    new = workflow("u", 1, finish_reason="stop")
+    new = workflow("u", 1, finish_reason="stop", prefill_state=[1.0], state_layer=20)
     assert append(trace(*workflow("w", 2), *new), tmp_path) == AppendReport(1, 1, 1)
     assert read_store(tmp_path)["finish_reason"].to_pylist() == ["stop"] + [None] * 5
+    assert read_store(tmp_path)["state_layer"].to_pylist() == [20] + [None] * 5
     for i in range(15):  # until the parts are joined, old ones with new ones
         append(trace(*workflow(f"x{i:02}", 1, finish_reason="length")), tmp_path)
     assert len(list(tmp_path.glob("workflow_type=t/*"))) < 16

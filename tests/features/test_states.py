@@ -235,6 +235,25 @@ def test_captured_states_belong_to_the_one_model_that_is_named(models: list[str 
     assert sketched(steps(input_text=["plan it"] * 8, model=models)).served_model is None
 
 
+@pytest.mark.parametrize("layer", [None, 20])
+def test_captured_states_keep_their_layer_and_those_of_another_are_refused(layer: int | None) -> None:
+    table = steps(prefill_state=vectors(0), state_layer=[layer] * 8)
+    source = captured_source(table)
+    assert source.layer == again(source).layer == layer
+    assert ("layer" in source.to_config()) == (layer is not None)  # as artefacts of before there were layers
+    assert source.states(table)["prefill"].shape == (8, SIZE)
+    assert again(source).states(steps(state_layer=[7] * 8)) == {}
+    with pytest.raises(InputError, match="those after layer 7; the predictor was trained with those after "):
+        again(source).states(steps(prefill_state=vectors(0), state_layer=[7] * 8))
+
+
+def test_states_of_several_layers_are_refused_and_steps_without_one_have_none() -> None:
+    with pytest.raises(InputError, match="several layers in one trace: those after layer 20 and after the final norm"):
+        captured_source(steps(prefill_state=vectors(0), state_layer=[20, None] * 4))
+    some = [*vectors(0)[:6], None, None]
+    assert captured_source(steps(prefill_state=some, state_layer=[20] * 6 + [None, 7])).layer == 20
+
+
 def test_none_has_no_states() -> None:
     source = again(StateSource.none())
     assert source.states(with_states()) == {}

@@ -168,12 +168,27 @@ def test_next_agent_accuracy_on_ones_own_traces(tmp_path: Path) -> None:
     from presage.datasets.store import append
 
     append(generate("retry", 90, 0, state_size=16).table, tmp_path / "store")
-    asked = {"judged": "list(judged)", "workflows": "evaluation.workflows"}
-    own = {"TRACES": "store", "BASELINES": "markov-3"}  # a path is seen from where the kernel stands
+    of = {"accuracy": [0.5, 0.4, 0.3], "ci95": [[0.4, 0.6], [0.3, 0.5], [0.2, 0.4]]}
+    views: dict[str, Any] = {name: {"states": "none"} for name in ("ids+tokens", "ids+tokens+text")}
+    views |= {f"layer {layer}": {"layer": layer, "rows": "forward pass"} for layer in (10, None)}
+    views = {name: {**view, "moments": {"prefill": of, "completion": of}} for name, view in views.items()}
+    study = {
+        "views": views,
+        "model": "a model",
+        "workflows": 40,
+        "steps": 200,
+    }  # what benchmarks/real_model_states.py writes
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    asked = {"judged": "list(judged)", "workflows": "evaluation.workflows", "layers": "names"}
+    own = {
+        "TRACES": "store",
+        "BASELINES": "markov-3",
+        "STATES_STUDY": "study.json",
+    }  # seen from where the kernel stands
     executed, found = run("next_agent_accuracy", tmp_path, own, asked)
-    assert figures(executed) == 5
+    assert figures(executed) == 6
     assert errors(executed) == []
-    assert found == {"judged": ["presage", "markov-3"], "workflows": 18}
+    assert found == {"judged": ["presage", "markov-3"], "workflows": 18, "layers": ["10", "norm"]}
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.serving_hooks.backoff import BackoffConfig, OnlineCounts
 from presage.serving_hooks.forecaster import MISSED_STEP, NO_MODEL, Forecaster, LiveForecast
 from presage.serving_hooks.guard import Budget
-from presage.serving_hooks.live import LITTLE_SEEN, STATES_LEFT_OUT, SWITCHED_OFF
+from presage.serving_hooks.live import LAYER_LEFT_OUT, LITTLE_SEEN, STATES_LEFT_OUT, SWITCHED_OFF
 
 LENGTH_INPUTS = ("input_tokens", "input_text", "system_prompt", "model", "prefill_state")
 ROUTE = ("draft", "check", "draft", "check")
@@ -233,6 +233,27 @@ def test_states_of_another_served_model_are_left_out_and_it_is_said(predictor: N
         (None, seeing, None),
     ):
         live = Forecaster(learnt, served_model=served, clock=Clock()).on_prefill(*ids, prefill_state=state)
+        assert (live.source, live.reason) == ("champion", reason)
+        assert np.array_equal(live.probabilities, wanted.probabilities)
+
+
+@pytest.mark.parametrize(("learnt_at", "tapped"), [(None, 20), (20, None), (20, 15)])
+def test_states_of_another_layer_are_left_out_and_it_is_said(
+    predictor: NextAgentPredictor, learnt_at: int | None, tapped: int | None
+) -> None:
+    learnt = NextAgentPredictor.from_artefact(*predictor.to_artefact())
+    learnt.source = replace(learnt.source, layer=learnt_at)
+    step, state = WORKFLOWS["loop"][0], np.ones(STATE_SIZE, np.float32)
+    ids = step["workflow_type"], step["workflow_id"], step["agent"]
+    bare = Forecaster(predictor, clock=Clock()).on_prefill(*ids)
+    seeing = Forecaster(predictor, clock=Clock()).on_prefill(*ids, prefill_state=state)
+    for served, layer, wanted, reason in (
+        ("synthetic", tapped, bare, LAYER_LEFT_OUT),
+        ("synthetic", learnt_at, seeing, None),
+        (None, None, seeing, None),  # an engine that does not say what it serves
+    ):
+        forecaster = Forecaster(learnt, served_model=served, state_layer=layer, clock=Clock())
+        live = forecaster.on_prefill(*ids, prefill_state=state)
         assert (live.source, live.reason) == ("champion", reason)
         assert np.array_equal(live.probabilities, wanted.probabilities)
 

@@ -53,7 +53,7 @@ _KINDS: Final[dict[str, tuple[frozenset[type], str, pa.DataType | None]]] = {
         _STRING,
     ),
     **dict.fromkeys(_TEXTS, _STRING),
-    **dict.fromkeys(("step", "input_tokens", "output_tokens", "cached_input_tokens"), _WHOLE),
+    **dict.fromkeys(("step", "input_tokens", "output_tokens", "cached_input_tokens", "state_layer"), _WHOLE),
     **dict.fromkeys(("start_time", "end_time", "started_at", "ended_at"), _TIME),
     **dict.fromkeys(("success", "complete"), _TRUTH),
     **dict.fromkeys(("parent_steps", *STATE_COLUMNS), (frozenset({list}), "an array of numbers", None)),
@@ -86,6 +86,7 @@ class _TypedRow(msgspec.Struct, gc=False):
     system_prompt: str | None = None
     input_text: str | None = None
     output_text: str | None = None
+    state_layer: int | float | None = None
     success: bool | int | float | None = None
     complete: bool | int | float | None = None
     parent_steps: list[int] | None = None

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from presage.datasets.adapters.recording_files import Engine, batches, engines
+from presage.datasets.adapters.recording_files import Engine, Served, batches, engines
 from presage.datasets.adapters.recording_plan import END_NUMBERS, NUMBERS, Plan, plan
 from presage.datasets.adapters.source import Source
 from presage.datasets.origin import Origin
@@ -90,7 +90,7 @@ def _tables(engine: Engine, planned: Plan, skipped: Counter[str]) -> Iterator[pa
     """The rows of an engine, raw, in tables of bounded size."""
     waiting: list[pa.Table] = []
     seen = np.zeros(len(planned.keys), bool)
-    for batch, model in batches(engine, "steps", None, skipped):
+    for batch, served in batches(engine, "steps", None, skipped):
         runs, steps = (batch[name].to_numpy().astype(np.int64) for name in ("run", "step"))
         places = planned.find(runs, steps)
         fresh = np.flatnonzero(places >= 0)
@@ -99,7 +99,7 @@ def _tables(engine: Engine, planned: Plan, skipped: Counter[str]) -> Iterator[pa
         seen[places[fresh]] = True
         if not len(fresh):
             continue
-        waiting.append(_table(batch.take(pa.array(fresh)), engine, model, planned, places[fresh]))
+        waiting.append(_table(batch.take(pa.array(fresh)), engine, served, planned, places[fresh]))
         if sum(t.num_rows for t in waiting) >= _CHUNK_ROWS or sum(t.nbytes for t in waiting) >= _CHUNK_BYTES:
             yield pa.concat_tables(waiting, promote_options="default")
             waiting = []
@@ -110,7 +110,7 @@ def _tables(engine: Engine, planned: Plan, skipped: Counter[str]) -> Iterator[pa
 def _table(
     batch: pa.RecordBatch,
     engine: Engine,
-    model: str | None,
+    served: Served,
     planned: Plan,
     places: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> pa.Table:
@@ -119,11 +119,14 @@ def _table(
     columns["workflow_id"] = pc.binary_join_element_wise(batch["workflow_id"], f"@{engine.name}.", runs, "")
     columns["step"] = pa.array(planned.steps[places])
     columns["complete"] = pa.array(planned.complete[places])
-    columns["model"] = pa.repeat(pa.scalar(model, pa.string()), batch.num_rows)
+    columns["model"] = pa.repeat(pa.scalar(served.model, pa.string()), batch.num_rows)
+    has_state = pa.repeat(False, batch.num_rows)
     for name in STATE_COLUMNS:
         states = _states(batch[name], f"{engine.folder}, column {name!r}")
         if states is not None:
             columns[name] = states
+            has_state = pc.or_(has_state, states.is_valid())
+    columns["state_layer"] = pc.if_else(has_state, pa.scalar(served.state_layer, pa.int32()), None)
     return pa.table(columns)
 
 

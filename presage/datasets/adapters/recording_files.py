@@ -21,6 +21,7 @@ from presage.datasets.recording import (
     FILE_NAME,
     INSTANCE_FOLDER,
     INSTANCE_KEY,
+    LAYER_KEY,
     LOCK,
     MODEL_KEY,
     OPEN,
@@ -50,6 +51,19 @@ class Engine:
     records: bool
 
 
+@dataclass(frozen=True)
+class Served:
+    """What an engine served while it wrote a file.
+
+    Attributes:
+        model: by its name; None where it was not known.
+        state_layer: the layer of recorded states, counted from 1; None for those after the final norm.
+    """
+
+    model: str | None
+    state_layer: int | None
+
+
 def is_recording(path: Path) -> bool:
     """Is this the folder of a recording, or that of one engine in it?"""
     return bool(_folders(path))
@@ -72,8 +86,8 @@ def engines(path: Path) -> list[Engine]:
 
 def batches(
     engine: Engine, table: str, columns: Sequence[str] | None, lost: Counter[str]
-) -> Iterator[tuple[pa.RecordBatch, str | None]]:
-    """All whole batches of a table in the order they were written, each with the model that was served.
+) -> Iterator[tuple[pa.RecordBatch, Served]]:
+    """All whole batches of a table in the order they were written, each with what was served.
 
     Args:
         engine: whose.
@@ -123,7 +137,7 @@ def _files(folder: Path, table: str) -> list[Path]:
 
 def _batches(
     path: Path, table: str, columns: Sequence[str] | None, lost: Counter[str]
-) -> Iterator[tuple[pa.RecordBatch, str | None]]:
+) -> Iterator[tuple[pa.RecordBatch, Served]]:
     size = path.stat().st_size
     if not size:
         return
@@ -137,7 +151,7 @@ def _batches(
             lost[TORN] += 1
             lost[TORN_BYTES] += size
             return
-        model = _model(reader, path, table, columns)
+        served = _served(reader, path, table, columns)
         while True:
             position = source.tell()
             try:
@@ -149,10 +163,10 @@ def _batches(
                 lost[TORN] += 1
                 lost[TORN_BYTES] += size - position
                 return
-            yield batch, model
+            yield batch, served
 
 
-def _model(reader: pa.RecordBatchStreamReader, path: Path, table: str, columns: Sequence[str] | None) -> str | None:
+def _served(reader: pa.RecordBatchStreamReader, path: Path, table: str, columns: Sequence[str] | None) -> Served:
     facts = reader.schema.metadata or {}
     version = facts.get(VERSION_KEY, b"none").decode(errors="replace")
     if version != VERSION or INSTANCE_KEY not in facts:
@@ -163,4 +177,7 @@ def _model(reader: pa.RecordBatchStreamReader, path: Path, table: str, columns: 
     wanted = TABLES[table] if columns is None else pa.schema([TABLES[table].field(name) for name in columns])
     if not reader.schema.equals(wanted):
         raise TraceError(f"{path}: not the columns of {table} in a recording: remove the file, or record anew")
-    return facts[MODEL_KEY].decode() if MODEL_KEY in facts else None
+    return Served(
+        facts[MODEL_KEY].decode() if MODEL_KEY in facts else None,
+        int(facts[LAYER_KEY]) if LAYER_KEY in facts else None,
+    )

@@ -77,13 +77,19 @@ class NoRecorder:
 
 
 def start(
-    config: RecorderConfig | None, *, model: str | None = None, decode: Callable[[Sequence[int]], str] | None = None
+    config: RecorderConfig | None,
+    *,
+    model: str | None = None,
+    state_layer: int | None = None,
+    decode: Callable[[Sequence[int]], str] | None = None,
 ) -> Records:
     """The recorder of an engine, writing from now on; one that records nothing where there are no settings.
 
     Args:
         config: its settings.
         model: what the engine serves; the traces' column `model`.
+        state_layer: the layer of the states it tells, counted from 1; None for those after the final norm. The traces'
+            column `state_layer`.
         decode: makes a text of token ids, in the thread that writes; for engines that hold no texts.
 
     Raises:
@@ -93,4 +99,4 @@ def start(
         return NoRecorder()
     from presage.serving_hooks.recorder.recorder import Recorder
 
-    return Recorder(config, model=model, decode=decode).start()
+    return Recorder(config, model=model, state_layer=state_layer, decode=decode).start()

@@ -46,6 +46,7 @@ class Recorder:
     Args:
         config: its settings.
         model: what the engine serves.
+        state_layer: the layer of the states it is told, counted from 1; None for those after the final norm.
         decode: makes a text of token ids.
         instance: name of this engine in the recording; no two engines that share a folder may have the same. None
             makes one of the time and chance.
@@ -60,6 +61,7 @@ class Recorder:
         config: RecorderConfig,
         *,
         model: str | None = None,
+        state_layer: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         instance: str | None = None,
         clock: Clock | None = None,
@@ -79,7 +81,7 @@ class Recorder:
         self.tape = Tape(_CALLS_A_ROW * config.queue_rows, room, queue, self._counts, heard)
         self._tell, self._most_kept = self.tape.tell, room // _KEPT_SHARE
         texts = Texts(load_redact(config.redact), decode)
-        self.writer = Writer(config, self.tape, queue, texts, self._clock, self.instance, model, heard)
+        self.writer = Writer(config, self.tape, queue, texts, self._clock, self.instance, model, state_layer, heard)
         self._runs: dict[tuple[str, str], Run] = {}
         self._types: set[str] = set()
         self._begun_runs = 0
@@ -131,8 +133,8 @@ class Recorder:
         Args:
             request_id: as `begun` had it.
             moment: which.
-            state: float16 or float32 [d], after the last norm; of the model that is served, not projected. It must not
-                be changed later. The whole array that it is a row of is kept for some milliseconds; a row of a large
+            state: float16 or float32 [d], of the model that is served and of one layer, not projected. It must not be
+                changed later. The whole array that it is a row of is kept for some milliseconds; a row of a large
                 one is copied.
         """
         try:

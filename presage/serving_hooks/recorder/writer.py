@@ -54,6 +54,7 @@ class Writer:
         clock: of the recorder.
         instance: name of the engine.
         model: what it serves.
+        state_layer: the layer of the states; see `datasets.recording.described`.
         counts: rows written, and what was not written, by reason; of this thread.
         opening: opens a file.
 
@@ -71,6 +72,7 @@ class Writer:
         clock: Clock,
         instance: str,
         model: str | None,
+        state_layer: int | None,
         counts: Counter[str],
         opening: Opening = lambda path: pa.OSFile(path, "wb"),
     ) -> None:
@@ -84,7 +86,7 @@ class Writer:
         self._folder = Folder(Path(config.folder), instance, config.max_mb * 2**20)
         limits = Limits(config.rows_per_file, config.file_mb * 2**20, config.file_age_s)
         self._series = {
-            name: Series(self._folder.path, name, described(schema, instance, model), limits, opening)
+            name: Series(self._folder.path, name, described(schema, instance, model, state_layer), limits, opening)
             for name, schema in TABLES.items()
         }
         self._number = 1

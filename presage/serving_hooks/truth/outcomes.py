@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from presage.features.moment import MOMENTS, Moment
 from presage.predictors.forecast import Source
 from presage.predictors.reliability import BINS
-from presage.serving_hooks.live import STATES_LEFT_OUT, LiveForecast
+from presage.serving_hooks.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast
 
 COUNTS: Final = "counts"
 """What answered where no predictor did (`backoff.py`)."""
@@ -40,7 +40,7 @@ def model_of(source: Source, version: int | None, reason: str | None) -> str:
     """
     if version is not None:
         return f"version {version}"
-    return COUNTS if source == "back-off" and reason not in (None, STATES_LEFT_OUT) else "no version"
+    return COUNTS if source == "back-off" and reason not in (None, STATES_LEFT_OUT, LAYER_LEFT_OUT) else "no version"
 
 
 @dataclass(frozen=True, slots=True)

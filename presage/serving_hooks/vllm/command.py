@@ -51,21 +51,25 @@ class Command:
     notes: tuple[str, ...] = ()
 
 
-def command(arguments: Sequence[str], plugins: str | None, others: Iterable[str] = ()) -> Command:
+def command(
+    arguments: Sequence[str], plugins: str | None, others: Iterable[str] = (), layer: int | None = None
+) -> Command:
     """The command line for the arguments that `vllm serve` would have been given.
 
     Args:
         arguments: a model, and any options of `vllm serve`.
         plugins: VLLM_PLUGINS as it is; None if it is not set.
         others: plugins that vLLM loads where VLLM_PLUGINS is not set.
+        layer: the setting `state_layer`, in place of one in the arguments; None leaves them as they are.
 
     Raises:
         ConfigurationError: the settings under "presage" in --additional-config are no good, or a file named by
             --config cannot be read.
     """
     said = _said(arguments)
-    read_config(_additional(said))
-    added: list[str] = []
+    additional = _additional(said)
+    read_config(additional)
+    added = [] if layer is None else _with_layer(said, additional, layer)
     notes = []
     for option, value, otherwise in ADDED:
         own = {name: said[name] for name in said if name.split(".")[0] == option}
@@ -83,6 +87,17 @@ def loaded_by_default() -> list[str]:
     """Names of installed plugins that vLLM loads where VLLM_PLUGINS is not set: all but those that add routes."""
     groups = {group for group in entry_points().groups if group.startswith("vllm.") and group != ENDPOINTS}
     return sorted({plugin.name for group in groups for plugin in entry_points(group=group)})
+
+
+def _with_layer(said: Mapping[str, Any], additional: object, layer: int) -> list[str]:
+    """Options that set the layer, after those that are said: vLLM goes by the last object, and joins dotted options."""
+    dotted = any(name.startswith("--additional-config.") for name in said)
+    if dotted or "--additional-config" not in said or not isinstance(additional, dict):
+        return [f"--additional-config.presage.state_layer={layer}"]
+    return [
+        "--additional-config",
+        json.dumps(additional | {"presage": additional.get("presage", {}) | {"state_layer": layer}}),
+    ]
 
 
 def _said(arguments: Sequence[str]) -> dict[str, Any]:

@@ -118,6 +118,7 @@ ATTRIBUTES: Final = (
     "connector",
     "vllm_config.model_config.served_model_name",
     "vllm_config.speculative_config",
+    "vllm_config.model_config.get_total_num_hidden_layers",
     "kv_cache_config.kv_cache_groups",
     "kv_cache_manager.block_pool.blocks",
     "kv_cache_manager.block_pool.null_block.block_id",
@@ -320,9 +321,9 @@ def requests(scheduler: Any) -> Mapping[str, Any]:
     return found
 
 
-def additional_config(scheduler: Any) -> object:
-    """What the operator gave as `--additional-config`."""
-    return scheduler.vllm_config.additional_config
+def additional_config(engine: Any) -> object:
+    """What the operator gave as `--additional-config`; of a scheduler or a worker."""
+    return engine.vllm_config.additional_config
 
 
 def by_priority(scheduler: Any) -> bool:
@@ -581,9 +582,14 @@ def hidden_size(scheduler: Any) -> int:
     return int(scheduler.vllm_config.model_config.get_hidden_size())
 
 
-def speculates(scheduler: Any) -> bool:
-    """Whether a step may produce several tokens a request."""
-    return scheduler.vllm_config.speculative_config is not None
+def layers(engine: Any) -> int:
+    """Transformer layers of the model; of a scheduler or a worker."""
+    return int(engine.vllm_config.model_config.get_total_num_hidden_layers())
+
+
+def speculates(engine: Any) -> bool:
+    """Whether a step may produce several tokens a request; of a scheduler or a worker."""
+    return engine.vllm_config.speculative_config is not None
 
 
 def of_kind(kind: type[Kind], found: Any) -> Iterator[Kind]:

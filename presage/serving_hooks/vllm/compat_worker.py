@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from presage.errors import EngineError
 from presage.serving_hooks.vllm import compat
 
 Connector = TypeVar("Connector")
@@ -22,6 +23,12 @@ SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.v1.worker.gpu_worker:Worker.load_model": ("self",),
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model": ("self", "scheduler_output"),
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample": ("self", "hidden_states", "input_batch"),
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": ("self", "grammar_output"),
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_model": ("self",),
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens": ("self", "grammar_output"),
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.get_model": ("self",),
+    "vllm.model_executor.models.interfaces:supports_eagle3": ("model",),
+    "vllm.model_executor.models.interfaces:SupportsEagle3.set_aux_hidden_state_layers": ("self", "layers"),
     "vllm.distributed.kv_transfer:has_kv_transfer_group": (),
     "vllm.distributed.kv_transfer:get_kv_transfer_group": (),
     "vllm.distributed.parallel_state:get_tensor_model_parallel_rank": (),
@@ -56,6 +63,63 @@ def tells_rows() -> bool:
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
     return bool(get_tensor_model_parallel_rank() == 0)
+
+
+def tap_layer(worker: Any, layer: int) -> None:
+    """The model hands out its hidden states after this layer beside its output, from its first step on.
+
+    By vLLM's interface for drafters of the EAGLE-3 kind, of which there is none here: layers are set once the model is
+    loaded, before it is compiled or captured in graphs, and the runner knows that two things come back. The setting
+    stands in `additional_config`, which is part of the key of vLLM's cache of compiled models.
+
+    Args:
+        worker: its model is loaded.
+        layer: counted from 1.
+
+    Raises:
+        EngineError: states of this layer cannot be had of this model, or as it is served.
+    """
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    runner, parallel = worker.model_runner, worker.vllm_config.parallel_config
+    model = runner.get_model()
+    reasons = {
+        f"vLLM's {type(model).__name__} does not implement SupportsEagle3": not supports_eagle3(model),
+        "a pipeline has the layers of a model in several workers": parallel.pipeline_parallel_size > 1,
+        "prompts are split between workers": parallel.prefill_context_parallel_size > 1,
+        "batches are split in two": parallel.use_ubatching,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason is not None:
+        raise EngineError(
+            f"presage.state_layer is {layer}, but states of single layers cannot be tapped here: {reason}; leave it "
+            "out for those after the final norm"
+        )
+    model.set_aux_hidden_state_layers((layer,))
+    runner.use_aux_hidden_state_outputs = True
+
+
+def hook_layer_rows(worker: Any, captured: Captured) -> None:
+    """As `hook_rows`, of the rows of the layer that `tap_layer` has set."""
+    runner, second = worker.model_runner, worker.use_v2_model_runner
+    own = runner.sample_tokens
+
+    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        state = runner.execute_model_state
+        if state is not None:
+            ids = (state.input_batch if second else runner.input_batch).req_ids
+
+            def rows() -> Any:
+                (hidden_states,) = state.aux_hidden_states
+                if second:
+                    return hidden_states[state.input_batch.logits_indices]
+                # The last token of each request in this step, as the first runner has it where nothing drafts.
+                return hidden_states[runner.query_start_loc.gpu[1 : len(ids) + 1] - 1]
+
+            captured(ids, rows)
+        return own(*args, **kwargs)
+
+    runner.sample_tokens = sample_tokens
 
 
 def hook_rows(worker: Any, captured: Captured) -> None:

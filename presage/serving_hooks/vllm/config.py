@@ -91,6 +91,11 @@ class PresageConfig(BaseModel):
         description="hold forecasts of the registry's models against what came; a workflow type that has changed "
         "gets them from counts",
     )
+    state_layer: int | None = Field(
+        None,
+        description="which hidden states are tapped: those after this transformer layer, counted from 1, or -1 for the "
+        "last; null for those after the final norm, from which tokens are sampled",
+    )
     recorder: RecorderConfig | None = Field(
         None, description="what is served is written down as traces: an object with at least `folder`"
     )

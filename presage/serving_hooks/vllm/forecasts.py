@@ -109,12 +109,13 @@ class Forecasts:
     upkeep: Upkeep | None = None
 
 
-def load_forecasts(config: PresageConfig, served_model: str | None = None) -> Forecasts:
+def load_forecasts(config: PresageConfig, served_model: str | None = None, state_layer: int | None = None) -> Forecasts:
     """Who foretells: the function an operator has named, else the registry's models.
 
     Args:
         config: names the function or the models.
         served_model: by its name; given to a function that takes it.
+        state_layer: the layer that is tapped; None for the states after the final norm.
 
     Raises:
         ConfigurationError: there is no such function, it fails, or it returns something else.
@@ -123,7 +124,7 @@ def load_forecasts(config: PresageConfig, served_model: str | None = None) -> Fo
     if name is None:
         from presage.serving_hooks.vllm.registered import champions
 
-        return champions(config, served_model)
+        return champions(config, served_model, state_layer)
     module, function = name.split(":")
     try:
         make = getattr(importlib.import_module(module), function)

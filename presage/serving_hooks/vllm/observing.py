@@ -28,6 +28,7 @@ class Observing:
         config: of the recorder; None records nothing.
         step: which step of which workflow a request is; None where it is none.
         counts: of what has failed.
+        state_layer: the layer that is tapped; None for the states after the final norm.
 
     Raises:
         ConfigurationError: the redaction that is named cannot be loaded.
@@ -39,6 +40,7 @@ class Observing:
         config: RecorderConfig | None,
         step: Callable[[str], Step | None],
         counts: Counter[str],
+        state_layer: int | None = None,
     ) -> None:
         self._records: Records = NoRecorder()
         self._step, self._switch = step, Switch("recorder", counts)
@@ -46,7 +48,8 @@ class Observing:
         self._there = config is not None
         if config is not None:
             decode = compat.decoder(scheduler) if self._text else None
-            self._records = start(config, model=compat.served_model(scheduler), decode=decode)
+            model = compat.served_model(scheduler)
+            self._records = start(config, model=model, state_layer=state_layer, decode=decode)
 
     @property
     def on(self) -> bool:

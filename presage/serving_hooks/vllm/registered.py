@@ -151,15 +151,18 @@ class Champions:
         config: names models and registry.
         found: what there is of them.
         served_model: what the engine serves; hidden states belong to one model.
+        state_layer: the layer that is tapped; None for the states after the final norm.
 
     Attributes:
         asked: who forecasts.
         models: what became of each, in a sentence.
     """
 
-    def __init__(self, config: PresageConfig, found: Predictors, served_model: str | None) -> None:
+    def __init__(
+        self, config: PresageConfig, found: Predictors, served_model: str | None, state_layer: int | None = None
+    ) -> None:
         self.models: dict[str, str] = {}
-        self._config, self._served_model = config, served_model
+        self._config, self._served_model, self._state_layer = config, served_model, state_layer
         self._counts, self._live = OnlineCounts(), LiveAccuracy()
         self._inputs: Counter[str] = Counter()
         self._promoted_under: dict[str, Sources] = {}
@@ -234,6 +237,7 @@ class Champions:
             lengths_version=found.remaining_length.version,
             back_off=self._counts,
             served_model=self._served_model,
+            state_layer=self._state_layer,
             # The hooks say when a workflow has ended, by their own time to live and their own bound.
             max_workflows=MOST_WORKFLOWS,
             time_to_live_s=math.inf,
@@ -261,7 +265,7 @@ class Champions:
                     )
 
 
-def champions(config: PresageConfig, served_model: str | None = None) -> Forecasts:
+def champions(config: PresageConfig, served_model: str | None = None, state_layer: int | None = None) -> Forecasts:
     """The models that the settings name, by default the registry's champions, and counts learnt online behind them.
 
     Raises nothing for a registry that is down or a model that is not there: the engine serves without.
@@ -269,8 +273,9 @@ def champions(config: PresageConfig, served_model: str | None = None) -> Forecas
     Args:
         config: names models and registry.
         served_model: what the engine serves; hidden states belong to one model.
+        state_layer: the layer that is tapped; None for the states after the final norm.
     """
-    of = Champions(config, predictors(config), served_model)
+    of = Champions(config, predictors(config), served_model, state_layer)
     return Forecasts(next_agents=of.asked, remaining=of.asked, models=of.models, silent=of.asked.fell_silent, upkeep=of)
 
 

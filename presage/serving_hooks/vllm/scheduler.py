@@ -36,6 +36,7 @@ from presage.serving_hooks.vllm.priorities import Priorities
 from presage.serving_hooks.vllm.shadow_order import ShadowOrder
 from presage.serving_hooks.vllm.step_times_file import TimedSteps
 from presage.serving_hooks.vllm.switch import Switch
+from presage.serving_hooks.vllm.tap.layer import counted_from_1
 from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
 from presage.serving_hooks.vllm.tiers import Tiers
 from presage.serving_hooks.vllm.waiting import WaitingQueue, nobody
@@ -68,6 +69,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         compat.log_as_vllm_does()
         caches = compat.caches_prefixes(self)
         config = read_config(compat.additional_config(self))
+        self._state_layer = counted_from_1(config.state_layer, compat.layers(self))
         forecasts = self.forecasts(config)
         self._config, self._medians = config, forecasts.medians
         self._models, self._upkeep = forecasts.models, forecasts.upkeep
@@ -100,7 +102,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         if config.prefetch and self._scored is not None:
             self._prefetch = self._hook_prefetch(config, self._scored, fetching)
         self._apply_modes()
-        self._observing = Observing(self, config.recorder, self._workflows.step, self._counts)
+        self._observing = Observing(self, config.recorder, self._workflows.step, self._counts, self._state_layer)
         self._workflows.records = self._observing
         recorded = config.recorder.states if config.recorder is not None else "off"
         self._states = StatesOfSteps(self, forecasts, self._workflows, recorded)
@@ -110,7 +112,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """Who foretells, asked once."""
-        return load_forecasts(config, compat.served_model(self))
+        return load_forecasts(config, compat.served_model(self), self._state_layer)
 
     def add_request(self, request: Any) -> None:
         """A request, or the next part of one that streams its input."""
@@ -246,6 +248,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
             "expired": self._workflows.expired,
             "models": dict(self._models),
             "states": self._states.told,
+            "state_layer": self._state_layer,
             "prefetch": {"on": False} if self._prefetch is None else self._prefetch.status(),
             "counts": dict(self._counts),
             "ended": self._workflows.ended,

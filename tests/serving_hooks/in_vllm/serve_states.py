@@ -5,7 +5,7 @@ Short chunks, a cache too small for all (so requests are preempted), prefixes th
 answers that end by a stop token, requests that are aborted, requests without a workflow. Every row the tap takes, and
 every state that reaches the forecasts, is noted on the way and compared with a forward pass of Hugging Face's model in
 float32, and so is what is read back from the recording. Said "apart", engine and worker are processes of their own, as
-in life; nothing is noted on the way then.
+in life; nothing is noted on the way then. Said "compiled", the model is; said "layer=N", that layer is tapped.
 """
 
 import json
@@ -16,14 +16,17 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(len(sys.argv) - 3)  # in one process both ends can be looked at
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(
+    int("apart" in sys.argv)
+)  # in one process both ends can be looked at
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 
 import numpy as np
 
 from presage.features.moment import COMPLETION, PREFILL
 
-APART = sys.argv[3:] == ["apart"]
+APART, COMPILED = "apart" in sys.argv, "compiled" in sys.argv
+LAYER = next((int(said.removeprefix("layer=")) for said in sys.argv if said.startswith("layer=")), None)
 HOOKS = {
     "scheduler_cls": "presage.serving_hooks.vllm.WorkflowScheduler",
 }
@@ -137,10 +140,14 @@ def hugging_face(model: str, tokens: dict[str, list[int]]) -> Callable[[str, lis
     from transformers import AutoModel
 
     reference = AutoModel.from_pretrained(model, dtype=torch.float32).eval()
+    behind: list[Any] = []  # of the last layer: Hugging Face's own list has it only after the final norm
+    reference.norm.register_forward_pre_hook(lambda _, given: behind.append(given[0]))
 
     def rows(name: str, prompt: list[int]) -> dict[str, Any]:
         with torch.inference_mode():
-            every = reference(torch.tensor([prompt + tokens[name]])).last_hidden_state[0].numpy()
+            out = reference(torch.tensor([prompt + tokens[name]]), output_hidden_states=LAYER is not None)
+        every = (out.last_hidden_state if LAYER is None else behind[-1] if LAYER == -1 else out.hidden_states[LAYER])[0]
+        every = every.numpy()
         return {PREFILL: every[len(prompt) - 1], COMPLETION: every[len(prompt) + len(tokens[name]) - 2]}
 
     return rows
@@ -150,11 +157,13 @@ def recorded(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict
     """How many states were read back from the recording, and their largest differences: to Hugging Face's rows, by
     what is left of a number in float16; to the rows that the tap has taken, in that type."""
     from presage.datasets.read import read_traces
+    from presage.datasets.recorded_forecasts import read_forecasts
 
     off: dict[str, float] = defaultdict(float)
     checked: dict[str, int] = defaultdict(int)
     prompts = {name: prompt for name, prompt, _ in requests(random.Random(0))}
-    for row in read_traces([os.environ["RECORDING"]]).table.to_pylist():
+    table = read_traces([os.environ["RECORDING"]]).table
+    for row in table.to_pylist():
         name = f"{row['workflow_id'].split('@')[0][1:]}.{row['step']}"
         if name not in tokens or row["finish_reason"] == "abort":
             continue
@@ -167,7 +176,9 @@ def recorded(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict
             own = next((key for key in noted.rows[moment] if key == name or key.startswith(f"{name}-")), None)
             if own is not None:
                 off["rows"] = max(off["rows"], float(np.abs(state - noted.rows[moment][own].astype(np.float16)).max()))
-    return {"off": dict(off), "checked": dict(checked)}
+    layers = table["state_layer"].filter(table["prefill_state"].is_valid()).unique().to_pylist()
+    why = read_forecasts(os.environ["RECORDING"])[0]["reason"].unique().to_pylist()
+    return {"off": dict(off), "checked": dict(checked), "layers": layers, "why": why}
 
 
 def compared(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict[str, Any]:
@@ -204,7 +215,7 @@ def main(model: str, served: str) -> dict[str, Any]:
         served_model_name=served,
         dtype="float32",
         skip_tokenizer_init=True,
-        enforce_eager=True,
+        enforce_eager=not COMPILED,
         max_model_len=512,
         block_size=32,
         num_gpu_blocks_override=20,
@@ -213,7 +224,9 @@ def main(model: str, served: str) -> dict[str, Any]:
         enable_prefix_caching=True,
         disable_log_stats=False,
         seed=0,
-        additional_config={"presage": {"recorder": {"folder": os.environ["RECORDING"], "states": "both"}}},
+        additional_config={
+            "presage": {"recorder": {"folder": os.environ["RECORDING"], "states": "both"}, "state_layer": LAYER}
+        },
         **({"distributed_executor_backend": "mp"} if APART else {}),
         **HOOKS,
         **tap,

@@ -19,6 +19,7 @@ from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
 from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
+from presage.serving_hooks.vllm.tap.layer import counted_from_1
 
 
 @pytest.mark.parametrize("additional", [None, {}, {"other": 1}, {"presage": {}}, "a hash"])
@@ -93,6 +94,19 @@ def test_whatever_is_accepted_the_policies_accept_too(said: dict[str, Any]) -> N
         return
     config.priority_settings(), config.score_settings(), config.eviction_settings(), config.forecast_budget()
     config.admission_settings(), config.prefetch_settings()
+
+
+@pytest.mark.parametrize(("said", "layer"), [(None, None), (1, 1), (30, 30), (-1, 30), (-30, 1)])
+def test_layers_count_from_1_or_from_the_end(said: int | None, layer: int | None) -> None:
+    assert counted_from_1(read_config({"presage": {"state_layer": said}}).state_layer, 30) == layer
+
+
+@pytest.mark.parametrize("said", [0, 31, -31])
+def test_a_layer_that_is_none_of_the_models_is_refused(said: int) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"presage.state_layer is {said}; this model has 30 transformer layers"
+    ):
+        counted_from_1(said, 30)
 
 
 def test_every_setting_is_explained() -> None:

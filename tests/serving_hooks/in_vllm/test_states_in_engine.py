@@ -13,6 +13,7 @@ from tiny_qwen import save_qwen
 
 from presage.registry.connect import open_registry
 from presage.registry.package import register
+from presage.serving_hooks.live import LAYER_LEFT_OUT
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its engine")
 
@@ -68,6 +69,20 @@ def other(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPa
     return served(model, "another", registry, tmp_path_factory.mktemp("other"))
 
 
+@pytest.fixture(scope="module")
+def first_layer(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The engine of `tapped`, which taps the first layer and not what the predictor learnt."""
+    return served(model, "synthetic", registry, tmp_path_factory.mktemp("first"), "layer=1")
+
+
+@pytest.fixture(scope="module")
+def compiled(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same, compiled and in processes of their own; after the engine without a layer has filled vLLM's cache."""
+    here = {**registry, "VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("cache"))}
+    served(model, "synthetic", here, tmp_path_factory.mktemp("no-layer"), "compiled")
+    return served(model, "synthetic", here, tmp_path_factory.mktemp("last"), "compiled", "apart", "layer=-1")
+
+
 def test_the_engine_was_made_to_do_what_is_hard(tapped: Any) -> None:
     assert tapped["preempted"] >= 1
     assert tapped["chunks"] > 50
@@ -111,6 +126,36 @@ def test_what_is_recorded_is_the_models_own_states_whoever_else_reads_them(
     assert min(recorded["checked"]["prefill"], recorded["checked"]["completion"]) >= finished
     assert max(recorded["off"]["prefill"], recorded["off"]["completion"]) <= 1, "rounded to float16, and no further off"
     assert recorded["off"].get("rows", 0.0) == 0.0, "what the tap took, to the last bit"
+
+
+@pytest.mark.parametrize(("how", "layer"), [("first_layer", 1), ("compiled", 2)])
+def test_states_of_a_layer_are_those_of_hugging_face(how: str, layer: int, request: pytest.FixtureRequest) -> None:
+    of = request.getfixturevalue(how)
+    assert of["status"]["state_layer"] == layer
+    assert of["status"]["recorder"]["states"] == "on"
+    recorded = of["recorded"]
+    assert min(recorded["checked"]["prefill"], recorded["checked"]["completion"]) >= 50
+    assert max(recorded["off"]["prefill"], recorded["off"]["completion"]) <= 1, "rounded to float16, and no further off"
+    assert recorded["off"].get("rows", 0.0) == 0.0
+    assert recorded["layers"] == [layer]
+
+
+def test_tapping_a_layer_changes_no_token(tapped: Any, first_layer: Any) -> None:
+    for name, reason in tapped["reasons"].items():
+        if reason != "abort":
+            assert tapped["tokens"][name] == first_layer["tokens"][name]
+
+
+def test_a_predictor_of_another_layer_does_without_states_and_says_so(first_layer: Any) -> None:
+    assert first_layer["status"]["states"].startswith("off: nobody reads")
+    assert first_layer["status"]["counts"]["forecast: champion"] >= 100
+    assert first_layer["recorded"]["why"] == [LAYER_LEFT_OUT]
+    assert first_layer["changed"] == [0, 0]
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused(model: Path, registry: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"presage\.state_layer is 3; this model has 2 transformer layers"):
+        served(model, "synthetic", registry, tmp_path, "layer=3")
 
 
 def test_states_of_another_model_are_not_tapped_and_the_forecast_says_so(other: Any) -> None:

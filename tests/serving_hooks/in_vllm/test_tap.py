@@ -5,6 +5,7 @@ What the model would compute is made up: a row says whose it is and at which pos
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +15,13 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
 from noise import Noise
+from vllm.config import ParallelConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 from vllm_samples import QWEN, AsyncScheduler, Engine, Scheduler, ask, build
 
+from presage.errors import EngineError
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.live import LiveForecast
 from presage.serving_hooks.vllm import compat, compat_worker
@@ -257,6 +260,18 @@ def test_a_row_is_waited_for_when_it_is_read_and_those_that_nobody_reads_are_not
     again = pickle.loads(pickle.dumps(states))
     assert (prefill.waited, completion.waited) == (1, 1), "what is sent has arrived"
     assert again.row(PREFILL, "a").tolist() == [1, 1]
+
+
+class Bare(torch.nn.Module):
+    """A model class that hands out no layers."""
+
+
+def test_a_model_that_hands_out_no_layers_is_refused_before_it_serves() -> None:
+    worker = SimpleNamespace(
+        model_runner=SimpleNamespace(get_model=Bare), vllm_config=SimpleNamespace(parallel_config=ParallelConfig())
+    )
+    with pytest.raises(EngineError, match=r"state_layer is 3, but .*: vLLM's Bare does not implement SupportsEagle3"):
+        compat_worker.tap_layer(worker, 3)
 
 
 def test_the_installed_workers_are_those_we_know() -> None:

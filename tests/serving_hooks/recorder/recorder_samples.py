@@ -45,10 +45,10 @@ class Hands:
 def recorder(folder: Path, hands: Hands | None = None, instance: str = "one", **settings: Any) -> Recorder:
     """One that writes when it is closed, or when its writer is told to."""
     hands = hands or Hands()
-    model = settings.pop("model", "m")
+    served = {"model": settings.pop("model", "m"), "state_layer": settings.pop("state_layer", None)}
     decode = settings.pop("decode", None)
     config = RecorderConfig(folder=str(folder), **settings)
-    return Recorder(config, model=model, decode=decode, instance=instance, clock=hands.clock())
+    return Recorder(config, **served, decode=decode, instance=instance, clock=hands.clock())
 
 
 def serve(

@@ -80,6 +80,20 @@ def test_the_steps_of_the_hooks_are_steps_here(tmp_path: Path) -> None:
     assert taken(tmp_path) == {"w@one.0": ("a", True)}
 
 
+@pytest.mark.parametrize("layer", [None, 20])
+def test_steps_with_states_say_of_which_layer_they_are(tmp_path: Path, layer: int | None) -> None:
+    one = recorder(tmp_path / "r", states="both", state_layer=layer)
+    for name, moments in (("a", ("prefill", "completion")), ("b", ("completion",)), ("c", ())):
+        one.begun(name, Named("w", name))
+        for moment in moments:
+            one.state(name, moment, vector(1))  # type: ignore[arg-type]
+        one.completed(name)
+    one.ended("t", "w", SAID)
+    one.close()
+    ingest([tmp_path / "r"], tmp_path / "s")
+    assert read_store(tmp_path / "s")["state_layer"].to_pylist() == [layer, layer, None]
+
+
 @pytest.mark.slow
 def test_what_a_law_says_comes_back_as_it_was_and_trains(tmp_path: Path) -> None:
     from presage.predictors.boosting import BoostingConfig
