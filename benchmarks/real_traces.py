@@ -2,7 +2,8 @@
 
 Five folds by task: each task is forecast once, by a model that saw no run of it. Vocabulary, states, stopping and
 mixture come from the training folds alone. Accuracy is over all steps of all folds, intervals are bootstrapped over
-workflows (1,000 resamples), and the last column is the paired interval of the difference to the best baseline.
+workflows (1,000 resamples), and the last column is the paired interval of the difference to the best baseline. A second
+row of ours, "engine", is the same model asked as an engine asks it: without texts.
 
     python benchmarks/real_traces.py FOLDER [--sets autocoderover,hyperagent] [--baselines all] [--folds 1]
 
@@ -27,16 +28,14 @@ import pyarrow.compute as pc
 
 from presage.datasets.read import read_traces
 from presage.datasets.tasks import task_of
+from presage.features.input_profiles import PROFILES
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
-from presage.features.states import fit_states
-from presage.features.vocabulary import Vocabulary
 from presage.predictors.bootstrap import paired_difference_ci, ratio_ci
-from presage.predictors.next_agent import NextAgentPredictor
 from presage.training.baselines import BASELINES, choose
 from presage.training.evaluate import Predict, evaluate
 from presage.training.metrics import Figures
-from presage.training.validation_split import split_validation
+from presage.training.next_agent import fit_predictor
 
 FOLDS = 5
 HORIZON = 3
@@ -48,7 +47,7 @@ SETS = {
     "taubench": ("taubench", None),
     "magentic_whowhen": ("magentic_whowhen", None),
 }
-OURS = "presage"
+OURS, ENGINE = "presage", "presage, profile engine"
 
 
 def folds_of(table: pa.Table, seed: int) -> np.ndarray:
@@ -61,17 +60,17 @@ def judge(
     table: pa.Table, fold: np.ndarray, number: int, seed: int, baselines: Sequence[str]
 ) -> dict[str, dict[str, Figures]]:
     train, test = table.filter(pa.array(fold != number)), table.filter(pa.array(fold == number))
-    vocabulary = Vocabulary.from_table(train)
-    source = fit_states(train, states="auto", seed=seed)
-    learning, held = (prefixes_of(t, vocabulary, HORIZON).with_states(source.states(t)) for t in (train, test))
-    inner, validation = split_validation(learning, 0.15, seed)
-    ours = NextAgentPredictor(seed=seed).fit(inner, validation, source=source)
+    fitted = fit_predictor(train, horizon=HORIZON, seed=seed)
+    ours = fitted.predictor
+    print(f"    states: {fitted.choice.name}", file=sys.stderr)
+    held = prefixes_of(test, ours.vocabulary, HORIZON).with_states(ours.source.states(test))
     predict: dict[str, Predict] = {}
     for name in baselines:
         begun = time.perf_counter()
-        predict[name] = BASELINES[name].fit(seed, learning, inner, validation).predict
+        predict[name] = BASELINES[name].fit(seed, fitted.learning, fitted.inner, fitted.validation).predict
         print(f"    {name} fitted in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
-    both = ours.predict_both(held)
+    both, engine = ours.predict_both(held), ours.predict_both(ours.observed(held, PROFILES["engine"]))
+    predict[ENGINE] = lambda _, moment: engine[moment]
     judged = evaluate(lambda _, moment: both[moment], held, np.random.default_rng(seed), baselines=predict, resamples=1)
     return {OURS: dict(judged.moments), **{name: dict(by) for name, by in judged.baselines.items()}}
 
@@ -137,7 +136,9 @@ def table_of(name: str, judged: list[dict[str, dict[str, Figures]]], seed: int) 
         ours = [fold[OURS][moment] for fold in judged]
         differences = []
         for k in range(HORIZON):
-            rivals = {m: pooled([f[m][moment] for f in judged], "correct") for m in judged[0] if m != OURS}
+            rivals = {
+                m: pooled([f[m][moment] for f in judged], "correct") for m in judged[0] if m not in (OURS, ENGINE)
+            }
             best = max(rivals, key=lambda m: rivals[m][:, k].sum())
             positions = pooled(ours, "positions")[:, k]
             mine = pooled(ours, "correct")[:, k]

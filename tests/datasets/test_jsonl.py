@@ -132,6 +132,11 @@ def test_progress_counts_every_step(write_jsonl: Writer) -> None:
 
 @pytest.mark.realdata
 def test_every_public_trace_reads(workflows_folder: Path) -> None:
-    result = read_traces(sorted(workflows_folder.glob("*.jsonl.gz")))
+    paths = sorted(workflows_folder.glob("*.jsonl.gz"))
+    result = read_traces(paths)
     assert result.skipped == {}
-    assert result.table.num_rows == 64_324
+    lines_given = 0
+    for path in paths:
+        with gzip.open(path, "rb") as file:
+            lines_given += sum(1 for line in file if line.strip())
+    assert result.table.num_rows == lines_given > 60_000
