@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 AT_LEAST: Final = 20
 """Workflows of a type that figures are made of."""
 
-_UNSEEN: Final = ("model", "system_prompt", "input_text", "output_text", "prefill_state", "completion_state")
-"""Columns that predictors learn from and that an engine does not tell them."""
 _NAMED: Final = 8
 
 
@@ -39,6 +37,7 @@ def measured(candidate: Loaded, table: pa.Table, out: Output) -> dict[str, Promo
     """
     import pyarrow.compute as pc
 
+    from presage.features.input_profiles import PROFILES, masked
     from presage.serving_hooks.truth.promoted import promoted_by_type
     from presage.serving_hooks.truth.recorded import followed_of
 
@@ -47,7 +46,7 @@ def measured(candidate: Loaded, table: pa.Table, out: Output) -> dict[str, Promo
         return None
     if kind == "remaining-length" and candidate.predictor.target != "remaining":
         return None
-    bare = _as_told(table)
+    bare = masked(table, PROFILES["ids+tokens"])
     ended = [of for of in followed_of(bare, said({kind: candidate}, bare)) if of.ended]
     found = promoted_by_type(ended, AT_LEAST)
     if few := sorted(set(pc.unique(table["workflow_type"]).to_pylist()) - found.keys()):
@@ -74,15 +73,3 @@ def keep(registry: Registry, name: str, version: int, promoted: dict[str, Promot
         file = Path(scratch) / FILE
         file.write_text(written(promoted), encoding="utf-8")
         attach(registry, name, version, [file], FOLDER)
-
-
-def _as_told(table: pa.Table) -> pa.Table:
-    """The same trace without what an engine does not tell its predictors."""
-    import pyarrow as pa
-
-    for name in _UNSEEN:
-        if name in table.column_names:
-            at = table.schema.get_field_index(name)
-            field = table.schema.field(at)
-            table = table.set_column(at, field, pa.nulls(len(table), field.type))
-    return table

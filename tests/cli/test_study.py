@@ -102,7 +102,7 @@ def test_a_report_folder_that_is_a_file_is_refused_before_any_training(tmp_path:
 
 
 @pytest.mark.slow
-def test_the_full_report_adds_the_curve_and_the_figures_without_states(tmp_path: Path, tiny: Tiny) -> None:
+def test_the_full_report_adds_the_curve_and_the_ablation(tmp_path: Path, tiny: Tiny) -> None:
     database = f"sqlite:///{tmp_path / 'mlflow.db'}"
     options = ("--set", "network.epochs=1", "--set", "boosting.rounds=1", "--baselines", "markov-3", "--json")
     ran = train(tiny.store, "--report", tmp_path / "out", "--tracking-uri", database, *options)
@@ -117,10 +117,11 @@ def test_the_full_report_adds_the_curve_and_the_figures_without_states(tmp_path:
         assert curve["models"]["presage"][moment]["accuracy"][-1] == figures["accuracy"]
         rival = kept["baselines"]["markov-3"][moment]["accuracy"]
         assert curve["models"]["markov-3"][moment]["accuracy"][-1] == rival
-        without = kept["without_states"]["moments"][moment]["accuracy"]
-        gain = kept["without_states"]["differences"][moment]["difference"]
-        assert gain == pytest.approx([a - b for a, b in zip(figures["accuracy"], without, strict=True)])
-        assert kept["without_states"]["moments"][moment]["states"] is False
+        for part in ("GraphSAGE", "trees", "n-gram", "states"):
+            without = kept["ablation"][part]["moments"][moment]["accuracy"]
+            gain = kept["ablation"][part]["differences"][moment]["difference"]
+            assert gain == pytest.approx([a - b for a, b in zip(figures["accuracy"], without, strict=True)])
+        assert kept["ablation"]["states"]["moments"][moment]["states"] is False
     registry = open_registry(database)
     run_id = registry.version("next-agent", 1).run_id
     logged = {item.path for item in registry.client.list_artifacts(run_id)}

@@ -73,10 +73,11 @@ def full(tiny: Tiny) -> Json:
         "models": {"presage": curve(moments), "markov-1": curve(rival)},
         "left_out": [],
     }
-    found["without_states"] = {
+    without = {
         "moments": {moment: {**moments[moment], "accuracy": rival[moment]["accuracy"]} for moment in moments},
         "differences": found["differences"]["markov-1"],
     }
+    found["ablation"] = {part: without for part in ("GraphSAGE", "trees", "n-gram", "states")}
     return found
 
 
@@ -247,7 +248,7 @@ def test_an_evaluation_alone_makes_a_report(metrics: Json) -> None:
     assert "- split: by task\n- seed: 0" in text
     assert "Without states at prefill and completion" in text
     assert "Learning curve" not in text
-    assert "What the states add" not in text
+    assert "What each part adds" not in text
     assert "a|b" in Seen(page(document(metrics))).text
 
 
@@ -266,8 +267,31 @@ def test_agents_training_never_saw_are_mentioned_where_there_are_any(metrics: Js
     assert "never saw: 0.250 / 0.000" in markdown(document(some))
 
 
-def test_a_model_without_states_says_there_is_nothing_to_withhold(full: Json) -> None:
-    assert "there is nothing to withhold" in markdown(document({**full, "without_states": None}))
+def test_the_ablation_tells_what_each_part_adds(full: Json) -> None:
+    text = markdown(document(full))
+    for part in ("GraphSAGE", "trees", "n-gram", "states"):
+        assert f"what {part} adds" in text
+
+
+def test_a_report_opens_with_the_comparisons_it_lost(metrics: Json) -> None:
+    lost = {
+        "baseline": "markov-3",
+        "at": "1 step ahead before the output",
+        "by": 0.0712,
+        "ci95": [0.05, 0.09],
+        "of": 0.8,
+    }
+    text = markdown(document({**metrics, "behind": [lost]}))
+    lead, first = text.index("LOST: in 1 comparisons a baseline (markov-3)"), text.index("Where a baseline is better")
+    assert lead < first < text.index("Accuracy by steps ahead")
+    assert "| markov-3 | 1 step ahead before the output | 0.0712 | 0.05 to 0.09 |" in text
+    assert "LOST: in" not in markdown(document({**metrics, "behind": []}))
+
+
+def test_the_report_has_the_profiles_side_by_side(metrics: Json) -> None:
+    text = markdown(document(metrics))
+    for profile in ("ids", "ids+tokens", "+text", "+states", "**engine**"):
+        assert f"| {profile} |" in text
 
 
 def test_a_description_is_a_page_with_the_call_graph(tiny: Tiny) -> None:

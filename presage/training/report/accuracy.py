@@ -9,8 +9,6 @@ from typing import Any
 from presage.training.report.blocks import Block, Card, Folded, Row, Section, Table, Text
 from presage.training.report.numbers import Metrics, ahead, count, interval, number, signed, signed_interval
 
-WITHHELD = "the same, states withheld"
-
 
 @dataclass(frozen=True)
 class Against:
@@ -112,9 +110,6 @@ def cards(metrics: Metrics) -> list[Card]:
 def accuracies(metrics: Metrics) -> Section:
     """Every model at every horizon and moment, with intervals."""
     judged = {ours(metrics): metrics["moments"], **metrics["baselines"]}
-    withheld = metrics.get("without_states")
-    if withheld:
-        judged = {ours(metrics): metrics["moments"], WITHHELD: withheld["moments"], **metrics["baselines"]}
     blocks: list[Block] = [
         Text(
             "Share of positions whose likeliest outcome came true, with its 95 % interval (bootstrap over workflows). "
@@ -195,33 +190,24 @@ def by_type(metrics: Metrics) -> Section:
     return Section(title, blocks)
 
 
-def states(metrics: Metrics) -> Section | None:
-    """What the semantic states add; nothing where that was not asked."""
-    if "without_states" not in metrics:
+def ablation(metrics: Metrics) -> Section | None:
+    """What each part of the predictor adds; nothing where that was not asked."""
+    if "ablation" not in metrics:
         return None
-    title = "What the states add"
-    withheld = metrics["without_states"]
-    if withheld is None:
-        return Section(title, [Text("The traces have no states: there is nothing to withhold.")])
-    rows = []
+    tables = []
     for moment, figures in metrics["moments"].items():
-        gain = withheld["differences"][moment]
-        for k, accuracy in enumerate(figures["accuracy"]):
-            rows.append(
-                Row(
-                    [
-                        f"{moment}, {ahead(k + 1)[-1]}",
-                        interval(accuracy, figures["ci95"][k]),
-                        interval(withheld["moments"][moment]["accuracy"][k], withheld["moments"][moment]["ci95"][k]),
-                        signed_interval(gain["difference"][k], gain["ci95"][k]),
-                    ]
-                )
-            )
+        rows = [Row(["everything", *_cells(figures)], marked=True)]
+        for part, of in metrics["ablation"].items():
+            gain = of["differences"][moment]
+            cells = zip(gain["difference"], gain["ci95"], strict=True)
+            rows.append(Row([f"what {part} adds", *(signed_interval(value, ends) for value, ends in cells)]))
+        tables.append(Table([f"at {moment}", *ahead(len(figures["accuracy"]))], rows))
     said = (
-        f"The same predictor, trained and judged once more with states ({metrics['data']['states']}) withheld. "
-        "Where the difference lies above 0 throughout, recording states is worth it."
+        "The same predictor, trained and judged once more without one part: accuracy with it minus accuracy without, "
+        f"paired, with the 95 % interval. Its states: {metrics['data']['states']}. Where what they add lies above 0 "
+        "throughout, recording them is worth it."
     )
-    return Section(title, [Text(said), Table(["", "with states", "withheld", "difference [95 %, paired]"], rows)])
+    return Section("What each part adds", [Text(said), *tables])
 
 
 def _table(judged: Mapping[str, Any], mine: str, moment: str) -> Table:

@@ -1,6 +1,6 @@
 """The report of a next-agent predictor, from its `metrics.json`.
 
-Keys that a cheaper run leaves out ("traces", "learning_curve", "without_states", "data") leave out their section.
+Keys that a cheaper run leaves out ("traces", "learning_curve", "ablation", "data") leave out their section.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from presage.training.report import accuracy, curves, errors
+from presage.training.report import accuracy, curves, errors, losses
 from presage.training.report.blocks import Block, Document, Facts, Folded, Section
 from presage.training.report.numbers import Metrics
 from presage.training.report.traces import call_graphs, types_table
@@ -20,7 +20,8 @@ def document(metrics: Metrics) -> Document:
     sections = [
         data(metrics),
         accuracy.accuracies(metrics),
-        accuracy.states(metrics),
+        losses.profiles(metrics),
+        accuracy.ablation(metrics),
         accuracy.by_type(metrics),
         curves.learning_curve(metrics),
         curves.reliability(metrics),

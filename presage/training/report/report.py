@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from presage.training.report import lengths, next_agent, replay, router, study
+from presage.training.report import lengths, losses, next_agent, replay, router, study
 from presage.training.report.blocks import Document
 from presage.training.report.numbers import Metrics
 
@@ -16,4 +16,4 @@ def document(metrics: Metrics) -> Document:
         "router": router.document,
         "replay": replay.document,
     }
-    return makers[metrics["kind"]](metrics)
+    return losses.opened(makers[metrics["kind"]](metrics), metrics)
