@@ -24,7 +24,10 @@ def next_agent(
     seed: options.Seed = 0,
     states: Annotated[
         str,
-        typer.Option(help="Semantic states: captured (hidden states), text, none, or auto: the first there is."),
+        typer.Option(
+            help="Semantic states: captured (hidden states), text, none, or auto: the one that forecasts best on "
+            "validation tasks, the simplest where they are level."
+        ),
     ] = "auto",
     text_encoder: Annotated[
         str, typer.Option(help="For --states text: sketch (seconds), or a folder or hub name of a transformer.")
@@ -42,7 +45,7 @@ def next_agent(
         Path | None,
         typer.Option(
             "--report",
-            help="Folder for the full report: adds the learning curve and the figures without states, which take "
+            help="Folder for the full report: adds the learning curve and an ablation of the parts, which take "
             "further trainings.",
             show_default=False,
         ),

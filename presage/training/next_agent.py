@@ -145,6 +145,7 @@ def train(
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
             "states": _of_states(predictor.source),
+            "choice of states": str(done.choice),
             "seed": seed,
             "digest of the training traces": training_data["digest"],
             "digest of the test traces": f"sha256:{digest(parts.test)}",

@@ -134,6 +134,17 @@ class Choice:
             "refused": dict(self.refused),
         }
 
+    def __str__(self) -> str:
+        """Which source was kept and by how much, in words."""
+        if not self.losses:
+            return f"{self.name}: nothing to choose from"
+        best = min(nll for nll, _ in self.losses.values())
+        rest = ", ".join(
+            f"{name} {nll:.4f}" + (f" (+{nll - best:.4f}, standard error {error:.4f})" if nll > best else "")
+            for name, (nll, error) in self.losses.items()
+        )
+        return f"{self.name}, by the loss on validation tasks in nats a label: {rest}"
+
 
 def choose_states(
     traces: TrainingTraces, states: States, config: NextAgentConfig, seed: int, tell: Callable[[str], None]

@@ -77,7 +77,7 @@ def full(tiny: Tiny) -> Json:
         "moments": {moment: {**moments[moment], "accuracy": rival[moment]["accuracy"]} for moment in moments},
         "differences": found["differences"]["markov-1"],
     }
-    found["ablation"] = {part: without for part in ("GraphSAGE", "trees", "n-gram", "states")}
+    found["ablation"] = dict.fromkeys(("GraphSAGE", "trees", "n-gram", "states"), without)
     return found
 
 
@@ -144,7 +144,7 @@ def test_what_a_reader_wants_is_there_in_two_minutes(full: Json) -> None:
     for title in (
         "What it learnt from",
         "Accuracy by steps ahead",
-        "What the states add",
+        "What each part adds",
         "By workflow type",
         "Learning curve",
         "Reliability",
