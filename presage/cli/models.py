@@ -209,7 +209,8 @@ def _standing(entry: dict[str, Any]) -> str:
     if entry["verdict"] == "refused":
         gates = len(entry["refused_by"])
         return f"refused, {gates} gate{'s' * (gates > 1)}"
-    return entry["verdict"] or "not judged"
+    lost = max(entry["lost"].values(), default=0)
+    return entry["verdict"] or ("not judged" if not lost else f"not judged, LOST {lost} to baselines")
 
 
 def _verdict(data: dict[str, Any]) -> list[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.errors import ConfigurationError
 from presage.features.inputs import inputs_size
 from presage.features.moment import MOMENTS, Moment
 from presage.features.projection import Projection
@@ -17,7 +18,9 @@ from presage.predictors.boosting import BoostingConfig, TreeEnsemble
 from presage.predictors.network_weights import NetworkConfig, NetworkWeights
 from presage.predictors.ngram import BackoffNgram
 
-COMPONENTS: Final = ("network", "trees", "n-gram")
+Component = Literal["network", "trees", "n-gram"]
+
+COMPONENTS: Final[tuple[Component, ...]] = ("network", "trees", "n-gram")
 """What answers, in the order of the mixture's weights."""
 
 TREES: Final = ("ids", "tokens.prefill", "states.prefill", "tokens.completion", "states.completion")
@@ -40,7 +43,7 @@ class NextAgentConfig:
         min_evidence: training steps of an agent in a workflow type below which the network is left out (`back-off`),
             and of a whole workflow type below which the n-gram answers alone.
         refit: learn again on training and validation prefixes together once rounds, epochs and weights are known.
-        mixture: the components that take part, out of COMPONENTS.
+        mixture: the components that take part, at least one out of COMPONENTS.
         network: sizes and schedule of the network.
         boosting: how trees are grown; 0 rounds leave them out.
     """
@@ -51,9 +54,13 @@ class NextAgentConfig:
     completion_discriminants: int = 12
     min_evidence: int = 10
     refit: bool = True
-    mixture: tuple[str, ...] = COMPONENTS
+    mixture: tuple[Component, ...] = COMPONENTS
     network: NetworkConfig = field(default_factory=NetworkConfig)
     boosting: BoostingConfig = field(default_factory=BoostingConfig)
+
+    def __post_init__(self) -> None:
+        if not self.mixture:
+            raise ConfigurationError(f"mixture is empty; at least one of {', '.join(COMPONENTS)} has to answer")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> NextAgentConfig:

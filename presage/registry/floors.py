@@ -17,17 +17,26 @@ TAG: Final = "presage.baselines."
 NEGLIGIBLE: Final = 0.01
 """A baseline that is better by at most this share of its own figure is no reason to refuse, however sure it is."""
 
-_MOST: Final = 20
-
 
 def floor_tags(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """The tags of a version, from the metrics of its training."""
-    names = sorted(metrics["baselines"])
+    """The tags of a version, from the metrics of its training: of each baseline the comparison it won most clearly."""
     found = {}
     for target, profile in TARGETS.items():
         lost = metrics["profiles"][profile]["behind"] if "profiles" in metrics else metrics["behind"]
-        found[TAG + target] = json.dumps({"baselines": names, "behind": lost[:_MOST], "lost": len(lost)})
+        worst = {one["baseline"]: one for one in sorted(lost, key=_share)}
+        kept = {name: worst.get(name) for name in sorted(metrics["baselines"])}
+        found[TAG + target] = json.dumps({"baselines": kept, "lost": len(lost)})
     return found
+
+
+def lost_by_target(tags: Mapping[str, str]) -> dict[str, int]:
+    """How many comparisons with baselines a version lost in training, by what it may be promoted to."""
+    return {target: int(json.loads(tags[TAG + target])["lost"]) for target in TARGETS if TAG + target in tags}
+
+
+def _share(one: Mapping[str, Any]) -> float:
+    """How much better the baseline is, as a share of its own figure."""
+    return float(one["by"]) / max(float(one["of"]), 1e-9)
 
 
 def floor_gates(tags: Mapping[str, str], target: str) -> list[Gate]:
@@ -35,18 +44,16 @@ def floor_gates(tags: Mapping[str, str], target: str) -> list[Gate]:
     if TAG + target not in tags:
         reason = "no baseline was kept with this version: it was trained by an earlier version of Presage"
         return [Gate("baselines", passed=True, value=None, limit=None, reason=reason)]
-    kept = json.loads(tags[TAG + target])
-    return [_gate(name, [one for one in kept["behind"] if one["baseline"] == name]) for name in kept["baselines"]]
+    return [_gate(name, lost) for name, lost in json.loads(tags[TAG + target])["baselines"].items()]
 
 
-def _gate(name: str, lost: list[dict[str, Any]]) -> Gate:
+def _gate(name: str, lost: Mapping[str, Any] | None) -> Gate:
     gate = f"floor-{name}"
-    if not lost:
+    if lost is None:
         return Gate(gate, passed=True, value=None, limit=None, reason="not better beyond the interval in training")
-    worst = max(lost, key=lambda one: float(one["by"]) / max(float(one["of"]), 1e-9))
-    share, (low, high) = float(worst["by"]) / max(float(worst["of"]), 1e-9), worst["ci95"]
+    share, (low, high) = _share(lost), lost["ci95"]
     reason = (
-        f"on the tasks held out in training it is better {worst['at']} by {worst['by']:.4g}, 95 % interval "
+        f"on the tasks held out in training it is better {lost['at']} by {lost['by']:.4g}, 95 % interval "
         f"[{low:.4g}, {high:.4g}], {share:.1%} of its own figure; at most {NEGLIGIBLE:.0%} is let pass"
     )
     return Gate(gate, share <= NEGLIGIBLE, share, NEGLIGIBLE, reason)

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from presage.registry.connect import Registry, pages, speaking
+from presage.registry.floors import lost_by_target
 from presage.registry.promote import ROLLED_BACK, VERDICT
 
 
@@ -16,7 +17,7 @@ def list_models(registry: Registry) -> list[dict[str, Any]]:
     Returns:
         One JSON-able mapping a version: `name`, `version`, `aliases`, `kind`, `verdict` (`"promoted"`, `"refused"` or
         None when never judged), `refused_by` (names of gates), `judged_at`, `rolled_back` (bool), `registered_at`,
-        `size_bytes`, `data_digest` (of the training data), `run_id` and `figures` (flat names as in `headline`).
+        `lost` (comparisons with baselines lost in training, by what it may be promoted to), `size_bytes`, `data_digest` (of the training data), `run_id` and `figures` (flat names as in `headline`).
 
     Raises:
         RegistryError: the registry does not answer.
@@ -46,6 +47,7 @@ def _describe(version: Any, aliases: list[str]) -> dict[str, Any]:
         "judged_at": tags.get(f"{VERDICT}.at"),
         "rolled_back": ROLLED_BACK in tags,
         "registered_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(version.creation_timestamp / 1000)),
+        "lost": lost_by_target(tags),
         "size_bytes": int(tags["presage.size_bytes"]),
         "data_digest": tags.get("presage.data_digest"),
         "run_id": version.run_id,

@@ -288,8 +288,8 @@ def test_a_report_opens_with_the_comparisons_it_lost(metrics: Json) -> None:
     assert "LOST: in" not in markdown(document({**metrics, "behind": []}))
 
 
-def test_the_report_has_the_profiles_side_by_side(metrics: Json) -> None:
-    text = markdown(document(metrics))
+def test_the_report_has_the_profiles_side_by_side(full: Json) -> None:
+    text = markdown(document(full))
     for profile in ("ids", "ids+tokens", "+text", "+states", "**engine**"):
         assert f"| {profile} |" in text
 
