@@ -17,7 +17,8 @@ def list_models(registry: Registry) -> list[dict[str, Any]]:
     Returns:
         One JSON-able mapping a version: `name`, `version`, `aliases`, `kind`, `verdict` (`"promoted"`, `"refused"` or
         None when never judged), `refused_by` (names of gates), `judged_at`, `rolled_back` (bool), `registered_at`,
-        `lost` (comparisons with baselines lost in training, by what it may be promoted to), `size_bytes`, `data_digest` (of the training data), `run_id` and `figures` (flat names as in `headline`).
+        `lost` (comparisons with baselines lost in training, by what it may be promoted to), `size_bytes`,
+        `data_digest` (of the training data), `run_id` and `figures` (flat names as in `headline`).
 
     Raises:
         RegistryError: the registry does not answer.

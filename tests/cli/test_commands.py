@@ -124,6 +124,53 @@ def test_from_traces_to_a_champion_to_a_refusal_and_back(tmp_path: Path, tiny: T
     assert "nothing to roll back to" in run("rollback", "spine", *uri[:2]).complaint
 
 
+def test_a_model_that_lost_says_so_last_and_is_not_promoted(tmp_path: Path, tiny: Tiny, database: str) -> None:
+    poor = ("--set", "network.epochs=1", "--set", 'mixture=["network"]', "--baselines", "markov-3")
+    ran = train(tiny.store, "--out", tmp_path / "out", "--name", "loser", "--tracking-uri", database, *poor)
+    assert ran.code == 0
+    last = ran.out[ran.out.index("LOST: ") :]
+    assert "markov-3 is better before the output, 1 step ahead by 0." in last
+    assert "registered as" not in last, "nothing comes after it"
+    assert "What to try: more workflows" in last
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert (
+        report.index("LOST: ") < report.index("## Where a baseline is better") < report.index("## What it learnt from")
+    )
+    assert "LOST" in run("models", "--tracking-uri", database).out
+    refused = run("promote", "loser", "--version", 1, "--traces", tiny.held_out, "--tracking-uri", database, "--json")
+    assert refused.code == 3
+    floor = next(gate for gate in refused.json["gates"] if gate["name"] == "floor-markov-3")
+    assert not floor["passed"]
+    quiet = train(tiny.store, "--no-register", *poor, "--json")
+    assert quiet.json["behind"]
+    assert "LOST: " in quiet.err
+
+
+def test_a_version_is_judged_under_what_will_ask_it(tiny: Tiny, database: str) -> None:
+    uri = ("--tracking-uri", database, "--json")
+    assert train(tiny.store, "--name", "profiles", *uri, *FAST).code == 0
+    judged = {}
+    for target in ("engine", "gateway", "full"):
+        ran = run("promote", "profiles", "--version", 1, "--traces", tiny.held_out, "--profile", target, *uri)
+        assert ran.json["profile"] == target
+        judged[target] = {gate["name"]: gate["value"] for gate in ran.json["gates"]}
+        tags = open_registry(database).version("profiles", 1).tags
+        assert tags["presage.verdict.profile"] == target
+    assert judged["engine"]["calibration-prefill-1"] != judged["gateway"]["calibration-prefill-1"], (
+        "a gateway sees no hidden state"
+    )
+    assert judged["engine"]["calibration-prefill-1"] == judged["full"]["calibration-prefill-1"], (
+        "these states need no text"
+    )
+    wrong = run("promote", "profiles", "--version", 1, "--traces", tiny.held_out, "--profile", "router", *uri[:2])
+    assert "wanted one of engine, gateway, full" in wrong.complaint
+
+
+def test_traces_of_another_application_are_no_table_of_zeros(tmp_path: Path, tiny: Tiny) -> None:
+    said = run("evaluate", tiny.folder, write(tmp_path / "other.jsonl", GOOD)).complaint
+    assert "none of these agents are known: the traces name 'a', 'b', 'c', the model was trained on " in said
+
+
 def test_traces_of_the_training_prove_nothing(tmp_path: Path, tiny: Tiny, database: str) -> None:
     uri = ("--tracking-uri", database, "--json")
     ran = train(tiny.store, "--test", tiny.held_out, "--name", "own", *uri, *FAST)
