@@ -3,4 +3,4 @@
 Importing this package loads neither torch, MLflow nor vLLM; each is imported where it is used.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

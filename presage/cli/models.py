@@ -70,7 +70,7 @@ def promote(
     figures are kept that an engine holds its live forecasts against.
     """
     from presage.cli.kinds import load
-    from presage.errors import ConfigurationError, RegistryError
+    from presage.errors import ArtefactError, ConfigurationError, RegistryError
     from presage.features.input_profiles import TARGETS
     from presage.registry.floors import floor_gates
     from presage.registry.promote import promote as carry_out
@@ -104,12 +104,15 @@ def promote(
             last.check(kind, name)
         champion = None
         if holder is not None and holder != version:  # against itself a version would pass
-            champion = load(f"models:/{name}/{holder}", lambda: registry)
-            if champion.kind.name != kind.name:
-                raise RegistryError(
-                    f"{name!r} version {version} is a {kind.name} predictor and the {alias}, version "
-                    f"{holder}, a {champion.kind.name} one; no comparison: register each kind under its own name"
-                )
+            try:
+                champion = load(f"models:/{name}/{holder}", lambda: registry)
+            except ArtefactError as error:  # no engine can use it either, and no version could ever replace it
+                out.note(f"the {alias}, version {holder}, cannot be read ({error}); judged against baselines alone")
+        if champion is not None and champion.kind.name != kind.name:
+            raise RegistryError(
+                f"{name!r} version {version} is a {kind.name} predictor and the {alias}, version "
+                f"{holder}, a {champion.kind.name} one; no comparison: register each kind under its own name"
+            )
         judged = [one.predictor for one in (candidate, champion) if one is not None]
         judged_on, left_out = kind.held_out(kind.read(traces, skip_bad, out, report), judged)
         if left_out:

@@ -37,8 +37,8 @@ from presage import __version__
 from presage.errors import ArtefactError, OutputError
 
 FORMAT: Final = "presage-artefact"
-FORMAT_VERSION: Final = 2
-READS: Final = (2,)
+FORMAT_VERSION: Final = 3
+READS: Final = (FORMAT_VERSION,)
 """The format versions `read_artefact` reads."""
 
 KINDS: Final = ("next-agent", "remaining-length", "router")

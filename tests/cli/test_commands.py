@@ -166,6 +166,22 @@ def test_a_version_is_judged_under_what_will_ask_it(tiny: Tiny, database: str) -
     assert "wanted one of engine, gateway, full" in wrong.complaint
 
 
+def test_a_champion_that_cannot_be_read_does_not_bar_its_successor(tiny: Tiny, tmp_path: Path) -> None:
+    """As after an upgrade of Presage, where the champion has an earlier format."""
+    database = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = ("--tracking-uri", database, "--json")
+    held = ("--traces", tiny.held_out)
+    assert train(tiny.store, "--name", "old", *uri, *FAST).code == 0
+    assert run("promote", "old", "--version", 1, *held, *uri).code == 0
+    for config in (tmp_path / "mlartifacts").rglob("artefact/config.json"):
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"format_version": 1}))
+    assert train(tiny.store, "--name", "old", *uri, *FAST).code == 0
+    ran = run("promote", "old", "--version", 2, *held, *uri)
+    assert (ran.code, ran.json["moved"], ran.json["previous"]) == (0, True, 1)
+    assert "the champion, version 1, cannot be read" in ran.err
+    assert "judged against baselines alone" in ran.err
+
+
 def test_traces_of_another_application_are_no_table_of_zeros(tmp_path: Path, tiny: Tiny) -> None:
     said = run("evaluate", tiny.folder, write(tmp_path / "other.jsonl", GOOD)).complaint
     assert "none of these agents are known: the traces name 'a', 'b', 'c', the model was trained on " in said

@@ -61,6 +61,15 @@ def test_interleaved_workflows_do_not_touch_each_other(predictor: NextAgentPredi
         assert last[number].end.tolist() == list(predictor.forecast([*steps[:5], begun]).end)
 
 
+def test_what_comes_with_steps_is_counted(predictor: NextAgentPredictor) -> None:
+    forecaster = Forecaster(predictor)
+    forecaster.on_prefill("retry", "w", "planner")
+    forecaster.on_prefill("retry", "x", "planner", input_tokens=5)
+    forecaster.on_prefill("retry", "y", "planner", input_tokens=5, system_prompt="You plan.")
+    forecaster.on_prefill("retry", "z", "planner", prefill_state=np.ones(STATE_SIZE, np.float32))
+    assert forecaster.inputs == {"steps": 4, "tokens": 2, "text": 1, "states": 1}
+
+
 def test_without_a_model_there_is_no_forecast_and_a_reason() -> None:
     forecaster = Forecaster(None)
     for answer in (forecaster.on_prefill("t", "w", "a"), forecaster.on_completion("t", "w")):

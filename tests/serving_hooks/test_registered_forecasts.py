@@ -1,6 +1,7 @@
 """What an engine is told by the registry's champions: one forecast a step, asked for by two policies."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -9,15 +10,23 @@ import pytest
 from serving_samples import lengths_of
 from tiny_model import Tiny
 
+from presage.datasets.law import generate
 from presage.features.moment import COMPLETION, PREFILL
+from presage.predictors.boosting import BoostingConfig
+from presage.predictors.network_weights import NetworkConfig
+from presage.predictors.parts import NextAgentConfig
 from presage.registry.connect import open_registry
 from presage.registry.package import register
+from presage.registry.promote import promote
+from presage.registry.verdict import Gate, Verdict
 from presage.serving_hooks.forecaster import Forecaster
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import ReadsStates
 from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.vllm.metrics_read import missing_inputs
 from presage.serving_hooks.vllm.registered import AskedOnArrival, champions
 from presage.serving_hooks.vllm.where import where
+from presage.training.next_agent import fit_predictor
 
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
 
@@ -57,6 +66,33 @@ def test_champions_of_the_registry_answer_both_policies(
         reads = champions(PresageConfig(), served).next_agents
         assert isinstance(reads, ReadsStates)
         assert set(reads.projections) == moments, "the states of the traces are those of the model synthetic"
+
+
+def test_an_engine_names_what_its_champion_was_promoted_with_and_it_does_not_supply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A predictor of texts, promoted for a gateway, in an engine: there are no texts."""
+    config = NextAgentConfig(network=NetworkConfig(epochs=1), boosting=BoostingConfig(rounds=2))
+    reads_text = fit_predictor(generate("retry", 40, 0, state_size=16).table, config, states="text").predictor
+    reads_text.save(tmp_path / "model")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    registry = open_registry(uri)
+    register(registry, tmp_path / "model", name="next-agent", metrics={}, params={}, tags={}, input_example=[ROW])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    passed = Verdict("next-agent", 1, (Gate("schema", True, None, None, "fine"),))
+    missing = {}
+    for target in ("gateway", "engine"):
+        promote(registry, "next-agent", 1, passed, profile=target, data_digest="sha256:test")
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            made = champions(PresageConfig())
+        made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100)
+        status = made.upkeep.status()
+        missing[target] = status["inputs"]["missing"]
+        assert status["inputs"]["counts"] == {"steps": 1, "tokens": 1}
+        assert ("with texts that this engine does not supply" in caplog.text) == (target == "gateway")
+        assert dict(missing_inputs(status)) == ({("next-agent", "text"): 1.0} if target == "gateway" else {})
+    assert missing == {"gateway": {"next-agent": ["text"]}, "engine": {}}
 
 
 def test_one_step_is_one_event_whoever_asks_first(tiny: Tiny) -> None:
