@@ -28,7 +28,7 @@ from presage.datasets.law import generate
 from presage.features.call_graph import transition_matrix
 from presage.features.moment import PREFILL
 from presage.features.prefixes import prefixes_of
-from presage.features.states import fit_states
+from presage.features.states import captured_source
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import artefact_size_bytes
 from presage.predictors.baselines.published import PublishedConfig, PublishedNetwork
@@ -47,7 +47,7 @@ def main() -> None:
     torch.set_num_threads(1)
     drawn = generate(chosen.law, 1000, 0, state_size=chosen.state_size)
     vocabulary = Vocabulary.from_table(drawn.table)
-    source = fit_states(drawn.table, states="captured", seed=0)
+    source = captured_source(drawn.table)
     prefixes = prefixes_of(drawn.table, vocabulary, 3).with_states(source.states(drawn.table))
     inner, validation = split_validation(prefixes, 0.15, 0)
     fitted = NextAgentPredictor(seed=0).fit(inner, validation, source=source)
@@ -90,17 +90,15 @@ def main() -> None:
             return torch.nn.functional.linear(half_states, half_weights).float().numpy() + bias
 
     def whole_batch(project: Callable[[], np.ndarray]) -> None:
-        model.prefilled_many(many, agent, size_of, size_of, project(), many_out, evidence)
+        model.prefilled_many(many, agent, size_of, project(), many_out, evidence)
 
     rows: dict[str, float] = {
         "one, with its state": median_us(
-            lambda i: model.prefilled(
-                workflow, agents[i % BATCH], 5.0, 6.0, model.project(PREFILL, states[i % BATCH]), out
-            ),
+            lambda i: model.prefilled(workflow, agents[i % BATCH], 5.0, model.project(PREFILL, states[i % BATCH]), out),
             3000,
         ),
         "one, projected": median_us(
-            lambda i: model.prefilled(workflow, agents[i % BATCH], 5.0, 6.0, projected[i % BATCH], out), 3000
+            lambda i: model.prefilled(workflow, agents[i % BATCH], 5.0, projected[i % BATCH], out), 3000
         ),
         "one, plain torch": median_us(lambda i: torch_forecast(slice(i % BATCH, i % BATCH + 1)), 500),
         "1,024, with their states, fp32": median_us(

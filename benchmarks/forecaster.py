@@ -30,7 +30,7 @@ from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.moment import COMPLETION, PREFILL
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
-from presage.predictors.steps import log_sizes
+from presage.predictors.steps import log_tokens
 from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.forecaster import Forecaster
 from presage.training.next_agent import train
@@ -61,13 +61,13 @@ def alone(
 
     def prefilled(i: int) -> None:
         state = agents.project(PREFILL, agents.source.of_step(step, PREFILL))
-        agents.prefilled(workflows[i % under_way], agent, *log_sizes(step, "input"), state, out)
+        agents.prefilled(workflows[i % under_way], agent, log_tokens(step, "input"), state, out)
         if lengths is not None:
             lengths.begun(of_lengths[i % under_way], step)
 
     def completed(i: int) -> None:
         state = agents.project(COMPLETION, agents.source.of_step(step, COMPLETION))
-        agents.completed(workflows[i % under_way], *log_sizes(step, "output"), state, out)
+        agents.completed(workflows[i % under_way], log_tokens(step, "output"), state, out)
         if lengths is not None:
             of_lengths[i % under_way].completed(step)
 

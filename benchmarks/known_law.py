@@ -26,7 +26,7 @@ import numpy as np
 from presage.datasets.law import LAWS, generate
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
-from presage.features.states import fit_states
+from presage.features.states import captured_source
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.training.baselines import BASELINES, choose
@@ -46,7 +46,7 @@ def judge(
     drawn = generate(law, workflows, seed, state_size=state_size)
     test = generate(law, TEST_WORKFLOWS, TEST_SEED + seed, state_size=state_size)
     vocabulary = Vocabulary.from_table(drawn.table)
-    source = fit_states(drawn.table, states="captured", seed=seed)
+    source = captured_source(drawn.table)
     learning, held = (prefixes_of(t, vocabulary, 3).with_states(source.states(t)) for t in (drawn.table, test.table))
     inner, validation = split_validation(learning, 0.15, seed)
     ours = NextAgentPredictor(seed=seed).fit(inner, validation, source=source).predict_both(held)

@@ -271,16 +271,19 @@ def judge(recorded: Recorded, layer: int, by_layer: Mapping[int | None, Any], se
     for name, view in views(recorded.table, layer, by_layer):
         begun = time.perf_counter()
         found[name] = {"states": view.states, "layer": view.layer, "rows": view.rows}
-        profiles = []
+        profiles: dict[str, list[Any]] = {}
         for number in range(FOLDS):
             learn, test = (view.table.filter(pa.array(mask)) for mask in (fold != number, fold == number))
             trained = train(learn, test, seed=seed, states=view.states, baselines=(MARKOV,))
-            profiles.append(trained.metrics.get("profiles"))
+            for profile, of_profile in trained.evaluation.profiles.items():
+                profiles.setdefault(profile, []).append(of_profile.moments)
             counts.setdefault(name, []).append(trained.evaluation.moments)
             if name == IDS:
                 counts.setdefault(MARKOV, []).append(trained.evaluation.baselines[MARKOV])
-        if profiles[0] is not None:
-            found[name]["profiles"] = mean(profiles)
+        found[name]["profiles"] = {
+            profile: {moment: figures(of_folds, None, moment, seed) for moment in MOMENTS}
+            for profile, of_folds in profiles.items()
+        }
         say(f"{name}: {time.perf_counter() - begun:.0f} s")
     found[MARKOV] = {"states": "none"}
     for name, of in found.items():
@@ -303,16 +306,6 @@ def figures(folds: Sequence[Any], others: Sequence[Any] | None, moment: str, see
     return {name: value.round(4).tolist(), "ci95": [[round(end, 4) for end in pair] for pair in ends]}
 
 
-def mean(of: Sequence[Any]) -> Any:
-    """Numbers at the same place of several nested values, averaged; of anything else the first."""
-    first = of[0]
-    if isinstance(first, dict):
-        return {key: mean([one[key] for one in of]) for key in first}
-    if isinstance(first, list):
-        return [mean(place) for place in zip(*of, strict=True)]
-    return float(np.mean(of)) if isinstance(first, int | float) and not isinstance(first, bool) else first
-
-
 def tables(found: Mapping[str, Any]) -> Iterator[str]:
     """Accuracy of each view with its interval, and the paired differences one step ahead."""
     for moment, words in MOMENTS.items():
@@ -328,9 +321,13 @@ def tables(found: Mapping[str, Any]) -> Iterator[str]:
             against = [found[name].get(f"against {other}", {}).get(moment) for other in (TOKENS, TEXT, NORM)]
             cells = [_told(a["difference"][0], a["ci95"][0], "+.3f") if a else "" for a in against]
             yield f"| {name} | {told} | {' | '.join(cells)} |"
-    for name, of in found.items():
-        for profile, headline in of.get("profiles", {}).items():
-            yield f"\n{name}, under the profile {profile}: {json.dumps(headline)}"
+        yield f"\nThe same predictors {words} under each input profile, at 1 step:\n"
+        yield f"| the predictor sees | {' | '.join(found[IDS]['profiles'])} |"
+        yield f"|---|{'---|' * len(found[IDS]['profiles'])}"
+        for name, of in found.items():
+            cells = [f"{shown[moment]['accuracy'][0]:.3f}" for shown in of.get("profiles", {}).values()]
+            if cells:
+                yield f"| {name} | {' | '.join(cells)} |"
 
 
 def _told(value: float, ends: Sequence[float], form: str) -> str:

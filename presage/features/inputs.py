@@ -66,10 +66,14 @@ def begin(
 def _distance(
     state: NDArray[np.float32], sums: NDArray[np.float32], start: int, width: int, seen: float
 ) -> np.floating:
-    """Root mean square difference to the previous state, which is replaced; NO_EARLIER when there is none."""
-    total = np.float32(0.0)
+    """Root mean square difference to the previous state, which is replaced; NO_EARLIER when there is none.
+
+    A square of a float32 is exact in float64: the sum has the same bits whether or not a compiler fuses it with the
+    product, which it does in some of those that call this and not in others.
+    """
+    total = 0.0
     for i in range(width):
-        difference = state[i] - sums[start + i]
+        difference = np.float64(state[i] - sums[start + i])
         total += difference * difference
         sums[start + i] = state[i]
     return np.sqrt(total / max(width, 1)) if seen > 0 else np.float32(NO_EARLIER)

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from presage.features.folds import FOLDS, task_folds
 from presage.features.moment import Moment
 from presage.features.prefixes import Prefixes
+from presage.features.project_rows import columns_of
+from presage.features.project_state import project_states
 
 PENALTIES: Final = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 MAX_AXES: Final = 128
@@ -70,11 +72,10 @@ class Projection:
 
     def __call__(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         """States float32 [n, d] to float32 [n, m]; a row of NaN (no state) becomes zero, which is the mean state."""
-        missing = np.isnan(states[:, 0])
-        # No copy of gigabytes where there is nothing to replace.
-        projected = (np.nan_to_num(states) if missing.any() else states) @ self.weights() + self.bias
-        projected[missing] = 0.0
-        return projected.astype(np.float32, copy=False)
+        projected = np.empty((len(states), self.size), np.float32)
+        project_states(np.ascontiguousarray(states, np.float32), columns_of(self.weights()), self.bias, projected)
+        projected[np.isnan(states[:, 0])] = 0.0
+        return projected
 
     def to_tensors(self) -> dict[str, NDArray[np.generic]]:
         """Arrays by name, as an artefact keeps them."""

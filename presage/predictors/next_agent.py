@@ -28,6 +28,7 @@ from presage.features.inputs import inputs_size, known, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
 from presage.features.project_rows import columns_of, project_rows
+from presage.features.project_state import project_state
 from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
@@ -242,8 +243,10 @@ class NextAgentPredictor:
         """A raw state float32 [d] as the kernels take it, float32 [p] or [c]; empty for none."""
         if state is None or moment not in self._weights:
             return _NOTHING
-        weights, bias = self._weights[moment]
-        return state @ weights + bias
+        bias = self._weights[moment][1]
+        out = np.empty(len(bias), np.float32)
+        project_state(state, self._columns[moment], bias, out)
+        return out
 
     def project_many(self, moment: Moment, states: NDArray[np.float32]) -> NDArray[np.float32]:
         """Raw states float32 [B, d], all finite, as `prefilled_many` takes them, float32 [B, p]."""
@@ -255,7 +258,7 @@ class NextAgentPredictor:
         return out
 
     def projection(self, moment: Moment) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """W float32 [d, p] and b [p] of `project` (x @ W + b), for a worker that projects itself; None: no states."""
+        """W float32 [d, p] and b [p], for a worker that projects itself as `project_state` does; None: no states."""
         return self._weights.get(moment)
 
     @property

@@ -96,10 +96,8 @@ class Worked(Engine):
         computed = super()._computed(output)
         self.worker.bind_connector_metadata(output.kv_connector_metadata)
         meta = self.worker.build_connector_worker_meta()
-        rows = torch.full((len(computed.req_ids), WIDTH), self.spoiled)
         reached = dict(compat.reached(output))
-        for place, name in enumerate(computed.req_ids):
-            rows[place, 0], rows[place, 1] = number(name), reached[name] - 1
+        rows = torch.stack([self.row(name, reached[name] - 1) for name in computed.req_ids] or [torch.empty(WIDTH)])
         for tap in compat.of_kind(StatesConnector, self.worker):
             tap.captured(computed.req_ids, lambda: rows)
         self.back += meta is not None
@@ -107,6 +105,12 @@ class Worked(Engine):
             kv_connector_worker_meta=pickle.loads(pickle.dumps(meta)) if self.sent else meta
         )
         return computed
+
+    def row(self, request_id: str, position: int) -> torch.Tensor:
+        """What the model computes of a request at a position, float32 [WIDTH]."""
+        row = torch.full((WIDTH,), self.spoiled)
+        row[0], row[1] = number(request_id), position
+        return row
 
 
 def number(name: str) -> int:

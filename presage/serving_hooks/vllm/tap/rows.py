@@ -1,7 +1,8 @@
 """Rows of a step, projected on the device they are on, so that 16 numbers travel and not 5120.
 
-As in training: a state is rounded to float16, as traces keep it, and then x @ W + b in float32. Whole states travel for
-a recorder alone, as float16.
+As in training: a state is rounded to float16, as traces keep it, then x @ W + b is summed in float64 and rounded to
+float32 (`features/project_state.py`), so that a predictor is given the bits that it learnt from. Whole states travel
+for a recorder alone, as float16.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Projector:
 
     def __init__(self, projections: Mapping[Moment, Projection]) -> None:
         self._projections = {
-            moment: (torch.from_numpy(weights), torch.from_numpy(bias))
+            moment: (torch.from_numpy(weights).double(), torch.from_numpy(bias).double())
             for moment, (weights, bias) in projections.items()
         }
 
@@ -37,8 +38,8 @@ class Projector:
             weights, bias = self._projections[moment]
             self._projections[moment] = weights.to(rows.device), bias.to(rows.device)
         weights, bias = self._projections[moment]
-        picked = rows.index_select(0, _index(which, rows.device)).float().half().float()
-        return _to_host(torch.addmm(bias, picked, weights))
+        picked = rows.index_select(0, _index(which, rows.device)).half().double()
+        return _to_host(torch.addmm(bias, picked, weights).float())
 
 
 def whole(rows: torch.Tensor, which: Sequence[int]) -> tuple[Any, Any]:
