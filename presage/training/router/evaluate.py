@@ -81,7 +81,7 @@ class RouterEvaluation:
             **self.figures.to_dict(),
             "by_task": {name: _short(of) for name, of in self.by_task.items()},
             "cost_quality": self.curve.to_dict() if self.curve is not None else None,
-            "behind": worst(lost(self.figures, self.baselines, self.differences)),
+            "behind": worst(lost(self.baselines, self.differences)),
             "baselines": {name: of.to_dict() for name, of in self.baselines.items()},
             "differences": {
                 name: {
@@ -165,11 +165,8 @@ def differences(ours: RouterFigures, theirs: RouterFigures, seed: int, resamples
     }
 
 
-def lost(
-    figures: RouterFigures, baselines: Mapping[str, RouterFigures], against: Mapping[str, Mapping[str, Told]]
-) -> list[Behind]:
-    """The figures in which a baseline is better than the router beyond the paired interval; `against` as in
-    `RouterEvaluation.differences`."""
+def lost(baselines: Mapping[str, RouterFigures], against: Mapping[str, Mapping[str, Told]]) -> list[Behind]:
+    """The figures in which a baseline is better beyond the interval; `against` as `RouterEvaluation.differences`."""
     found = []
     for name, its in baselines.items():
         own = {
