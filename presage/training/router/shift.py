@@ -141,8 +141,8 @@ def _largest(names: NDArray[np.str_], most: int) -> list[str]:
     if len(large) < 2:
         told = ", ".join(f"{found[i]} ({counts[i]})" for i in order[:5]) or "no task is named"
         raise TraceError(
-            f"{len(large)} families of {LEAST_PROMPTS} prompts or more ({told}); at least 2 are wanted, so that one can "
-            "be left out: give outcomes a column `task`, or say with --family what names a family in it"
+            f"{len(large)} families of {LEAST_PROMPTS} prompts or more ({told}); at least 2 are wanted, so that one "
+            "can be left out: give outcomes a column `task`, or say with --family what names a family in it"
         )
     return large[:most]
 
