@@ -149,8 +149,9 @@ def _largest(names: NDArray[np.str_], most: int) -> list[str]:
 
 def _answers(train: Outcomes, test: Outcomes, config: RouterConfig, seed: int) -> _Answers:
     inner, calibration = split_outcomes(train, CALIBRATION_FRACTION, seed + 1)
+    groups = families(inner.task)
     ours = RouterPredictor(config, seed).fit(
-        inner.prompts, inner.correct, calibration.prompts, calibration.correct, models=train.models
+        inner.prompts, inner.correct, calibration.prompts, calibration.correct, models=train.models, groups=groups
     )
     routers: dict[str, Routes] = {OURS: ours}
     routers |= {name: BASELINES[name]().fit(train.prompts, train.correct) for name in RIVALS}
