@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import numpy as np
 
+from presage.datasets.outcomes.families import families
 from presage.datasets.outcomes.law import generate_outcomes
 from presage.datasets.outcomes.read import read_outcomes
 from presage.datasets.outcomes.schema import Outcomes
@@ -45,7 +46,12 @@ def answers(train: Outcomes, prompts: tuple[str, ...], seed: int) -> Said:
     inner, calibration = split_outcomes(train, CALIBRATION_FRACTION, seed)
     begun = time.perf_counter()
     ours = RouterPredictor(RouterConfig(), seed).fit(
-        inner.prompts, inner.correct, calibration.prompts, calibration.correct, models=train.models
+        inner.prompts,
+        inner.correct,
+        calibration.prompts,
+        calibration.correct,
+        models=train.models,
+        groups=families(inner.task),
     )
     print(f"  {len(train)} prompts in {time.perf_counter() - begun:.1f} s, trust {ours.trust}", file=sys.stderr)
     routers = {OURS: ours} | {name: make().fit(train.prompts, train.correct) for name, make in BASELINES.items()}

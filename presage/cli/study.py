@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli import options
+from presage.cli import options, outcomes
 from presage.cli.output import Output, Report
 
 if TYPE_CHECKING:
@@ -142,6 +142,45 @@ def horizon(
         return study_horizon(table, test_table, recipe, baselines=chosen, share=report)
 
     _study(ask, traces, test, _recipe(settings, horizon, seed, states), report_folder, skip_bad, as_json)
+
+
+@app.command(
+    "shift",
+    epilog="Examples:\n\n"
+    "presage study shift outcomes.jsonl.gz\n\n"
+    "presage study shift outcomes/ --family '^[^_]+' --set rank=4 --json\n\n"
+    "Costs one training for each family left out, and one more.",
+)
+def shift(
+    data: outcomes.Files,
+    family: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="What names the family in a task: the first group of this, or all that matches. Without: the name up "
+            "to the first / (all of it where that leaves one family), without _train or _test.",
+            show_default=False,
+        ),
+    ] = None,
+    most: Annotated[int, typer.Option(help="How many families to leave out, the largest first.", min=2)] = 12,
+    settings: _Settings = None,
+    seed: options.Seed = 0,
+    skip_bad: options.SkipBad = False,
+    as_json: options.Json = False,
+) -> None:
+    """How a router does on benchmark families that training never saw: does it hold on new topics?"""
+    from presage.cli.shift import tables
+    from presage.predictors.router import RouterConfig
+    from presage.training.configuration import read_configuration
+    from presage.training.router.shift import study_shift
+    from presage.training.router.train import LIMITS
+
+    configuration = read_configuration(RouterConfig, None, settings or (), LIMITS)
+    out = Output(as_json)
+    with out.working() as report:
+        judged = outcomes.read(data, skip_bad, out, report).outcomes
+        found = study_shift(judged, configuration, pattern=family, most=most, seed=seed, share=report)
+    out.result(found, *(tables(found) if not as_json else ()))
 
 
 def _study(

@@ -1,9 +1,9 @@
 """The router: for each request the probability that each served model solves it.
 
 Ni et al., "Chimera", §3.3: an encoder with a sigmoid a model. Here whatever reads the prompts (a scorer) says log-odds,
-and the same parts stand on top of each: calibration on prompts of their own, missing labels left out; base rates for
-a prompt far from all training prompts, and for a model with few labels, said so; and which model to pick, which is
-another question than which probability is highest (`routing/choice.py`).
+and the same parts stand on top of each: calibration on prompts of their own, missing labels left out; probabilities
+that draw near to the base rates with the distance from the training prompts, and are base rates for a model with few
+labels; and which model to pick, which is another question than which probability is highest (`routing/choice.py`).
 
 The head "linear" needs no transformer and trains here; "transformer" is fine-tuned by `presage.training.router` and
 handed in.
@@ -20,16 +20,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ConfigurationError, InputError, TraceError
+from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
+from presage.features.prompt_form import form
 from presage.features.text_encoder import TextEncoder
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.forecast import Source
 from presage.predictors.routing.calibration import Calibration
 from presage.predictors.routing.choice import learn_trust, pick
-from presage.predictors.routing.evidence import PromptEvidence
-from presage.predictors.routing.factors import base_rates
+from presage.predictors.routing.evidence import Look, PromptEvidence, Seen, words_of
+from presage.predictors.routing.factors import base_rates, sigmoid
 from presage.predictors.routing.linear import RANK, LinearScorer
 from presage.predictors.routing.scorer import Scorer
+from presage.predictors.routing.widening import LEAST_PROMPTS, Opinions, Widening, leave_out_folds
 
 if TYPE_CHECKING:
     from presage.predictors.routing.transformer import TransformerScorer
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 KIND: Final = "router"
 HEADS: Final = ("linear", "transformer")
 MIN_EVIDENCE: Final = 50
+
+LAYOUT: Final = 2
+"""Of what an artefact of this kind holds; another one is not read."""
 
 Progress = Callable[[str, float], None]
 """Told what is being done and the share of it that is done, 0..1."""
@@ -84,9 +89,11 @@ class RouteForecast:
     Attributes:
         probabilities: that the model solves the request, by model.
         pick: the model to take where only success counts.
-        source: `champion`, or `back-off` where the prompt is far from the training prompts: then all are base rates.
+        source: `champion`, or `back-off` where the prompt is so far from the training prompts that there is not enough
+            evidence: then all are near the base rates.
         evidence: labels of each model in training; below the router's `min_evidence` its probability is a base rate.
         known: how known the words of the prompt are, 0..1.
+        distance: how far it is from the training prompts, 0..1: the share of prompts held out that are nearer.
     """
 
     probabilities: dict[str, float]
@@ -94,6 +101,7 @@ class RouteForecast:
     source: Source
     evidence: dict[str, int]
     known: float
+    distance: float
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -112,6 +120,9 @@ class RouterPredictor:
     """Labels of each model in training, int64 [M]."""
     trust: float
     """How far picks follow the probabilities, 0..1."""
+    widening: Widening | None
+    """How opinions shrink with distance; None of a head that is not trained several times: then a prompt with not
+    enough evidence gets base rates."""
     trained_on: NDArray[np.uint64]
 
     def __init__(self, config: RouterConfig | None = None, seed: int = 0) -> None:
@@ -131,6 +142,7 @@ class RouterPredictor:
         calibration_correct: NDArray[np.float32],
         *,
         models: Sequence[str],
+        groups: Sequence[str | None] | None = None,
         trained_on: NDArray[np.uint64] | None = None,
         scorer: Scorer | None = None,
         progress: Progress | None = None,
@@ -143,6 +155,8 @@ class RouterPredictor:
             calibration: other texts.
             calibration_correct: float32 [len(calibration), M], likewise.
             models: M names.
+            groups: the family of each of `prompts`, such as its task: what is left out in turn to learn what an
+                opinion on new topics is worth. Without three families, prompts of a like form stand in for them.
             trained_on: keys of all these prompts (`presage.datasets.outcomes.schema.prompt_keys`).
             scorer: already fitted on `prompts`; None learns a linear one.
             progress: told what is being done.
@@ -161,16 +175,31 @@ class RouterPredictor:
         _check_labels(calibration, calibration_correct, len(models))
         tell = progress or (lambda _, __: None)
         tell("learning", 0.0)
-        self._scorer = scorer if scorer is not None else self._learn(prompts, correct, calibration, calibration_correct)
+        words, forms = words_of(prompts), form(prompts)
+        folds, away = np.zeros(len(prompts), np.int64), np.zeros(0)
+        if scorer is None:
+            if len(prompts) >= LEAST_PROMPTS:
+                folds = leave_out_folds(groups if groups is not None else [None] * len(prompts), forms)
+            learnt_head, away = self._learn(prompts, correct, calibration, calibration_correct, folds)
+        self._scorer: Scorer = learnt_head if scorer is None else scorer
         tell("calibrating", 0.6)
         everything = np.concatenate([correct, calibration_correct])
         self.models, self.base = tuple(models), base_rates(everything)
         self.labels = np.asarray((~np.isnan(everything)).sum(axis=0), np.int64)
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
+        learnt = base_rates(correct)
         logits = self._scorer.logits(calibration)
-        self.calibration = Calibration.fit(logits, calibration_correct, base_rates(correct))
-        self.trust = learn_trust(self.calibration.probabilities(logits), calibration_correct, base_rates(correct))
-        self.evidence = PromptEvidence.fit(prompts, calibration)
+        self.calibration = Calibration.fit(logits, calibration_correct, learnt)
+        held, held_forms = words_of(calibration), form(calibration)
+        seen = Seen.of(words, forms)
+        self.evidence = PromptEvidence.of(seen, held, held_forms)
+        look = seen.look(held, held_forms)
+        distance = self.evidence.distance(look)
+        self.widening = None
+        if folds.any():
+            known = Opinions(self.calibration.opinion(logits), learnt, distance, calibration_correct)
+            self.widening = Widening.fit(self._left_out(folds, away, words, forms, correct), known)
+        self.trust = learn_trust(self._probabilities(logits, distance, look), calibration_correct, learnt)
         if scorer is None and self.config.refit:
             tell("learning again on all", 0.7)
             assert isinstance(self._scorer, LinearScorer)
@@ -183,13 +212,33 @@ class RouterPredictor:
         correct: NDArray[np.float32],
         tuning: Sequence[str],
         tuning_correct: NDArray[np.float32],
-    ) -> LinearScorer:
+        folds: NDArray[np.int64],
+    ) -> tuple[LinearScorer, NDArray[np.float64]]:
         if self.config.head != "linear":
             raise ConfigurationError(
                 f"head {self.config.head!r} without a fitted scorer; fine-tune one first, or take the head linear"
             )
         encoder = TextEncoder.load(self.config.encoder) if self.config.encoder else None
-        return LinearScorer.fit(prompts, correct, tuning, tuning_correct, rank=self.config.rank, encoder=encoder)
+        return LinearScorer.fit_in_folds(
+            prompts, correct, tuning, tuning_correct, folds, rank=self.config.rank, encoder=encoder
+        )
+
+    def _left_out(
+        self,
+        folds: NDArray[np.int64],
+        away: NDArray[np.float64],
+        words: Sequence[NDArray[np.uint32]],
+        forms: NDArray[np.float32],
+        correct: NDArray[np.float32],
+    ) -> list[Opinions]:
+        """What was made of each fold without it: log-odds `away` [n, M] from those of base rates."""
+        found = []
+        for fold in np.unique(folds):
+            apart, rest = np.flatnonzero(folds == fold).tolist(), np.flatnonzero(folds != fold).tolist()
+            look = Seen.of([words[i] for i in rest], forms[rest]).look([words[i] for i in apart], forms[apart])
+            opinion = self.calibration.opinion(self.calibration.base + away[apart])
+            found.append(Opinions(opinion, base_rates(correct[rest]), self.evidence.distance(look), correct[apart]))
+        return found
 
     def at_precision(self, precision: Precision, device: str = "cpu") -> Self:
         """A copy for serving, its transformer at another precision; the router itself stays what was trained.
@@ -211,7 +260,8 @@ class RouterPredictor:
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """That each model solves each prompt, float32 [n, M]; base rates where there is too little to go by."""
-        return self._answer(prompts, self.evidence.far(prompts))
+        look = self.evidence.look(prompts)
+        return self._answer(prompts, self.evidence.distance(look), look)
 
     def picks(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
         """The model to take for each of n prompts where only success counts, int64 [n]."""
@@ -225,21 +275,35 @@ class RouterPredictor:
         """
         if not isinstance(prompt, str):
             raise InputError(f"a prompt of type {type(prompt).__name__}; a string is wanted")
-        known = float(self.evidence.known([prompt])[0])
-        far = self.evidence.is_far(np.array([known]))
-        said = self._answer([prompt], far)
+        look = self.evidence.look([prompt])
+        distance = self.evidence.distance(look)
+        said = self._answer([prompt], distance, look)
         return RouteForecast(
             probabilities=dict(zip(self.models, said[0].tolist(), strict=True)),
             pick=self.models[int(self.picks(said)[0])],
-            source="back-off" if far[0] else "champion",
+            source="back-off" if self.evidence.is_far(distance)[0] else "champion",
             evidence=dict(zip(self.models, self.labels.tolist(), strict=True)),
-            known=known,
+            known=float(look.known[0]),
+            distance=float(distance[0]),
         )
 
-    def _answer(self, prompts: Sequence[str], far: NDArray[np.bool_]) -> NDArray[np.float32]:
-        said = self.calibration.probabilities(self._scorer.logits(prompts))
-        unsure = far[:, None] | (self.labels < self.config.min_evidence)
-        return np.where(unsure, self.base.astype(np.float32), said)
+    def _answer(self, prompts: Sequence[str], distance: NDArray[np.float64], look: Look) -> NDArray[np.float32]:
+        said = self._probabilities(self._scorer.logits(prompts), distance, look)
+        return np.where(self.labels < self.config.min_evidence, self.base.astype(np.float32), said)
+
+    def _probabilities(
+        self, logits: NDArray[np.float32], distance: NDArray[np.float64], look: Look
+    ) -> NDArray[np.float32]:
+        """Calibrated probabilities of log-odds [n, M], as near to the base rates as the distance [n] asks."""
+        if self.widening is None:
+            said, unsure = self.calibration.probabilities(logits), self.evidence.is_far(distance)
+        else:
+            opinion = self.calibration.opinion(logits)
+            said, unsure = (
+                self.widening.probabilities(opinion, sigmoid(self.calibration.base), distance),
+                look.known == 0.0,
+            )
+        return np.where(unsure[:, None], self.base.astype(np.float32), said)
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Writes the artefact: config.json, model.safetensors and what files the scorer has, nothing executable."""
@@ -257,6 +321,8 @@ class RouterPredictor:
                 "scorer": self._scorer.to_config(),
                 "evidence": self.evidence.to_config(),
                 "trust": self.trust,
+                "widening": None if self.widening is None else asdict(self.widening),
+                "layout": LAYOUT,
                 "seed": self.seed,
             },
             tensors={
@@ -279,6 +345,11 @@ class RouterPredictor:
         artefact = read_artefact(Path(folder), kind=KIND)
         with rebuilding(folder, KIND):
             config, tensors = artefact.config, artefact.tensors
+            if config.get("layout") != LAYOUT:
+                raise ArtefactError(
+                    f"{folder}: a router of layout {config.get('layout', 1)}; wanted layout {LAYOUT}: another version "
+                    "of Presage wrote it; train anew"
+                )
             predictor = cls(RouterConfig.from_dict(config["predictor"]), config["seed"])
             predictor.models = tuple(config["models"])
             predictor.base, predictor.labels = tensors["base"], tensors["labels"]
@@ -289,6 +360,9 @@ class RouterPredictor:
                 raise ValueError("a base rate or the trust is not between 0 and 1")
             predictor.calibration = Calibration.from_tensors(under(tensors, "calibration/"), len(predictor.models))
             predictor.evidence = PromptEvidence.from_artefact(config["evidence"], under(tensors, "evidence/"))
+            predictor.widening = None if config["widening"] is None else Widening(**config["widening"])
+            if predictor.widening is not None:
+                predictor.widening.check()
             predictor._scorer = _scorer_of(predictor.config.head).from_artefact(
                 config["scorer"], under(tensors, "scorer/"), Path(folder)
             )

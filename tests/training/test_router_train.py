@@ -1,10 +1,12 @@
 """Training of a router: figures, baselines, what is refused, and real outcomes where they are there."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from presage.datasets.outcomes.law import generate_outcomes
 from presage.datasets.outcomes.read import read_outcomes
@@ -52,6 +54,25 @@ def test_it_beats_what_knows_no_prompt_and_is_honest(training: RouterTraining) -
     curve = evaluation.curve
     assert curve is not None
     assert curve.area > curve.area_of_singles
+
+
+def test_a_training_tells_where_a_baseline_won(training: RouterTraining) -> None:
+    assert training.metrics["behind"] == []
+    test = generate_outcomes(1500, 7)
+
+    class Oracle:
+        def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
+            return test.probabilities.astype(np.float32)
+
+        def picks(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
+            return np.asarray(probabilities.argmax(axis=1), np.int64)
+
+    knows_nothing = BASELINES["base-rate"]().fit(test.outcomes.prompts, test.outcomes.correct)
+    behind = evaluate(knows_nothing, test.outcomes, 0, baselines={"oracle": Oracle()}).to_dict()["behind"]
+    assert {one["at"] for one in behind} == {"in macro mAP", "in Brier score", "in accuracy of the picks"}
+    assert all(one["baseline"] == "oracle" and 0 < one["ci95"][0] < one["by"] < one["ci95"][1] for one in behind)
+    ahead = evaluate(Oracle(), test.outcomes, 0, baselines={"base-rate": knows_nothing}).to_dict()["behind"]
+    assert ahead == []
 
 
 def test_no_prompt_stands_on_both_sides(training: RouterTraining) -> None:

@@ -66,7 +66,11 @@ class Calibration:
 
     def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Probabilities float32 [n, M] of log-odds [n, M]."""
-        return sigmoid(self.base + self.shift + self.slope * (logits - self.middle)).astype(np.float32)
+        return sigmoid(self.base + self.opinion(logits)).astype(np.float32)
+
+    def opinion(self, logits: NDArray[np.floating]) -> NDArray[np.float64]:
+        """How far calibrated log-odds of log-odds [n, M] lie from those of the base rates, float64 [n, M]."""
+        return np.asarray(self.shift + self.slope * (logits - self.middle), np.float64)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """As an artefact keeps it."""

@@ -1,8 +1,10 @@
-"""When there is too little to go by: a prompt in other words than the training prompts, a model with few labels.
+"""How far a prompt is from the training prompts: in its words, and in its form.
 
 A prompt is known by the share of its words that training prompts have, each counted by how much it tells (its inverse
-document frequency; a word never seen counts as the rarest). One that is less known than nearly all prompts held out
-from training is far from them: there the base rates of the models are the honest answer. Words are kept as hashes.
+document frequency; a word never seen counts as the rarest). A new benchmark is often written in known words but in a
+form of its own, so the distance of the form to the nearest training prompts counts as well. Both are turned into shares
+of prompts held out from training that are as far or farther, and joined as Fisher's method joins two tests. A prompt
+farther than nearly all held-out prompts has not enough evidence. Words are kept as hashes; of forms, a few.
 """
 
 from __future__ import annotations
@@ -12,77 +14,192 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
+from presage.features.prompt_form import SIZE, form
 from presage.features.prompt_terms import word_hashes
 
-FAR_SHARE: Final = 0.005
-"""Share of held-out prompts that are less known than the threshold."""
+FAR_SHARE: Final = 0.07
+"""Share of held-out prompts that are flagged: what is new at the price of so many that are not."""
+
+LANDMARKS: Final = 512
+"""Training prompts whose form is kept."""
 
 _MOST_WORDS: Final = 200_000
+_NEAREST: Final = 4
+_FARTHEST: Final = 4.0  # deviations, as in the linear head
+_LEVELS: Final = 201
+
+Hashes = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, eq=False)
-class PromptEvidence:
-    """What was seen of words.
+class Look:
+    """n prompts beside training prompts.
+
+    Attributes:
+        known: float64 [n], how known the words of each are, 0..1; 0 of one without words.
+        away: float64 [n], distance of its form to the nearest forms, in deviations.
+    """
+
+    known: NDArray[np.float64]
+    away: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What was seen of words and forms.
 
     Attributes:
         words: uint32 [W], hashes, rising.
         idf: float32 [W].
         unseen: the weight of a word that is not there.
-        threshold: share below which a prompt is far from the training prompts.
+        middle, scale: float32 [15], of the form.
+        forms: float32 [L, 15], scaled forms of some prompts.
     """
 
-    words: NDArray[np.uint32]
+    words: Hashes
     idf: NDArray[np.float32]
     unseen: float
-    threshold: float
+    middle: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    forms: NDArray[np.float32]
 
     @classmethod
-    def fit(cls, prompts: Sequence[str], held_out: Sequence[str]) -> PromptEvidence:
-        """Counts words of training prompts, and sets the threshold by prompts held out from them."""
-        found = [np.unique(word_hashes(prompt)) for prompt in prompts]
-        words, counts = np.unique(np.concatenate([np.zeros(0, np.uint32), *found]), return_counts=True)
-        kept = np.sort(np.lexsort((words, -counts))[:_MOST_WORDS])
-        idf = np.log((1.0 + len(found)) / (1.0 + counts[kept])) + 1.0
-        unseen = float(np.log(1.0 + len(found)) + 1.0)
-        seen = cls(words[kept], idf.astype(np.float32), unseen, 0.0)
-        shares = seen.known(held_out)
-        return cls(seen.words, seen.idf, unseen, float(np.quantile(shares, FAR_SHARE)) if len(shares) else 0.0)
+    def of(cls, words: Sequence[Hashes], forms: NDArray[np.float32]) -> Seen:
+        """Counts the distinct words of each of n prompts, and keeps some of their forms [n, 15]."""
+        found, counts = np.unique(np.concatenate([np.zeros(0, np.uint32), *words]), return_counts=True)
+        kept = np.sort(np.lexsort((found, -counts))[:_MOST_WORDS])
+        idf = np.log((1.0 + len(words)) / (1.0 + counts[kept])) + 1.0
+        spread = forms.std(axis=0)
+        middle, scale = forms.mean(axis=0), np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
+        some = forms[np.unique(np.linspace(0, len(forms) - 1, LANDMARKS).astype(np.int64))]
+        unseen = float(np.log(1.0 + len(words)) + 1.0)
+        return cls(found[kept], idf.astype(np.float32), unseen, middle, scale, _scaled(some, middle, scale))
 
-    def known(self, prompts: Sequence[str]) -> NDArray[np.float64]:
-        """How known each prompt is, float64 [n], 0..1; 0 of one without words."""
-        return np.array([self._known(prompt) for prompt in prompts], np.float64)
+    def look(self, words: Sequence[Hashes], forms: NDArray[np.float32]) -> Look:
+        """Distinct words and forms [n, 15] of n prompts beside these."""
+        known = np.array([self._known(of) for of in words], np.float64)
+        return Look(known, _nearest(_scaled(forms, self.middle, self.scale), self.forms))
 
-    def far(self, prompts: Sequence[str]) -> NDArray[np.bool_]:
-        """The prompts that are far from the training prompts, bool [n]."""
-        return self.is_far(self.known(prompts))
-
-    def is_far(self, known: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """The same of what `known` says, bool [n]."""
-        return np.asarray((known < self.threshold) | (known == 0.0))
-
-    def to_config(self) -> dict[str, float]:
-        """The numbers."""
-        return {"unseen": self.unseen, "threshold": self.threshold}
-
-    def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """The words."""
-        return {"words": self.words, "idf": self.idf}
-
-    @classmethod
-    def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> PromptEvidence:
-        """Inverse of `to_config` and `to_tensors`; raises LookupError or ValueError where a part is missing."""
-        words, idf = tensors["words"], tensors["idf"]
-        if words.dtype != np.uint32 or words.ndim != 1 or words.shape != idf.shape:
-            raise ValueError("the words are not one hash (uint32) and one weight each")
-        return cls(words, idf, float(config["unseen"]), float(config["threshold"]))
-
-    def _known(self, prompt: str) -> float:
-        found = np.unique(word_hashes(prompt))
+    def _known(self, found: Hashes) -> float:
         if not len(found) or not len(self.words):
             return 0.0
         at = np.minimum(np.searchsorted(self.words, found), len(self.words) - 1)
         seen = self.words[at] == found
         weight = float(self.idf[at[seen]].sum(dtype=np.float64))
         return weight / (weight + self.unseen * int((~seen).sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class PromptEvidence:
+    """What was seen, and how far from it prompts are that belong there.
+
+    Attributes:
+        seen: words and forms of training prompts.
+        known, away, joint: float64 [q], rising quantiles of held-out prompts' looks and of both joined.
+    """
+
+    seen: Seen
+    known: NDArray[np.float64]
+    away: NDArray[np.float64]
+    joint: NDArray[np.float64]
+
+    @classmethod
+    def fit(cls, prompts: Sequence[str], held_out: Sequence[str]) -> PromptEvidence:
+        """Counts training prompts, and learns what is usual by prompts held out from them; without any, nothing is."""
+        return cls.of(Seen.of(words_of(prompts), form(prompts)), words_of(held_out), form(held_out))
+
+    @classmethod
+    def of(cls, seen: Seen, words: Sequence[Hashes], forms: NDArray[np.float32]) -> PromptEvidence:
+        """The same of words and forms already taken from the held-out prompts."""
+        look = seen.look(words, forms)
+        known, away = _quantiles(look.known), _quantiles(look.away)
+        blank = cls(seen, known, away, np.zeros(0))
+        return cls(seen, known, away, _quantiles(blank._join(look)))
+
+    def look(self, prompts: Sequence[str]) -> Look:
+        """Prompts beside the training prompts."""
+        return self.seen.look(words_of(prompts), form(prompts))
+
+    def distance(self, look: Look) -> NDArray[np.float64]:
+        """How far prompts are, float64 [n], 0..1: the share of held-out prompts that are nearer; 1 if no word is."""
+        if not len(self.joint):
+            return np.where(look.known > 0, 0.0, 1.0)
+        share = np.searchsorted(self.joint, self._join(look), side="left") / len(self.joint)
+        return np.where(look.known > 0, share, 1.0)
+
+    def far(self, prompts: Sequence[str]) -> NDArray[np.bool_]:
+        """The prompts with not enough evidence, bool [n]."""
+        return self.is_far(self.distance(self.look(prompts)))
+
+    def is_far(self, distance: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """The same of what `distance` gave, bool [n]."""
+        return np.asarray(distance > 1.0 - FAR_SHARE)
+
+    def to_config(self) -> dict[str, float]:
+        """The number."""
+        return {"unseen": self.seen.unseen}
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """The words, the forms and what is usual."""
+        seen = {name: getattr(self.seen, name) for name in ("words", "idf", "middle", "scale", "forms")}
+        return {**seen, "known": self.known, "away": self.away, "joint": self.joint}
+
+    @classmethod
+    def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> PromptEvidence:
+        """Inverse of `to_config` and `to_tensors`; raises LookupError or ValueError where a part is missing."""
+        words, idf, forms = tensors["words"], tensors["idf"], tensors["forms"]
+        if words.dtype != np.uint32 or words.ndim != 1 or words.shape != idf.shape:
+            raise ValueError("the words are not one hash (uint32) and one weight each")
+        if forms.ndim != 2 or not forms.shape[1:] == tensors["middle"].shape == tensors["scale"].shape == (SIZE,):
+            raise ValueError(f"the forms are not {SIZE} numbers each")
+        if not len(tensors["known"]) == len(tensors["away"]) == len(tensors["joint"]):
+            raise ValueError("the quantiles of held-out prompts are not of one length")
+        seen = Seen(words, idf, float(config["unseen"]), tensors["middle"], tensors["scale"], forms)
+        return cls(seen, tensors["known"], tensors["away"], tensors["joint"])
+
+    def _join(self, look: Look) -> NDArray[np.float64]:
+        """Fisher's statistic of both looks, float64 [n]; higher is farther."""
+        count = len(self.known)
+        fewer = np.searchsorted(self.known, look.known, side="right") + 1
+        farther = count - np.searchsorted(self.away, look.away, side="left") + 1
+        return np.asarray(2.0 * np.log(count + 1) - np.log(fewer) - np.log(farther))
+
+
+def words_of(prompts: Sequence[str]) -> list[Hashes]:
+    """The distinct words of each prompt."""
+    return [np.unique(word_hashes(prompt)) for prompt in prompts]
+
+
+def _scaled(forms: NDArray[np.float32], middle: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.clip((forms - middle) / scale, -_FARTHEST, _FARTHEST).astype(np.float32)
+
+
+def _quantiles(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.quantile(values, np.linspace(0.0, 1.0, _LEVELS)) if len(values) else np.zeros(0)
+
+
+@njit(cache=True)
+def _nearest(rows: NDArray[np.float32], forms: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Mean distance of each row to its `_NEAREST` forms; 0 where there are none."""
+    out = np.zeros(len(rows))
+    count = min(_NEAREST, len(forms))
+    best = np.empty(_NEAREST)
+    for i in range(len(rows)):
+        best[:] = np.inf
+        for j in range(len(forms)):
+            total = 0.0
+            for k in range(rows.shape[1]):
+                step = rows[i, k] - forms[j, k]
+                total += step * step
+            at = _NEAREST - 1
+            if total < best[at]:
+                while at > 0 and best[at - 1] > total:
+                    best[at] = best[at - 1]
+                    at -= 1
+                best[at] = total
+        for k in range(count):
+            out[i] += np.sqrt(best[k]) / count
+    return out

@@ -28,6 +28,8 @@ from presage.predictors.routing.ridge import RidgePath, Rows
 RANK: Final = 12
 PENALTIES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
+_FEW_STEPS: Final = 10  # of Lanczos, for heads that only serve to be judged
+
 _TERMS_SHARE: Final = np.float32(0.5**0.5)  # words and strings weigh the same, together 1
 _FORM_SHARE: Final = np.float32((0.05 / SIZE) ** 0.5)
 _FARTHEST: Final = 4.0  # deviations: a form never met must not outweigh all words
@@ -100,6 +102,22 @@ class LinearScorer:
         rank: int = RANK,
         encoder: TextEncoder | None = None,
     ) -> LinearScorer:
+        """As `fit_in_folds`, without folds."""
+        nothing = np.zeros(len(prompts), np.int64)
+        return cls.fit_in_folds(prompts, correct, tuning, tuning_correct, nothing, rank=rank, encoder=encoder)[0]
+
+    @classmethod
+    def fit_in_folds(
+        cls,
+        prompts: Sequence[str],
+        correct: NDArray[np.float32],
+        tuning: Sequence[str],
+        tuning_correct: NDArray[np.float32],
+        folds: NDArray[np.int64],
+        *,
+        rank: int = RANK,
+        encoder: TextEncoder | None = None,
+    ) -> tuple[LinearScorer, NDArray[np.float64]]:
         """Learns from `prompts` and chooses the penalties on `tuning`, other prompts.
 
         Args:
@@ -107,20 +125,33 @@ class LinearScorer:
             correct: float32 [n, M], 0..1, NaN without a label.
             tuning: other texts.
             tuning_correct: float32 [len(tuning), M], likewise.
+            folds: int64 [n], the fold of each prompt.
             rank: factors at most.
             encoder: to see prompts through as well.
+
+        Returns:
+            The head, and float64 [n, M], log-odds of each prompt less the intercepts, by a head of the same factors and
+            penalties that learnt from the other folds; 0 where all prompts are in one fold.
 
         Raises:
             InputError: no two prompts share a term.
         """
         inputs, factors = PromptRows.fit(prompts, encoder), Factors.fit(correct, rank)
-        path = RidgePath.fit(inputs.rows(prompts), factors.targets(correct))
+        rows = inputs.rows(prompts)
+        path = RidgePath.fit(rows, factors.targets(correct))
         held, truth = inputs.rows(tuning), factors.targets(tuning_correct)
         width = truth.shape[1]
         lost = np.stack([((truth - held.times(path.weights(np.full(width, p)))) ** 2).sum(axis=0) for p in PENALTIES])
         told = lost.min(axis=0) < (truth**2).sum(axis=0)
         penalties = np.asarray(PENALTIES)[lost.argmin(axis=0)]
-        return cls(inputs, factors, penalties, told, path.weights(penalties) * told)
+        head = cls(inputs, factors, penalties, told, path.weights(penalties) * told)
+        away = np.zeros(correct.shape)
+        for fold in np.unique(folds) if folds.any() else ():
+            apart = folds == fold
+            others = factors.again(correct[~apart])
+            rest = RidgePath.fit(rows.take(~apart), others.targets(correct[~apart]), _FEW_STEPS)
+            away[apart] = rows.take(apart).times(rest.weights(penalties) * told) @ others.to_logits()[1]
+        return head, away
 
     def learn_again(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> LinearScorer:
         """The same factors and penalties, learnt from other prompts."""

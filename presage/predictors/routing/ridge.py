@@ -30,6 +30,10 @@ class Rows:
     sparse: Any
     dense: NDArray[np.float32]
 
+    def take(self, rows: NDArray[np.bool_]) -> Rows:
+        """Some of the rows, by a mask."""
+        return Rows(self.sparse[rows], self.dense[rows])
+
     def times(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
         """X W for W [F, r], float32 [n, r]."""
         terms = self.sparse.shape[1]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from presage.datasets.outcomes.schema import Outcomes
 from presage.errors import TraceError
 from presage.predictors.bootstrap import ratio_ci
+from presage.training.behind import Behind, behind, worst
 from presage.training.metrics import RESAMPLES
 from presage.training.router.baselines import Routes
 from presage.training.router.cost_quality import CostQuality, cost_quality
@@ -26,6 +27,9 @@ KIND: Final = "router"
 
 MIN_TASK_PROMPTS: Final = 20
 """A task with fewer prompts is not told on its own."""
+
+_CALLED: Final = {"macro_map": "macro mAP", "brier": "Brier score", "picked_accuracy": "accuracy of the picks"}
+_LOWER_IS_BETTER: Final = frozenset({"brier"})
 
 Told = tuple[float, tuple[float, float]]
 """A difference and its 95 % interval."""
@@ -77,6 +81,7 @@ class RouterEvaluation:
             **self.figures.to_dict(),
             "by_task": {name: _short(of) for name, of in self.by_task.items()},
             "cost_quality": self.curve.to_dict() if self.curve is not None else None,
+            "behind": worst(lost(self.baselines, self.differences)),
             "baselines": {name: of.to_dict() for name, of in self.baselines.items()},
             "differences": {
                 name: {
@@ -158,6 +163,21 @@ def differences(ours: RouterFigures, theirs: RouterFigures, seed: int, resamples
             mean_ci(ours.picking.hits - theirs.picking.hits, seed, resamples),
         ),
     }
+
+
+def lost(baselines: Mapping[str, RouterFigures], against: Mapping[str, Mapping[str, Told]]) -> list[Behind]:
+    """The figures in which a baseline is better beyond the interval; `against` as `RouterEvaluation.differences`."""
+    found = []
+    for name, its in baselines.items():
+        own = {
+            "macro_map": its.ranking.macro_map,
+            "brier": its.ranking.brier,
+            "picked_accuracy": its.picking.picked_accuracy,
+        }
+        for figure, (gain, (low, high)) in against[name].items():
+            by, ci95 = (gain, (low, high)) if figure in _LOWER_IS_BETTER else (-gain, (-high, -low))
+            found += behind(name, f"in {_CALLED[figure]}", by, ci95, own[figure])
+    return found
 
 
 def _by_task(

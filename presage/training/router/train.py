@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from presage.datasets.outcomes.families import families
 from presage.datasets.outcomes.schema import Outcomes, outcomes_digest, prompt_keys
 from presage.datasets.outcomes.split import choose_models, split_outcomes
 from presage.errors import TraceError
@@ -106,6 +107,7 @@ def train_router(
         calibration.prompts,
         calibration.correct,
         models=models,
+        groups=families(inner.task),
         trained_on=prompt_keys(train),
         scorer=fit_scorer(inner, calibration) if fit_scorer is not None else None,
         progress=tell,

@@ -1,0 +1,134 @@
+"""Probabilities that draw near to the base rates the farther a prompt is from the training prompts.
+
+Calibration on prompts of known topics says nothing of new ones. So families of prompts are left out of the training in
+turn, and from what a router without them made of them is learnt how much of its opinion holds:
+
+    logit p = logit(base rate) + shift + drift · distance + (slope − loss · distance) · opinion
+
+The opinion is how far calibrated log-odds lie from the base rates; the distance is 0..1 (`evidence.py`). All models
+share the four numbers. `slope − loss · distance` is never below 0 and `loss` is not either, so that opinions shrink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.predictors.routing.factors import logit, sigmoid
+
+KNOWN_WEIGHT: Final = 0.5
+"""Of prompts of known families, beside 1 of those left out."""
+
+FOLDS: Final = 3
+LEAST_PROMPTS: Final = 60
+"""Below so many training prompts nothing is learnt by leaving some out."""
+
+_LEAST_GROUP: Final = 20
+_CLUSTERS: Final = 6
+_ROUNDS: Final = 50
+_PRIOR: Final = 20.0
+"""Labels that "an opinion holds, whatever the distance" weighs."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Opinions:
+    """What a router without them made of n prompts and M models.
+
+    Attributes:
+        opinion: [n, M], calibrated log-odds less those of the base rates.
+        base: [M], base rates of what it learnt from.
+        distance: [n], 0..1, of the prompts to what it learnt from.
+        correct: [n, M], 0..1, NaN without a label.
+    """
+
+    opinion: Floats
+    base: Floats
+    distance: Floats
+    correct: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Widening:
+    """The four numbers of the formula above."""
+
+    shift: float
+    drift: float
+    slope: float
+    loss: float
+
+    @classmethod
+    def fit(cls, left_out: Sequence[Opinions], known: Opinions) -> Widening:
+        """Maximises the likelihood of the labels; a label of all those left out weighs as one of the known."""
+        parts = [_flat(part, 1.0) for part in left_out]
+        total = sum(len(part[0]) for part in parts)
+        held = _flat(known, KNOWN_WEIGHT * total / max(int((~np.isnan(known.correct)).sum()), 1))
+        opinion, offset, distance, truth, weight = (np.concatenate(of) for of in zip(*parts, held, strict=True))
+        columns = np.stack([np.ones_like(opinion), distance, opinion, -distance * opinion], axis=1)
+        found = _logistic(columns, offset, truth, weight)
+        if found[3] < 0:  # nearer would be less sure: chance
+            found = np.append(_logistic(columns[:, :3], offset, truth, weight), 0.0)
+        if found[2] < 0:
+            found = np.concatenate([_logistic(columns[:, :2], offset, truth, weight), [0.0, 0.0]])
+        return cls(*map(float, found))
+
+    def probabilities(self, opinion: Floats, base: Floats, distance: Floats) -> NDArray[np.float32]:
+        """Probabilities float32 [n, M] of opinions [n, M] at distances [n]; base rates [M]."""
+        holds = np.maximum(self.slope - self.loss * distance, 0.0)[:, None]
+        moved = (self.shift + self.drift * distance)[:, None]
+        return sigmoid(logit(base) + moved + holds * opinion).astype(np.float32)
+
+    def check(self) -> None:
+        """Raises ValueError unless it is one that `fit` gives."""
+        if not (np.isfinite([self.shift, self.drift]).all() and self.slope >= 0 and self.loss >= 0):
+            raise ValueError("the widening does not shrink opinions with distance")
+
+
+def leave_out_folds(groups: Sequence[str | None], forms: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Which of up to three folds each of n prompts is in, int64 [n]: whole families each, of about one size.
+
+    Where fewer than three families are named, clusters of prompts of one form [n, 15] stand in for them.
+    """
+    names = np.array([group or "" for group in groups])
+    found, place, counts = np.unique(names, return_inverse=True, return_counts=True)
+    if ((counts >= _LEAST_GROUP) & (found != "")).sum() < FOLDS:
+        from sklearn.cluster import KMeans
+
+        spread = forms.std(axis=0)
+        scaled = (forms - forms.mean(axis=0)) / np.where(spread > 1e-6, spread, 1.0)
+        place = KMeans(_CLUSTERS, n_init=1, random_state=0).fit_predict(scaled)
+        counts = np.bincount(place, minlength=_CLUSTERS)
+    load, fold = np.zeros(FOLDS, np.int64), np.zeros(len(counts), np.int64)
+    for group in np.argsort(-counts, kind="stable"):
+        fold[group] = load.argmin()
+        load[fold[group]] += counts[group]
+    return np.asarray(fold[place], np.int64)
+
+
+def _flat(of: Opinions, weight: float) -> tuple[Floats, ...]:
+    known = ~np.isnan(of.correct)
+    offset = np.broadcast_to(logit(of.base), known.shape)[known]
+    distance = np.broadcast_to(of.distance[:, None], known.shape)[known]
+    truth = of.correct[known].astype(np.float64)
+    return of.opinion[known].astype(np.float64), offset, distance, truth, np.full(len(truth), weight)
+
+
+def _logistic(columns: Floats, offset: Floats, truth: Floats, weight: Floats) -> Floats:
+    """Coefficients of a logistic regression by Newton's method, drawn towards those that change nothing."""
+    prior = np.array([0.0, 0.0, 1.0, 0.0])[: columns.shape[1]]
+    pull = _PRIOR * 0.25 * np.maximum((columns**2).mean(axis=0), 1e-12)
+    found = prior.copy()
+    for _ in range(_ROUNDS):
+        p = sigmoid(offset + columns @ found)
+        gradient = columns.T @ (weight * (truth - p)) - pull * (found - prior)
+        curvature = (columns * (weight * p * (1 - p))[:, None]).T @ columns + np.diag(pull)
+        step = np.clip(np.linalg.solve(curvature, gradient), -1.0, 1.0)
+        found += step
+        if np.abs(step).max() < 1e-8:
+            break
+    return found

@@ -1,0 +1,205 @@
+"""Does a router hold on topics that it never saw? Leave one benchmark family out, train on the rest, judge on it.
+
+A split by prompt leaves prompts of every family on both sides, so it cannot tell. Here each family is judged by a
+router and by baselines that learnt from the other families alone, beside one training on part of every family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.datasets.outcomes.families import families
+from presage.datasets.outcomes.schema import Outcomes, outcomes_digest
+from presage.datasets.outcomes.split import choose_models, split_outcomes
+from presage.errors import TraceError
+from presage.predictors.router import RouterConfig, RouterPredictor
+from presage.training.metrics import RESAMPLES
+from presage.training.router.baselines import BASELINES, BaseRate, Routes, TfidfLogistic
+from presage.training.router.evaluate import differences, judge, lost
+from presage.training.router.metrics import ends, number
+from presage.training.router.train import CALIBRATION_FRACTION
+from presage.training.sets import TEST_FRACTION
+
+LEAST_PROMPTS: Final = 50
+"""A family with fewer prompts is never left out."""
+
+MOST_FAMILIES: Final = 12
+"""So many families, the largest, are left out unless more are asked for."""
+
+RIVALS: Final = (TfidfLogistic.name, BaseRate.name)
+OURS: Final = "presage"
+
+Share = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Answers:
+    """What routers answered to some prompts.
+
+    Attributes:
+        outcomes: the n prompts.
+        said: probabilities [n, M] and picks [n], by router.
+        flagged: bool [n], the prompts for which ours says that there is not enough evidence.
+    """
+
+    outcomes: Outcomes
+    said: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]
+    flagged: NDArray[np.bool_]
+
+    def take(self, rows: NDArray[np.bool_]) -> _Answers:
+        said = {name: (p[rows], picks[rows]) for name, (p, picks) in self.said.items()}
+        return _Answers(self.outcomes.take(rows), said, self.flagged[rows])
+
+
+def study_shift(
+    outcomes: Outcomes,
+    config: RouterConfig | None = None,
+    *,
+    pattern: str | None = None,
+    most: int = MOST_FAMILIES,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    share: Share,
+) -> dict[str, Any]:
+    """Judges the router on families it never saw, beside baselines and beside families it knows.
+
+    Args:
+        outcomes: with tasks of at least two families.
+        config: of the router; the head linear.
+        pattern: what names the family of a task, as `presage.datasets.outcomes.families.families`.
+        most: families left out at most, the largest.
+        seed: of the splits and of the bootstrap.
+        resamples: of the bootstrap.
+        share: told what is being done.
+
+    Returns:
+        JSON values: "families" {name: {"prompts", "left_out", "known"}} and the same over all families together under
+        "pooled". Each of both is {"routers": {name: figures}, "flagged": share of prompts without enough evidence,
+        "differences": ours minus each baseline, "behind": comparisons lost}, or null where no prompt was judged.
+        "known" is of one training on four fifths of the prompts of every family, judged on the others.
+
+    Raises:
+        ConfigurationError: the pattern is no regular expression, or the configuration is out of range.
+        TraceError: fewer than two families with 50 prompts, too few labels, or one class only.
+    """
+    config = config or RouterConfig()
+    config.check()
+    chosen = choose_models(outcomes).outcomes
+    names = np.array([name or "" for name in families(chosen.task, pattern)])
+    left = _largest(names, most)
+    rounds = len(left) + 1
+    rows = names[:, None] == np.array(left)
+    share("all families known", 0.0)
+    known = _answers(*split_outcomes(chosen, TEST_FRACTION, seed), config, seed)
+    known_names = np.array([name or "" for name in families(known.outcomes.task, pattern)])
+    unknown = []
+    for index, name in enumerate(left):
+        share(f"without {name}", (index + 1) / rounds)
+        unknown.append(_answers(chosen.take(~rows[:, index]), chosen.take(rows[:, index]), config, seed))
+    share("judging", None)
+    return {
+        "kind": "study",
+        "study": "shift",
+        "model": OURS,
+        "version": None,
+        "families": {
+            name: {
+                "prompts": len(of.outcomes),
+                "left_out": _judged([of], seed, resamples),
+                "known": _judged([known.take(known_names == name)], seed, resamples),
+            }
+            for name, of in zip(left, unknown, strict=True)
+        },
+        "pooled": {
+            "prompts": sum(len(of.outcomes) for of in unknown),
+            "left_out": _judged(unknown, seed, resamples),
+            "known": _judged([known], seed, resamples),
+        },
+        "data": {
+            "prompts": len(chosen),
+            "models": len(chosen.models),
+            "families left out, one at a time": len(left),
+            "families always trained on": len(set(names.tolist()) - {"", *left}),
+            "prompts without a family": int((names == "").sum()),
+            "seed": seed,
+            "digest of the outcomes": f"sha256:{outcomes_digest(chosen)}",
+        },
+        "config": asdict(config),
+    }
+
+
+def _largest(names: NDArray[np.str_], most: int) -> list[str]:
+    """The families to leave out, the largest first."""
+    found, counts = np.unique(names[names != ""], return_counts=True)
+    order = np.lexsort((found, -counts))
+    large = [str(found[i]) for i in order if counts[i] >= LEAST_PROMPTS]
+    if len(large) < 2:
+        told = ", ".join(f"{found[i]} ({counts[i]})" for i in order[:5]) or "no task is named"
+        raise TraceError(
+            f"{len(large)} families of {LEAST_PROMPTS} prompts or more ({told}); at least 2 are wanted, so that one "
+            "can be left out: give outcomes a column `task`, or say with --family what names a family in it"
+        )
+    return large[:most]
+
+
+def _answers(train: Outcomes, test: Outcomes, config: RouterConfig, seed: int) -> _Answers:
+    inner, calibration = split_outcomes(train, CALIBRATION_FRACTION, seed + 1)
+    groups = families(inner.task)
+    ours = RouterPredictor(config, seed).fit(
+        inner.prompts, inner.correct, calibration.prompts, calibration.correct, models=train.models, groups=groups
+    )
+    routers: dict[str, Routes] = {OURS: ours}
+    routers |= {name: BASELINES[name]().fit(train.prompts, train.correct) for name in RIVALS}
+    said = {}
+    for name, router in routers.items():
+        probabilities = router.probabilities(test.prompts)
+        said[name] = (probabilities, router.picks(probabilities))
+    return _Answers(test, said, ours.evidence.far(test.prompts))
+
+
+def _judged(parts: Sequence[_Answers], seed: int, resamples: int) -> dict[str, Any] | None:
+    """Figures of all parts together; None without a label."""
+    outcomes = _joined([part.outcomes for part in parts])
+    if not len(outcomes) or not outcomes.labels.any():
+        return None
+    figures = {
+        name: judge(
+            np.concatenate([part.said[name][0] for part in parts]),
+            np.concatenate([part.said[name][1] for part in parts]),
+            outcomes,
+            seed,
+            resamples,
+        )
+        for name in parts[0].said
+    }
+    against = {name: differences(figures[OURS], figures[name], seed, resamples) for name in RIVALS}
+    told = ("macro_map", "macro_map_ci95", "ece", "brier", "brier_ci95", "picked_accuracy", "picked_accuracy_ci95")
+    whole = {name: of.to_dict() for name, of in figures.items()}
+    return {
+        "prompts": len(outcomes),
+        "routers": {name: {figure: of[figure] for figure in told} for name, of in whole.items()},
+        "best_single": whole[OURS]["best_single"],
+        "flagged": float(np.concatenate([part.flagged for part in parts]).mean()),
+        "differences": {
+            name: {figure: {"difference": number(v), "ci95": ends(i)} for figure, (v, i) in of.items()}
+            for name, of in against.items()
+        },
+        "behind": [one.to_dict() for one in lost({name: figures[name] for name in RIVALS}, against)],
+    }
+
+
+def _joined(parts: Sequence[Outcomes]) -> Outcomes:
+    """Outcomes of the same models and different prompts, one after the other."""
+    return Outcomes(
+        tuple(prompt for part in parts for prompt in part.prompts),
+        parts[0].models,
+        np.concatenate([part.correct for part in parts]),
+        np.concatenate([part.output_tokens for part in parts]),
+        np.concatenate([part.cost for part in parts]),
+        tuple(task for part in parts for task in part.task),
+    )
