@@ -76,7 +76,7 @@ def ablate(
         TraceError: the traces are too few to split, or no output tokens are known.
     """
     config, tell = config or RemainingLengthConfig(), progress or (lambda _, __: None)
-    encoder = LengthEncoder.fit(table, seed=seed)
+    encoder = LengthEncoder.fit(table)
     learning, held = length_rows(table, encoder), length_rows(test, encoder)
     if not learning.labelled.any():
         raise TraceError("no training step has a known length: give traces with output_tokens and complete workflows")
