@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.features.folds import task_folds
-from presage.features.lengths import LengthRows, prompts_and_answers
+from presage.features.lengths import LengthEncoder, LengthRows, prompts_and_answers
 from presage.features.sketch import Corpus, Sketch
 
 SKETCH_SIZE: Final = 16
@@ -22,10 +22,12 @@ class LengthTexts:
     """The prompts of n LLM steps and the answers before them.
 
     Attributes:
+        rows: the steps, without sketches.
         corpus: 2 n rows, first all prompts.
         fold: int64 [2 n], equal for steps of one task.
     """
 
+    rows: LengthRows
     corpus: Corpus
     fold: NDArray[np.int64]
 
@@ -48,24 +50,30 @@ class LengthTexts:
             np.repeat(np.arange(2, dtype=np.int8), len(rows)),
             np.tile(_above_usual(rows, group), 2)[:, None],
         )
-        return cls(corpus, np.tile(task_folds(rows.task, seed), 2))
+        return cls(rows, corpus, np.tile(task_folds(rows.task, seed), 2))
 
-    def fit(self, *, relevant: bool, seed: int, size: int = SKETCH_SIZE) -> tuple[Sketch, NDArray[np.float32]]:
-        """A sketch of all of them.
+    def fit(
+        self, encoder: LengthEncoder, *, relevant: bool, seed: int, size: int = SKETCH_SIZE
+    ) -> tuple[LengthEncoder, LengthRows]:
+        """Fits a sketch of all of them.
 
         Args:
+            encoder: that made the rows, without a sketch.
             relevant: keep only terms that tell of what is left.
             seed: of the sketch.
             size: S, dimensions wanted.
 
         Returns:
-            The sketch, and the sketches of prompts and answers, out of fold, float32 [n, 2 S].
+            The encoder with the sketch, and the rows with their sketches, out of fold.
 
         Raises:
             InputError: there is nothing a sketch could learn from.
         """
         sketch, own = Sketch.fit(self.corpus, self.fold, relevant=relevant, size=size, seed=seed)
-        return sketch, np.concatenate(np.split(own, 2), axis=1)
+        at = len(encoder.names) - (len(encoder.ahead.names) if encoder.ahead is not None else 0)
+        before, after = np.split(self.rows.numbers, [at], axis=1)
+        numbers = np.concatenate([before, *np.split(own, 2), after], axis=1)
+        return replace(encoder, sketch=sketch), replace(self.rows, numbers=numbers)
 
 
 def _above_usual(rows: LengthRows, group: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ the sizes of prompts are still read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -99,13 +99,9 @@ def choose_texts(
         elif read is not None:
             tell(f"reading texts: {name}")
             try:
-                sketch, own = read.fit(relevant=name == "relevant text", seed=seed)
+                tried[name] = read.fit(encoder, relevant=name == "relevant text", seed=seed)
             except InputError as error:
                 refused[name] = str(error)
-                continue
-            at = len(rows.numbers[0]) - (len(encoder.ahead.names) if encoder.ahead is not None else 0)
-            numbers = np.insert(rows.numbers, [at] * own.shape[1], own, axis=1)
-            tried[name] = replace(encoder, sketch=sketch), replace(rows, numbers=numbers)
     if not tried:
         raise InputError(next(iter(refused.values())))
     chosen: Candidate = next(iter(tried))
