@@ -2,11 +2,10 @@
 
 An answer is a quantile of all labels in the leaves a row falls into, every occurrence counted, linear between two: what
 quantile-forest answers with `max_samples_leaf=None` (its default of one label a leaf is not the exact quantile forest).
-scikit-learn grows the trees, the very ones quantile-forest grows from a seed; that library then keeps a table of every
-leaf as wide as the widest, which took most of training. Its predict spends nearly all of a request in wrappers; here a
-walk finds the leaves, and a counting sort their labels.
+quantile-forest grows the trees; its predict spends nearly all of a request in wrappers, so here a walk finds the
+leaves, and a counting sort their labels. A test holds the answers equal.
 
-Where we depart: each third of the trees draws its rows from two thirds of the tasks. So every row meets trees that saw
+Where we depart: each third of the trees is a forest on two thirds of the tasks. So every row meets trees that saw
 nothing of its task, and what they say of it calibrates the whole forest at no further cost (Gupta, Kuchibhotla &
 Ramdas, "Nested conformal prediction and quantile out-of-bag ensemble methods", Pattern Recognition 2022, where bags
 draw rows).
@@ -37,7 +36,7 @@ _BUCKETS: Final = 1024
 
 
 Grown = tuple[Any, NDArray[np.int64]]
-"""A tree of scikit-learn (`tree_`), and the number of every row it drew."""
+"""A tree as scikit-learn has it (`tree_`), and the number of every row it drew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,10 +148,14 @@ def _bands(found: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32
 
 
 def grow(inputs: NDArray[np.float32], labels: NDArray[np.float64], seed: int) -> FlatForest:
-    """A random forest of FOLD_TREES trees of scikit-learn, on inputs [n, D] and labels [n]."""
-    from sklearn.ensemble import RandomForestRegressor
+    """A quantile forest of FOLD_TREES trees, on inputs [n, D] and labels [n]."""
+    from quantile_forest import RandomForestQuantileRegressor
 
-    forest = RandomForestRegressor(FOLD_TREES, min_samples_leaf=LEAF_ROWS, max_features=INPUT_SHARE, random_state=seed)
+    # The library keeps one label a leaf: its table of them all is as wide as the widest leaf, which is without bound
+    # where many labels are equal. Ours has them all.
+    forest = RandomForestQuantileRegressor(
+        FOLD_TREES, min_samples_leaf=LEAF_ROWS, max_samples_leaf=1, max_features=INPUT_SHARE, random_state=seed
+    )
     forest.fit(inputs, labels)
     drawn = zip(forest.estimators_, forest.estimators_samples_, strict=True)
     return FlatForest.of([(tree.tree_, rows) for tree, rows in drawn], inputs, labels)
