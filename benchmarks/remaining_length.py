@@ -3,10 +3,14 @@
 On the known law: rows of fresh workflows, against the quantiles that nobody could know better. Given a folder of
 public traces also on autocoderover, five folds by task: each task is forecast once, by a model that saw no run of it.
 Tau distance counts pairs of steps that are put in the wrong order (ties half), over all steps and at arrival; pinball
-losses are in tokens; intervals are by bootstrap over workflows. Besides an estimator, "auto" may be asked for; which
-one it kept is told on standard error.
+losses are in tokens; intervals are by bootstrap over workflows. Texts are read as `train-predictor` reads them. An
+estimator is asked with all there is and, "engine", as an engine asks it, without texts and names of models. Besides an
+estimator, "auto" may be asked for; which one it kept is told on standard error. With `--kin`, on workflows whose prompts
+and answers carry what is unique to each (a ticket's number, an e-mail address, random words, …), beside the same ones
+without.
 
     python benchmarks/remaining_length.py [FOLDER] [--rows 5000] [--folds 5] [--estimators forest,boosted,auto]
+                                          [--kin]
 
 Prints a Markdown table a set, and one JSON line at the end.
 """
@@ -32,15 +36,17 @@ from scipy.stats import kendalltau
 from presage.datasets.length_law import generate_lengths
 from presage.datasets.read import read_traces
 from presage.datasets.tasks import task_of
+from presage.features.input_profiles import PROFILES
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
 from presage.predictors.bootstrap import share_ci
 from presage.predictors.lengths.baselines import LENGTH_BASELINES
 from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
+from presage.training.lengths.texts import choose_texts
+from presage.training.lengths.train import CALIBRATION_FRACTION
+from presage.training.validation_split import tasks_apart
 
 QUANTILES = (0.5, 0.9, 0.99)
 FOLDS = 5
-CALIBRATION = 5  # one task in so many
-SKETCH = 64
 STEPS_A_WORKFLOW = 4.0
 
 
@@ -89,9 +95,12 @@ def coverage_cis(judged: Sequence[tuple[LengthRows, np.ndarray]], seed: int) -> 
 def judge(
     train: pa.Table, test: pa.Table, estimators: Sequence[str], seed: int
 ) -> tuple[LengthRows, dict[str, np.ndarray]]:
-    encoder = LengthEncoder.fit(train, sketch_size=SKETCH, seed=seed)
-    rows, fresh = length_rows(train, encoder), length_rows(test, encoder)
-    held = np.random.default_rng(seed).permutation(rows.task.max() + 1)[rows.task] % CALIBRATION == 0
+    encoder = LengthEncoder.fit(train)
+    rows = length_rows(train, encoder)
+    held = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
+    choice = choose_texts(train, encoder, rows, held, "auto", seed, lambda _: None)
+    encoder, rows, fresh = choice.encoder, choice.rows, length_rows(test, choice.encoder)
+    print(f"  texts: {choice.name}", file=sys.stderr)
     learning, calibration = rows.take(~held), rows.take(held)
     said = {
         name: make(seed).fit(rows, calibration, QUANTILES).predict(fresh) for name, make in LENGTH_BASELINES.items()
@@ -103,6 +112,7 @@ def judge(
         seconds = time.perf_counter() - begun
         print(f"  {name} ({fitted.estimator.name}): {len(rows)} rows in {seconds:.1f} s", file=sys.stderr)
         said[name] = fitted.predict(fresh)
+        said[f"{name}, engine"] = fitted.predict(encoder.observed(fresh, PROFILES["engine"]))
     return fresh, said
 
 

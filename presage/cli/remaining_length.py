@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from presage.predictors.ahead import GivenModel
     from presage.registry.length_gates import LengthEvidence
     from presage.registry.verdict import Verdict
+    from presage.training.lengths.texts import Texts
 
 
 class RemainingLength(OfTraces):
@@ -94,6 +95,7 @@ class RemainingLength(OfTraces):
                 for kind, of in metrics["by_workflow_type"].items()
             ]
             told.append(table("\nBy workflow type", ["", "workflows", "tau distance", *head[3:]], of_types))
+        told.append(_profiles(metrics["profiles"], quantiles))
         if metrics["queue"] is not None:
             queue = metrics["queue"]
             waits = [
@@ -151,6 +153,21 @@ def target_of(name: str) -> Target:
     raise ConfigurationError(f"--target {name}: wanted remaining (this step and all later ones) or step (this one)")
 
 
+def texts_of(name: str) -> Texts:
+    """Which texts are to be read.
+
+    Raises:
+        ConfigurationError: it is none of "auto", "text" and "none".
+    """
+    from presage.errors import ConfigurationError
+    from presage.training.lengths.texts import TEXTS
+
+    for known in TEXTS:
+        if name == known:
+            return known
+    raise ConfigurationError(f"--states {name}: wanted one of {', '.join(TEXTS)}")
+
+
 def given_model(reference: str, tracking_uri: str | None) -> GivenModel:
     """The next-agent model that a reference means; a plain folder is known by its name, wherever it lies.
 
@@ -180,6 +197,21 @@ def quantiles_of(text: str) -> tuple[float, ...]:
         raise ConfigurationError(
             f"--quantiles {text}: wanted rising numbers between 0 and 1, such as 0.5,0.9,0.99"
         ) from error
+
+
+def _profiles(profiles: dict[str, Any], quantiles: list[str]) -> Any:
+    """Order, loss and coverage by what serving can see."""
+    head = ["inputs", "tau distance, all", *(f"pinball {q}" for q in quantiles), *(f"within {q}" for q in quantiles)]
+    rows = [
+        [
+            name,
+            _interval(of, "tau_distance", "all", 3),
+            *(number(of["pinball"][q], 1) for q in quantiles),
+            *(_interval(of, "coverage", q, 3) for q in quantiles),
+        ]
+        for name, of in profiles.items()
+    ]
+    return table("\nBy what is at hand when serving (engine: what vLLM's scheduler supplies)", head, rows)
 
 
 def _interval(of: dict[str, Any], figure: str, key: str, digits: int) -> str:

@@ -31,6 +31,10 @@ def remaining_length(
         str | None,
         typer.Option(help="Which quantiles to predict, rising; 0.5,0.9,0.99 unless set.", show_default=False),
     ] = None,
+    states: Annotated[
+        str,
+        typer.Option(help="auto: prompts and answers are read where held-out tasks show that it helps; text; or none."),
+    ] = "auto",
     next_agent: Annotated[
         str | None,
         typer.Option(
@@ -64,7 +68,7 @@ def remaining_length(
     """Train the predictor of remaining output tokens, judge it beside every baseline, and register it."""
     from dataclasses import replace
 
-    from presage.cli.remaining_length import RemainingLength, given_model, quantiles_of, target_of
+    from presage.cli.remaining_length import RemainingLength, given_model, quantiles_of, target_of, texts_of
     from presage.predictors.remaining_length import RemainingLengthConfig
     from presage.training.configuration import read_configuration
     from presage.training.lengths.train import LIMITS, choose_baselines, train_lengths
@@ -73,7 +77,7 @@ def remaining_length(
     own |= {"quantiles": quantiles_of(quantiles)} if quantiles is not None else {}
     configuration = replace(read_configuration(RemainingLengthConfig, config, settings or (), LIMITS), **own)
     configuration.check()
-    wanted, what = choose_baselines(baselines), target_of(target)
+    wanted, what, texts = choose_baselines(baselines), target_of(target), texts_of(states)
     given = given_model(next_agent, tracking_uri) if next_agent is not None else None
 
     def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Trained:
@@ -83,6 +87,7 @@ def remaining_length(
             configuration,
             target=what,
             seed=seed,
+            texts=texts,
             next_agent=given,
             baselines=wanted,
             name=name,
@@ -99,5 +104,8 @@ def remaining_length(
         fit,
         Output(as_json),
         params={"seed": seed},
-        tags=lambda metrics: {"presage.target": str(metrics["target"])},
+        tags=lambda metrics: {
+            "presage.target": str(metrics["target"]),
+            "presage.states": str(metrics["data"]["texts"]),
+        },
     )

@@ -23,16 +23,17 @@ from typing import Any, Final, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numba import njit
 from numpy.typing import NDArray
 
 from presage.datasets.tasks import task_of
 from presage.datasets.validate import workflow_codes
 from presage.errors import InputError, TraceError
 from presage.features.course import Course
-from presage.features.folds import task_folds
 from presage.features.history import RECENT, histories
+from presage.features.input_profiles import TEXT, TOKENS, Sources
 from presage.features.progress import PROGRESS, progress
-from presage.features.sketch import Corpus, Sketch
+from presage.features.sketch import Sketch
 from presage.features.vocabulary import Vocabulary
 
 Target = Literal["remaining", "step"]
@@ -43,6 +44,11 @@ _NO_COUNT: Final = 2**63
 CHARS_PER_TOKEN: Final = 4.0
 MODELS_KEPT: Final = 256
 _NOTHING: Final = np.empty(0, np.float32)
+_SYSTEM, _USER, _PROMPT = range(len(PROMPT))
+_PRODUCED, _PREVIOUS = (len(PROMPT) + PROGRESS.index(name) for name in ("produced_tokens", "previous_output_tokens"))
+
+LOOKS: Final[tuple[Sources, ...]] = (frozenset(), frozenset((TOKENS,)), frozenset((TOKENS, TEXT)))
+"""What a row may be made of, the least first; a row with a text counts as the last."""
 AGENTS_TRACKED: Final = 16
 """Of so many agents, the most frequent, a row says how often they were called and how long ago."""
 
@@ -164,24 +170,12 @@ class LengthEncoder:
     ahead: Ahead | None = None
 
     @classmethod
-    def fit(cls, table: pa.Table, *, sketch_size: int = 16, seed: int = 0) -> LengthEncoder:
-        """Fits vocabularies and sketch on a training trace; `sketch_size` 0 leaves texts unread."""
+    def fit(cls, table: pa.Table, sketch: Sketch | None = None) -> LengthEncoder:
+        """Fits vocabularies on a training trace; `sketch` is one of its texts (`length_texts.py`)."""
         types = tuple(sorted(pc.unique(table["workflow_type"]).to_pylist()))
         agents = tuple(sorted(pc.unique(table["agent"]).to_pylist()))
         tracked = sorted(map(agents.index, _most_frequent(table["agent"], AGENTS_TRACKED)))
         models = tuple(sorted(_most_frequent(table["model"], MODELS_KEPT)))
-        sketch = None
-        texts = [t for c in ("input_text", "output_text") for t in table[c].to_pylist()] if sketch_size else []
-        if any(texts):
-            rows = len(texts)
-            task = np.tile(_codes(task_of(table)), 2)
-            corpus = Corpus.of(
-                texts, task, np.zeros(rows, np.int32), np.zeros(rows, np.int8), np.zeros((rows, 1), np.float32)
-            )
-            try:
-                sketch = Sketch.fit(corpus, task_folds(task, seed), size=sketch_size, seed=seed)[0]
-            except InputError:  # no term occurs in enough tasks: what is left trains without them
-                sketch = None
         return cls(Vocabulary(types, agents), models, tuple(tracked), sketch)
 
     @property
@@ -245,6 +239,26 @@ class LengthEncoder:
         system, user = _length(_text(step, "system_prompt")), _length(_text(step, "input_text"))
         prompt = _prompt_tokens(system, user, count_of(step, "input_tokens"))
         return np.concatenate([prompt, course, self.sketched(step, "input_text"), answer, ahead], dtype=np.float32)
+
+    def observed(self, rows: LengthRows, sources: Sources) -> LengthRows:
+        """The rows as a trace without all other sources makes them; the labels stay, and so does what `ahead` says."""
+        numbers, model = rows.numbers.copy(), rows.model
+        if TEXT not in sources:
+            # Where a prompt was not counted, its texts stand in.
+            texts = _of_characters(numbers)
+            numbers[numbers[:, _PROMPT] == texts, _PROMPT] = np.nan
+            numbers[:, [_SYSTEM, _USER, *self._of_texts()]] = np.nan
+            model = np.full_like(model, self.model(None))
+        if TOKENS not in sources:
+            numbers[:, _PROMPT] = _of_characters(numbers)
+            numbers[:, _PRODUCED] = 0.0
+            numbers[:, _PREVIOUS] = np.nan
+        return replace(rows, numbers=numbers, model=model)
+
+    def _of_texts(self) -> range:
+        """The columns of `numbers` that are of a sketch."""
+        ends = len(self.names) - (len(self.ahead.names) if self.ahead is not None else 0)
+        return range(ends - 2 * (self.sketch.size if self.sketch is not None else 0), ends)
 
     def sketched(self, step: Mapping[str, Any], column: str) -> NDArray[np.float32]:
         """The sketch of a step's text, float32 [S]: NaN where it has none, empty without a sketch.
@@ -351,12 +365,8 @@ def length_rows(
         encoder.course(agent, outputs, offsets)[llm],
     ]
     if encoder.sketch is not None:
-        prompts, answers = (table[column].to_pylist() for column in ("input_text", "output_text"))
-        answers = [None, *answers[:-1]]
-        for first in offsets[:-1]:
-            answers[first] = None  # the answer before a workflow's first step is another workflow's
-        sketched = encoder.sketch.transform(prompts + answers)
-        numbers += [sketched[: len(table)][llm], sketched[len(table) :][llm]]
+        prompts, answers = prompts_and_answers(table)
+        numbers += [of[llm] for of in np.split(encoder.sketch.transform(prompts + answers), 2)]
     if encoder.ahead is not None:
         numbers.append((encoder.ahead.of_table(table) if ahead is None else ahead)[llm])
     cut = ~np.asarray(table["complete"].to_numpy(), bool)
@@ -375,17 +385,46 @@ def length_rows(
     )
 
 
+def prompts_and_answers(table: pa.Table) -> tuple[list[str | None], list[str | None]]:
+    """The texts that a row of every step is made of: its prompt, and what the step before answered in its workflow."""
+    prompts, answers = (table[column].to_pylist() for column in ("input_text", "output_text"))
+    answers = [None, *answers[:-1]]
+    for first in np.flatnonzero(np.diff(workflow_codes(table), prepend=-1)):
+        answers[first] = None  # the answer before a workflow's first step is another workflow's
+    return prompts, answers
+
+
+@njit(cache=True)
+def looks_of(numbers: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Which of LOOKS the numbers of rows are made of, int64 [n], from float32 [n, F]."""
+    out = np.empty(len(numbers), np.int64)
+    for row in range(len(numbers)):
+        of = numbers[row]
+        if not (np.isnan(of[_SYSTEM]) and np.isnan(of[_USER])):
+            out[row] = 2
+        else:
+            out[row] = not (np.isnan(of[_PROMPT]) and np.isnan(of[_PREVIOUS])) or of[_PRODUCED] > 0
+    return out
+
+
 def join_rows(first: LengthRows, second: LengthRows) -> LengthRows:
     """Both, one after the other; they come from one trace, so workflow and task numbers agree."""
     both = [np.concatenate([getattr(first, name), getattr(second, name)]) for name in _PER_ROW]
     return LengthRows(first.vocabulary, first.target, *both)
 
 
+def _of_characters(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What stands in for the tokens of the whole prompt, float32 [n], NaN without texts."""
+    system, user = numbers[:, _SYSTEM], numbers[:, _USER]
+    return np.where(np.isnan(system), user, np.where(np.isnan(user), system, system + user))
+
+
 def _prompt_tokens(system_chars: Any, user_chars: Any, tokens: Any) -> NDArray[np.float32]:
     """The columns of PROMPT, float32 [..., 3], from characters and the count of the whole prompt, NaN where unknown."""
-    system, user = system_chars / CHARS_PER_TOKEN, user_chars / CHARS_PER_TOKEN
-    stand_in = np.where(np.isnan(system), user, np.where(np.isnan(user), system, system + user))
-    return np.stack([system, user, np.where(np.isnan(tokens), stand_in, tokens)], axis=-1).astype(np.float32)
+    found = np.stack([system_chars, user_chars, tokens * CHARS_PER_TOKEN], axis=-1).astype(np.float32) / CHARS_PER_TOKEN
+    counted = found.reshape(-1, len(PROMPT))
+    counted[:, _PROMPT] = np.where(np.isnan(counted[:, _PROMPT]), _of_characters(counted), counted[:, _PROMPT])
+    return np.asarray(found, np.float32)
 
 
 def _sums_to_the_end(tokens: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArray[np.float32]:

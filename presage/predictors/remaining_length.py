@@ -182,7 +182,7 @@ class RemainingLengthPredictor:
             if progress is not None:
                 progress(f"learning ({name})", index / len(names))
             estimator = ESTIMATORS[name](self.seed, self.config.floor, self.config.min_evidence)
-            fitted[name] = estimator.fit(train, calibration, self.quantiles)
+            fitted[name] = estimator.fit(train, calibration, self.quantiles, encoder.observed)
         self.losses = {name: self._losses(estimator, train, calibration) for name, estimator in fitted.items()}
         # By the quantile that ranks: the loss at .99 hangs on a handful of rows, and calibration sees to its cover.
         self._estimator = min(fitted.items(), key=lambda e: self.losses[e[0]][self.ranks])[1]

@@ -36,13 +36,11 @@ from presage.predictors.boosting import TreeEnsemble
 from presage.predictors.learning import Projected, grow, project, tree_logits
 from presage.predictors.parts import TREES, NextAgentConfig
 from presage.predictors.probabilities import FLOOR, label_probability, softmax
+from presage.training.simplest import simplest
 from presage.training.validation_split import tasks_apart
 
 VALIDATION_FRACTION: Final = 0.15
 """Of the training tasks."""
-
-_ORDER: Final[Mapping[Candidate, int]] = {"none": 0, "captured": 1, "relevant text": 2, "text": 2}
-"""The simplest first. An engine supplies hidden states and no text, so they come before it."""
 
 Moments = dict[Moment, NDArray[np.float32]]
 
@@ -187,7 +185,7 @@ def choose_states(
             losses[name] = _losses(of, trees)
     if not tried:
         raise InputError(next(iter(refused.values())))
-    chosen, table = _simplest(losses, task) if len(tried) > 1 else (next(iter(tried)), {})
+    chosen, table = simplest(losses, task) if len(tried) > 1 else (next(iter(tried)), {})
     return Choice(chosen, *tried[chosen], table, refused)
 
 
@@ -202,26 +200,3 @@ def _losses(of: Projected, trees: Mapping[str, TreeEnsemble]) -> NDArray[np.floa
         total[0] -= (np.log(np.maximum(given, FLOOR)) * counts).sum(axis=1)
         total[1] += counts.sum(axis=1)
     return total
-
-
-def _simplest(
-    losses: Mapping[Candidate, NDArray[np.float64]], task: NDArray[np.int32]
-) -> tuple[Candidate, dict[str, tuple[float, float]]]:
-    """The simplest candidate within one standard error of the best, and the figures of all."""
-    index = np.unique(task, return_inverse=True)[1]
-    tasks = int(index.max(initial=-1)) + 1
-    sums = {name: np.bincount(index, of[0], tasks) for name, of in losses.items()}
-    labels = np.bincount(index, next(iter(losses.values()))[1], tasks)
-    mean = {name: float(of.sum() / max(labels.sum(), 1.0)) for name, of in sums.items()}
-    best = min(mean, key=lambda name: mean[name])
-    table: dict[str, tuple[float, float]] = {}
-    for name in sums:
-        # Of a ratio of sums over tasks, to first order.
-        gap = sums[name] - sums[best]
-        spread = gap - labels * gap.sum() / max(labels.sum(), 1.0)
-        error = np.sqrt(tasks / max(tasks - 1, 1) * np.square(spread).sum()) / max(labels.sum(), 1.0)
-        table[name] = mean[name], float(error)
-    texts = [name for name in ("relevant text", "text") if name in mean]
-    kept = [name for name in mean if name not in texts or name == min(texts, key=lambda text: mean[text])]
-    close = [name for name in kept if mean[name] - mean[best] <= table[name][1]]
-    return min(close or [best], key=lambda name: _ORDER[name]), table

@@ -189,7 +189,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
     lines = traced(input_text="please write the report", output_text="here it is")
     lines[0]["input_text"], lines[3]["input_text"] = "", "word " * 210_000
-    assert trained(folder, lines)["data"]["prompts"] == "sketched"
+    assert trained(folder, lines)["data"]["texts"]
     return folder
 
 

@@ -10,6 +10,7 @@ from tiny_model import Tiny
 
 from presage.datasets.law import generate
 from presage.datasets.store import append
+from presage.features.length_texts import LengthTexts
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
 
@@ -73,8 +74,10 @@ def test_what_is_given_wrongly_is_said_in_one_line(tiny: Tiny, held_out: Path) -
 
 def test_longer_outputs_make_lengths_due_and_nothing_is_said_of_agents(held_out: Path, tmp_path: Path) -> None:
     table = generate("retry", 200, 21, state_size=16).table
-    encoder = LengthEncoder.fit(table, sketch_size=4)
-    rows = length_rows(table, encoder)
+    encoder = LengthEncoder.fit(table)
+    texts = LengthTexts.of(table, length_rows(table, encoder), 0)
+    assert texts is not None
+    encoder, rows = texts.fit(encoder, relevant=False, seed=0, size=4)
     config, held = RemainingLengthConfig(estimator="forest", refit=False), rows.task % 5 == 0
     RemainingLengthPredictor(config, 0).fit(rows.take(~held), rows.take(held), encoder=encoder).save(tmp_path / "model")
     since = generate("retry", 150, 22, state_size=16).table

@@ -23,7 +23,7 @@ def test_the_oracle_covers_as_it_says_and_lengths_are_heavy_tailed() -> None:
     levels, below, remaining = (0.5, 0.9, 0.99), [], []
     for seed in range(6):
         drawn = generate_lengths(1500, seed)
-        rows = length_rows(drawn.table, LengthEncoder.fit(drawn.table, sketch_size=0))
+        rows = length_rows(drawn.table, LengthEncoder.fit(drawn.table))
         arrival = rows.step == 0  # one row a workflow: rows are independent and the standard error is known
         below.append((rows.remaining[:, None] <= drawn.oracle(levels))[arrival])
         remaining.append(rows.remaining)

@@ -7,7 +7,9 @@ import pytest
 from presage.datasets.length_law import generate_lengths
 from presage.datasets.schema import conform
 from presage.errors import InputError, TraceError
-from presage.features.lengths import LengthEncoder, join_rows, length_rows
+from presage.features.input_profiles import PROFILES, masked
+from presage.features.length_texts import LengthTexts
+from presage.features.lengths import LOOKS, LengthEncoder, join_rows, length_rows, looks_of
 
 
 def step(workflow: str, number: int, agent: str, tokens: int | None, **more: object) -> dict[str, object]:
@@ -24,6 +26,14 @@ def step(workflow: str, number: int, agent: str, tokens: int | None, **more: obj
 def table_of(*steps: dict[str, object]) -> pa.Table:
     names = dict.fromkeys(name for s in steps for name in s)
     return conform(pa.Table.from_pylist([{name: s.get(name) for name in names} for s in steps]), "test")
+
+
+def reading(table: pa.Table) -> LengthEncoder:
+    """An encoder that reads texts."""
+    encoder = LengthEncoder.fit(table)
+    texts = LengthTexts.of(table, length_rows(table, encoder), 0)
+    assert texts is not None
+    return texts.fit(encoder, relevant=False, seed=0)[0]
 
 
 def column(rows, encoder: LengthEncoder, name: str) -> list[float]:
@@ -70,7 +80,7 @@ def test_columns_by_hand() -> None:
         step("a", 1, "y", 7, input_text="u" * 16),
         step("a", 2, "y", 9),
     )
-    encoder = LengthEncoder.fit(table, sketch_size=0)
+    encoder = LengthEncoder.fit(table)
     rows = length_rows(table, encoder)
     assert column(rows, encoder, "system_tokens")[0] == 2
     assert column(rows, encoder, "user_tokens")[:2] == [3, 4]
@@ -87,7 +97,7 @@ def test_columns_by_hand() -> None:
 
 def test_no_output_of_this_or_a_later_step_is_seen() -> None:
     table = generate_lengths(20, 0).table
-    encoder = LengthEncoder.fit(table)
+    encoder = reading(table)
     first = pa.array(table["step"].to_numpy() == 0)
     blind = table.set_column(
         table.schema.get_field_index("output_tokens"),
@@ -102,7 +112,7 @@ def test_one_request_makes_the_row_of_its_trace_bit_by_bit() -> None:
     table = generate_lengths(30, 3).table
     texts = pa.array([f"answer {i % 7} done" for i in range(len(table))], pa.large_string())
     table = table.set_column(table.schema.get_field_index("output_text"), table.schema.field("output_text"), texts)
-    encoder = LengthEncoder.fit(table.slice(0, 60))  # later types, agents and models are partly unknown
+    encoder = reading(table.slice(0, 60))  # later types, agents and models are partly unknown
     rows = length_rows(table, encoder)
     steps = table.to_pylist()
     for at in range(len(table)):
@@ -127,9 +137,10 @@ def test_models_unknown_and_absent_are_values_of_their_own() -> None:
     assert [encoder.model(name) for name in ("new", None, "n")] == [2, 3, 1]
 
 
-def test_texts_nobody_shares_a_word_of_leave_no_sketch() -> None:
+def test_texts_nobody_shares_a_word_of_teach_nothing() -> None:
     table = table_of(step("a", 0, "x", 5, input_text="one"), step("b", 0, "x", 6, input_text="two"))
-    assert LengthEncoder.fit(table).sketch is None
+    with pytest.raises(InputError, match="no term occurs in 3 tasks"):
+        reading(table)
 
 
 def test_counts_that_no_float_holds_are_rounded_as_those_of_a_request() -> None:
@@ -144,8 +155,8 @@ def test_counts_that_no_float_holds_are_rounded_as_those_of_a_request() -> None:
 def test_empty_and_huge_prompts_make_finite_rows(text: str) -> None:
     table = generate_lengths(20, 0).table
     request = [step("a", 0, "planner", None, input_text=text, input_tokens=7)]
-    vector = LengthEncoder.fit(table).vector(request)[3]
-    assert np.isfinite(vector[LengthEncoder.fit(table).names.index("prompt_0")])
+    encoder = reading(table)
+    assert np.isfinite(encoder.vector(request)[3][encoder.names.index("prompt_0")])
 
 
 @pytest.mark.parametrize(
@@ -172,3 +183,33 @@ def test_rows_taken_apart_and_joined_are_the_same_rows() -> None:
     np.testing.assert_array_equal(again.numbers, rows.numbers)
     np.testing.assert_array_equal(again.workflow, rows.workflow)
     assert rows.workflows == 20
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("counted", [True, False])
+def test_rows_observed_are_those_of_the_trace_with_the_other_columns_null(profile: str, counted: bool) -> None:
+    table = generate_lengths(40, 3).table
+    texts = pa.array([f"answer {i % 7} done" if i % 5 else None for i in range(len(table))], pa.large_string())
+    table = table.set_column(table.schema.get_field_index("output_text"), table.schema.field("output_text"), texts)
+    if not counted:  # the characters of the texts stand in
+        at = table.schema.get_field_index("input_tokens")
+        table = table.set_column(at, table.schema.field(at), pa.nulls(len(table), table.schema.field(at).type))
+    encoder = reading(table)
+    rows = length_rows(table, encoder)
+    seen, wanted = encoder.observed(rows, PROFILES[profile]), length_rows(masked(table, PROFILES[profile]), encoder)
+    np.testing.assert_array_equal(seen.numbers, wanted.numbers)
+    np.testing.assert_array_equal(seen.model, wanted.model)
+    np.testing.assert_array_equal(seen.remaining, rows.remaining)
+    np.testing.assert_array_equal(looks_of(seen.numbers) <= LOOKS.index(PROFILES[profile] - {"states"}), True)
+
+
+def test_sketches_of_training_rows_are_out_of_fold_and_those_of_fresh_texts_are_not() -> None:
+    words = ["alpha", "beta", "gamma", "delta"]
+    table = table_of(*(step(f"w{i}", 0, "x", 5 + i, input_text=f"{words[i % 4]} common") for i in range(60)))
+    encoder = LengthEncoder.fit(table)
+    texts = LengthTexts.of(table, length_rows(table, encoder), 0)
+    assert texts is not None
+    again, rows = texts.fit(encoder, relevant=False, seed=0)
+    assert rows.numbers.shape == length_rows(table, again).numbers.shape
+    np.testing.assert_array_equal(rows.numbers[:, : len(encoder.names)], length_rows(table, encoder).numbers)
+    assert np.isnan(rows.numbers[:, [again.names.index("answer_0")]]).all()

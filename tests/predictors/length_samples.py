@@ -5,19 +5,28 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import pyarrow as pa
 
 from presage.datasets.length_law import generate_lengths
+from presage.features.length_texts import LengthTexts
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
 
 QUANTILES = (0.5, 0.9, 0.99)
+
+
+def sketched(table: pa.Table, size: int) -> tuple[LengthEncoder, LengthRows]:
+    """An encoder with a sketch of so many numbers, and training rows."""
+    encoder = LengthEncoder.fit(table)
+    texts = LengthTexts.of(table, length_rows(table, encoder), 0)
+    assert texts is not None
+    return texts.fit(encoder, relevant=False, seed=0, size=size)
 
 
 @cache
 def law_rows(workflows: int = 500, seed: int = 0) -> tuple[LengthEncoder, LengthRows, LengthRows]:
     """An encoder, training rows (four fifths) and calibration rows."""
     table = generate_lengths(workflows, seed).table
-    encoder = LengthEncoder.fit(table, sketch_size=8)
-    rows = length_rows(table, encoder)
+    encoder, rows = sketched(table, 8)
     held = rows.task % 5 == 0
     return encoder, rows.take(~held), rows.take(held)
 

@@ -121,7 +121,7 @@ def test_expectations_are_shares_and_counts(ahead: AgentsAhead) -> None:
 
 def test_a_row_of_lengths_ends_with_it_in_traces_and_in_requests(ahead: AgentsAhead) -> None:
     table = generate("retry", 10, 9, state_size=16).table
-    encoder = LengthEncoder.fit(table, sketch_size=0)
+    encoder = LengthEncoder.fit(table)
     seeing = replace(encoder, ahead=replace(ahead, counted=("coder",)))
     rows = length_rows(table, seeing)
     width = len(seeing.names) - len(encoder.names)

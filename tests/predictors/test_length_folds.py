@@ -3,34 +3,22 @@
 import numpy as np
 import pytest
 from length_samples import QUANTILES, fresh_rows, law_rows
-from numpy.typing import NDArray
 from sklearn.linear_model import Ridge
 
 from presage.features.lengths import LengthRows
 from presage.predictors.lengths.boosted import BoostedLengths
-from presage.predictors.lengths.folds import Said, folds_by_task, out_of_fold
+from presage.predictors.lengths.folds import folds_by_task, parts
 from presage.predictors.lengths.forest import ForestLengths
-from presage.predictors.lengths.inputs import fit_inputs
+from presage.predictors.lengths.inputs import InputEncoding
 from presage.predictors.lengths.linear import LogLine
 from presage.predictors.lengths.log_estimator import LogEstimator
 
 OURS = (ForestLengths, BoostedLengths)
 
 
-def the_mean(inputs: NDArray[np.float32], labels: NDArray[np.float64]) -> Said:
-    return lambda x: np.full(len(x), labels.mean())
-
-
-def test_what_is_said_of_a_row_is_learnt_from_the_other_folds() -> None:
-    labels = np.array([1.0, 5.0, 3.0, 9.0])
-    fold = np.array([1, 0, 1, 2])
-    said = out_of_fold(the_mean, np.zeros((4, 1), np.float32), labels, fold)
-    np.testing.assert_allclose(said, [7.0, 13 / 3, 7.0, 3.0])
-
-
-def test_a_single_fold_has_none_but_its_own_rows_to_learn_from() -> None:
-    said = out_of_fold(the_mean, np.zeros((2, 1), np.float32), np.array([1.0, 3.0]), np.zeros(2, np.int64))
-    assert said.tolist() == [2.0, 2.0]
+def test_the_others_of_a_single_fold_are_its_own_rows() -> None:
+    (inside, learning), *others = parts(np.zeros(2, np.int64))
+    assert (inside.tolist(), learning.tolist(), others) == ([0, 1], [0, 1], [])
 
 
 def test_rows_of_a_task_share_a_fold() -> None:
@@ -43,11 +31,13 @@ def test_rows_of_a_task_share_a_fold() -> None:
 def test_the_line_says_what_the_ridge_says() -> None:
     encoder, train, _ = law_rows(120, 5)
     labels = np.log1p(train.remaining.astype(np.float64))
-    inputs = fit_inputs(train, labels, len(encoder.models), 0)[1]
+    inputs = InputEncoding.fit(train, labels, len(encoder.models)).inputs(train)
     line = LogLine.fit(inputs, labels)
-    smooth = np.where(inputs == -2.0, 0.0, inputs.astype(np.float64))
+    smooth = np.where(inputs == -2.0, np.nan, inputs.astype(np.float64))
     smooth[:, 3:6] = 0.0
     smooth[:, 6:15] = np.log1p(smooth[:, 6:15])  # three counts of prompts and six of progress
+    usual = np.nan_to_num(np.nansum(smooth, axis=0) / np.maximum(np.isfinite(smooth).sum(axis=0), 1))
+    smooth = np.where(np.isnan(smooth), usual, smooth)
     spread = smooth.std(axis=0)
     spread[spread < 1e-9] = np.inf
     wanted = Ridge(alpha=3.0).fit(smooth / spread, labels).predict(smooth / spread)

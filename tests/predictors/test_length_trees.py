@@ -8,7 +8,7 @@ from quantile_forest import RandomForestQuantileRegressor
 from sklearn.ensemble import RandomForestRegressor
 
 from presage.predictors.lengths.boosted import Ensemble
-from presage.predictors.lengths.forest import FlatForest, Grown
+from presage.predictors.lengths.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS, FlatForest, Grown, grow
 from presage.predictors.lengths.trees import not_above
 
 LEVELS = [0.01, 0.25, 0.5, 0.9, 0.99]
@@ -36,9 +36,28 @@ def test_quantiles_are_those_of_quantile_forest_on_the_same_leaves(rows: int, di
     found = FlatForest.of(grown(library), inputs, labels).quantiles(fresh, LEVELS)
     # The library keeps labels as float64, we as float32 (24 bits): a relative 6e-8 of the largest label, twice.
     np.testing.assert_allclose(found, wanted, atol=2e-7 * np.abs(labels).max())
-    # What we train with grows the very same trees.
-    ours = FlatForest.of(grown(RandomForestRegressor(**settings).fit(inputs, labels)), inputs, labels)
-    np.testing.assert_array_equal(ours.quantiles(fresh, LEVELS), found)
+
+
+def test_the_forest_we_train_answers_as_quantile_forest_does() -> None:
+    inputs, labels = samples(900)
+    settings = {"min_samples_leaf": LEAF_ROWS, "max_features": INPUT_SHARE, "random_state": 3}
+    library = RandomForestQuantileRegressor(FOLD_TREES, max_samples_leaf=None, **settings).fit(inputs, labels)
+    fresh = samples(200, seed=1)[0]
+    found, wanted = grow(inputs, labels, 3).quantiles(fresh, LEVELS), library.predict(fresh, quantiles=LEVELS)
+    np.testing.assert_allclose(found, wanted, atol=2e-7 * np.abs(labels).max())
+
+
+def test_forests_joined_answer_from_the_leaves_of_all() -> None:
+    several = [samples(300, seed=seed) for seed in range(3)]
+    settings = {"n_estimators": 5, "min_samples_leaf": 4, "random_state": 0}
+    trees = [grown(RandomForestRegressor(**settings).fit(*of)) for of in several]
+    joined = FlatForest.joined([FlatForest.of(of, *data) for of, data in zip(trees, several, strict=True)])
+    inputs, labels = (np.concatenate(of) for of in zip(*several, strict=True))
+    together = [(tree, rows + 300 * number) for number, of in enumerate(trees) for tree, rows in of]
+    fresh = samples(100, seed=9)[0]
+    wanted = FlatForest.of(together, inputs, labels).quantiles(fresh, LEVELS)
+    np.testing.assert_array_equal(joined.quantiles(fresh, LEVELS), wanted)
+    joined.trees.check(6, len(joined.starts) - 1)
 
 
 def test_quantiles_are_numpys_over_all_labels_in_the_leaves() -> None:

@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 
 from presage.datasets.store import read_store
+from presage.features.length_texts import LengthTexts
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
 
@@ -22,8 +23,10 @@ class Clock:
 def lengths_of(store: Path) -> RemainingLengthPredictor:
     """A small forest on the traces of a store."""
     table = read_store(store)
-    encoder = LengthEncoder.fit(table, sketch_size=4)
-    rows = length_rows(table, encoder)
+    encoder = LengthEncoder.fit(table)
+    texts = LengthTexts.of(table, length_rows(table, encoder), 0)
+    assert texts is not None
+    encoder, rows = texts.fit(encoder, relevant=False, seed=0, size=4)
     held = rows.task % 5 == 0
     config = RemainingLengthConfig(estimator="forest", refit=False)
     return RemainingLengthPredictor(config, 0).fit(rows.take(~held), rows.take(held), encoder=encoder)

@@ -9,7 +9,7 @@ from presage.training.lengths.load import queued, saved_at_loads
 from presage.training.lengths.queue import FIRST_COME, ORACLE, compare
 
 TABLE = generate_lengths(120, 0, censored=0.3).table
-ROWS = length_rows(TABLE, LengthEncoder.fit(TABLE, sketch_size=0))
+ROWS = length_rows(TABLE, LengthEncoder.fit(TABLE))
 
 
 def test_only_workflows_whose_every_step_is_known_stand_in_the_queue() -> None:

@@ -29,7 +29,7 @@ NASTY = "<script>alert('a|b')</script>"
 def metrics_of(quantiles: tuple[float, ...], workflows: int = 60, baselines: bool = True) -> Json:
     """An evaluation alone, as `presage evaluate --json` prints it: no configuration, no traces."""
     table = generate_lengths(workflows, 0, censored=0.2).table
-    rows = length_rows(table, LengthEncoder.fit(table, sketch_size=0))
+    rows = length_rows(table, LengthEncoder.fit(table))
     levels = np.array(quantiles)
 
     def like(factor: float) -> Predict:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from presage.features.lengths import LengthRows
 from presage.predictors.lengths.estimator import LengthEstimator, labels_of, rising
-from presage.predictors.lengths.inputs import fit_inputs
+from presage.predictors.lengths.inputs import InputEncoding
 from presage.predictors.lengths.linear import LogLine
 
 _LEAST_ROWS: Final = 5
@@ -99,7 +99,8 @@ class LogRidge:
     def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
         """Fits on training rows; `calibration` is not read."""
         rows, labels = labels_of(train)
-        self._encoding, inputs = fit_inputs(rows, labels, int(max(train.model.max(), 0)) + 1, self.seed)
+        self._encoding = InputEncoding.fit(rows, labels, int(max(train.model.max(), 0)) + 1)
+        inputs = self._encoding.inputs(rows)
         self._line = LogLine.fit(inputs, labels)
         self._errors = np.quantile(labels - self._line(inputs), quantiles).astype(np.float32)
         return self

@@ -9,15 +9,14 @@ and cost as much again in training and in every answer: left out.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.predictors.lengths.folds import out_of_fold
-from presage.predictors.lengths.log_estimator import LogEstimator
+from presage.predictors.lengths.log_estimator import Bands, Fold, LogEstimator, Whole
 from presage.predictors.lengths.trees import FlatTrees, Tree, flatten, sum_of_leaves
 
 ROUNDS: Final = 250
@@ -130,14 +129,19 @@ class BoostedLengths(LogEstimator):
 
     name = "boosted"
 
-    def _learn(
-        self, inputs: NDArray[np.float32], above: NDArray[np.float64], fold: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
-        middle = out_of_fold(self._middle, inputs, above, fold)
-        error = np.log(np.abs(above - middle) + _LEAST_SCALE)
-        doubt = out_of_fold(self._doubt, inputs, error, fold)
-        self._parts = {"middle": self._middle(inputs, above), "doubt": self._doubt(inputs, error)}
-        return self._quantiles_of(middle, doubt)
+    def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
+        middles = [self._middle(fold.inputs, fold.above) for fold in folds]
+        said = [np.stack([middle(of) for of in fold.shown]) for middle, fold in zip(middles, folds, strict=True)]
+        error = np.empty(len(whole.above))
+        for middle, fold in zip(said, folds, strict=True):
+            above = np.take_along_axis(fold.left - middle, fold.drawn[None], axis=0)[0]
+            error[fold.inside] = np.log(np.abs(above) + _LEAST_SCALE)
+        doubts = [self._doubt(fold.inputs, error[fold.learning]) for fold in folds]
+        self._parts = {"middle": self._middle(*whole), "doubt": self._doubt(whole.inputs, error)}
+        return [
+            self._quantiles_of(middle, np.stack([doubt(of) for of in fold.shown]))
+            for middle, doubt, fold in zip(said, doubts, folds, strict=True)
+        ]
 
     def _middle(self, inputs: NDArray[np.float32], above: NDArray[np.float64]) -> Ensemble:
         return Ensemble.fit(inputs, above, "l1", ROUNDS, self.seed)
@@ -151,7 +155,7 @@ class BoostedLengths(LogEstimator):
     def _quantiles_of(
         self, middle: NDArray[np.float64], doubt: NDArray[np.float64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        location = np.repeat(middle.astype(np.float32)[:, None], len(self.quantiles), axis=1)
+        location = np.repeat(middle.astype(np.float32)[..., None], len(self.quantiles), axis=-1)
         return location, np.exp(doubt).astype(np.float32)
 
     def _own_tensors(self) -> dict[str, NDArray[Any]]:

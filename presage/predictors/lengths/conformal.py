@@ -43,10 +43,10 @@ UNKNOWN: Final = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Conformal:
-    """Shifts of Q quantiles for T workflow types.
+    """Shifts of Q quantiles for T workflow types, under each of L looks: what is known of a row.
 
     Attributes:
-        shifts: float32 [T + 1, Q], the last row for unknown types.
+        shifts: float32 [L, T + 1, Q], the last row for unknown types.
         rows: int32 [T + 1], calibration rows behind each.
         calibrated: bool [T + 1], whether those reach the floor.
     """
@@ -65,38 +65,27 @@ class Conformal:
         floor: int,
         task: NDArray[np.int32] | None = None,
     ) -> Self:
-        """From scores float64 [n, Q] of calibration rows, their types and tasks, int32 [n]; T is `types`.
+        """From scores float64 [L, n, Q] of calibration rows, their types and tasks, int32 [n]; T is `types`.
 
         Without tasks each row counts as one.
         """
-        task = np.arange(len(scores), dtype=np.int32) if task is None else task
+        task = np.arange(scores.shape[1], dtype=np.int32) if task is None else task
         floor = max(floor, least_rows(max(quantiles)))
         counts = np.bincount(workflow_type, minlength=types + 1)[: types + 1]
         calibrated = counts >= floor
         calibrated[types] = False
-        shifts = np.empty((types + 1, len(quantiles)))
-        every = _shift(scores, quantiles)
-        levels = np.array(quantiles)
-        upper = levels > 0.5
-        for kind in np.flatnonzero(calibrated):
-            own = _shift(scores[workflow_type == kind], quantiles)
-            scarce = upper & (counts[kind] * (1.0 - levels) < ROWS_BEYOND)
-            own = np.where(scarce, np.maximum(own, every), own)
-            inside = workflow_type == kind
-            doubtful = ~upper & ~_clearly_off(scores[inside], levels, len(np.unique(task[inside])))
-            shifts[kind] = np.where(doubtful, 0.0, own)
-        widest = np.concatenate([every[None], shifts[calibrated], scores]).max(axis=0)
-        # Where all types together are below the floor even the largest score says little.
-        widest = widest + (UNKNOWN if len(scores) < floor else 0.0)
-        off = _clearly_off(scores, levels, len(np.unique(task)))
-        shifts[~calibrated] = np.where(upper, widest, np.where(off, every, 0.0))
-        return cls(shifts.astype(np.float32), counts.astype(np.int32), calibrated)
+        shifts = [_shifts(of, workflow_type, calibrated, counts, quantiles, floor, task) for of in scores]
+        return cls(np.stack(shifts).astype(np.float32), counts.astype(np.int32), calibrated)
 
     def apply(
-        self, location: NDArray[np.float32], scale: NDArray[np.float32], workflow_type: NDArray[np.int32]
+        self,
+        location: NDArray[np.float32],
+        scale: NDArray[np.float32],
+        look: NDArray[np.int64],
+        workflow_type: NDArray[np.int32],
     ) -> NDArray[np.float32]:
         """Calibrated quantiles on the logarithm, float32 [n, Q], from locations [n, Q] and scales [n]."""
-        return np.asarray(location + scale[:, None] * self.shifts[workflow_type], np.float32)
+        return np.asarray(location + scale[:, None] * self.shifts[look, workflow_type], np.float32)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """As an artefact keeps it."""
@@ -111,6 +100,35 @@ class Conformal:
 def least_rows(quantile: float) -> int:
     """Rows below which ⌈(n + 1) q⌉ exceeds n: no score is high enough to promise this quantile."""
     return math.ceil(quantile / (1.0 - quantile) - 1e-9)
+
+
+def _shifts(
+    scores: NDArray[np.float64],
+    workflow_type: NDArray[np.int32],
+    calibrated: NDArray[np.bool_],
+    counts: NDArray[np.int64],
+    quantiles: Sequence[float],
+    floor: int,
+    task: NDArray[np.int32],
+) -> NDArray[np.float64]:
+    """The shifts of one look, float64 [T + 1, Q]."""
+    shifts = np.empty((len(counts), len(quantiles)))
+    every = _shift(scores, quantiles)
+    levels = np.array(quantiles)
+    upper = levels > 0.5
+    for kind in np.flatnonzero(calibrated):
+        own = _shift(scores[workflow_type == kind], quantiles)
+        scarce = upper & (counts[kind] * (1.0 - levels) < ROWS_BEYOND)
+        own = np.where(scarce, np.maximum(own, every), own)
+        inside = workflow_type == kind
+        doubtful = ~upper & ~_clearly_off(scores[inside], levels, len(np.unique(task[inside])))
+        shifts[kind] = np.where(doubtful, 0.0, own)
+    widest = np.concatenate([every[None], shifts[calibrated], scores]).max(axis=0)
+    # Where all types together are below the floor even the largest score says little.
+    widest = widest + (UNKNOWN if len(scores) < floor else 0.0)
+    off = _clearly_off(scores, levels, len(np.unique(task)))
+    shifts[~calibrated] = np.where(upper, widest, np.where(off, every, 0.0))
+    return shifts
 
 
 def _clearly_off(scores: NDArray[np.float64], levels: NDArray[np.float64], tasks: int) -> NDArray[np.bool_]:

@@ -2,11 +2,10 @@
 
 An answer is a quantile of all labels in the leaves a row falls into, every occurrence counted, linear between two: what
 quantile-forest answers with `max_samples_leaf=None` (its default of one label a leaf is not the exact quantile forest).
-scikit-learn grows the trees, the very ones quantile-forest grows from a seed; that library then keeps a table of every
-leaf as wide as the widest, which took most of training. Its predict spends nearly all of a request in wrappers; here a
-walk finds the leaves, and a counting sort their labels.
+quantile-forest grows the trees; its predict spends nearly all of a request in wrappers, so here a walk finds the
+leaves, and a counting sort their labels. A test holds the answers equal.
 
-Where we depart: each third of the trees draws its rows from two thirds of the tasks. So every row meets trees that saw
+Where we depart: each third of the trees is a forest on two thirds of the tasks. So every row meets trees that saw
 nothing of its task, and what they say of it calibrates the whole forest at no further cost (Gupta, Kuchibhotla &
 Ramdas, "Nested conformal prediction and quantile out-of-bag ensemble methods", Pattern Recognition 2022, where bags
 draw rows).
@@ -24,8 +23,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from presage.predictors.lengths.folds import parts
-from presage.predictors.lengths.log_estimator import LogEstimator
+from presage.predictors.lengths.log_estimator import Bands, Fold, LogEstimator, Whole
 from presage.predictors.lengths.trees import FlatTrees, Tree, find_leaves, flatten
 
 FOLD_TREES: Final = 16
@@ -38,7 +36,7 @@ _BUCKETS: Final = 1024
 
 
 Grown = tuple[Any, NDArray[np.int64]]
-"""A tree of scikit-learn (`tree_`), and the number of every row it drew."""
+"""A tree as scikit-learn has it (`tree_`), and the number of every row it drew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +75,16 @@ class FlatForest:
         narrow: Any = np.uint16 if len(values) <= 2**16 else np.uint32
         return cls(flat, starts, entries.astype(narrow), values)
 
+    @classmethod
+    def joined(cls, forests: Sequence[Self]) -> Self:
+        """All trees of some forests as one."""
+        trees = FlatTrees.joined([forest.trees for forest in forests])
+        values = np.unique(np.concatenate([forest.values for forest in forests]))
+        narrow: Any = np.uint16 if len(values) <= 2**16 else np.uint32
+        entries = [np.searchsorted(values, forest.values)[forest.entries] for forest in forests]
+        sizes = np.concatenate([[0], *(np.diff(forest.starts) for forest in forests)])
+        return cls(trees, np.cumsum(sizes).astype(np.int32), np.concatenate(entries).astype(narrow), values)
+
     def quantiles(self, inputs: NDArray[np.float32], quantiles: Sequence[float]) -> NDArray[np.float32]:
         """Quantiles of the labels in the leaves of each row, float32 [n, Q], from inputs float32 [n, D]."""
         t = self.trees
@@ -114,18 +122,14 @@ class ForestLengths(LogEstimator):
 
     name = "forest"
 
-    def _learn(
-        self, inputs: NDArray[np.float32], above: NDArray[np.float64], fold: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
         levels = (*self.quantiles, *_SPREAD)
-        found = np.empty((len(inputs), len(levels)), np.float32)
-        every: list[Grown] = []
-        for number, (inside, learning) in enumerate(parts(fold)):
-            trees = grow(inputs, above, learning, self.seed + number)
-            found[inside] = FlatForest.of(trees, inputs, above).quantiles(inputs[inside], levels)
-            every += trees
-        self._forest = FlatForest.of(every, inputs, above)
-        return _bands(found)
+        forests = [grow(fold.inputs, fold.above, self.seed + number) for number, fold in enumerate(folds)]
+        self._forest = FlatForest.joined(forests)
+        return [
+            _bands(np.stack([forest.quantiles(of, levels) for of in fold.shown]))
+            for forest, fold in zip(forests, folds, strict=True)
+        ]
 
     def _above_line(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         return _bands(self._forest.quantiles(inputs, (*self.quantiles, *_SPREAD)))
@@ -139,19 +143,22 @@ class ForestLengths(LogEstimator):
 
 
 def _bands(found: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Quantiles with those of _SPREAD behind them, float32 [n, Q + 2], as locations and a scale."""
-    return found[:, :-2], np.maximum(found[:, -1] - found[:, -2], np.float32(_LEAST_SCALE))
+    """Quantiles with those of _SPREAD behind them, float32 [..., Q + 2], as locations and a scale."""
+    return found[..., :-2], np.maximum(found[..., -1] - found[..., -2], np.float32(_LEAST_SCALE))
 
 
-def grow(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: NDArray[np.int64], seed: int) -> list[Grown]:
-    """FOLD_TREES trees of a random forest of scikit-learn, on some rows of inputs [n, D] and labels [n]."""
-    from sklearn.ensemble import RandomForestRegressor
+def grow(inputs: NDArray[np.float32], labels: NDArray[np.float64], seed: int) -> FlatForest:
+    """A quantile forest of FOLD_TREES trees, on inputs [n, D] and labels [n]."""
+    from quantile_forest import RandomForestQuantileRegressor
 
-    forest = RandomForestRegressor(FOLD_TREES, min_samples_leaf=LEAF_ROWS, max_features=INPUT_SHARE, random_state=seed)
-    forest.fit(inputs[rows], labels[rows])
-    return [
-        (tree.tree_, rows[drawn]) for tree, drawn in zip(forest.estimators_, forest.estimators_samples_, strict=True)
-    ]
+    # The library keeps one label a leaf: its table of them all is as wide as the widest leaf, which is without bound
+    # where many labels are equal. Ours has them all.
+    forest = RandomForestQuantileRegressor(
+        FOLD_TREES, min_samples_leaf=LEAF_ROWS, max_samples_leaf=1, max_features=INPUT_SHARE, random_state=seed
+    )
+    forest.fit(inputs, labels)
+    drawn = zip(forest.estimators_, forest.estimators_samples_, strict=True)
+    return FlatForest.of([(tree.tree_, rows) for tree, rows in drawn], inputs, labels)
 
 
 @njit(cache=True, nogil=True)

@@ -1,8 +1,10 @@
 """Rows as one matrix of numbers without gaps, for trees: categories as what is usual of them.
 
 A category (workflow type with agent; model) becomes the mean log(1 + tokens) of its training rows, drawn towards what
-is common to all by `PRIOR_ROWS` rows. For training rows it is computed out of fold, by task, so that no row sees its
-own label; serving uses the means of all training rows. A category that training never saw is as usual as all are.
+is common to all by `PRIOR_ROWS` rows. A category that training never saw is as usual as all are. Means are those of all
+rows that are learnt from, a row's own label among them. Out of fold they would differ from fold to fold, against the
+labels of the fold: trees read the fold from them, and with it what its tasks have in common, which serving turns into a
+shift of every forecast (`log_estimator.py`).
 """
 
 from __future__ import annotations
@@ -15,12 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.lengths import LengthRows
-from presage.predictors.lengths.folds import folds_by_task
 
 MISSING: Final = np.float32(-2.0)
 """Stands for a number that is not known: below all counts and all numbers of a sketch."""
 PRIOR_ROWS: Final = 20.0
-FOLDS: Final = 5
 CATEGORIES: Final = 6
 
 
@@ -95,22 +95,6 @@ class InputEncoding:
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> InputEncoding:
         """Inverse of `to_tensors`."""
         return cls(tensors["means/agents"], tensors["means/types"], tensors["means/models"])
-
-
-def fit_inputs(
-    rows: LengthRows, labels: NDArray[np.float64], models: int, seed: int
-) -> tuple[InputEncoding, NDArray[np.float32]]:
-    """The encoding of all labelled rows, and the inputs of those rows with categories out of fold."""
-    encoding = InputEncoding.fit(rows, labels, models)
-    categories = encoding.categories(rows.workflow_type, rows.agent, rows.model)
-    fold = folds_by_task(rows, FOLDS, seed)
-    for number in np.unique(fold):
-        inside, outside = fold == number, fold != number
-        if outside.any():  # a single task has no other to learn from
-            of_others = InputEncoding.fit(rows.take(outside), labels[outside], models)
-            part = rows.take(inside)
-            categories[inside] = of_others.categories(part.workflow_type, part.agent, part.model)
-    return encoding, _joined(categories, rows.numbers)
 
 
 def _means(index: NDArray[np.int32], labels: NDArray[np.float64], prior: NDArray[np.float64]) -> NDArray[np.float64]:

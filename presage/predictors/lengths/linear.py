@@ -2,8 +2,7 @@
 
 Lengths often multiply (a model writes so many times more, a prompt of twice the size asks for so much more), so their
 logarithm adds up, and a line reaches prompts between and beyond those that trees can tell apart. On a known law
-a forest gains by starting from it, on real traces it lost by that and gained by reading it as one more input. So trees
-always read it, out of fold, and a quick trial on tasks held out decides on the start.
+a forest gains by starting from it. So trees always read it, and a quick trial on tasks held out decides on the start.
 """
 
 from __future__ import annotations
@@ -45,11 +44,13 @@ class LogLine:
     """log(1 + tokens) as a weighted sum.
 
     Attributes:
-        weights: float32 [D], for inputs with counts as log(1 + x) and 0 where a number is missing.
+        weights: float32 [D], for inputs with counts as log(1 + x).
+        usual: float32 [D], the mean of each of those: in the place of a number that is missing.
         bounds: float32 [3], what is added, and the least and the most the line may say.
     """
 
     weights: NDArray[np.float32]
+    usual: NDArray[np.float32]
     bounds: NDArray[np.float32]
 
     @classmethod
@@ -57,20 +58,23 @@ class LogLine:
         """Fits on inputs float32 [n, D] of `InputEncoding` and labels float64 [n]."""
         from sklearn.linear_model import Ridge
 
-        smooth = _smooth(inputs).astype(np.float64)
+        known = inputs != MISSING
+        smooth = _smooth(inputs, np.zeros(inputs.shape[1], np.float32)).astype(np.float64)
+        usual = (smooth.sum(axis=0) / np.maximum(known.sum(axis=0), 1)).astype(np.float32)
+        smooth = np.where(known, smooth, usual)
         spread = smooth.std(axis=0)
         spread[spread < 1e-9] = np.inf  # a constant says nothing
         ridge = Ridge(alpha=_ALPHA).fit(smooth / spread, labels)
         bounds = [float(ridge.intercept_), labels.min(), labels.max()]
-        return cls((ridge.coef_ / spread).astype(np.float32), np.array(bounds, np.float32))
+        return cls((ridge.coef_ / spread).astype(np.float32), usual, np.array(bounds, np.float32))
 
     def __call__(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         """log(1 + tokens) float32 [n]; one input is summed as it is among many."""
-        return _said(inputs, self.weights, self.bounds)
+        return _said(inputs, self.weights, self.usual, self.bounds)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """As an artefact keeps it."""
-        return {"line/weights": self.weights, "line/bounds": self.bounds}
+        return {"line/weights": self.weights, "line/usual": self.usual, "line/bounds": self.bounds}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> Self:
@@ -79,42 +83,53 @@ class LogLine:
         Raises:
             KeyError, ValueError: a tensor is missing or of another shape: compiled code walks them unchecked.
         """
-        line = cls(tensors["line/weights"], tensors["line/bounds"])
-        if line.weights.ndim != 1 or line.bounds.shape != (3,):
-            raise ValueError("weights and bounds of the line are not [D] and [3]")
+        line = cls(tensors["line/weights"], tensors["line/usual"], tensors["line/bounds"])
+        if line.weights.ndim != 1 or line.usual.shape != line.weights.shape or line.bounds.shape != (3,):
+            raise ValueError("weights, usual numbers and bounds of the line are not [D], [D] and [3]")
         return line
 
 
 def line_helps(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: LengthRows, seed: int) -> bool:
     """Whether a few boosted trees do better from a line than from nothing, on a quarter of the tasks."""
-    import lightgbm
-
     held = folds_by_task(rows, _TRIAL_FOLDS, seed) == 0
     if held.all() or not held.any():
         return False
     line = LogLine.fit(inputs[~held], labels[~held])(inputs)
-    errors = []
-    for base in (np.zeros_like(line), line):
-        data = lightgbm.Dataset(inputs[~held], (labels - base)[~held], params={"verbosity": -1})
-        trees = lightgbm.train({**_TRIAL, "seed": seed}, data, num_boost_round=_TRIAL_ROUNDS)
-        errors.append(np.abs(trees.predict(inputs[held]) + base[held] - labels[held]).mean())
-    return bool(errors[1] < errors[0])
+    plain, above = (trial(inputs, labels - base, ~held, held, seed).mean() for base in (np.zeros_like(line), line))
+    return bool(above < plain)
+
+
+def trial(
+    inputs: NDArray[np.float32],
+    labels: NDArray[np.float64],
+    learning: NDArray[np.bool_],
+    judged: NDArray[np.bool_],
+    seed: int,
+) -> NDArray[np.float64]:
+    """Absolute errors of a few boosted trees on the rows `judged`, float64 [m], learnt from the rows `learning`."""
+    import lightgbm
+
+    data = lightgbm.Dataset(inputs[learning], labels[learning], params={"verbosity": -1})
+    trees = lightgbm.train({**_TRIAL, "seed": seed}, data, num_boost_round=_TRIAL_ROUNDS)
+    return np.abs(np.asarray(trees.predict(inputs[judged]), np.float64) - labels[judged])
 
 
 def with_line(inputs: NDArray[np.float32], said: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Inputs [n, D] and what the line says of them [n], as float32 [n, D + 1]."""
-    return np.concatenate([inputs, said[:, None]], axis=1, dtype=np.float32)
+    """Inputs [..., D] and what the line says of them [...], as float32 [..., D + 1]."""
+    return np.concatenate([inputs, said[..., None]], axis=-1, dtype=np.float32)
 
 
 @njit(cache=True, nogil=True)
-def _smooth(inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+def _smooth(inputs: NDArray[np.float32], usual: NDArray[np.float32]) -> NDArray[np.float32]:
     """What the line adds up, float32 [n, D]."""
     smooth = np.empty_like(inputs)
     for row in range(len(inputs)):
         for at in range(inputs.shape[1]):
             x = inputs[row, at]
-            if x == MISSING or _INDICES <= at < CATEGORIES:
+            if _INDICES <= at < CATEGORIES:
                 x = np.float32(0.0)
+            elif x == MISSING:
+                x = usual[at]
             elif CATEGORIES <= at < _COUNTS:
                 x = np.log1p(x)
             smooth[row, at] = x
@@ -123,10 +138,13 @@ def _smooth(inputs: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @njit(cache=True, nogil=True)
 def _said(
-    inputs: NDArray[np.float32], weights: NDArray[np.float32], bounds: NDArray[np.float32]
+    inputs: NDArray[np.float32],
+    weights: NDArray[np.float32],
+    usual: NDArray[np.float32],
+    bounds: NDArray[np.float32],
 ) -> NDArray[np.float32]:
     # a loop and not BLAS, whose sums depend on how many rows it is given
-    smooth = _smooth(inputs)
+    smooth = _smooth(inputs, usual)
     out = np.empty(len(inputs), np.float32)
     for row in range(len(inputs)):
         total = np.float64(bounds[0])

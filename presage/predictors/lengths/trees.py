@@ -48,6 +48,21 @@ class FlatTrees:
     child: NDArray[np.int32]
     roots: NDArray[np.int32]
 
+    @classmethod
+    def joined(cls, several: Sequence[FlatTrees]) -> FlatTrees:
+        """All of them in one sequence; leaves are numbered on."""
+        nodes = leaves = 0
+        child, roots = [], []
+        for trees in several:
+            inner = trees.feature >= 0
+            child.append(trees.child + np.where(inner, nodes, leaves).astype(np.int32))
+            roots.append(trees.roots + np.int32(nodes))
+            nodes, leaves = nodes + len(inner), leaves + int((~inner).sum())
+        feature, threshold = (
+            np.concatenate([getattr(of, name) for of in several]) for name in ("feature", "threshold")
+        )
+        return cls(feature, threshold, np.concatenate(child), np.concatenate(roots))
+
     def check(self, inputs: int, leaves: int) -> None:
         """Raises ValueError unless every walk from `inputs` numbers ends in one of `leaves` leaves."""
         nodes = len(self.feature)

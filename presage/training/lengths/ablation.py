@@ -20,6 +20,7 @@ from presage.features.lengths import PROMPT, LengthEncoder, LengthRows, length_r
 from presage.features.progress import PROGRESS
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.lengths.evaluate import LengthDifference, LengthEvaluation, difference, evaluate
+from presage.training.lengths.texts import choose_texts
 from presage.training.lengths.train import CALIBRATION_FRACTION
 from presage.training.record import Progress
 from presage.training.validation_split import tasks_apart
@@ -76,11 +77,14 @@ def ablate(
         TraceError: the traces are too few to split, or no output tokens are known.
     """
     config, tell = config or RemainingLengthConfig(), progress or (lambda _, __: None)
-    encoder = LengthEncoder.fit(table, seed=seed)
-    learning, held = length_rows(table, encoder), length_rows(test, encoder)
-    if not learning.labelled.any():
+    encoder = LengthEncoder.fit(table)
+    rows = length_rows(table, encoder)
+    if not rows.labelled.any():
         raise TraceError("no training step has a known length: give traces with output_tokens and complete workflows")
-    apart = tasks_apart(learning.task, learning.workflow_type, CALIBRATION_FRACTION, seed)
+    apart = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
+    choice = choose_texts(table, encoder, rows, apart, "auto", seed, lambda doing: tell(doing, 0.0))
+    encoder, learning = choice.encoder, choice.rows
+    held = length_rows(test, encoder)
     found: dict[str | None, LengthEvaluation] = {}
     there: list[str | None] = [None, *(group for group in GROUPS if _tells(learning, encoder, group))]
     for index, group in enumerate(there):

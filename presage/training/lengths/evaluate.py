@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import TraceError
+from presage.features.input_profiles import TARGETS
 from presage.features.lengths import LengthRows
 from presage.predictors.bootstrap import pair_ratio_cis, ratio_cis
+from presage.training.behind import Behind, behind, worst
 from presage.training.lengths.load import queued
 from presage.training.lengths.metrics import SCOPES, LengthFigures, Share, measure, median_column, number
 from presage.training.lengths.queue import QueueFigures, compare
@@ -54,6 +56,25 @@ class LengthDifference:
 
 
 @dataclass(frozen=True)
+class LengthProfile:
+    """Figures under one input profile (`features/input_profiles.py`).
+
+    Attributes:
+        figures: on all steps judged.
+        behind: comparisons with baselines, asked under the same profile, that were lost.
+    """
+
+    figures: LengthFigures
+    behind: tuple[Behind, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The headline figures as JSON values."""
+        found = self.figures.to_dict()
+        kept = [f"{figure}{of}" for figure in ("tau_distance", "pinball", "coverage") for of in ("", "_ci95")]
+        return {key: found[key] for key in kept} | {"behind": worst(self.behind)}
+
+
+@dataclass(frozen=True)
 class LengthEvaluation:
     """Figures of one predictor of lengths on W workflows.
 
@@ -63,6 +84,8 @@ class LengthEvaluation:
         type_of: workflow type of each of the W workflows.
         baselines: figures of each baseline, by name.
         differences: what was judged minus each baseline.
+        behind: comparisons with a baseline that were lost.
+        profiles: figures under each input profile asked for.
         queue: what the ranking is worth; None where no workflow's steps are all known.
         bins: steps grouped by the forecast median: what was forecast and what came.
         target: what was forecast, the tokens "remaining" or of this "step".
@@ -77,6 +100,8 @@ class LengthEvaluation:
     type_of: tuple[str, ...]
     baselines: Mapping[str, LengthFigures]
     differences: Mapping[str, LengthDifference]
+    behind: tuple[Behind, ...]
+    profiles: Mapping[str, LengthProfile]
     queue: QueueFigures | None
     bins: tuple[Mapping[str, float], ...]
     target: str
@@ -97,6 +122,8 @@ class LengthEvaluation:
             "by_workflow_type": {name: of.to_dict() for name, of in self.by_workflow_type.items()},
             "baselines": {name: of.to_dict() for name, of in self.baselines.items()},
             "differences": {name: of.to_dict(self.figures.quantiles) for name, of in self.differences.items()},
+            "behind": worst(self.behind),
+            "profiles": {name: of.to_dict() for name, of in self.profiles.items()},
             "queue": self.queue.to_dict() if self.queue is not None else None,
             "bins": [dict(row) for row in self.bins],
         }
@@ -109,6 +136,7 @@ def evaluate(
     seed: int,
     *,
     baselines: Mapping[str, Predict] | None = None,
+    profiles: Mapping[str, LengthRows] | None = None,
     model: str | None = None,
     version: int | None = None,
     resamples: int = RESAMPLES,
@@ -121,6 +149,7 @@ def evaluate(
         quantiles: Q, rising: what `predict` and the baselines forecast.
         seed: of the bootstrap and of the queue's arrivals; one draw of workflows serves all.
         baselines: judged on the same steps, by name.
+        profiles: the same rows as each input profile shows them; what looks alike is one object.
         model: name of what is judged, for the record.
         version: its version, for the record.
         resamples: of the bootstrap.
@@ -161,12 +190,24 @@ def evaluate(
     type_of = np.full(workflows, len(names) - 1)
     type_of[rows.workflow[known]] = rows.workflow_type[known]
     median = forecast[:, median_column(quantiles)]
+    against = {name: difference(figures, of, seed, resamples) for name, of in others.items()}
+    seen = {id(rows): LengthProfile(figures, _lost(against, others, quantiles))}
+    for name, shown in sorted((profiles or {}).items(), key=lambda of: of[0] not in TARGETS.values()):
+        if id(shown) not in seen:
+            mine = judge(predict(shown), known, rows.workflow[known])
+            # Baselines are asked where a version is promoted to.
+            asked = (baselines or {}) if name in TARGETS.values() else {}
+            theirs = {other: judge(ask(shown), known, rows.workflow[known]) for other, ask in asked.items()}
+            gaps = {other: difference(mine, of, seed, resamples) for other, of in theirs.items()}
+            seen[id(shown)] = LengthProfile(mine, _lost(gaps, theirs, quantiles))
     return LengthEvaluation(
         figures=figures,
         by_workflow_type=by_type,
         type_of=tuple(names[index] for index in type_of),
         baselines=others,
-        differences={name: difference(figures, of, seed, resamples) for name, of in others.items()},
+        differences=against,
+        behind=seen[id(rows)].behind,
+        profiles={name: seen[id(shown)] for name, shown in (profiles or {}).items()},
         queue=_queue(rows, median, seed),
         bins=_bins(median[known], rows.remaining[known]),
         target=rows.target,
@@ -194,6 +235,23 @@ def difference(ours: LengthFigures, theirs: LengthFigures, seed: int, resamples:
             for mine, its, end in zip(ours.pinball, theirs.pinball, ends, strict=True)
         ),
     )
+
+
+def _lost(
+    against: Mapping[str, LengthDifference], baselines: Mapping[str, LengthFigures], quantiles: Sequence[float]
+) -> tuple[Behind, ...]:
+    """The comparisons that a baseline won, from the differences to each."""
+    found = []
+    for name, gap in against.items():
+        own = baselines[name]
+        named = [f"in pinball loss at {q:g}, tokens a step," for q in quantiles]
+        named += [f"in tau distance of {'all' if scope == 'all' else 'first'} steps" for scope in SCOPES]
+        gaps = *gap.pinball, *(gap.tau_distance[scope] for scope in SCOPES)
+        figures = *own.pinball, *(own.tau_distance[scope] for scope in SCOPES)
+        for at, by, figure in zip(named, gaps, figures, strict=True):
+            low, high = by.ci95
+            found += behind(name, at, -by.value, (-high, -low), figure.value)
+    return tuple(found)
 
 
 def _minus(ours: LengthFigures, theirs: LengthFigures) -> dict[str, NDArray[np.float64]]:

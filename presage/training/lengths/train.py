@@ -20,7 +20,7 @@ import pyarrow as pa
 from presage.datasets.describe import describe
 from presage.datasets.digest import digest
 from presage.datasets.tasks import task_keys
-from presage.features.input_profiles import PROFILES, masked
+from presage.features.input_profiles import PROFILES
 from presage.features.lengths import LengthEncoder, LengthRows, Target, length_rows
 from presage.predictors.ahead import AgentsAhead, GivenModel
 from presage.predictors.lengths.baselines import LENGTH_BASELINES, Constant
@@ -29,6 +29,7 @@ from presage.training.choose import check_names, choose_names, every
 from presage.training.configuration import Limits
 from presage.training.lengths.ahead import expected_out_of_fold
 from presage.training.lengths.evaluate import LengthEvaluation, Predict, evaluate
+from presage.training.lengths.texts import Texts, choose_texts
 from presage.training.record import Progress, versions
 from presage.training.sets import SHARED_TASKS, check_known_agents, set_apart, shared_tasks, workflow_names
 from presage.training.timing import median_us
@@ -73,6 +74,7 @@ def train_lengths(
     *,
     target: Target = "remaining",
     seed: int = 0,
+    texts: Texts = "auto",
     next_agent: GivenModel | None = None,
     baselines: Sequence[str] = tuple(LENGTH_BASELINES),
     name: str | None = None,
@@ -86,28 +88,32 @@ def train_lengths(
         config: of the predictor.
         target: "remaining" tokens of this and all later steps, or those of this "step" alone.
         seed: of the splits, of every fit and of the bootstrap.
+        texts: "auto" reads them where held-out tasks show that they help; "text" and "none" are not asked.
         next_agent: says at each step what it expects to follow; becomes part of the predictor.
         baselines: names out of `LENGTH_BASELINES`.
         name: of the model, for the record.
         progress: told what is being done.
 
     Raises:
-        ConfigurationError: an unknown baseline.
+        ConfigurationError: an unknown baseline, or texts that the traces do not have.
+        InputError: texts are wanted, but there is nothing to learn from them.
         TraceError: the traces are too few to split, or no output tokens are known.
     """
     config, tell = config or RemainingLengthConfig(), progress or (lambda _, __: None)
     check_names(baselines, LENGTH_BASELINES, every(LENGTH_BASELINES))
     parts = set_apart(table, test, seed)
     tell("reading prompts", None)
-    encoder = LengthEncoder.fit(parts.train, seed=seed)
+    encoder = LengthEncoder.fit(parts.train)
     expected = None
     if next_agent is not None:
         ahead = AgentsAhead.fit(next_agent, parts.train, encoder)
         encoder = replace(encoder, ahead=ahead)
         expected = expected_out_of_fold(parts.train, ahead, seed, tell)
-    learning = length_rows(parts.train, encoder, target, ahead=expected.numbers if expected is not None else None)
+    rows = length_rows(parts.train, encoder, target, ahead=expected.numbers if expected is not None else None)
+    apart = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
+    choice = choose_texts(parts.train, encoder, rows, apart, texts, seed, lambda doing: tell(doing, None))
+    encoder, learning = choice.encoder, choice.rows
     held = length_rows(parts.test, encoder, target)
-    apart = tasks_apart(learning.task, learning.workflow_type, CALIBRATION_FRACTION, seed)
     inner, calibration = learning.take(~apart), learning.take(apart)
 
     begun = time.perf_counter()
@@ -123,7 +129,8 @@ def train_lengths(
         fitted[baseline] = LENGTH_BASELINES[baseline](seed).fit(learning, calibration, quantiles).predict
 
     tell("judging on the test set", None)
-    evaluation = evaluate(predictor.predict, held, quantiles, seed, baselines=fitted, model=name)
+    profiles = _profiles(predictor, held)
+    evaluation = evaluate(predictor.predict, held, quantiles, seed, baselines=fitted, profiles=profiles, model=name)
     training_data = {
         "digest": f"sha256:{digest(parts.train)}",
         "workflows": learning.workflows,
@@ -138,12 +145,13 @@ def train_lengths(
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
             "training steps of workflows that were cut": int(learning.lower_bound.sum()),
-            "prompts": "sketched" if encoder.sketch is not None else "not recorded, or not read",
+            "texts": choice.name if encoder.sketch is not None else "not recorded, or not read",
             **(expected.facts(parts.test) if expected is not None else {}),
             "seed": seed,
             "digest of the training traces": training_data["digest"],
             "digest of the test traces": f"sha256:{digest(parts.test)}",
         },
+        "state_choice": choice.to_dict(),
         "estimators": {
             name: {f"{q:g}": loss for q, loss in zip(quantiles, losses, strict=True)}
             for name, losses in predictor.losses.items()
@@ -174,20 +182,43 @@ def evaluate_lengths(
 ) -> JudgedLengths:
     """Judges a fitted predictor on a valid trace that it was not trained on.
 
-    With `profile` it is judged under that input profile alone, else on all there is.
+    With `profile` it is judged under that input profile alone, else on all there is, and under each profile as well.
 
     Raises:
         TraceError: no step has a known length, or the predictor knows none of the agents.
     """
     check_known_agents(table, predictor.encoder.vocabulary)
-    table = table if profile is None else masked(table, PROFILES[profile])
     rows = length_rows(table, predictor.encoder, predictor.target)
+    if profile is not None:
+        rows = predictor.encoder.observed(rows, PROFILES[profile])
     quantiles = tuple(predictor.quantiles)
     floor = Constant().fit(rows, rows, quantiles)
     evaluation = evaluate(
-        predictor.predict, rows, quantiles, seed, baselines={FLOOR: floor.predict}, model=model, version=version
+        predictor.predict,
+        rows,
+        quantiles,
+        seed,
+        baselines={FLOOR: floor.predict},
+        profiles=_profiles(predictor, rows) if profile is None else None,
+        model=model,
+        version=version,
     )
     return JudgedLengths(evaluation, workflow_names(table), quantiles_latency_us(predictor, rows))
+
+
+def _profiles(predictor: RemainingLengthPredictor, rows: LengthRows) -> dict[str, LengthRows]:
+    """The rows under each input profile; what looks alike to the predictor is one object."""
+    seen: list[LengthRows] = [rows]
+    found = {}
+    for name, sources in PROFILES.items():
+        shown = predictor.encoder.observed(rows, sources)
+        found[name] = next((of for of in seen if _alike(of, shown)), shown)
+        seen.append(found[name])
+    return found
+
+
+def _alike(one: LengthRows, other: LengthRows) -> bool:
+    return np.array_equal(one.numbers, other.numbers, equal_nan=True) and np.array_equal(one.model, other.model)
 
 
 def quantiles_latency_us(predictor: RemainingLengthPredictor, rows: LengthRows) -> float:
