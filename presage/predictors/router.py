@@ -28,7 +28,7 @@ from presage.predictors.forecast import Source
 from presage.predictors.routing.calibration import Calibration
 from presage.predictors.routing.choice import learn_trust, pick
 from presage.predictors.routing.evidence import Look, PromptEvidence, Seen, words_of
-from presage.predictors.routing.factors import base_rates, sigmoid
+from presage.predictors.routing.factors import base_rates
 from presage.predictors.routing.linear import RANK, LinearScorer
 from presage.predictors.routing.scorer import Scorer
 from presage.predictors.routing.widening import LEAST_PROMPTS, Opinions, Widening, leave_out_folds
@@ -176,10 +176,10 @@ class RouterPredictor:
         tell = progress or (lambda _, __: None)
         tell("learning", 0.0)
         words, forms = words_of(prompts), form(prompts)
-        folds, away = np.zeros(len(prompts), np.int64), np.zeros(0)
+        folds, named, away = np.zeros(len(prompts), np.int64), False, np.zeros(0)
         if scorer is None:
             if len(prompts) >= LEAST_PROMPTS:
-                folds = leave_out_folds(groups if groups is not None else [None] * len(prompts), forms)
+                folds, named = leave_out_folds(groups if groups is not None else [None] * len(prompts), forms)
             learnt_head, away = self._learn(prompts, correct, calibration, calibration_correct, folds)
         self._scorer: Scorer = learnt_head if scorer is None else scorer
         tell("calibrating", 0.6)
@@ -198,7 +198,7 @@ class RouterPredictor:
         self.widening = None
         if folds.any():
             known = Opinions(self.calibration.opinion(logits), learnt, distance, calibration_correct)
-            self.widening = Widening.fit(self._left_out(folds, away, words, forms, correct), known)
+            self.widening = Widening.fit(self._left_out(folds, away, words, forms, correct), known, moves=named)
         self.trust = learn_trust(self._probabilities(logits, distance, look), calibration_correct, learnt)
         if scorer is None and self.config.refit:
             tell("learning again on all", 0.7)
@@ -300,7 +300,7 @@ class RouterPredictor:
         else:
             opinion = self.calibration.opinion(logits)
             said, unsure = (
-                self.widening.probabilities(opinion, sigmoid(self.calibration.base), distance),
+                self.widening.probabilities(opinion, self.calibration.base, distance),
                 look.known == 0.0,
             )
         return np.where(unsure[:, None], self.base.astype(np.float32), said)
