@@ -25,11 +25,7 @@ KNOWN_WEIGHT: Final = 0.5
 """Of prompts of known families, beside 1 of those left out."""
 
 FOLDS: Final = 3
-LEAST_PROMPTS: Final = 60
-"""Below so many training prompts nothing is learnt by leaving some out."""
-
 _LEAST_GROUP: Final = 20
-_CLUSTERS: Final = 6
 _ROUNDS: Final = 50
 _NOTHING: Final = np.array([0.0, 0.0, 1.0, 0.0])
 _PRIOR: Final = 20.0
@@ -65,21 +61,19 @@ class Widening:
     loss: float
 
     @classmethod
-    def fit(cls, left_out: Sequence[Opinions], known: Opinions, *, moves: bool = True) -> Widening:
+    def fit(cls, left_out: Sequence[Opinions], known: Opinions) -> Widening:
         """Maximises the likelihood of the labels.
 
         Args:
             left_out: of each fold, by a router without it.
             known: of prompts held out whose families were known; all of them weigh half as much as all left out.
-            moves: whether shift and drift are learnt too, else they are 0: clusters of one family cannot tell whether
-                another family is easier.
         """
         parts = [_flat(part, 1.0) for part in left_out]
         total = sum(len(part[0]) for part in parts)
         held = _flat(known, KNOWN_WEIGHT * total / max(int((~np.isnan(known.correct)).sum()), 1))
         opinion, offset, distance, truth, weight = (np.concatenate(of) for of in zip(*parts, held, strict=True))
         columns = np.stack([np.ones_like(opinion), distance, opinion, -distance * opinion], axis=1)
-        free = np.array([moves, moves, True, True])
+        free = np.ones(4, np.bool_)
         found = _logistic(columns, free, offset, truth, weight)
         if found[3] < 0:  # nearer would be less sure: chance
             free[3] = False
@@ -100,27 +94,20 @@ class Widening:
             raise ValueError("the widening does not shrink opinions with distance")
 
 
-def leave_out_folds(groups: Sequence[str | None], forms: NDArray[np.float32]) -> tuple[NDArray[np.int64], bool]:
+def leave_out_folds(groups: Sequence[str | None]) -> NDArray[np.int64]:
     """Which of three folds each of n prompts is in, int64 [n]: whole families each, of about one size.
 
-    Where fewer than three families are named, clusters of prompts of one form [n, 15] stand in for them; the second
-    value is False then.
+    All are in fold 0 where fewer than three families are named: two cannot tell what a third would be like. (Clusters of
+    one family's prompts, left out instead, made calibration worse on known and on new families.)
     """
-    names = np.array([group or "" for group in groups])
-    found, place, counts = np.unique(names, return_inverse=True, return_counts=True)
-    named = bool(((counts >= _LEAST_GROUP) & (found != "")).sum() >= FOLDS)
-    if not named:
-        from sklearn.cluster import KMeans
-
-        spread = forms.std(axis=0)
-        scaled = (forms - forms.mean(axis=0)) / np.where(spread > 1e-6, spread, 1.0)
-        place = KMeans(_CLUSTERS, n_init=1, random_state=0).fit_predict(scaled)
-        counts = np.bincount(place, minlength=_CLUSTERS)
+    found, place, counts = np.unique([group or "" for group in groups], return_inverse=True, return_counts=True)
     load, fold = np.zeros(FOLDS, np.int64), np.zeros(len(counts), np.int64)
+    if ((counts >= _LEAST_GROUP) & (found != "")).sum() < FOLDS:
+        return np.zeros(len(place), np.int64)
     for group in np.argsort(-counts, kind="stable"):
         fold[group] = load.argmin()
         load[fold[group]] += counts[group]
-    return np.asarray(fold[place], np.int64), named
+    return fold[place]
 
 
 @njit(cache=True)
