@@ -28,10 +28,10 @@ from presage.predictors.forecast import Source
 from presage.predictors.routing.calibration import Calibration
 from presage.predictors.routing.choice import learn_trust, pick
 from presage.predictors.routing.evidence import Look, PromptEvidence, Seen, words_of
-from presage.predictors.routing.factors import base_rates, sigmoid
+from presage.predictors.routing.factors import base_rates
 from presage.predictors.routing.linear import RANK, LinearScorer
 from presage.predictors.routing.scorer import Scorer
-from presage.predictors.routing.widening import LEAST_PROMPTS, Opinions, Widening, leave_out_folds
+from presage.predictors.routing.widening import Opinions, Widening, leave_out_folds
 
 if TYPE_CHECKING:
     from presage.predictors.routing.transformer import TransformerScorer
@@ -121,8 +121,8 @@ class RouterPredictor:
     trust: float
     """How far picks follow the probabilities, 0..1."""
     widening: Widening | None
-    """How opinions shrink with distance; None of a head that is not trained several times: then a prompt with not
-    enough evidence gets base rates."""
+    """How opinions shrink with distance; None where no families could be left out, and of a head that is handed in: then
+    a prompt with not enough evidence gets base rates."""
     trained_on: NDArray[np.uint64]
 
     def __init__(self, config: RouterConfig | None = None, seed: int = 0) -> None:
@@ -156,7 +156,7 @@ class RouterPredictor:
             calibration_correct: float32 [len(calibration), M], likewise.
             models: M names.
             groups: the family of each of `prompts`, such as its task: what is left out in turn to learn what an
-                opinion on new topics is worth. Without three families, prompts of a like form stand in for them.
+                opinion on new topics is worth. Without three families nothing is learnt of that.
             trained_on: keys of all these prompts (`presage.datasets.outcomes.schema.prompt_keys`).
             scorer: already fitted on `prompts`; None learns a linear one.
             progress: told what is being done.
@@ -178,8 +178,7 @@ class RouterPredictor:
         words, forms = words_of(prompts), form(prompts)
         folds, away = np.zeros(len(prompts), np.int64), np.zeros(0)
         if scorer is None:
-            if len(prompts) >= LEAST_PROMPTS:
-                folds = leave_out_folds(groups if groups is not None else [None] * len(prompts), forms)
+            folds = leave_out_folds(groups if groups is not None else [None] * len(prompts))
             learnt_head, away = self._learn(prompts, correct, calibration, calibration_correct, folds)
         self._scorer: Scorer = learnt_head if scorer is None else scorer
         tell("calibrating", 0.6)
@@ -300,7 +299,7 @@ class RouterPredictor:
         else:
             opinion = self.calibration.opinion(logits)
             said, unsure = (
-                self.widening.probabilities(opinion, sigmoid(self.calibration.base), distance),
+                self.widening.probabilities(opinion, self.calibration.base, distance),
                 look.known == 0.0,
             )
         return np.where(unsure[:, None], self.base.astype(np.float32), said)

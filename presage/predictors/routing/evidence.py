@@ -23,7 +23,7 @@ from presage.features.prompt_terms import word_hashes
 FAR_SHARE: Final = 0.07
 """Share of held-out prompts that are flagged: what is new at the price of so many that are not."""
 
-LANDMARKS: Final = 512
+LANDMARKS: Final = 256
 """Training prompts whose form is kept."""
 
 _MOST_WORDS: Final = 200_000
@@ -32,6 +32,7 @@ _FARTHEST: Final = 4.0  # deviations, as in the linear head
 _LEVELS: Final = 201
 
 Hashes = NDArray[np.uint32]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +44,8 @@ class Look:
         away: float64 [n], distance of its form to the nearest forms, in deviations.
     """
 
-    known: NDArray[np.float64]
-    away: NDArray[np.float64]
+    known: Floats
+    away: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,22 +75,16 @@ class Seen:
         idf = np.log((1.0 + len(words)) / (1.0 + counts[kept])) + 1.0
         spread = forms.std(axis=0)
         middle, scale = forms.mean(axis=0), np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
-        some = forms[np.unique(np.linspace(0, len(forms) - 1, LANDMARKS).astype(np.int64))]
+        some = np.clip((forms - middle) / scale, -_FARTHEST, _FARTHEST)[
+            np.unique(np.linspace(0, len(forms) - 1, LANDMARKS).astype(np.int64))
+        ]
         unseen = float(np.log(1.0 + len(words)) + 1.0)
-        return cls(found[kept], idf.astype(np.float32), unseen, middle, scale, _scaled(some, middle, scale))
+        return cls(found[kept], idf.astype(np.float32), unseen, middle, scale, some.astype(np.float32))
 
     def look(self, words: Sequence[Hashes], forms: NDArray[np.float32]) -> Look:
         """Distinct words and forms [n, 15] of n prompts beside these."""
-        known = np.array([self._known(of) for of in words], np.float64)
-        return Look(known, _nearest(_scaled(forms, self.middle, self.scale), self.forms))
-
-    def _known(self, found: Hashes) -> float:
-        if not len(found) or not len(self.words):
-            return 0.0
-        at = np.minimum(np.searchsorted(self.words, found), len(self.words) - 1)
-        seen = self.words[at] == found
-        weight = float(self.idf[at[seen]].sum(dtype=np.float64))
-        return weight / (weight + self.unseen * int((~seen).sum()))
+        known = np.array([_known(of, self.words, self.idf, self.unseen) for of in words], np.float64)
+        return Look(known, _nearest(forms, self.middle, self.scale, self.forms))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +97,9 @@ class PromptEvidence:
     """
 
     seen: Seen
-    known: NDArray[np.float64]
-    away: NDArray[np.float64]
-    joint: NDArray[np.float64]
+    known: Floats
+    away: Floats
+    joint: Floats
 
     @classmethod
     def fit(cls, prompts: Sequence[str], held_out: Sequence[str]) -> PromptEvidence:
@@ -116,25 +111,21 @@ class PromptEvidence:
         """The same of words and forms already taken from the held-out prompts."""
         look = seen.look(words, forms)
         known, away = _quantiles(look.known), _quantiles(look.away)
-        blank = cls(seen, known, away, np.zeros(0))
-        return cls(seen, known, away, _quantiles(blank._join(look)))
+        return cls(seen, known, away, _quantiles(_join(look.known, look.away, known, away)))
 
     def look(self, prompts: Sequence[str]) -> Look:
         """Prompts beside the training prompts."""
         return self.seen.look(words_of(prompts), form(prompts))
 
-    def distance(self, look: Look) -> NDArray[np.float64]:
+    def distance(self, look: Look) -> Floats:
         """How far prompts are, float64 [n], 0..1: the share of held-out prompts that are nearer; 1 if no word is."""
-        if not len(self.joint):
-            return np.where(look.known > 0, 0.0, 1.0)
-        share = np.searchsorted(self.joint, self._join(look), side="left") / len(self.joint)
-        return np.where(look.known > 0, share, 1.0)
+        return _distances(look.known, look.away, self.known, self.away, self.joint)
 
     def far(self, prompts: Sequence[str]) -> NDArray[np.bool_]:
         """The prompts with not enough evidence, bool [n]."""
         return self.is_far(self.distance(self.look(prompts)))
 
-    def is_far(self, distance: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def is_far(self, distance: Floats) -> NDArray[np.bool_]:
         """The same of what `distance` gave, bool [n]."""
         return np.asarray(distance > 1.0 - FAR_SHARE)
 
@@ -160,40 +151,49 @@ class PromptEvidence:
         seen = Seen(words, idf, float(config["unseen"]), tensors["middle"], tensors["scale"], forms)
         return cls(seen, tensors["known"], tensors["away"], tensors["joint"])
 
-    def _join(self, look: Look) -> NDArray[np.float64]:
-        """Fisher's statistic of both looks, float64 [n]; higher is farther."""
-        count = len(self.known)
-        fewer = np.searchsorted(self.known, look.known, side="right") + 1
-        farther = count - np.searchsorted(self.away, look.away, side="left") + 1
-        return np.asarray(2.0 * np.log(count + 1) - np.log(fewer) - np.log(farther))
-
 
 def words_of(prompts: Sequence[str]) -> list[Hashes]:
     """The distinct words of each prompt."""
     return [np.unique(word_hashes(prompt)) for prompt in prompts]
 
 
-def _scaled(forms: NDArray[np.float32], middle: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.clip((forms - middle) / scale, -_FARTHEST, _FARTHEST).astype(np.float32)
-
-
-def _quantiles(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _quantiles(values: Floats) -> Floats:
     return np.quantile(values, np.linspace(0.0, 1.0, _LEVELS)) if len(values) else np.zeros(0)
 
 
 @njit(cache=True)
-def _nearest(rows: NDArray[np.float32], forms: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Mean distance of each row to its `_NEAREST` forms; 0 where there are none."""
+def _known(found: Hashes, words: Hashes, idf: NDArray[np.float32], unseen: float) -> float:
+    """How known distinct words of a prompt are, 0..1."""
+    there, missing = 0.0, 0
+    for word in found:
+        at = np.searchsorted(words, word)
+        if at < len(words) and words[at] == word:
+            there += idf[at]
+        else:
+            missing += 1
+    return there / (there + unseen * missing) if there > 0.0 else 0.0
+
+
+@njit(cache=True)
+def _nearest(
+    rows: NDArray[np.float32], middle: NDArray[np.float32], scale: NDArray[np.float32], forms: NDArray[np.float32]
+) -> Floats:
+    """Mean distance of each row, scaled, to its `_NEAREST` forms; 0 where there are none."""
     out = np.zeros(len(rows))
     count = min(_NEAREST, len(forms))
-    best = np.empty(_NEAREST)
+    width = rows.shape[1]
+    best, row = np.empty(_NEAREST), np.empty(width, np.float32)
     for i in range(len(rows)):
         best[:] = np.inf
+        for k in range(width):
+            row[k] = min(max((rows[i, k] - middle[k]) / scale[k], -_FARTHEST), _FARTHEST)
         for j in range(len(forms)):
-            total = 0.0
-            for k in range(rows.shape[1]):
-                step = rows[i, k] - forms[j, k]
+            total = np.float32(0.0)
+            for k in range(width):
+                step = row[k] - forms[j, k]
                 total += step * step
+                if total >= best[_NEAREST - 1]:
+                    break
             at = _NEAREST - 1
             if total < best[at]:
                 while at > 0 and best[at - 1] > total:
@@ -203,3 +203,25 @@ def _nearest(rows: NDArray[np.float32], forms: NDArray[np.float32]) -> NDArray[n
         for k in range(count):
             out[i] += np.sqrt(best[k]) / count
     return out
+
+
+@njit(cache=True)
+def _join(known: Floats, away: Floats, usual_known: Floats, usual_away: Floats) -> Floats:
+    """Fisher's statistic of both looks at n prompts, higher is farther."""
+    count = len(usual_known)
+    out = np.empty(len(known))
+    for i in range(len(known)):
+        fewer = np.searchsorted(usual_known, known[i], side="right") + 1
+        farther = count - np.searchsorted(usual_away, away[i]) + 1
+        out[i] = 2.0 * np.log(count + 1) - np.log(fewer) - np.log(farther)
+    return out
+
+
+@njit(cache=True)
+def _distances(known: Floats, away: Floats, usual_known: Floats, usual_away: Floats, usual_joint: Floats) -> Floats:
+    """Shares of held-out prompts that are nearer; 0 where none were held out, 1 where no word is known."""
+    found = _join(known, away, usual_known, usual_away)
+    for i in range(len(found)):
+        nearer = np.searchsorted(usual_joint, found[i]) / max(len(usual_joint), 1)
+        found[i] = nearer if known[i] > 0.0 else 1.0
+    return found

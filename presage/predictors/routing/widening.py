@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from presage.predictors.routing.factors import logit, sigmoid
@@ -24,12 +25,9 @@ KNOWN_WEIGHT: Final = 0.5
 """Of prompts of known families, beside 1 of those left out."""
 
 FOLDS: Final = 3
-LEAST_PROMPTS: Final = 60
-"""Below so many training prompts nothing is learnt by leaving some out."""
-
 _LEAST_GROUP: Final = 20
-_CLUSTERS: Final = 6
 _ROUNDS: Final = 50
+_NOTHING: Final = np.array([0.0, 0.0, 1.0, 0.0])
 _PRIOR: Final = 20.0
 """Labels that "an opinion holds, whatever the distance" weighs."""
 
@@ -64,24 +62,31 @@ class Widening:
 
     @classmethod
     def fit(cls, left_out: Sequence[Opinions], known: Opinions) -> Widening:
-        """Maximises the likelihood of the labels; a label of all those left out weighs as one of the known."""
+        """Maximises the likelihood of the labels.
+
+        Args:
+            left_out: of each fold, by a router without it.
+            known: of prompts held out whose families were known; all of them weigh half as much as all left out.
+        """
         parts = [_flat(part, 1.0) for part in left_out]
         total = sum(len(part[0]) for part in parts)
         held = _flat(known, KNOWN_WEIGHT * total / max(int((~np.isnan(known.correct)).sum()), 1))
         opinion, offset, distance, truth, weight = (np.concatenate(of) for of in zip(*parts, held, strict=True))
         columns = np.stack([np.ones_like(opinion), distance, opinion, -distance * opinion], axis=1)
-        found = _logistic(columns, offset, truth, weight)
+        free = np.ones(4, np.bool_)
+        found = _logistic(columns, free, offset, truth, weight)
         if found[3] < 0:  # nearer would be less sure: chance
-            found = np.append(_logistic(columns[:, :3], offset, truth, weight), 0.0)
+            free[3] = False
+            found = _logistic(columns, free, offset, truth, weight)
         if found[2] < 0:
-            found = np.concatenate([_logistic(columns[:, :2], offset, truth, weight), [0.0, 0.0]])
+            free[2] = False
+            found = _logistic(columns, free, offset, truth, weight)
+            found[2] = 0.0  # no opinion holds
         return cls(*map(float, found))
 
     def probabilities(self, opinion: Floats, base: Floats, distance: Floats) -> NDArray[np.float32]:
-        """Probabilities float32 [n, M] of opinions [n, M] at distances [n]; base rates [M]."""
-        holds = np.maximum(self.slope - self.loss * distance, 0.0)[:, None]
-        moved = (self.shift + self.drift * distance)[:, None]
-        return sigmoid(logit(base) + moved + holds * opinion).astype(np.float32)
+        """Probabilities float32 [n, M] of opinions [n, M] at distances [n]; log-odds [M] of the base rates."""
+        return _widened(opinion, base, distance, self.shift, self.drift, self.slope, self.loss)
 
     def check(self) -> None:
         """Raises ValueError unless it is one that `fit` gives."""
@@ -89,25 +94,32 @@ class Widening:
             raise ValueError("the widening does not shrink opinions with distance")
 
 
-def leave_out_folds(groups: Sequence[str | None], forms: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Which of up to three folds each of n prompts is in, int64 [n]: whole families each, of about one size.
+def leave_out_folds(groups: Sequence[str | None]) -> NDArray[np.int64]:
+    """Which of three folds each of n prompts is in, int64 [n]: whole families each, of about one size.
 
-    Where fewer than three families are named, clusters of prompts of one form [n, 15] stand in for them.
+    All are in fold 0 where fewer than three families are named: two cannot tell what a third would be like. (Clusters of
+    one family's prompts, left out instead, made calibration worse on known and on new families.)
     """
-    names = np.array([group or "" for group in groups])
-    found, place, counts = np.unique(names, return_inverse=True, return_counts=True)
-    if ((counts >= _LEAST_GROUP) & (found != "")).sum() < FOLDS:
-        from sklearn.cluster import KMeans
-
-        spread = forms.std(axis=0)
-        scaled = (forms - forms.mean(axis=0)) / np.where(spread > 1e-6, spread, 1.0)
-        place = KMeans(_CLUSTERS, n_init=1, random_state=0).fit_predict(scaled)
-        counts = np.bincount(place, minlength=_CLUSTERS)
+    found, place, counts = np.unique([group or "" for group in groups], return_inverse=True, return_counts=True)
     load, fold = np.zeros(FOLDS, np.int64), np.zeros(len(counts), np.int64)
+    if ((counts >= _LEAST_GROUP) & (found != "")).sum() < FOLDS:
+        return np.zeros(len(place), np.int64)
     for group in np.argsort(-counts, kind="stable"):
         fold[group] = load.argmin()
         load[fold[group]] += counts[group]
-    return np.asarray(fold[place], np.int64)
+    return fold[place]
+
+
+@njit(cache=True)
+def _widened(
+    opinion: Floats, base: Floats, distance: Floats, shift: float, drift: float, slope: float, loss: float
+) -> NDArray[np.float32]:
+    out = np.empty(opinion.shape, np.float32)
+    for i in range(len(opinion)):
+        moved, holds = shift + drift * distance[i], max(slope - loss * distance[i], 0.0)
+        for m in range(opinion.shape[1]):
+            out[i, m] = 0.5 * (1.0 + np.tanh(0.5 * (base[m] + moved + holds * opinion[i, m])))
+    return out
 
 
 def _flat(of: Opinions, weight: float) -> tuple[Floats, ...]:
@@ -118,9 +130,11 @@ def _flat(of: Opinions, weight: float) -> tuple[Floats, ...]:
     return of.opinion[known].astype(np.float64), offset, distance, truth, np.full(len(truth), weight)
 
 
-def _logistic(columns: Floats, offset: Floats, truth: Floats, weight: Floats) -> Floats:
-    """Coefficients of a logistic regression by Newton's method, drawn towards those that change nothing."""
-    prior = np.array([0.0, 0.0, 1.0, 0.0])[: columns.shape[1]]
+def _logistic(columns: Floats, free: NDArray[np.bool_], offset: Floats, truth: Floats, weight: Floats) -> Floats:
+    """Coefficients of a logistic regression by Newton's method, drawn towards those that change nothing; what is not
+    free stays there, float64 [4]."""
+    whole = _NOTHING.copy()
+    columns, prior = columns[:, free], _NOTHING[free]
     pull = _PRIOR * 0.25 * np.maximum((columns**2).mean(axis=0), 1e-12)
     found = prior.copy()
     for _ in range(_ROUNDS):
@@ -131,4 +145,5 @@ def _logistic(columns: Floats, offset: Floats, truth: Floats, weight: Floats) ->
         found += step
         if np.abs(step).max() < 1e-8:
             break
-    return found
+    whole[free] = found
+    return whole
