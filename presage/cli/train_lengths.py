@@ -23,7 +23,7 @@ def remaining_length(
     estimator: Annotated[
         str | None,
         typer.Option(
-            help="forest, boosted, ridge, steps, or auto: the one that loses least on the calibration part.",
+            help="forest, boosted, ridge, or auto: the one that loses least on the calibration part.",
             show_default=False,
         ),
     ] = None,

@@ -1,9 +1,9 @@
 """The remaining-length predictor: how many output tokens a workflow still has to produce, as quantiles.
 
 Ni et al., "Chimera", §3.4: the median ranks requests, shortest total job first. Here the quantiles are made to cover,
-and besides the paper's forest there are boosted trees, a ridge, and what such steps usually leave; `auto` keeps the one
-that loses least on the calibration part, all quantiles together, asked as an engine asks and as a gateway does. With
-the target "step" the same predictor says how long this step's output is.
+and besides the paper's forest there are boosted trees and a ridge; `auto` keeps the one that loses least on the
+calibration part, all quantiles together, asked as an engine asks and as a gateway does. With the target "step" the same
+predictor says how long this step's output is.
 
 Of an agent or a workflow type that was hardly seen the forecast says so (`back-off`), and its upper quantiles are the
 widest there are.
@@ -33,12 +33,11 @@ from presage.predictors.lengths.forest import ForestLengths
 from presage.predictors.lengths.log_estimator import FLOOR, MIN_EVIDENCE, LogEstimator
 from presage.predictors.lengths.ridge import RidgeLengths
 from presage.predictors.lengths.running import LengthWorkflow
-from presage.predictors.lengths.steps import StepLengths
 from presage.predictors.steps import check_steps
 
 KIND: Final = "remaining-length"
 ESTIMATORS: Final[Mapping[str, type[LogEstimator]]] = MappingProxyType(
-    {of.name: of for of in (ForestLengths, BoostedLengths, RidgeLengths, StepLengths)}
+    {of.name: of for of in (ForestLengths, BoostedLengths, RidgeLengths)}
 )
 AUTO: Final = "auto"
 
@@ -51,14 +50,14 @@ class RemainingLengthConfig:
     """What a predictor of lengths is made of.
 
     Attributes:
-        estimator: "forest", "boosted", "ridge", "steps", or "auto": the one that loses least on the calibration part.
+        estimator: "forest", "boosted", "ridge", or "auto": the one that loses least on the calibration part.
         quantiles: which, rising, between 0 and 1; the first at or above .5 ranks.
         floor: calibration rows a workflow type needs for quantiles of its own.
         min_evidence: training rows of an agent in a workflow type below which a forecast backs off.
         refit: learn and calibrate again on training and calibration rows together once an estimator is chosen.
     """
 
-    estimator: Literal["forest", "boosted", "ridge", "steps", "auto"] = AUTO
+    estimator: Literal["forest", "boosted", "ridge", "auto"] = AUTO
     quantiles: tuple[float, ...] = (0.5, 0.9, 0.99)
     floor: int = FLOOR
     min_evidence: int = MIN_EVIDENCE

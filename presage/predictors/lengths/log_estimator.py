@@ -80,8 +80,8 @@ class LogEstimator(ABC):
     """A `LengthEstimator` on the logarithm. `fit` or `from_tensors` makes one that answers."""
 
     name: str
-    starts: bool | None = None
-    """Whether it starts from the line; None where a trial decides."""
+    starts: bool = False
+    """Whether it starts from the line whatever a trial shows."""
     quantiles: tuple[float, ...]
     conformal: Conformal
     evidence: NDArray[np.int32]
@@ -124,8 +124,7 @@ class LogEstimator(ABC):
         everything = np.arange(len(rows))
         self._encoding = InputEncoding.fit(rows, labels, models)
         inputs = _drawn(self._encoding, looks, drawn, everything)
-        starts = self.starts if self.starts is not None else line_helps(inputs, labels, rows, self.seed)
-        self._start = np.float32(starts)
+        self._start = np.float32(self.starts or line_helps(inputs, labels, rows, self.seed))
         self._line = LogLine.fit(inputs, labels)
         line = self._line(inputs)
         whole = Whole(with_line(inputs, line), labels - self._start * line)
