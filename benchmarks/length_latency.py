@@ -25,6 +25,7 @@ import numpy as np
 from quantile_forest import RandomForestQuantileRegressor
 
 from presage.datasets.length_law import generate_lengths
+from presage.features.length_texts import LengthTexts
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
 from presage.predictors.artefact import artefact_size_bytes
 from presage.predictors.lengths.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS
@@ -54,7 +55,9 @@ def main() -> None:
     chosen = parser.parse_args()
     table = generate_lengths(round(chosen.rows / STEPS_A_WORKFLOW), 0).table
     encoder = LengthEncoder.fit(table)
-    every = length_rows(table, encoder)
+    texts = LengthTexts.of(table, length_rows(table, encoder), 0)
+    assert texts is not None
+    encoder, every = texts.fit(encoder, relevant=False, seed=0)
     held = every.task % 5 == 0
     train, calibration = every.take(~held), every.take(held)
     batch = every.take(np.arange(BATCH))

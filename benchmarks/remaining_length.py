@@ -5,12 +5,9 @@ public traces also on autocoderover, five folds by task: each task is forecast o
 Tau distance counts pairs of steps that are put in the wrong order (ties half), over all steps and at arrival; pinball
 losses are in tokens; intervals are by bootstrap over workflows. Texts are read as `train-predictor` reads them. An
 estimator is asked with all there is and, "engine", as an engine asks it, without texts and names of models. Besides an
-estimator, "auto" may be asked for; which one it kept is told on standard error. With `--kin`, on workflows whose prompts
-and answers carry what is unique to each (a ticket's number, an e-mail address, random words, …), beside the same ones
-without.
+estimator, "auto" may be asked for; which one it kept is told on standard error.
 
-    python benchmarks/remaining_length.py [FOLDER] [--rows 5000] [--folds 5] [--estimators forest,boosted,auto]
-                                          [--kin]
+    python benchmarks/remaining_length.py [FOLDER] [--rows 5000] [--folds 5] [--estimators forest,boosted,ridge,auto]
 
 Prints a Markdown table a set, and one JSON line at the end.
 """

@@ -23,7 +23,7 @@ def remaining_length(
     estimator: Annotated[
         str | None,
         typer.Option(
-            help="forest, boosted, or auto: the one whose median loses less on the calibration part.",
+            help="forest, boosted, ridge, or auto: the one that loses least on the calibration part.",
             show_default=False,
         ),
     ] = None,

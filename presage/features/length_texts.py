@@ -53,26 +53,40 @@ class LengthTexts:
         return cls(rows, corpus, np.tile(task_folds(rows.task, seed), 2))
 
     def fit(
-        self, encoder: LengthEncoder, *, relevant: bool, seed: int, size: int = SKETCH_SIZE
+        self,
+        encoder: LengthEncoder,
+        *,
+        relevant: bool,
+        seed: int,
+        size: int = SKETCH_SIZE,
+        learning: NDArray[np.bool_] | None = None,
     ) -> tuple[LengthEncoder, LengthRows]:
-        """Fits a sketch of all of them.
+        """Fits a sketch.
 
         Args:
             encoder: that made the rows, without a sketch.
             relevant: keep only terms that tell of what is left.
             seed: of the sketch.
             size: S, dimensions wanted.
+            learning: bool [n], the rows whose texts are learnt; None for all.
 
         Returns:
-            The encoder with the sketch, and the rows with their sketches, out of fold.
+            The encoder with the sketch, and all rows with their sketches. Those of rows that chose relevant terms are
+            out of fold. All others are as serving makes them: terms chosen without a label flatter no row, while
+            sketches that differ from fold to fold tell trees which fold a row is of.
 
         Raises:
             InputError: there is nothing a sketch could learn from.
         """
-        sketch, own = Sketch.fit(self.corpus, self.fold, relevant=relevant, size=size, seed=seed)
+        mine = np.tile(np.ones(len(self.rows), bool) if learning is None else learning, 2)
+        part = self.corpus.take(mine)
+        sketch, own = Sketch.fit(part, self.fold[mine], relevant=relevant, size=size, seed=seed)
+        found = np.empty((len(mine), sketch.size), np.float32)
+        found[mine] = own if relevant else sketch.rows(part)
+        found[~mine] = sketch.rows(self.corpus.take(~mine))
         at = len(encoder.names) - (len(encoder.ahead.names) if encoder.ahead is not None else 0)
         before, after = np.split(self.rows.numbers, [at], axis=1)
-        numbers = np.concatenate([before, *np.split(own, 2), after], axis=1)
+        numbers = np.concatenate([before, *np.split(found, 2), after], axis=1)
         return replace(encoder, sketch=sketch), replace(self.rows, numbers=numbers)
 
 

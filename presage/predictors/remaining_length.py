@@ -1,8 +1,9 @@
 """The remaining-length predictor: how many output tokens a workflow still has to produce, as quantiles.
 
 Ni et al., "Chimera", §3.4: the median ranks requests, shortest total job first. Here the quantiles are made to cover,
-and besides the paper's forest there are boosted trees; `auto` keeps the one whose median lost less on the calibration
-part. With the target "step" the same predictor says how long this step's output is.
+and besides the paper's forest there are boosted trees and a ridge; `auto` keeps the one that loses least on the
+calibration part, all quantiles together, asked as an engine asks and as a gateway does. With the target "step" the same
+predictor says how long this step's output is.
 
 Of an agent or a workflow type that was hardly seen the forecast says so (`back-off`), and its upper quantiles are the
 widest there are.
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError, TraceError
 from presage.features.input_profiles import TEXT, TOKENS, Sources
-from presage.features.lengths import LengthEncoder, LengthRows, Target
+from presage.features.lengths import LOOKS, LengthEncoder, LengthRows, Target
 from presage.predictors.ahead import AgentsAhead
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.forecast import Source
@@ -30,12 +31,13 @@ from presage.predictors.lengths.boosted import BoostedLengths
 from presage.predictors.lengths.estimator import labels_of
 from presage.predictors.lengths.forest import ForestLengths
 from presage.predictors.lengths.log_estimator import FLOOR, MIN_EVIDENCE, LogEstimator
+from presage.predictors.lengths.ridge import RidgeLengths
 from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.steps import check_steps
 
 KIND: Final = "remaining-length"
 ESTIMATORS: Final[Mapping[str, type[LogEstimator]]] = MappingProxyType(
-    {ForestLengths.name: ForestLengths, BoostedLengths.name: BoostedLengths}
+    {of.name: of for of in (ForestLengths, BoostedLengths, RidgeLengths)}
 )
 AUTO: Final = "auto"
 
@@ -48,14 +50,14 @@ class RemainingLengthConfig:
     """What a predictor of lengths is made of.
 
     Attributes:
-        estimator: "forest", "boosted", or "auto": the one whose median loses less on the calibration part.
+        estimator: "forest", "boosted", "ridge", or "auto": the one that loses least on the calibration part.
         quantiles: which, rising, between 0 and 1; the first at or above .5 ranks.
         floor: calibration rows a workflow type needs for quantiles of its own.
         min_evidence: training rows of an agent in a workflow type below which a forecast backs off.
         refit: learn and calibrate again on training and calibration rows together once an estimator is chosen.
     """
 
-    estimator: Literal["forest", "boosted", "auto"] = AUTO
+    estimator: Literal["forest", "boosted", "ridge", "auto"] = AUTO
     quantiles: tuple[float, ...] = (0.5, 0.9, 0.99)
     floor: int = FLOOR
     min_evidence: int = MIN_EVIDENCE
@@ -184,8 +186,7 @@ class RemainingLengthPredictor:
             estimator = ESTIMATORS[name](self.seed, self.config.floor, self.config.min_evidence)
             fitted[name] = estimator.fit(train, calibration, self.quantiles, encoder.observed)
         self.losses = {name: self._losses(estimator, train, calibration) for name, estimator in fitted.items()}
-        # By the quantile that ranks: the loss at .99 hangs on a handful of rows, and calibration sees to its cover.
-        self._estimator = min(fitted.items(), key=lambda e: self.losses[e[0]][self.ranks])[1]
+        self._estimator = min(fitted.items(), key=lambda e: sum(self.losses[e[0]]))[1]
         if self.config.refit:
             if progress is not None:
                 progress("learning again on all", 0.0)
@@ -193,12 +194,14 @@ class RemainingLengthPredictor:
         return self
 
     def _losses(self, estimator: LogEstimator, train: LengthRows, calibration: LengthRows) -> list[float]:
-        """Mean pinball loss at each quantile; of training rows where no calibration row has a label."""
+        """Mean pinball loss at each quantile, as an engine asks and as a gateway does; of training rows where no
+        calibration row has a label."""
         held = calibration.take(calibration.labelled)
         rows = held if len(held) else labels_of(train)[0]
-        above = rows.remaining[:, None].astype(np.float64) - estimator.predict(rows)
+        said = np.stack([estimator.predict(self.encoder.observed(rows, sources)) for sources in LOOKS[1:]])
+        above = rows.remaining[:, None].astype(np.float64) - said
         levels = np.array(self.quantiles)
-        loss: list[float] = np.maximum(levels * above, (levels - 1.0) * above).mean(axis=0).tolist()
+        loss: list[float] = np.maximum(levels * above, (levels - 1.0) * above).mean(axis=(0, 1)).tolist()
         return loss
 
     def predict(self, rows: LengthRows) -> NDArray[np.float32]:

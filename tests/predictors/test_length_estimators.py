@@ -9,12 +9,11 @@ from length_samples import QUANTILES, fresh_rows, law_rows, pinball
 from presage.errors import TraceError
 from presage.features.lengths import LengthRows
 from presage.predictors.lengths.baselines import LENGTH_BASELINES
-from presage.predictors.lengths.boosted import BoostedLengths
 from presage.predictors.lengths.conformal import Conformal, least_rows
-from presage.predictors.lengths.forest import ForestLengths
 from presage.predictors.lengths.log_estimator import LogEstimator
+from presage.predictors.remaining_length import ESTIMATORS
 
-OURS = (ForestLengths, BoostedLengths)
+OURS = tuple(ESTIMATORS.values())
 
 
 @pytest.fixture(scope="module", params=OURS, ids=lambda c: c.name)
@@ -138,16 +137,6 @@ def test_below_the_floor_upper_quantiles_are_wider_than_anything_seen_and_marked
     few = Conformal.fit(scores[None, :20], kind[:20], 2, QUANTILES, 100)
     assert not few.calibrated.any()
     assert (few.shifts[0, :, 1:] > scores[:20, 1:].max(axis=0) + 1).all()
-
-
-def test_a_median_moves_only_where_calibration_is_sure() -> None:
-    scores = np.random.default_rng(0).normal(size=(400, 1))
-    kind = np.zeros(400, np.int32)
-    assert Conformal.fit(scores[None], kind, 1, (0.5,), 100).shifts[0, 0, 0] == 0
-    moved = scores + 0.5
-    assert Conformal.fit(moved[None], kind, 1, (0.5,), 100).shifts[0, 0, 0] == pytest.approx(np.median(moved), abs=0.02)
-    few_tasks = (np.arange(400) % 4).astype(np.int32)
-    assert Conformal.fit(moved[None], kind, 1, (0.5,), 100, few_tasks).shifts[0, 0, 0] == 0
 
 
 def test_the_floor_is_no_lower_than_what_a_quantile_can_be_promised_with() -> None:

@@ -147,7 +147,7 @@ def training(given: GivenModel) -> LengthTraining:
     judged = pa.concat_tables([same.filter(pc.is_in(same["workflow_id"], ids)), other])
     judged = judged.sort_by([(name, "ascending") for name in ("workflow_type", "workflow_id", "step")])
     config = RemainingLengthConfig(estimator="boosted")
-    return train_lengths(same, judged, config, next_agent=given, baselines=("ridge",), name="lengths")
+    return train_lengths(same, judged, config, texts="text", next_agent=given, baselines=("ridge",), name="lengths")
 
 
 @pytest.mark.slow

@@ -16,10 +16,6 @@ A type's own 99th percentile of 200 rows is the second largest of them: it misse
 fewer than ROWS_BEYOND rows can lie beyond a quantile, the larger of a type's own shift and that of all types together
 is taken, so such a type is covered a little more than promised.
 
-A median is learnt as a median already, and rows of a few dozen tasks say less of where it lies than all training rows
-did. So the median, and what lies below it, is moved only where calibration says clearly, by two standard errors over
-tasks, that it is off.
-
 A workflow type with fewer rows than the floor, or an unknown one, is given the widest of all shifts and is marked: its
 upper quantiles are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn estimator, but knows
 neither groups with a floor nor one-sided bounds with a scale.
@@ -63,18 +59,13 @@ class Conformal:
         types: int,
         quantiles: Sequence[float],
         floor: int,
-        task: NDArray[np.int32] | None = None,
     ) -> Self:
-        """From scores float64 [L, n, Q] of calibration rows, their types and tasks, int32 [n]; T is `types`.
-
-        Without tasks each row counts as one.
-        """
-        task = np.arange(scores.shape[1], dtype=np.int32) if task is None else task
+        """From scores float64 [L, n, Q] of calibration rows and their types, int32 [n]; T is `types`."""
         floor = max(floor, least_rows(max(quantiles)))
         counts = np.bincount(workflow_type, minlength=types + 1)[: types + 1]
         calibrated = counts >= floor
         calibrated[types] = False
-        shifts = [_shifts(of, workflow_type, calibrated, counts, quantiles, floor, task) for of in scores]
+        shifts = [_shifts(of, workflow_type, calibrated, counts, quantiles, floor) for of in scores]
         return cls(np.stack(shifts).astype(np.float32), counts.astype(np.int32), calibrated)
 
     def apply(
@@ -109,7 +100,6 @@ def _shifts(
     counts: NDArray[np.int64],
     quantiles: Sequence[float],
     floor: int,
-    task: NDArray[np.int32],
 ) -> NDArray[np.float64]:
     """The shifts of one look, float64 [T + 1, Q]."""
     shifts = np.empty((len(counts), len(quantiles)))
@@ -119,24 +109,12 @@ def _shifts(
     for kind in np.flatnonzero(calibrated):
         own = _shift(scores[workflow_type == kind], quantiles)
         scarce = upper & (counts[kind] * (1.0 - levels) < ROWS_BEYOND)
-        own = np.where(scarce, np.maximum(own, every), own)
-        inside = workflow_type == kind
-        doubtful = ~upper & ~_clearly_off(scores[inside], levels, len(np.unique(task[inside])))
-        shifts[kind] = np.where(doubtful, 0.0, own)
+        shifts[kind] = np.where(scarce, np.maximum(own, every), own)
     widest = np.concatenate([every[None], shifts[calibrated], scores]).max(axis=0)
     # Where all types together are below the floor even the largest score says little.
     widest = widest + (UNKNOWN if len(scores) < floor else 0.0)
-    off = _clearly_off(scores, levels, len(np.unique(task)))
-    shifts[~calibrated] = np.where(upper, widest, np.where(off, every, 0.0))
+    shifts[~calibrated] = np.where(upper, widest, every)
     return shifts
-
-
-def _clearly_off(scores: NDArray[np.float64], levels: NDArray[np.float64], tasks: int) -> NDArray[np.bool_]:
-    """Whether the share of scores not above 0 differs from each level by more than chance over tasks, bool [Q]."""
-    if not tasks:
-        return np.zeros(len(levels), bool)
-    share = (scores <= 0).mean(axis=0)
-    return np.asarray(np.abs(share - levels) > 2.0 * np.sqrt(levels * (1.0 - levels) / tasks))
 
 
 def _shift(scores: NDArray[np.float64], quantiles: Sequence[float]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""What the forest and the boosted trees share: inputs, a line to start from, and conformal calibration.
+"""What the forest, the boosted trees and the ridge share: inputs, a line to start from, and conformal calibration.
 
 A subclass reads what the line says as one more input. Where a trial shows that it helps, it learns only what the line
 leaves of log(1 + tokens). It says, for a row, where each quantile lies and how much doubt there is; the calibration
@@ -36,7 +36,7 @@ MIN_EVIDENCE: Final = 5
 """Training rows of an agent in a workflow type below which its quantiles are those of an unknown one."""
 ERROR_FOLDS: Final = 3
 """Of tasks; what models of the other folds say of a row shows how wrong a forecast is."""
-_SHARES: Final = (0.1, 0.45, 0.45)
+_SHARES: Final = (0.05, 0.35, 0.6)
 """Of the rows, how many are learnt under each of LOOKS: an engine supplies the second, a gateway the third."""
 _MOST: Final = 25.0  # log of tokens: no answer is longer, and exp must not overflow
 
@@ -80,6 +80,8 @@ class LogEstimator(ABC):
     """A `LengthEstimator` on the logarithm. `fit` or `from_tensors` makes one that answers."""
 
     name: str
+    starts: bool = False
+    """Whether it starts from the line whatever a trial shows."""
     quantiles: tuple[float, ...]
     conformal: Conformal
     evidence: NDArray[np.int32]
@@ -122,7 +124,7 @@ class LogEstimator(ABC):
         everything = np.arange(len(rows))
         self._encoding = InputEncoding.fit(rows, labels, models)
         inputs = _drawn(self._encoding, looks, drawn, everything)
-        self._start = np.float32(line_helps(inputs, labels, rows, self.seed))
+        self._start = np.float32(self.starts or line_helps(inputs, labels, rows, self.seed))
         self._line = LogLine.fit(inputs, labels)
         line = self._line(inputs)
         whole = Whole(with_line(inputs, line), labels - self._start * line)
@@ -142,7 +144,6 @@ class LogEstimator(ABC):
             len(train.vocabulary.workflow_types),
             self.quantiles,
             self.floor,
-            np.concatenate([rows.task, held.task + rows.task.max() + 1]),
         )
         return self
 

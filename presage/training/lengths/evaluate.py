@@ -249,8 +249,7 @@ def _lost(
         gaps = *gap.pinball, *(gap.tau_distance[scope] for scope in SCOPES)
         figures = *own.pinball, *(own.tau_distance[scope] for scope in SCOPES)
         for at, by, figure in zip(named, gaps, figures, strict=True):
-            low, high = by.ci95
-            found += behind(name, at, -by.value, (-high, -low), figure.value)
+            found += behind(name, at, by.value, by.ci95, figure.value)
     return tuple(found)
 
 

@@ -2,8 +2,8 @@
 
 As for next agents (`training/semantic_state.py`): of each candidate a quick trial, a few boosted trees on the logarithm
 of what is left, learns from the learning part of the training tasks and is judged on their calibration part; the
-simplest within one standard error of the best is kept. Sketches of training steps are out of fold. Without a sketch,
-the sizes of prompts are still read.
+simplest within one standard error of the best is kept. Sketches are fitted on the learning part, so the calibration
+part is judged as fresh texts are. Without a sketch, the sizes of prompts are still read.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from presage.training.simplest import simplest
 Texts = Literal["auto", "text", "none"]
 TEXTS: Final[tuple[Texts, ...]] = ("auto", "text", "none")
 
+_RELEVANT: Final = "relevant text"
 _CANDIDATES: Final[Mapping[Texts, tuple[Candidate, ...]]] = {
     "auto": ("none", "relevant text", "text"),
     "text": ("relevant text", "text"),
@@ -91,30 +92,34 @@ def choose_texts(
             "--states text, but no LLM step of the training traces has an input_text, and none follows an output_text: "
             "record texts, or use --states none"
         )
-    tried: dict[Candidate, tuple[LengthEncoder, LengthRows]] = {}
+    judged = apart & rows.labelled
+    compared = texts != "none" and judged.any() and bool((~apart & rows.labelled).any())
+    tried: dict[Candidate, LengthRows] = {}
     refused: dict[str, str] = {}
-    for name in _CANDIDATES[texts]:
-        if name == "none":
-            tried[name] = encoder, rows
-        elif read is not None:
-            tell(f"reading texts: {name}")
-            try:
-                tried[name] = read.fit(encoder, relevant=name == "relevant text", seed=seed)
-            except InputError as error:
-                refused[name] = str(error)
+    for name in _CANDIDATES[texts] if read is not None else _CANDIDATES["none"]:
+        if name == "none" or read is None:
+            tried[name] = rows
+            continue
+        tell(f"trying texts: {name}")
+        try:
+            tried[name] = read.fit(encoder, relevant=name == _RELEVANT, seed=seed, learning=~apart)[1]
+        except InputError as error:
+            refused[name] = str(error)
     if not tried:
         raise InputError(next(iter(refused.values())))
     chosen: Candidate = next(iter(tried))
     losses: dict[str, tuple[float, float]] = {}
-    learning, judged = ~apart & rows.labelled, apart & rows.labelled
-    if len(tried) > 1 and learning.any() and judged.any():
+    if len(tried) > 1 and compared:
         errors: dict[Candidate, NDArray[np.float64]] = {}
         labels = np.log1p(rows.remaining.astype(np.float64))
-        for name, (_, seen) in tried.items():
-            own_error = trial(_inputs(seen), labels, learning, judged, seed)
+        for name, seen in tried.items():
+            own_error = trial(_inputs(seen), labels, ~apart & rows.labelled, judged, seed)
             errors[name] = np.stack([own_error, np.ones(len(own_error))])
         chosen, losses = simplest(errors, rows.task[judged])
-    return TextChoice(chosen, *tried[chosen], losses, refused)
+    if chosen == "none" or read is None:
+        return TextChoice(chosen, encoder, rows, losses, refused)
+    tell("reading texts")
+    return TextChoice(chosen, *read.fit(encoder, relevant=chosen == _RELEVANT, seed=seed), losses, refused)
 
 
 def _inputs(rows: LengthRows) -> NDArray[np.float32]:
