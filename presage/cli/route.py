@@ -122,5 +122,7 @@ def _told(data: dict[str, Any], prices: dict[str, float], choice: Choice, called
     shown.columns[-1].justify = "left"
     said = f"\n{called}; source {data['source']}"
     if data["source"] == "back-off":
-        said += ": too far from the training prompts; these are the base rates of the models"
+        said += (
+            ": not enough evidence, too far from the training prompts; little more than the base rates of the models"
+        )
     return [shown, said]

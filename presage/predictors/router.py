@@ -121,8 +121,8 @@ class RouterPredictor:
     trust: float
     """How far picks follow the probabilities, 0..1."""
     widening: Widening | None
-    """How opinions shrink with distance; None where no families could be left out, and of a head that is handed in: then
-    a prompt with not enough evidence gets base rates."""
+    """How opinions shrink with distance; None where no families could be left out, and of a head that is handed in:
+    then a prompt with not enough evidence gets base rates."""
     trained_on: NDArray[np.uint64]
 
     def __init__(self, config: RouterConfig | None = None, seed: int = 0) -> None:

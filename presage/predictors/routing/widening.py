@@ -97,8 +97,8 @@ class Widening:
 def leave_out_folds(groups: Sequence[str | None]) -> NDArray[np.int64]:
     """Which of three folds each of n prompts is in, int64 [n]: whole families each, of about one size.
 
-    All are in fold 0 where fewer than three families are named: two cannot tell what a third would be like. (Clusters of
-    one family's prompts, left out instead, made calibration worse on known and on new families.)
+    All are in fold 0 where fewer than three families are named: two cannot tell what a third would be like. (Clusters
+    of one family's prompts, left out instead, made calibration worse on known and on new families.)
     """
     found, place, counts = np.unique([group or "" for group in groups], return_inverse=True, return_counts=True)
     load, fold = np.zeros(FOLDS, np.int64), np.zeros(len(counts), np.int64)
