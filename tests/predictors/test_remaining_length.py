@@ -149,7 +149,7 @@ def test_other_quantiles_can_be_asked_for() -> None:
         ({"quantiles": ()}, "quantiles"),
         ({"quantiles": (0.9, 0.5)}, "rising"),
         ({"quantiles": (0.5, 1.0)}, "between 0 and 1"),
-        ({"estimator": "magic"}, "forest, boosted, auto"),
+        ({"estimator": "magic"}, "forest, boosted, ridge, auto"),
         ({"floor": 0}, "floor is 0"),
     ],
 )
