@@ -175,13 +175,13 @@ def tree_logits(
     floats, numbers = engine.floats, engine.numbers
     depth, features, thresholds = numbers[DEPTH], numbers[e.FEATURES], numbers[e.THRESHOLDS]
     start_leaves(engine, out)
-    total = np.empty(len(out), np.int32)
+    total, leaves = np.empty(len(out), np.int32), np.empty(numbers[e.HEADER - 1], np.int32)
     for stage in range(3):
         if stage > 0 and not pattern & stage:
             continue
         ensemble = ensemble_at(stage, moment)
         first, last = numbers[ENSEMBLES + ensemble], numbers[ENSEMBLES + ensemble + 1]
-        leaf = np.empty(last - first, np.int32)
+        leaf = leaves[: last - first]
         for tree in range(first, last):
             number = tree << depth
             for level in range(depth):

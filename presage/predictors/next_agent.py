@@ -166,7 +166,7 @@ class NextAgentPredictor:
             parts.widths,
         )
         self._weights = {moment: (p.weights(), p.bias) for moment, p in parts.projections.items()}
-        self._columns = {moment: columns_of(weights) for moment, (weights, _) in self._weights.items()}
+        self._columns = {moment: (columns_of(weights), bias) for moment, (weights, bias) in self._weights.items()}
 
     # --- forecasting ---
 
@@ -241,20 +241,20 @@ class NextAgentPredictor:
 
     def project(self, moment: Moment, state: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """A raw state float32 [d] as the kernels take it, float32 [p] or [c]; empty for none."""
-        if state is None or moment not in self._weights:
+        if state is None or moment not in self._columns:
             return _NOTHING
-        bias = self._weights[moment][1]
+        columns, bias = self._columns[moment]
         out = np.empty(len(bias), np.float32)
-        project_state(state, self._columns[moment], bias, out)
+        project_state(state, columns, bias, out)
         return out
 
     def project_many(self, moment: Moment, states: NDArray[np.float32]) -> NDArray[np.float32]:
         """Raw states float32 [B, d], all finite, as `prefilled_many` takes them, float32 [B, p]."""
-        if moment not in self._weights:
+        if moment not in self._columns:
             return np.empty((len(states), 0), np.float32)
-        bias = self._weights[moment][1]
+        columns, bias = self._columns[moment]
         out = np.empty((len(states), len(bias)), np.float32)
-        project_rows(np.ascontiguousarray(states), self._columns[moment], bias, out)
+        project_rows(np.ascontiguousarray(states), columns, bias, out)
         return out
 
     def projection(self, moment: Moment) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
