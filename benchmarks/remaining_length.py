@@ -4,10 +4,10 @@ On the known law: rows of fresh workflows, against the quantiles that nobody cou
 public traces also on autocoderover, five folds by task: each task is forecast once, by a model that saw no run of it.
 Tau distance counts pairs of steps that are put in the wrong order (ties half), over all steps and at arrival; pinball
 losses are in tokens; intervals are by bootstrap over workflows. Texts are read as `train-predictor` reads them. An
-estimator is asked with all there is and, "engine", as an engine asks it, without texts and names of models. Besides an
-estimator, "auto" may be asked for; which one it kept is told on standard error.
+estimator is asked with all there is and, "engine", as an engine asks it, without texts and names of models. Which
+estimator "auto" kept is told on standard error.
 
-    python benchmarks/remaining_length.py [FOLDER] [--rows 5000] [--folds 5] [--estimators forest,boosted,ridge,auto]
+    python benchmarks/remaining_length.py [FOLDER] [--rows 5000] [--folds 5] [--estimators auto,forest]
 
 Prints a Markdown table a set, and one JSON line at the end.
 """
@@ -108,8 +108,8 @@ def judge(
         fitted = RemainingLengthPredictor(config, seed).fit(learning, calibration, encoder=encoder)
         seconds = time.perf_counter() - begun
         print(f"  {name} ({fitted.estimator.name}): {len(rows)} rows in {seconds:.1f} s", file=sys.stderr)
-        said[name] = fitted.predict(fresh)
-        said[f"{name}, engine"] = fitted.predict(encoder.observed(fresh, PROFILES["engine"]))
+        said[f"Presage, {name}"] = fitted.predict(fresh)
+        said[f"Presage, {name}, engine"] = fitted.predict(encoder.observed(fresh, PROFILES["engine"]))
     return fresh, said
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--rows", default="5000", help="training rows on the law, one or more numbers; 0: not the law")
     parser.add_argument("--folds", type=int, default=FOLDS, choices=range(1, FOLDS + 1), help="judge so many of them")
-    parser.add_argument("--estimators", default=",".join(ESTIMATORS))
+    parser.add_argument("--estimators", default="auto", help=f"auto, or some of {', '.join(ESTIMATORS)}")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     if chosen.folder is not None and not chosen.folder.is_dir():

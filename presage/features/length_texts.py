@@ -14,7 +14,7 @@ from presage.features.folds import task_folds
 from presage.features.lengths import LengthEncoder, LengthRows, prompts_and_answers
 from presage.features.sketch import Corpus, Sketch
 
-SKETCH_SIZE: Final = 32
+SKETCH_SIZE: Final = 48
 
 
 @dataclass(frozen=True, eq=False)
