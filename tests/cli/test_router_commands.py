@@ -108,7 +108,8 @@ def test_evaluate_leaves_out_what_was_trained_on(
 def test_route_picks_within_limits(champion: object, database: str, tmp_path: Path) -> None:
     costs = tmp_path / "costs.toml"
     costs.write_text("large = 10\nslow = 14.0\nsmall = 1\nspecialist = 2\n")
-    ask = ("route", "models:/router@champion", HARD, "--tracking-uri", database)
+    like_those_learnt = generate_outcomes(3, 5).outcomes.prompts[0]
+    ask = ("route", "models:/router@champion", like_those_learnt, "--tracking-uri", database)
     free = run(*ask, "--json").json
     assert free["choice"] == free["pick"]
     assert (free["model"], free["version"], free["source"]) == ("router", 1, "champion")
