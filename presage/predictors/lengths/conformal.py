@@ -16,6 +16,10 @@ A type's own 99th percentile of 200 rows is the second largest of them: it misse
 fewer than ROWS_BEYOND rows can lie beyond a quantile, the larger of a type's own shift and that of all types together
 is taken, so such a type is covered a little more than promised.
 
+Rows of a task stand and fall together: one long workflow moves a .99 quantile by itself, and a model of every fold errs
+less than a fold's. So of an upper shift no more is taken than the rows call for: the smallest share of it with which
+they are covered as often as promised, to one standard error over tasks.
+
 A workflow type with fewer rows than the floor, or an unknown one, is given the widest of all shifts and is marked: its
 upper quantiles are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn estimator, but knows
 neither groups with a floor nor one-sided bounds with a scale.
@@ -33,6 +37,8 @@ from numpy.typing import NDArray
 
 ROWS_BEYOND: Final = 10
 """Rows of a workflow type that should lie beyond an upper quantile before it is trusted to differ from all types'."""
+_SHARES: Final = (0.0, 0.25, 0.5, 0.75)
+"""Of a shift, the smallest first, that are tried before all of it is taken."""
 UNKNOWN: Final = 2.0
 """What is added to the widest upper shift below the floor, in units of the doubt."""
 
@@ -59,13 +65,23 @@ class Conformal:
         types: int,
         quantiles: Sequence[float],
         floor: int,
+        *,
+        task: NDArray[np.integer[Any]] | None = None,
     ) -> Self:
-        """From scores float64 [L, n, Q] of calibration rows and their types, int32 [n]; T is `types`."""
+        """From scores float64 [L, n, Q] of calibration rows and their types, int32 [n]; T is `types`.
+
+        Args:
+            task: integer [n], equal for rows that stand and fall together; None: every row alone.
+        """
         floor = max(floor, least_rows(max(quantiles)))
         counts = np.bincount(workflow_type, minlength=types + 1)[: types + 1]
         calibrated = counts >= floor
         calibrated[types] = False
         shifts = [_shifts(of, workflow_type, calibrated, counts, quantiles, floor) for of in scores]
+        if len(workflow_type):
+            of_task = np.arange(len(workflow_type)) if task is None else np.unique(task, return_inverse=True)[1]
+            for of, own in zip(scores, shifts, strict=True):
+                own[calibrated] *= _needed(of, own[workflow_type], of_task, quantiles)
         return cls(np.stack(shifts).astype(np.float32), counts.astype(np.int32), calibrated)
 
     def apply(
@@ -86,6 +102,32 @@ class Conformal:
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> Self:
         """Inverse of `to_tensors`."""
         return cls(*(tensors[f"conformal/{name}"] for name in ("shifts", "rows", "calibrated")))
+
+
+def _needed(
+    scores: NDArray[np.float64],
+    shifts: NDArray[np.float64],
+    task: NDArray[np.int64],
+    quantiles: Sequence[float],
+) -> NDArray[np.float64]:
+    """The share of the shifts of each quantile that the rows call for, float64 [Q]; of .5 and less all of it.
+
+    Args:
+        scores: float64 [n, Q].
+        shifts: of each row's type, float64 [n, Q].
+        task: int64 [n], numbered from 0.
+        quantiles: Q.
+    """
+    shares = np.ones(len(quantiles))
+    for place, level in enumerate(quantiles):
+        for share in _SHARES if level > 0.5 else ():
+            within = (scores[:, place] <= share * shifts[:, place]).astype(np.float64)
+            covered = within.mean()
+            error = np.sqrt(np.square(np.bincount(task, within - covered)).sum()) / len(within)
+            if covered + error >= level:
+                shares[place] = share
+                break
+    return shares
 
 
 def least_rows(quantile: float) -> int:

@@ -30,8 +30,6 @@ FOLD_TREES: Final = 16
 """Trees of each fold."""
 LEAF_ROWS: Final = 8
 INPUT_SHARE: Final = 0.4
-_SPREAD: Final = (0.5, 0.9)
-_LEAST_SCALE: Final = 0.05
 _BUCKETS: Final = 1024
 
 
@@ -123,16 +121,15 @@ class ForestLengths(LogEstimator):
     name = "forest"
 
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
-        levels = (*self.quantiles, *_SPREAD)
         forests = [grow(fold.inputs, fold.above, self.seed + number) for number, fold in enumerate(folds)]
         self._forest = FlatForest.joined(forests)
         return [
-            _bands(np.stack([forest.quantiles(of, levels) for of in fold.shown]))
+            _bands(np.stack([forest.quantiles(of, self.quantiles) for of in fold.shown]))
             for forest, fold in zip(forests, folds, strict=True)
         ]
 
     def _above_line(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        return _bands(self._forest.quantiles(inputs, (*self.quantiles, *_SPREAD)))
+        return _bands(self._forest.quantiles(inputs, self.quantiles))
 
     def _own_tensors(self) -> dict[str, NDArray[Any]]:
         return {f"forest/{name}": array for name, array in self._forest.to_tensors().items()}
@@ -143,8 +140,8 @@ class ForestLengths(LogEstimator):
 
 
 def _bands(found: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Quantiles with those of _SPREAD behind them, float32 [..., Q + 2], as locations and a scale."""
-    return found[..., :-2], np.maximum(found[..., -1] - found[..., -2], np.float32(_LEAST_SCALE))
+    """Quantiles float32 [..., Q] as locations, and a doubt of 1: they are as far apart as the leaves say already."""
+    return found, np.ones(found.shape[:-1], np.float32)
 
 
 def grow(inputs: NDArray[np.float32], labels: NDArray[np.float64], seed: int) -> FlatForest:

@@ -144,6 +144,7 @@ class LogEstimator(ABC):
             len(train.vocabulary.workflow_types),
             self.quantiles,
             self.floor,
+            task=np.concatenate([rows.task, held.task]),
         )
         return self
 
