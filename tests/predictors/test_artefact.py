@@ -195,7 +195,9 @@ def test_an_altered_configuration_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1, None, "2", [2]])
 def test_an_unknown_format_version_is_refused_with_those_read(folder: Path, version: object) -> None:
     edit_config(folder, format_version=version)
-    with pytest.raises(ArtefactError, match=rf"format version .*; wanted one of the format versions {FORMAT_VERSION}\."):
+    with pytest.raises(
+        ArtefactError, match=rf"format version .*; wanted one of the format versions {FORMAT_VERSION}\."
+    ):
         read_artefact(folder)
 
 

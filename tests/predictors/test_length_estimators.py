@@ -116,12 +116,35 @@ def test_a_shift_is_the_score_of_the_rank_that_the_paper_names() -> None:
 
 
 @given(st.integers(99, 400), st.sampled_from(QUANTILES[1:]), st.integers(0, 1000))
-def test_at_least_the_promised_share_of_calibration_rows_is_covered(rows: int, quantile: float, seed: int) -> None:
+def test_the_promised_share_of_calibration_rows_is_covered_to_one_standard_error(
+    rows: int, quantile: float, seed: int
+) -> None:
     scores = np.random.default_rng(seed).normal(size=(rows, 1))
     fitted = Conformal.fit(scores[None], np.zeros(rows, np.int32), 1, (quantile,), 1)
-    covered = int((scores <= fitted.shifts[0, 0, 0] + 1e-6).sum())
-    assert quantile * (rows + 1) <= covered + 1e-6
-    assert covered <= quantile * (rows + 1) + 1
+    covered = float((scores <= fitted.shifts[0, 0, 0] + 1e-6).mean())
+    error = np.sqrt(covered * (1 - covered) / rows)
+    assert quantile <= covered + error + 1e-6
+    assert covered * rows <= quantile * (rows + 1) + 1
+
+
+def test_an_upper_quantile_that_covers_already_is_not_moved_up() -> None:
+    """By hand: of 200 rows, 20 in each of ten tasks, 19 of a task lie below 0 and one at 1: .95 for .9."""
+    scores = np.tile(np.r_[np.full(19, -1.0), 1.0], 10)[:, None]
+    kind, task = np.zeros(200, np.int32), np.repeat(np.arange(10), 20)
+    assert Conformal.fit(scores[None], kind, 1, (0.9,), 1, task=task).shifts[0, 0, 0] == -1.0  # too wide: moved down
+    assert Conformal.fit(scores[None] + 0.5, kind, 1, (0.94,), 1, task=task).shifts[0, 0, 0] == -0.5
+    # At .99 the rank names the 200 · .99 = 199th smallest, 1: without it .95 are covered, and every task alike.
+    assert Conformal.fit(scores[None], kind, 1, (0.99,), 1, task=task).shifts[0, 0, 0] == 1.0
+
+
+def test_one_long_task_beyond_a_quantile_moves_it_less_than_many_that_are() -> None:
+    """Of 300 rows 20 lie at 1, twice the promised tenth of a tenth: all of one task, or one of each of twenty."""
+    kind = np.zeros(300, np.int32)
+    scores = np.full((300, 1), -1.0)
+    scores[::15] = 1.0
+    alone = np.where(scores[:, 0] > 0, 1000, np.arange(300))
+    assert Conformal.fit(scores[None], kind, 1, (0.95,), 1, task=np.arange(300)).shifts[0, 0, 0] == 1.0
+    assert Conformal.fit(scores[None], kind, 1, (0.95,), 1, task=alone).shifts[0, 0, 0] == 0.0
 
 
 @pytest.mark.parametrize("rows", [0, 5, 60])

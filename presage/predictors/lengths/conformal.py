@@ -18,7 +18,8 @@ is taken, so such a type is covered a little more than promised.
 
 Rows of a task stand and fall together: one long workflow moves a .99 quantile by itself, and a model of every fold errs
 less than a fold's. So of an upper shift no more is taken than the rows call for: the smallest share of it with which
-they are covered as often as promised, to one standard error over tasks.
+they are covered as often as promised, to one standard error over tasks. Shifts below 0, of quantiles that are too wide, are
+taken whole.
 
 A workflow type with fewer rows than the floor, or an unknown one, is given the widest of all shifts and is marked: its
 upper quantiles are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn estimator, but knows
@@ -81,7 +82,8 @@ class Conformal:
         if len(workflow_type):
             of_task = np.arange(len(workflow_type)) if task is None else np.unique(task, return_inverse=True)[1]
             for of, own in zip(scores, shifts, strict=True):
-                own[calibrated] *= _needed(of, own[workflow_type], of_task, quantiles)
+                share = _needed(of, own[workflow_type], of_task, quantiles)
+                own[calibrated] *= np.where(own[calibrated] > 0, share, 1.0)
         return cls(np.stack(shifts).astype(np.float32), counts.astype(np.int32), calibrated)
 
     def apply(
@@ -121,7 +123,8 @@ def _needed(
     shares = np.ones(len(quantiles))
     for place, level in enumerate(quantiles):
         for share in _SHARES if level > 0.5 else ():
-            within = (scores[:, place] <= share * shifts[:, place]).astype(np.float64)
+            moved = np.where(shifts[:, place] > 0, share, 1.0) * shifts[:, place]
+            within = (scores[:, place] <= moved).astype(np.float64)
             covered = within.mean()
             error = np.sqrt(np.square(np.bincount(task, within - covered)).sum()) / len(within)
             if covered + error >= level:
