@@ -18,8 +18,8 @@ is taken, so such a type is covered a little more than promised.
 
 Rows of a task stand and fall together: one long workflow moves a .99 quantile by itself, and a model of every fold errs
 less than a fold's. So of an upper shift no more is taken than the rows call for: the smallest share of it with which
-they are covered as often as promised, to one standard error over tasks. Shifts below 0, of quantiles that are too wide, are
-taken whole.
+they are covered as often as promised, to one standard error over tasks. Shifts below 0, of quantiles that are too
+wide, are taken whole.
 
 A workflow type with fewer rows than the floor, or an unknown one, is given the widest of all shifts and is marked: its
 upper quantiles are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn estimator, but knows
