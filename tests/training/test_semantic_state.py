@@ -17,7 +17,8 @@ from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.parts import NextAgentConfig
 from presage.training.next_agent import train
-from presage.training.semantic_state import TrainingTraces, _simplest, choose_states
+from presage.training.semantic_state import TrainingTraces, choose_states
+from presage.training.simplest import simplest
 
 CONFIG = NextAgentConfig(boosting=BoostingConfig(rounds=60))
 
@@ -66,20 +67,20 @@ def test_the_simplest_within_one_standard_error_is_kept() -> None:
     task = np.arange(4, dtype=np.int32)
     labels = np.ones(4)
     worse = np.array([1.1, 1.1, 1.1, 1.5])
-    name, table = _simplest({"none": np.stack([worse, labels]), "text": np.stack([np.ones(4), labels])}, task)
+    name, table = simplest({"none": np.stack([worse, labels]), "text": np.stack([np.ones(4), labels])}, task)
     error = np.sqrt(4 / 3 * (3 * 0.1**2 + 0.3**2)) / 4
     assert table["none"] == pytest.approx((1.2, error))
     assert table["text"] == pytest.approx((1.0, 0.0))
     assert (name, error < 0.2) == ("text", True)
     close = np.array([0.9, 1.1, 0.9, 1.5])  # mean 1.1, standard error .14: not told apart
-    assert _simplest({"none": np.stack([close, labels]), "text": np.stack([np.ones(4), labels])}, task)[0] == "none"
+    assert simplest({"none": np.stack([close, labels]), "text": np.stack([np.ones(4), labels])}, task)[0] == "none"
 
 
 @given(st.lists(st.floats(0.1, 3.0), min_size=2, max_size=30), st.integers(0, 2**31))
-def test_law_equal_losses_keep_the_simplest(losses: list[float], seed: int) -> None:
+def test_law_equal_losses_keep_thesimplest(losses: list[float], seed: int) -> None:
     task = np.random.default_rng(seed).integers(0, 5, len(losses)).astype(np.int32)
     of = np.stack([np.array(losses), np.ones(len(losses))])
-    assert _simplest({"none": of, "captured": of, "text": of}, task)[0] == "none"
+    assert simplest({"none": of, "captured": of, "text": of}, task)[0] == "none"
 
 
 @pytest.mark.slow
