@@ -18,6 +18,7 @@ serving puts there, its weight was never learnt.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -27,13 +28,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from numpy.typing import NDArray
 from torch import nn
-from torch_geometric.nn.conv import GraphConv
 
 from presage.features.history import RECENT
 from presage.features.inputs import NO_STATE, SIZE_COUNT
 from presage.predictors.encoding import encode_all, encoding_size
 from presage.predictors.network_weights import NetworkConfig, NetworkWeights
 from presage.predictors.ragged import batches, one_thread, rows_and_padding
+
+with warnings.catch_warnings():
+    # It imports tqdm.auto, which warns in every notebook where ipywidgets are not installed.
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    from torch_geometric.nn.conv import GraphConv
 
 if TYPE_CHECKING:
     from torch import Tensor
