@@ -21,7 +21,7 @@ from presage.predictors.engine import Engine
 from presage.predictors.kernels import (
     EVERYTHING,
     FAST,
-    add_leaves,
+    add_total,
     ensemble_at,
     gate,
     has_trees,
@@ -37,6 +37,9 @@ HIDDEN, DEPTH = e.HIDDEN, e.DEPTH
 
 BLOCK: Final = 128
 """Rows together: what a block needs stays in the second-level cache."""
+
+_TREES: Final = 4
+"""Trees whose leaves are added together: the leaves that their rows choose from stay in the first-level cache."""
 
 
 @njit(cache=True, inline="always")
@@ -81,7 +84,7 @@ def _network_logits(rows: NDArray[np.float32], engine: Engine) -> NDArray[np.flo
     after = done + numbers[COMPLETION]
     here = done - start
     dense = here + size - after
-    outputs = engine.leaves.shape[1]
+    outputs = numbers[e.OUTPUTS]
     inputs = np.empty((len(rows), encoded + dense + g), np.float32)
     for i in range(len(rows)):
         row, to = rows[i], inputs[i]
@@ -125,37 +128,71 @@ def _network_logits(rows: NDArray[np.float32], engine: Engine) -> NDArray[np.flo
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def _tree_logits(rows: NDArray[np.float32], patterns: NDArray[np.int32], engine: Engine) -> NDArray[np.float32]:
     """`kernels.tree_logits` at prefill for rows [B, …] of workflows, float32 [B, K (V+1)]."""
-    floats, numbers = engine.floats, engine.numbers
-    depth, count = numbers[DEPTH], len(rows)
-    features, thresholds = numbers[e.FEATURES], numbers[e.THRESHOLDS]
+    numbers, count = engine.numbers, len(rows)
     columns = np.ascontiguousarray(rows[:, : numbers[INPUTS]].T)
-    out = np.empty((count, engine.leaves.shape[1]), np.float32)
-    total = np.empty(out.shape[1], np.int32)
+    out = np.empty((count, numbers[e.OUTPUTS]), np.float32)
     for i in range(count):
         start_leaves(engine, out[i])
+    # Rows a power of two apart would fall into the same few sets of the cache.
+    leaf = np.empty((_TREES, count + 16), np.uint32)
+    totals = np.empty((count, engine.leaves.shape[1]), np.int32)
     for stage in range(3):
-        ensemble = ensemble_at(stage, 0)
-        first, last = numbers[e.ENSEMBLES + ensemble], numbers[e.ENSEMBLES + ensemble + 1]
         if stage > 0 and not (patterns & stage).any():
             continue
-        # Rows a power of two apart would fall into the same few sets of the cache.
-        leaf = np.empty((last - first, count + 16), np.int32)
-        for tree in range(first, last):
-            mine = leaf[tree - first]
-            mine[:] = tree << depth
-            for level in range(depth):
-                at = tree * depth + level
-                column, threshold, bit = columns[numbers[features + at]], floats[thresholds + at], np.int32(1 << level)
-                for i in range(count):
-                    mine[i] += bit if column[i] >= threshold else np.int32(0)
-        of_row = np.empty(last - first, np.int32)
+        ensemble = ensemble_at(stage, 0)
+        first, last = numbers[e.ENSEMBLES + ensemble], numbers[e.ENSEMBLES + ensemble + 1]
+        totals[:] = 0
+        for tree in range(first, last, _TREES):
+            together = min(_TREES, last - tree)
+            for i in range(together):
+                _find_leaves(tree + i, columns, engine, leaf[i, :count])
+            _add_leaves(leaf[:together], engine.leaves, totals)
         for i in range(count):
-            if stage > 0 and not patterns[i] & stage:
-                continue
-            for tree in range(last - first):
-                of_row[tree] = leaf[tree, i]
-            add_leaves(of_row, ensemble, engine, total, out[i])
+            if stage == 0 or patterns[i] & stage:
+                add_total(totals[i], ensemble, engine, out[i])
     return out
+
+
+@njit(cache=True, inline="always")
+def _find_leaves(tree: int, columns: NDArray[np.float32], engine: Engine, leaf: NDArray[np.uint32]) -> None:
+    """Writes the leaf of a tree that each row falls into, uint32 [B], from the inputs [F, B]."""
+    floats, numbers = engine.floats, engine.numbers
+    depth, trees = numbers[DEPTH], numbers[e.HEADER - 1]
+    features, thresholds = numbers[e.FEATURES] + tree, numbers[e.THRESHOLDS] + tree
+    leaf[:] = tree << depth
+    threes = depth // 3 * 3  # three levels a turn: each turn reads and writes the leaves
+    for level in range(0, threes, 3):
+        first, second, third = level * trees, (level + 1) * trees, (level + 2) * trees
+        a, over_a = columns[numbers[features + first]], floats[thresholds + first]
+        b, over_b = columns[numbers[features + second]], floats[thresholds + second]
+        c, over_c = columns[numbers[features + third]], floats[thresholds + third]
+        bit_a, bit_b, bit_c = np.uint32(1 << level), np.uint32(2 << level), np.uint32(4 << level)
+        for i in range(len(leaf)):
+            found = bit_a if a[i] >= over_a else np.uint32(0)
+            found |= bit_b if b[i] >= over_b else np.uint32(0)
+            found |= bit_c if c[i] >= over_c else np.uint32(0)
+            leaf[i] |= found
+    for level in range(threes, depth):
+        at, bit = level * trees, np.uint32(1 << level)
+        column, threshold = columns[numbers[features + at]], floats[thresholds + at]
+        for i in range(len(leaf)):
+            leaf[i] |= bit if column[i] >= threshold else np.uint32(0)
+
+
+@njit(cache=True, inline="always")
+def _add_leaves(leaf: NDArray[np.uint32], leaves: NDArray[np.int8], totals: NDArray[np.int32]) -> None:
+    """Adds the leaves of at most _TREES trees, numbered by uint32 [trees, ≥ B], to int32 [B, ≥ K (V+1)]."""
+    for i in range(len(totals)):
+        total = totals[i]
+        if len(leaf) == _TREES:
+            a, b, c, d = leaves[leaf[0, i]], leaves[leaf[1, i]], leaves[leaf[2, i]], leaves[leaf[3, i]]
+            for j in range(len(total)):
+                total[j] += np.int32(a[j]) + np.int32(b[j]) + np.int32(c[j]) + np.int32(d[j])
+        else:
+            for number in leaf[:, i]:
+                row = leaves[number]
+                for j in range(len(total)):
+                    total[j] += row[j]
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", nogil=True)

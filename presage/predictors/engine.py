@@ -21,8 +21,8 @@ from presage.predictors.ngram import NgramTable
 from presage.predictors.parts import TREES
 
 # Scalars at the head of `numbers`.
-AGENTS, PREFILL, COMPLETION, HIDDEN, PREFIX, ENOUGH, DEPTH, INPUTS, SUMS = range(9)
-ENSEMBLES: Final = 9
+AGENTS, PREFILL, COMPLETION, HIDDEN, PREFIX, ENOUGH, DEPTH, INPUTS, SUMS, OUTPUTS = range(10)
+ENSEMBLES: Final = 10
 """Here and in the next places stand the first tree of each ensemble of `parts.TREES` and, last, the number of all."""
 HEADER: Final = ENSEMBLES + len(TREES) + 1
 
@@ -54,6 +54,9 @@ FLOATS: Final = (*ORDER, "batch_first", "batch_last", "thresholds", "scale", "ba
     SHARES,
 ) = (HEADER + i for i in range(len(FLOATS)))
 
+ABREAST: Final = 32
+"""A leaf is filled up to a multiple of so many numbers: loops over it then run in vector registers to the end."""
+
 # Parts of `numbers`.
 FEATURES, CONTEXTS, EVIDENCE = (HEADER + len(FLOATS) + i for i in range(3))
 FIRST_PART: Final = HEADER + len(FLOATS) + 3
@@ -65,12 +68,12 @@ class Engine(NamedTuple):
     Attributes:
         floats: float32, the parts FLOATS end to end. For batches at prefill the rows of encoded, dense and from_prefix
             stacked, and of head and skip, without those of the completion state, which is 0 there. Of the trees (one
-            ensemble of TREES after the other; all of DEPTH levels): thresholds [trees, DEPTH], scales [5, K (V+1)] and
+            ensemble of TREES after the other; all of DEPTH levels): thresholds [DEPTH, trees], scales [5, K (V+1)] and
             the base [K (V+1)] they start from. Logarithms of the n-gram's rows [C, K, V+1]. Shares [PATTERNS, 2, 3,
             K (V+1)]: how much network, trees and n-gram are believed, repeated for every outcome.
-        numbers: int32, the header, where each part begins, then the parts: inputs compared [trees, DEPTH], n-gram rows
+        numbers: int32, the header, where each part begins, then the parts: inputs compared [DEPTH, trees], n-gram rows
             by hash slot, evidence [T+1, V+1].
-        leaves: int8 [trees 2^DEPTH, K (V+1)], in units of scale.
+        leaves: int8 [trees 2^DEPTH, ≥ K (V+1)], in units of scale, filled up with zeros to a multiple of ABREAST.
         keys: uint64, the n-gram's hash table.
     """
 
@@ -108,24 +111,25 @@ def build_engine(
     floats += [
         np.concatenate([network.arrays["encoded"], network.arrays["dense"][at_prefill], network.arrays["from_prefix"]]),
         np.concatenate([network.arrays["head"], network.arrays["skip"][at_prefill]]),
-        np.concatenate([ensemble.threshold for ensemble in ensembles]),
+        np.concatenate([ensemble.threshold for ensemble in ensembles]).T,
         np.stack([ensemble.scale for ensemble in ensembles]),
         np.sum([ensemble.base for ensemble in ensembles], axis=0),
         np.log(ngram.rows),
         np.repeat(shares, agents + 1, axis=3),
     ]
-    numbers = [np.concatenate([ensemble.feature for ensemble in ensembles]), ngram.values, evidence]
+    numbers = [np.concatenate([ensemble.feature for ensemble in ensembles]).T, ngram.values, evidence]
     header = np.zeros(FIRST_PART, np.int32)
     header[AGENTS], (header[PREFILL], header[COMPLETION]), header[ENOUGH] = agents, widths, enough
     header[HIDDEN], header[PREFIX], header[DEPTH] = network.hidden_size, network.prefix_size, ensembles[0].depth
     header[INPUTS], header[SUMS] = inputs_size(agents, *widths), sums_size(*widths)
+    header[OUTPUTS] = len(ensembles[0].base)
     header[ENSEMBLES:HEADER] = np.cumsum([0, *map(len, ensembles)])
     header[HEADER : HEADER + len(FLOATS)] = _starts(floats, 0)
     header[FEATURES:FIRST_PART] = _starts(numbers, FIRST_PART)
     return Engine(
         np.concatenate([np.asarray(part, np.float32).ravel() for part in floats]),
         np.concatenate([header, *(np.asarray(part, np.int32).ravel() for part in numbers)]),
-        np.concatenate([ensemble.leaves.reshape(-1, len(ensemble.base)) for ensemble in ensembles]),
+        _leaves(ensembles),
         ngram.keys,
     )
 
@@ -137,6 +141,12 @@ def with_shares(engine: Engine, shares: NDArray[np.float32], enough: int) -> Eng
     floats[numbers[SHARES] : numbers[SHARES] + repeated.size] = repeated.ravel()
     numbers[ENOUGH] = enough
     return Engine(floats, numbers, engine.leaves, engine.keys)
+
+
+def _leaves(ensembles: Sequence[TreeEnsemble]) -> NDArray[np.int8]:
+    outputs = len(ensembles[0].base)
+    rows = np.concatenate([ensemble.leaves.reshape(-1, outputs) for ensemble in ensembles])
+    return np.pad(rows, ((0, 0), (0, -outputs % ABREAST)))
 
 
 def _starts(parts: Sequence[NDArray[np.generic]], first: int) -> NDArray[np.int64]:

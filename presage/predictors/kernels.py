@@ -172,23 +172,50 @@ def tree_logits(
     inputs: NDArray[np.float32], moment: int, pattern: int, engine: Engine, out: NDArray[np.float32]
 ) -> None:
     """Writes the logits of the trees, float32 [K (V+1)], of those that ask for nothing this step lacks."""
-    floats, numbers = engine.floats, engine.numbers
-    depth, features, thresholds = numbers[DEPTH], numbers[e.FEATURES], numbers[e.THRESHOLDS]
+    numbers = engine.numbers
+    own = ENSEMBLES + ensemble_at(1, moment)
+    ids, first, last = numbers[ENSEMBLES + 1], numbers[own], numbers[own + 2]
+    leaf, compared = np.empty(numbers[e.HEADER - 1], np.uint32), np.empty(max(ids, last - first), np.float32)
+    _find_leaves(inputs, 0, ids, engine, compared, leaf)
+    if pattern:
+        _find_leaves(inputs, first, last, engine, compared, leaf)
     start_leaves(engine, out)
-    total, leaves = np.empty(len(out), np.int32), np.empty(numbers[e.HEADER - 1], np.int32)
+    total = np.empty(engine.leaves.shape[1], np.int32)
     for stage in range(3):
-        if stage > 0 and not pattern & stage:
-            continue
-        ensemble = ensemble_at(stage, moment)
-        first, last = numbers[ENSEMBLES + ensemble], numbers[ENSEMBLES + ensemble + 1]
-        leaf = leaves[: last - first]
-        for tree in range(first, last):
-            number = tree << depth
-            for level in range(depth):
-                at = tree * depth + level
-                number += (inputs[numbers[features + at]] >= floats[thresholds + at]) << level
-            leaf[tree - first] = number
-        add_leaves(leaf, ensemble, engine, total, out)
+        if stage == 0 or pattern & stage:
+            ensemble = ensemble_at(stage, moment)
+            _sum_leaves(leaf[numbers[ENSEMBLES + ensemble] : numbers[ENSEMBLES + ensemble + 1]], engine.leaves, total)
+            add_total(total, ensemble, engine, out)
+
+
+@njit(cache=True, inline="always")
+def _find_leaves(
+    inputs: NDArray[np.float32],
+    first: int,
+    last: int,
+    engine: Engine,
+    compared: NDArray[np.float32],
+    leaf: NDArray[np.uint32],
+) -> None:
+    """Writes the leaves, uint32 [trees], of the trees from `first` to `last`; `compared` is room for as many numbers.
+
+    All trees together, level by level: comparing is then a loop that vectorises once the inputs are fetched.
+    """
+    floats, numbers = engine.floats, engine.numbers
+    depth, trees, count = numbers[DEPTH], numbers[e.HEADER - 1], last - first
+    mine = leaf[first:last]
+    for i in range(count):
+        mine[i] = (first + i) << depth
+    for level in range(depth):
+        features, thresholds = (
+            numbers[e.FEATURES] + level * trees + first,
+            numbers[e.THRESHOLDS] + level * trees + first,
+        )
+        for i in range(count):
+            compared[i] = inputs[numbers[features + i]]
+        bit, over = np.uint32(1 << level), floats[thresholds : thresholds + count]
+        for i in range(count):
+            mine[i] |= bit if compared[i] >= over[i] else np.uint32(0)
 
 
 @njit(cache=True, inline="always")
@@ -199,30 +226,28 @@ def start_leaves(engine: Engine, out: NDArray[np.float32]) -> None:
         out[j] = engine.floats[base + j]
 
 
-@njit(cache=True, fastmath=FAST, error_model="numpy")
-def add_leaves(
-    leaf: NDArray[np.int32], ensemble: int, engine: Engine, total: NDArray[np.int32], out: NDArray[np.float32]
-) -> None:
-    """Adds the logits of one leaf of every tree of an ensemble: bytes summed as whole numbers, then scaled once.
-
-    `total` is room for the sums, int32 [K (V+1)]: making it anew for each row of a batch would take as long as adding.
-    """
-    if not len(leaf):
-        return
-    leaves, outputs = engine.leaves, len(out)
-    scale = engine.numbers[e.SCALE] + ensemble * outputs
+@njit(cache=True, inline="always")
+def _sum_leaves(leaf: NDArray[np.uint32], leaves: NDArray[np.int8], total: NDArray[np.int32]) -> None:
+    """Writes the sum of these leaves: bytes added as whole numbers."""
     total[:] = 0
-    together = len(leaf) // 4 * 4
-    for i in range(0, together, 4):
+    fours = len(leaf) // 4 * 4
+    for i in range(0, fours, 4):
         a, b, c, d = leaves[leaf[i]], leaves[leaf[i + 1]], leaves[leaf[i + 2]], leaves[leaf[i + 3]]
-        for j in range(outputs):
+        for j in range(len(total)):
             total[j] += np.int32(a[j]) + np.int32(b[j]) + np.int32(c[j]) + np.int32(d[j])
-    for number in leaf[together:]:
+    for number in leaf[fours:]:
         row = leaves[number]
-        for j in range(outputs):
+        for j in range(len(total)):
             total[j] += row[j]
-    for j in range(outputs):
-        out[j] += engine.floats[scale + j] * total[j]
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def add_total(total: NDArray[np.int32], ensemble: int, engine: Engine, out: NDArray[np.float32]) -> None:
+    """Adds the logits that the sum of an ensemble's leaves stands for: whole numbers, scaled once."""
+    scale = engine.numbers[e.SCALE] + ensemble * len(out)
+    scales = engine.floats[scale : scale + len(out)]
+    for j in range(len(out)):
+        out[j] += scales[j] * total[j]
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
