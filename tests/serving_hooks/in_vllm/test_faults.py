@@ -91,12 +91,12 @@ def raises(*_: Any) -> int:
     raise RuntimeError(SECRET)
 
 
-def answers_nan(workflow: Any, agent: int, tokens: float, chars: float, state: Any, out: np.ndarray) -> int:
+def answers_nan(workflow: Any, agent: int, tokens: float, state: Any, out: np.ndarray) -> int:
     out[:] = np.nan
     return 100
 
 
-def answers_half(workflow: Any, agent: int, tokens: float, chars: float, state: Any, out: np.ndarray) -> int:
+def answers_half(workflow: Any, agent: int, tokens: float, state: Any, out: np.ndarray) -> int:
     out[0] = 1.0 / out.shape[1]  # and leaves the later horizons as they were
     return 100
 
@@ -131,7 +131,7 @@ def test_a_predictor_raises_or_answers_what_is_no_forecast(
 def test_a_vocabulary_of_another_size(tmp_path: Path, predictor: Any) -> None:
     one_more = whole(predictor.vocabulary, outcomes=predictor.vocabulary.outcomes + 1)
 
-    def spread(workflow: Any, agent: int, tokens: float, chars: float, state: Any, out: np.ndarray) -> int:
+    def spread(workflow: Any, agent: int, tokens: float, state: Any, out: np.ndarray) -> int:
         out[:] = 1.0 / out.shape[1]
         return 100
 
