@@ -26,6 +26,7 @@ from vllm_samples import ask, build
 from presage.datasets.law import generate
 from presage.datasets.schema import trace_schema
 from presage.features.input_profiles import PROFILES, masked
+from presage.features.length_texts import LengthTexts
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.prefixes import prefixes_of
@@ -86,9 +87,12 @@ def predictors() -> tuple[NextAgentPredictor, RemainingLengthPredictor]:
     table = pa.concat_tables(drawn)
     config = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=5), refit=False)
     agents = fit_predictor(table, config, states="captured").predictor
-    encoder = LengthEncoder.fit(table, sketch_size=4)
+    encoder = LengthEncoder.fit(table)
     encoder = replace(encoder, ahead=AgentsAhead.fit(GivenModel(agents, "next-agent", ""), table, encoder))
     rows = length_rows(table, encoder)
+    texts = LengthTexts.of(table, rows, 0)
+    assert texts is not None
+    encoder, rows = texts.fit(encoder, relevant=False, seed=0, size=4)
     held = rows.task % 5 == 0
     forest = RemainingLengthConfig(estimator="forest", refit=False)
     return agents, RemainingLengthPredictor(forest, 0).fit(rows.take(~held), rows.take(held), encoder=encoder)

@@ -241,6 +241,7 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_ranking",
         "_scored",
         "_shadow",
+        "_state_layer",
         "_states",
         "_step_times",
         "_tiers",

@@ -128,7 +128,7 @@ def test_before_anything_is_measured(
     strange = run(
         "promote", "agents", "--version", 1, "--traces", others, *UNDER_PRESSURE, "--tracking-uri", registry[0]
     )
-    assert "agents version 1 knows none of the 1 agents" in strange.complaint
+    assert "none of these agents are known: the traces name 'stranger'" in strange.complaint
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     before = tags(registry, 2)
     assert "vLLM is not installed here" in promote(2, "--replay").complaint
