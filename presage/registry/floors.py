@@ -11,6 +11,10 @@ from typing import Any, Final
 from presage.features.input_profiles import TARGETS
 from presage.registry.verdict import Gate
 
+AT_LEAST: Final = 30
+"""Test workflows (or prompts) below which a lost comparison refuses nothing: intervals of fewer are too narrow, and of
+dozens of comparisons one is lost by chance."""
+
 TAG: Final = "presage.baselines."
 """Followed by a target: the tag with the trained baselines and the comparisons lost under the target's profile."""
 
@@ -21,11 +25,12 @@ NEGLIGIBLE: Final = 0.01
 def floor_tags(metrics: Mapping[str, Any]) -> dict[str, str]:
     """The tags of a version, from the metrics of its training: of each baseline the comparison it won most clearly."""
     found = {}
+    judged = metrics["workflows"] if "workflows" in metrics else metrics["prompts"]
     for target, profile in TARGETS.items():
         lost = metrics["profiles"][profile]["behind"] if "profiles" in metrics else metrics["behind"]
         worst = {one["baseline"]: one for one in sorted(lost, key=_share)}
         kept = {name: worst.get(name) for name in sorted(metrics["baselines"])}
-        found[TAG + target] = json.dumps({"baselines": kept, "lost": len(lost)})
+        found[TAG + target] = json.dumps({"baselines": kept, "lost": len(lost), "judged": judged})
     return found
 
 
@@ -44,10 +49,11 @@ def floor_gates(tags: Mapping[str, str], target: str) -> list[Gate]:
     if TAG + target not in tags:
         reason = "no baseline was kept with this version: it was trained by an earlier version of Presage"
         return [Gate("baselines", passed=True, value=None, limit=None, reason=reason)]
-    return [_gate(name, lost) for name, lost in json.loads(tags[TAG + target])["baselines"].items()]
+    kept = json.loads(tags[TAG + target])
+    return [_gate(name, lost, kept["judged"]) for name, lost in kept["baselines"].items()]
 
 
-def _gate(name: str, lost: Mapping[str, Any] | None) -> Gate:
+def _gate(name: str, lost: Mapping[str, Any] | None, judged: int) -> Gate:
     gate = f"floor-{name}"
     if lost is None:
         return Gate(gate, passed=True, value=None, limit=None, reason="not better beyond the interval in training")
@@ -56,4 +62,7 @@ def _gate(name: str, lost: Mapping[str, Any] | None) -> Gate:
         f"on the tasks held out in training it is better {lost['at']} by {lost['by']:.4g}, 95 % interval "
         f"[{low:.4g}, {high:.4g}], {share:.1%} of its own figure; at most {NEGLIGIBLE:.0%} is let pass"
     )
+    if judged < AT_LEAST:
+        reason += f"; it was judged on {judged}, and fewer than {AT_LEAST} are too few to refuse by"
+        return Gate(gate, passed=True, value=share, limit=None, reason=reason)
     return Gate(gate, share <= NEGLIGIBLE, share, NEGLIGIBLE, reason)

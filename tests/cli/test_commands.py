@@ -125,7 +125,8 @@ def test_from_traces_to_a_champion_to_a_refusal_and_back(tmp_path: Path, tiny: T
 
 
 def test_a_model_that_lost_says_so_last_and_is_not_promoted(tmp_path: Path, tiny: Tiny, database: str) -> None:
-    poor = ("--set", "network.epochs=1", "--set", 'mixture=["network"]', "--baselines", "markov-3")
+    poor = ("--test", tiny.held_out, "--set", "network.epochs=1", "--set", 'mixture=["network"]')
+    poor += ("--baselines", "markov-3")
     ran = train(tiny.store, "--out", tmp_path / "out", "--name", "loser", "--tracking-uri", database, *poor)
     assert ran.code == 0
     last = ran.out[ran.out.index("LOST: ") :]

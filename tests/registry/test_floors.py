@@ -9,9 +9,10 @@ def lost(baseline: str, by: float, of: float) -> dict[str, Any]:
     return {"baseline": baseline, "at": "1 step ahead before the output", "by": by, "ci95": [by / 2, 2 * by], "of": of}
 
 
-def metrics(**behind: list[dict[str, Any]]) -> dict[str, Any]:
+def metrics(workflows: int = 80, **behind: list[dict[str, Any]]) -> dict[str, Any]:
     profiles = {name: {"behind": behind.get(target, [])} for target, name in TARGETS.items()}
-    return {"baselines": {"markov-3": {}, "trees": {}}, "profiles": profiles, "behind": []}
+    baselines: dict[str, Any] = {"markov-3": {}, "trees": {}}
+    return {"workflows": workflows, "baselines": baselines, "profiles": profiles, "behind": []}
 
 
 TARGETS = {"engine": "engine", "gateway": "+text", "full": "+states"}
@@ -45,6 +46,14 @@ def test_one_baseline_that_won_often_hides_no_other() -> None:
     tags = floor_tags(metrics(engine=[*often, lost("trees", 0.05, 0.5)]))
     assert passed(tags, "engine") == {"floor-markov-3": False, "floor-trees": False}
     assert all(len(tag) < 5000 for tag in tags.values())  # MLflow keeps no longer ones
+
+
+def test_a_dozen_test_workflows_refuse_nothing_and_the_gate_says_so() -> None:
+    tags = floor_tags(metrics(workflows=12, engine=[lost("trees", 0.08, 0.6)]))
+    (gate,) = (gate for gate in floor_gates(tags, "engine") if gate.name == "floor-trees")
+    assert gate.passed
+    assert "judged on 12, and fewer than 30 are too few to refuse by" in gate.reason
+    assert not passed(floor_tags(metrics(workflows=30, engine=[lost("trees", 0.08, 0.6)])), "engine")["floor-trees"]
 
 
 def test_a_version_without_baselines_says_so() -> None:
