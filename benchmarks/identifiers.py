@@ -14,6 +14,7 @@ and one JSON line at the end. A minute a row.
 from __future__ import annotations
 
 import argparse
+import base64
 import datetime
 import json
 import os
@@ -89,6 +90,20 @@ def _some(rng: random.Random, count: int, between: str = " ") -> str:
     return between.join(rng.choice(WORDS) for _ in range(count))
 
 
+def _letters(rng: random.Random, count: int) -> str:
+    return "".join(rng.choice("bcdfghjklmnpqrstvwxz2456789") for _ in range(count))
+
+
+def _jwt(rng: random.Random) -> str:
+    claims = json.dumps({"sub": rng.getrandbits(48), "iat": rng.randrange(10**9, 2 * 10**9)}).encode()
+    parts = (b'{"alg":"HS256","typ":"JWT"}', claims, rng.randbytes(32))
+    return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts)
+
+
+def _address(rng: random.Random) -> str:
+    return ".".join(str(rng.randrange(256)) for _ in range(4))
+
+
 def _time(rng: random.Random) -> str:
     return datetime.datetime.fromtimestamp(1.6e9 + rng.random() * 1e8, datetime.UTC).isoformat()
 
@@ -109,6 +124,16 @@ KINDS: dict[str, Callable[[random.Random], str]] = {
     "rare word": lambda rng: " " + "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(9)),
     "dozen words": lambda rng: " " + _some(rng, 12),
     "paragraph": lambda rng: f" {_some(rng, 60)}.",
+    "jwt": lambda rng: f" Authorization: Bearer {_jwt(rng)}",
+    "phone": lambda rng: f" call +49 {rng.randrange(100, 999)} {rng.randrange(10**7):07d}",
+    "pod": lambda rng: f" on {_some(rng, 1)}-api-{rng.getrandbits(36):09x}-{_letters(rng, 5)}",
+    "log line": lambda rng: f"\n{_time(rng)} ERROR [{_address(rng)}] {_some(rng, 3)}: code {rng.randrange(600)}",
+    "name in Chinese": lambda rng: " 给" + "".join(chr(rng.randrange(0x4E00, 0x5E00)) for _ in range(3)),
+    "customer's prompt": lambda rng: f" You serve {_some(rng, 2)}, account {rng.getrandbits(40):x}. {_some(rng, 150)}.",
+    "stack trace": lambda rng: "".join(
+        f'\n  File "/app/{_some(rng, 1)}.py", line {rng.randrange(999)}, in {_some(rng, 1, "_")}' for _ in range(6)
+    ),
+    "every other": lambda rng: f" ticket {rng.randrange(10**6)}" if rng.random() < 0.5 else "",
 }
 """What a prompt carries beside the word that matters."""
 
@@ -176,17 +201,20 @@ def next_agent_row(kind: str, metrics: dict[str, Any]) -> dict[str, Any]:
 
 def length_row(kind: str, metrics: dict[str, Any]) -> dict[str, Any]:
     """Prints a row of the table, and returns its figures."""
-    median = metrics["baselines"]["median-per-step"]["pinball"]["0.5"]
+    baseline = metrics["baselines"]["median-per-step"]
+    median = baseline["pinball"]["0.5"]
     coverage, pinball = metrics["coverage"], metrics["pinball"]
-    told = " / ".join(f"{value:.3f}" for value in coverage.values())
+    told, theirs = (" / ".join(f"{value:.3f}" for value in of.values()) for of in (coverage, baseline["coverage"]))
     states = metrics["state_choice"]["chosen"]
     print(
-        f"| {kind} | {pinball['0.5']:.1f} | {median:.1f} | {told} | {len(metrics['behind'])} | {states} |", flush=True
+        f"| {kind} | {pinball['0.5']:.1f} | {median:.1f} | {told} | {theirs} | {len(metrics['behind'])} | {states} |",
+        flush=True,
     )
     return {
         "pinball": pinball,
         "median per step": median,
         "coverage": coverage,
+        "coverage of quantiles per step": baseline["coverage"],
         "lost": metrics["behind"],
         "states": states,
     }
@@ -204,8 +232,11 @@ def main() -> None:
     if unknown := set(kinds) - KINDS.keys():
         sys.exit(f"identifiers: no kind {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     if chosen.lengths:
-        print("| prompts carry | pinball .5, tokens | median per step | within .5 / .9 / .99 | lost | texts |")
-        print("|---|---|---|---|---|---|")
+        print(
+            "| prompts carry | pinball .5, tokens | median per step | within .5 / .9 / .99 | "
+            "quantiles per step: within | lost | texts |"
+        )
+        print("|---|---|---|---|---|---|---|")
     else:
         print("| prompts carry | accuracy at 1 / 2 / 3 | best baseline | ECE | profile engine | lost | states |")
         print("|---|---|---|---|---|---|---|")

@@ -50,14 +50,12 @@ class Kind(Protocol):
         name: as artefacts have it.
         unit: what its data consists of: "workflows" or "prompts".
         legend: what the figures of `headline` are.
-        loss_unit: of the differences to baselines, as it follows a number.
         advice: what to try where a baseline won.
     """
 
     name: str
     unit: str
     legend: str
-    loss_unit: str
     advice: str
 
     def read(self, paths: list[Path], skip_bad: bool, out: Output, report: Report) -> Any:

@@ -29,7 +29,6 @@ class NextAgent(OfTraces):
 
     name = "next-agent"
     legend = "accuracy 1, 2, … steps ahead"
-    loss_unit = ""
     advice = (
         "more workflows (presage study learning-curve shows whether they help), agent names that tell roles apart, "
         "recorded texts or hidden states (presage study states), or --set network.epochs and boosting.rounds"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,11 +71,10 @@ def read(paths: list[Path], skip_bad: bool, out: Output, report: Report, source_
     return found.table
 
 
-def states(name: str) -> Any:
+def states(name: str, known: Sequence[str] = ("auto", "captured", "text", "none")) -> Any:
     """A source of states by its name."""
     from presage.errors import ConfigurationError
 
-    known = ("auto", "captured", "text", "none")
     if name not in known:
         raise ConfigurationError(f"--states {name}: wanted one of {', '.join(known)}")
     return name

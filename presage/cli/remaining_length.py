@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from presage.predictors.ahead import GivenModel
     from presage.registry.length_gates import LengthEvidence
     from presage.registry.verdict import Verdict
-    from presage.training.lengths.texts import Texts
 
 
 class RemainingLength(OfTraces):
     """See `presage.cli.kinds.Kind`."""
 
     name = "remaining-length"
-    loss_unit = ""
     advice = (
         "more workflows, output_tokens on every LLM step, --estimator forest or boosted, recorded prompts, or --states "
         "none where texts only tell workflows apart"
@@ -151,21 +149,6 @@ def target_of(name: str) -> Target:
     if name == "step":
         return "step"
     raise ConfigurationError(f"--target {name}: wanted remaining (this step and all later ones) or step (this one)")
-
-
-def texts_of(name: str) -> Texts:
-    """Which texts are to be read.
-
-    Raises:
-        ConfigurationError: it is none of "auto", "text" and "none".
-    """
-    from presage.errors import ConfigurationError
-    from presage.training.lengths.texts import TEXTS
-
-    for known in TEXTS:
-        if name == known:
-            return known
-    raise ConfigurationError(f"--states {name}: wanted one of {', '.join(TEXTS)}")
 
 
 def given_model(reference: str, tracking_uri: str | None) -> GivenModel:

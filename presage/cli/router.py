@@ -27,7 +27,6 @@ class Router:
 
     name = "router"
     unit = "prompts"
-    loss_unit = ""
     advice = "more labelled prompts of your own traffic, --encoder with a sentence encoder, or --head transformer"
     legend = "mean average precision over models, calibration error, accuracy of the picks and of the best single model"
 

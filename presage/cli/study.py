@@ -10,6 +10,8 @@ import typer
 
 from presage.cli import options, outcomes
 from presage.cli.output import Output, Report
+from presage.cli.tables import number
+from presage.cli.tables import table as text_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,7 +171,6 @@ def shift(
     as_json: options.Json = False,
 ) -> None:
     """How a router does on benchmark families that training never saw: does it hold on new topics?"""
-    from presage.cli.shift import tables
     from presage.predictors.router import RouterConfig
     from presage.training.configuration import read_configuration
     from presage.training.router.shift import study_shift
@@ -180,7 +181,7 @@ def shift(
     with out.working() as report:
         judged = outcomes.read(data, skip_bad, out, report).outcomes
         found = study_shift(judged, configuration, pattern=family, most=most, seed=seed, share=report)
-    out.result(found, *(tables(found) if not as_json else ()))
+    out.result(found, *(_shift_tables(found) if not as_json else ()))
 
 
 def _study(
@@ -212,7 +213,6 @@ def _study(
 
 def _told(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
     """The answer as the report tells it: its tables."""
-    from presage.cli.tables import table
     from presage.training.report.blocks import Folded, Table, Text
     from presage.training.report.report import document
 
@@ -222,7 +222,7 @@ def _told(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
         inner = block.blocks if isinstance(block, Folded) else [block]
         for one in inner:
             if isinstance(one, Table):
-                lines.append(table("", one.head, [row.cells for row in one.rows]))
+                lines.append(text_table("", one.head, [row.cells for row in one.rows]))
             elif isinstance(one, Text):
                 lines.append(f"\n{one.text}")
     if report_folder is not None:
@@ -249,3 +249,42 @@ def _sizes(sizes: str | None) -> list[int] | None:
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigurationError(f"--sizes {sizes}: wanted whole numbers separated by commas, such as 50,200,800")
     return [int(part) for part in parts]
+
+
+def _shift_tables(found: dict[str, Any]) -> list[Any]:
+    """Each family left out, and all together beside families that training knew."""
+    routers = list(found["pooled"]["left_out"]["routers"])
+    baselines = routers[1:]
+    head = ["family left out", "prompts", "macro mAP", "ECE", "picked accuracy", "flagged"]
+    rows = [[name, *_shift_row(of["left_out"], routers)] for name, of in found["families"].items()]
+    pooled = found["pooled"]
+    rows.append(["all of them", *_shift_row(pooled["left_out"], routers)])
+    rows.append(["with all families known", *_shift_row(pooled["known"], routers)])
+    told: list[Any] = [
+        text_table(f"\nThe router on families that training never saw: ours / {' / '.join(baselines)}", head, rows),
+        "\nflagged: share of prompts for which ours says that there is not enough evidence",
+    ]
+    intervals = []
+    for called, key in (("left out", "left_out"), ("known", "known")):
+        for name, of in pooled[key]["differences"].items():
+            intervals.append([f"{called}, ours less {name}", *map(_difference_of, of.values())])
+    first = pooled["left_out"]["differences"][baselines[0]]
+    told.append(text_table("\nDifferences over all families, with paired 95 % intervals", ["", *first], intervals))
+    behind = pooled["left_out"]["behind"]
+    told += [f"\nLOST: {one['baseline']} is better {one['at']} by {one['by']:.4f} on new families" for one in behind]
+    return told
+
+
+def _shift_row(of: dict[str, Any] | None, routers: list[str]) -> list[str]:
+    if of is None:
+        return ["0", "–", "–", "–", "–"]
+    figures = [
+        " / ".join(number(of["routers"][name][key]) for name in routers)
+        for key in ("macro_map", "ece", "picked_accuracy")
+    ]
+    return [str(of["prompts"]), *figures, number(of["flagged"], 2)]
+
+
+def _difference_of(of: dict[str, Any]) -> str:
+    low, high = of["ci95"]
+    return f"{number(of['difference'])} [{number(low)}, {number(high)}]"

@@ -68,16 +68,17 @@ def remaining_length(
     """Train the predictor of remaining output tokens, judge it beside every baseline, and register it."""
     from dataclasses import replace
 
-    from presage.cli.remaining_length import RemainingLength, given_model, quantiles_of, target_of, texts_of
+    from presage.cli.remaining_length import RemainingLength, given_model, quantiles_of, target_of
     from presage.predictors.remaining_length import RemainingLengthConfig
     from presage.training.configuration import read_configuration
+    from presage.training.lengths.texts import TEXTS
     from presage.training.lengths.train import LIMITS, choose_baselines, train_lengths
 
     own: dict[str, Any] = {"estimator": estimator} if estimator is not None else {}
     own |= {"quantiles": quantiles_of(quantiles)} if quantiles is not None else {}
     configuration = replace(read_configuration(RemainingLengthConfig, config, settings or (), LIMITS), **own)
     configuration.check()
-    wanted, what, texts = choose_baselines(baselines), target_of(target), texts_of(states)
+    wanted, what, texts = choose_baselines(baselines), target_of(target), options.states(states, TEXTS)
     given = given_model(next_agent, tracking_uri) if next_agent is not None else None
 
     def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Trained:

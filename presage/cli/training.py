@@ -119,7 +119,7 @@ def carry_out(
         "registered": made.uri if made is not None else None,
         "report": str(job.report) if job.report is not None else None,
     }
-    lost = last_words(metrics["behind"], job.kind.loss_unit, job.kind.advice)
+    lost = last_words(metrics["behind"], job.kind.advice)
     if output.as_json:
         for line in lost:
             output.note(line)

@@ -57,12 +57,3 @@ def masked(table: pa.Table, sources: Sources) -> pa.Table:
                 field = table.schema.field(at)
                 table = table.set_column(at, field, pa.nulls(len(table), field.type))
     return table
-
-
-def sources_of(table: pa.Table) -> Sources:
-    """The sources that any step of a trace has."""
-    return frozenset(
-        source
-        for source, columns in COLUMNS.items()
-        if any(name in table.column_names and table[name].null_count < len(table) for name in columns)
-    )

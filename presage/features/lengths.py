@@ -31,7 +31,7 @@ from presage.datasets.validate import workflow_codes
 from presage.errors import InputError, TraceError
 from presage.features.course import Course
 from presage.features.history import RECENT, histories
-from presage.features.input_profiles import TEXT, TOKENS, Sources
+from presage.features.input_profiles import PROFILES, TEXT, TOKENS, Sources
 from presage.features.progress import PROGRESS, progress
 from presage.features.sketch import Sketch
 from presage.features.vocabulary import Vocabulary
@@ -47,8 +47,9 @@ _NOTHING: Final = np.empty(0, np.float32)
 _SYSTEM, _USER, _PROMPT = range(len(PROMPT))
 _PRODUCED, _PREVIOUS = (len(PROMPT) + PROGRESS.index(name) for name in ("produced_tokens", "previous_output_tokens"))
 
-LOOKS: Final[tuple[Sources, ...]] = (frozenset(), frozenset((TOKENS,)), frozenset((TOKENS, TEXT)))
-"""What a row may be made of, the least first; a row with a text counts as the last."""
+LEARNT_PROFILES: Final[tuple[Sources, ...]] = tuple(PROFILES[name] for name in ("ids", "ids+tokens", "+text"))
+"""The input profiles that differ to a predictor of lengths, which reads no hidden states; the least first. A row with a
+text counts as the last."""
 AGENTS_TRACKED: Final = 16
 """Of so many agents, the most frequent, a row says how often they were called and how long ago."""
 
@@ -171,7 +172,7 @@ class LengthEncoder:
 
     @classmethod
     def fit(cls, table: pa.Table, sketch: Sketch | None = None) -> LengthEncoder:
-        """Fits vocabularies on a training trace; `sketch` is one of its texts (`length_texts.py`)."""
+        """Fits vocabularies on a training trace; `sketch` is one of its texts (`training/lengths/texts.py`)."""
         types = tuple(sorted(pc.unique(table["workflow_type"]).to_pylist()))
         agents = tuple(sorted(pc.unique(table["agent"]).to_pylist()))
         tracked = sorted(map(agents.index, _most_frequent(table["agent"], AGENTS_TRACKED)))
@@ -395,8 +396,8 @@ def prompts_and_answers(table: pa.Table) -> tuple[list[str | None], list[str | N
 
 
 @njit(cache=True)
-def looks_of(numbers: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Which of LOOKS the numbers of rows are made of, int64 [n], from float32 [n, F]."""
+def profiles_of(numbers: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Which of LEARNT_PROFILES the numbers of rows are made of, int64 [n], from float32 [n, F]."""
     out = np.empty(len(numbers), np.int64)
     for row in range(len(numbers)):
         of = numbers[row]

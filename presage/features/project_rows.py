@@ -1,7 +1,13 @@
-"""Many wide states times one narrow matrix, compiled: what BLAS, made for wide results, is a fifth slower at.
+"""States times a narrow matrix, x @ W + b, compiled: one state with the bits of training, or many at once.
 
-Sixteen sums, of four states and four columns, stay in registers while a state goes by: no state is copied first. They
-are float32, for batches, which agree with a state alone (`project_state.py`) to rounding.
+`project_state` is the one definition of a projected state, in training and in serving. Its sum is float64 and rounded
+to float32 once, so that it has the same bits in whatever order it is taken: compiled here, or by torch on the device of
+an engine's worker (`serving_hooks/vllm/tap/rows.py`). Products of a float16 state and a float32 weight are exact in
+float64; what is left of its rounding moves one number of some ten million by its last bit.
+
+`project_rows` is for batches, where BLAS, made for wide results, is a fifth slower: sixteen sums, of four states and
+four columns, stay in registers while a state goes by, and no state is copied first. They are float32 and agree with a
+state alone to rounding.
 """
 
 from __future__ import annotations
@@ -15,19 +21,21 @@ from numpy.typing import NDArray
 TOGETHER: Final = 8
 """Columns are filled up to a multiple of this."""
 _SWEEP: Final = 4
-"""States, and columns, a sweep takes."""
+"""States, and columns, a sweep of a batch takes."""
+
+# Sums may be reordered, so that they run in vector registers; nothing else is relaxed.
+_REORDERED: Final = {"contract", "reassoc", "nsz"}
 
 
 def columns_of(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """W float32 [d, m] as `project_rows` reads it: transposed, rows of zeros up to a multiple of TOGETHER."""
+    """W float32 [d, m] as the functions below read it: transposed, rows of zeros up to a multiple of TOGETHER."""
     size, width = weights.shape
     out = np.zeros((-(-width // TOGETHER) * TOGETHER, size), np.float32)
     out[:width] = weights.T
     return out
 
 
-# Sums may be reordered here, so that they run in vector registers; nothing else is relaxed.
-@njit(cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy", nogil=True)
+@njit(cache=True, fastmath=_REORDERED, error_model="numpy", nogil=True)
 def project_rows(
     states: NDArray[np.float32], columns: NDArray[np.float32], bias: NDArray[np.float32], out: NDArray[np.float32]
 ) -> None:
@@ -63,3 +71,38 @@ def project_rows(
             for i in range(min(_SWEEP, len(states) - row)):
                 for j in range(min(_SWEEP, width - column)):
                     out[row + i, column + j] = sums[i, j] + bias[column + j]
+
+
+@njit(cache=True, fastmath=_REORDERED, error_model="numpy", nogil=True)
+def project_state(
+    state: NDArray[np.float32], columns: NDArray[np.float32], bias: NDArray[np.float32], out: NDArray[np.float32]
+) -> None:
+    """Writes x @ W + b to `out`; NaN for a state that holds NaN.
+
+    Args:
+        state: x, float32 [d].
+        columns: `columns_of` W, float32 [≥ m, d].
+        bias: b, float32 [m].
+        out: float32 [m].
+    """
+    sums = np.empty(TOGETHER, np.float64)
+    for column in range(0, len(columns), TOGETHER):
+        w0, w1, w2, w3 = columns[column], columns[column + 1], columns[column + 2], columns[column + 3]
+        w4, w5, w6, w7 = columns[column + 4], columns[column + 5], columns[column + 6], columns[column + 7]
+        s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+        for i in range(len(state)):
+            x = np.float64(state[i])
+            s0, s1, s2, s3 = s0 + x * w0[i], s1 + x * w1[i], s2 + x * w2[i], s3 + x * w3[i]
+            s4, s5, s6, s7 = s4 + x * w4[i], s5 + x * w5[i], s6 + x * w6[i], s7 + x * w7[i]
+        sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6], sums[7] = s0, s1, s2, s3, s4, s5, s6, s7
+        for j in range(min(TOGETHER, len(bias) - column)):
+            out[column + j] = sums[j] + bias[column + j]
+
+
+@njit(cache=True, nogil=True)
+def project_states(
+    states: NDArray[np.float32], columns: NDArray[np.float32], bias: NDArray[np.float32], out: NDArray[np.float32]
+) -> None:
+    """`project_state` of every row of float32 [n, d], to float32 [n, m]."""
+    for row in range(len(states)):
+        project_state(states[row], columns, bias, out[row])

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from presage.features.folds import FOLDS, task_folds
 from presage.features.moment import Moment
 from presage.features.prefixes import Prefixes
-from presage.features.project_rows import columns_of
-from presage.features.project_state import project_states
+from presage.features.project_rows import columns_of, project_states
 
 PENALTIES: Final = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 MAX_AXES: Final = 128

@@ -46,14 +46,6 @@ _TOKEN: Final = re.compile(
 )
 
 
-def tokens_of(text: str) -> list[str]:
-    """Words, runs of punctuation and line breaks of a text in lower case, identifiers as the token of their kind."""
-    found: list[str] = []
-    for chunk in chunks_of(text):
-        found += tokens_of_chunk(chunk)
-    return found
-
-
 def chunks_of(text: str) -> list[str]:
     """The text in lower case between white space, and its line breaks: what `tokens_of_chunk` splits further."""
     return _CHUNK.findall(text.lower())

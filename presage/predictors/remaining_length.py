@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError, TraceError
 from presage.features.input_profiles import TEXT, TOKENS, Sources
-from presage.features.lengths import LOOKS, LengthEncoder, LengthRows, Target
+from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, LengthRows, Target
 from presage.predictors.ahead import AgentsAhead
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.forecast import Source
@@ -198,7 +198,7 @@ class RemainingLengthPredictor:
         calibration row has a label."""
         held = calibration.take(calibration.labelled)
         rows = held if len(held) else labels_of(train)[0]
-        said = np.stack([estimator.predict(self.encoder.observed(rows, sources)) for sources in LOOKS[1:]])
+        said = np.stack([estimator.predict(self.encoder.observed(rows, sources)) for sources in LEARNT_PROFILES[1:]])
         above = rows.remaining[:, None].astype(np.float64) - said
         levels = np.array(self.quantiles)
         loss: list[float] = np.maximum(levels * above, (levels - 1.0) * above).mean(axis=(0, 1)).tolist()

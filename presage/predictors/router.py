@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
+from presage.errors import ConfigurationError, InputError, TraceError
 from presage.features.prompt_form import form
 from presage.features.text_encoder import TextEncoder
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.forecast import Source
 from presage.predictors.routing.calibration import Calibration
 from presage.predictors.routing.choice import learn_trust, pick
-from presage.predictors.routing.evidence import Look, PromptEvidence, Seen, words_of
+from presage.predictors.routing.evidence import Novelty, PromptEvidence, Seen, words_of
 from presage.predictors.routing.factors import base_rates
 from presage.predictors.routing.linear import RANK, LinearScorer
 from presage.predictors.routing.scorer import Scorer
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 KIND: Final = "router"
 HEADS: Final = ("linear", "transformer")
 MIN_EVIDENCE: Final = 50
-
-LAYOUT: Final = 2
-"""Of what an artefact of this kind holds; another one is not read."""
 
 Progress = Callable[[str, float], None]
 """Told what is being done and the share of it that is done, 0..1."""
@@ -192,13 +189,13 @@ class RouterPredictor:
         held, held_forms = words_of(calibration), form(calibration)
         seen = Seen.of(words, forms)
         self.evidence = PromptEvidence.of(seen, held, held_forms)
-        look = seen.look(held, held_forms)
-        distance = self.evidence.distance(look)
+        novelty = seen.novelty(held, held_forms)
+        distance = self.evidence.distance(novelty)
         self.widening = None
         if folds.any():
             known = Opinions(self.calibration.opinion(logits), learnt, distance, calibration_correct)
             self.widening = Widening.fit(self._left_out(folds, away, words, forms, correct), known)
-        self.trust = learn_trust(self._probabilities(logits, distance, look), calibration_correct, learnt)
+        self.trust = learn_trust(self._probabilities(logits, distance, novelty), calibration_correct, learnt)
         if scorer is None and self.config.refit:
             tell("learning again on all", 0.7)
             assert isinstance(self._scorer, LinearScorer)
@@ -234,9 +231,9 @@ class RouterPredictor:
         found = []
         for fold in np.unique(folds):
             apart, rest = np.flatnonzero(folds == fold).tolist(), np.flatnonzero(folds != fold).tolist()
-            look = Seen.of([words[i] for i in rest], forms[rest]).look([words[i] for i in apart], forms[apart])
+            novelty = Seen.of([words[i] for i in rest], forms[rest]).novelty([words[i] for i in apart], forms[apart])
             opinion = self.calibration.opinion(self.calibration.base + away[apart])
-            found.append(Opinions(opinion, base_rates(correct[rest]), self.evidence.distance(look), correct[apart]))
+            found.append(Opinions(opinion, base_rates(correct[rest]), self.evidence.distance(novelty), correct[apart]))
         return found
 
     def at_precision(self, precision: Precision, device: str = "cpu") -> Self:
@@ -259,8 +256,8 @@ class RouterPredictor:
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """That each model solves each prompt, float32 [n, M]; base rates where there is too little to go by."""
-        look = self.evidence.look(prompts)
-        return self._answer(prompts, self.evidence.distance(look), look)
+        novelty = self.evidence.novelty(prompts)
+        return self._answer(prompts, self.evidence.distance(novelty), novelty)
 
     def picks(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
         """The model to take for each of n prompts where only success counts, int64 [n]."""
@@ -274,24 +271,24 @@ class RouterPredictor:
         """
         if not isinstance(prompt, str):
             raise InputError(f"a prompt of type {type(prompt).__name__}; a string is wanted")
-        look = self.evidence.look([prompt])
-        distance = self.evidence.distance(look)
-        said = self._answer([prompt], distance, look)
+        novelty = self.evidence.novelty([prompt])
+        distance = self.evidence.distance(novelty)
+        said = self._answer([prompt], distance, novelty)
         return RouteForecast(
             probabilities=dict(zip(self.models, said[0].tolist(), strict=True)),
             pick=self.models[int(self.picks(said)[0])],
             source="back-off" if self.evidence.is_far(distance)[0] else "champion",
             evidence=dict(zip(self.models, self.labels.tolist(), strict=True)),
-            known=float(look.known[0]),
+            known=float(novelty.known[0]),
             distance=float(distance[0]),
         )
 
-    def _answer(self, prompts: Sequence[str], distance: NDArray[np.float64], look: Look) -> NDArray[np.float32]:
-        said = self._probabilities(self._scorer.logits(prompts), distance, look)
+    def _answer(self, prompts: Sequence[str], distance: NDArray[np.float64], novelty: Novelty) -> NDArray[np.float32]:
+        said = self._probabilities(self._scorer.logits(prompts), distance, novelty)
         return np.where(self.labels < self.config.min_evidence, self.base.astype(np.float32), said)
 
     def _probabilities(
-        self, logits: NDArray[np.float32], distance: NDArray[np.float64], look: Look
+        self, logits: NDArray[np.float32], distance: NDArray[np.float64], novelty: Novelty
     ) -> NDArray[np.float32]:
         """Calibrated probabilities of log-odds [n, M], as near to the base rates as the distance [n] asks."""
         if self.widening is None:
@@ -300,7 +297,7 @@ class RouterPredictor:
             opinion = self.calibration.opinion(logits)
             said, unsure = (
                 self.widening.probabilities(opinion, self.calibration.base, distance),
-                look.known == 0.0,
+                novelty.known == 0.0,
             )
         return np.where(unsure[:, None], self.base.astype(np.float32), said)
 
@@ -321,7 +318,6 @@ class RouterPredictor:
                 "evidence": self.evidence.to_config(),
                 "trust": self.trust,
                 "widening": None if self.widening is None else asdict(self.widening),
-                "layout": LAYOUT,
                 "seed": self.seed,
             },
             tensors={
@@ -344,11 +340,6 @@ class RouterPredictor:
         artefact = read_artefact(Path(folder), kind=KIND)
         with rebuilding(folder, KIND):
             config, tensors = artefact.config, artefact.tensors
-            if config.get("layout") != LAYOUT:
-                raise ArtefactError(
-                    f"{folder}: a router of layout {config.get('layout', 1)}; wanted layout {LAYOUT}: another version "
-                    "of Presage wrote it; train anew"
-                )
             predictor = cls(RouterConfig.from_dict(config["predictor"]), config["seed"])
             predictor.models = tuple(config["models"])
             predictor.base, predictor.labels = tensors["base"], tensors["labels"]

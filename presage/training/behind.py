@@ -44,12 +44,11 @@ def moment_name(moment: Moment) -> str:
     return "before the output" if moment == PREFILL else "after the output"
 
 
-def last_words(found: Sequence[Mapping[str, Any]], unit: str, advice: str) -> list[str]:
+def last_words(found: Sequence[Mapping[str, Any]], advice: str) -> list[str]:
     """What a training ends with where a baseline won.
 
     Args:
         found: `Behind.to_dict` of each comparison lost.
-        unit: of the figures.
         advice: what to try.
     """
     if not found:
@@ -57,9 +56,7 @@ def last_words(found: Sequence[Mapping[str, Any]], unit: str, advice: str) -> li
     lines = [f"LOST: {len(found)} comparisons with a baseline, beyond the 95 % interval"]
     for one in sorted(found, key=lambda one: -one["by"])[:_MOST_LINES]:
         low, high = one["ci95"]
-        lines.append(
-            f"  {one['baseline']} is better {one['at']} by {one['by']:.4g}{unit} (95 % {low:.4g} to {high:.4g})"
-        )
+        lines.append(f"  {one['baseline']} is better {one['at']} by {one['by']:.4g} (95 % {low:.4g} to {high:.4g})")
     if len(found) > _MOST_LINES:
         lines.append(f"  and {len(found) - _MOST_LINES} more")
     return [*lines, f"What to try: {advice}"]

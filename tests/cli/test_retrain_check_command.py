@@ -10,9 +10,9 @@ from tiny_model import Tiny
 
 from presage.datasets.law import generate
 from presage.datasets.store import append
-from presage.features.length_texts import LengthTexts
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
+from presage.training.lengths.texts import LengthTexts
 
 
 def renamed(table: pa.Table, old: str, new: str) -> pa.Table:

@@ -8,8 +8,8 @@ from presage.datasets.length_law import generate_lengths
 from presage.datasets.schema import conform
 from presage.errors import InputError, TraceError
 from presage.features.input_profiles import PROFILES, masked
-from presage.features.length_texts import LengthTexts
-from presage.features.lengths import LOOKS, LengthEncoder, join_rows, length_rows, looks_of
+from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, join_rows, length_rows, profiles_of
+from presage.training.lengths.texts import LengthTexts
 
 
 def step(workflow: str, number: int, agent: str, tokens: int | None, **more: object) -> dict[str, object]:
@@ -200,7 +200,9 @@ def test_rows_observed_are_those_of_the_trace_with_the_other_columns_null(profil
     np.testing.assert_array_equal(seen.numbers, wanted.numbers)
     np.testing.assert_array_equal(seen.model, wanted.model)
     np.testing.assert_array_equal(seen.remaining, rows.remaining)
-    np.testing.assert_array_equal(looks_of(seen.numbers) <= LOOKS.index(PROFILES[profile] - {"states"}), True)
+    np.testing.assert_array_equal(
+        profiles_of(seen.numbers) <= LEARNT_PROFILES.index(PROFILES[profile] - {"states"}), True
+    )
 
 
 def test_sketches_of_training_rows_are_out_of_fold_and_those_of_fresh_texts_are_not() -> None:

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.features.project_rows import columns_of
-from presage.features.project_state import project_state, project_states
+from presage.features.project_rows import columns_of, project_state, project_states
 from presage.features.projection import Projection
 
 

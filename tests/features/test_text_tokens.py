@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.features.text_tokens import KIND, tokens_of
+from presage.features.text_tokens import KIND, chunks_of, tokens_of_chunk
+
+
+def tokens_of(text: str) -> list[str]:
+    return [token for chunk in chunks_of(text) for token in tokens_of_chunk(chunk)]
 
 
 def kinds(text: str) -> list[str]:

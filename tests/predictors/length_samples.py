@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from presage.datasets.length_law import generate_lengths
-from presage.features.length_texts import LengthTexts
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
+from presage.training.lengths.texts import LengthTexts
 
 QUANTILES = (0.5, 0.9, 0.99)
 

@@ -5,9 +5,9 @@ import pytest
 from length_samples import QUANTILES, fresh_rows, law_rows
 from sklearn.linear_model import Ridge
 
+from presage.features.folds import parts, task_folds
 from presage.features.lengths import LengthRows
 from presage.predictors.lengths.boosted import BoostedLengths
-from presage.predictors.lengths.folds import folds_by_task, parts
 from presage.predictors.lengths.forest import ForestLengths
 from presage.predictors.lengths.inputs import InputEncoding
 from presage.predictors.lengths.linear import LogLine
@@ -23,7 +23,7 @@ def test_the_others_of_a_single_fold_are_its_own_rows() -> None:
 
 def test_rows_of_a_task_share_a_fold() -> None:
     train = law_rows(120, 5)[1]
-    fold = folds_by_task(train, 3, seed=0)
+    fold = task_folds(train.task, 0, 3)
     assert set(fold) == {0, 1, 2}
     assert all(len(set(fold[train.task == task])) == 1 for task in np.unique(train.task))
 

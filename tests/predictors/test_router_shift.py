@@ -14,7 +14,7 @@ from presage.datasets.outcomes.split import split_outcomes
 from presage.errors import ArtefactError
 from presage.predictors.artefact import read_artefact, write_artefact
 from presage.predictors.router import KIND, RouterPredictor
-from presage.predictors.routing.evidence import Look, PromptEvidence
+from presage.predictors.routing.evidence import Novelty, PromptEvidence
 from presage.predictors.routing.factors import logit, sigmoid
 from presage.predictors.routing.widening import FOLDS, Opinions, Widening, leave_out_folds
 from presage.training.router.metrics import measure
@@ -117,8 +117,8 @@ def test_families_are_left_out_whole_and_fewer_than_three_not_at_all() -> None:
 
 def test_fewer_known_words_or_a_stranger_form_are_never_nearer(router: RouterPredictor) -> None:
     shares = np.linspace(0, 1, 50)
-    by_words = router.evidence.distance(Look(shares, np.full(50, 0.5)))
-    by_form = router.evidence.distance(Look(np.full(50, 0.9), 10 * shares))
+    by_words = router.evidence.distance(Novelty(shares, np.full(50, 0.5)))
+    by_form = router.evidence.distance(Novelty(np.full(50, 0.9), 10 * shares))
     assert (np.diff(by_words) <= 0).all()
     assert (np.diff(by_form) >= 0).all()
     assert by_words[0] == 1
@@ -136,13 +136,11 @@ def test_the_artefact_keeps_how_opinions_shrink(router: RouterPredictor, tmp_pat
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"layout": 1}, "a router of layout 1; wanted layout 2.*train anew"),
-        ({"layout": None}, "wanted layout 2"),
         ({"widening": {"shift": 0.0, "drift": 0.0, "slope": 1.0, "loss": -1.0}}, "widening"),
         ({"widening": {"shift": 0.0}}, "widening|Widening|missing"),
     ],
 )
-def test_an_artefact_of_another_layout_is_refused_in_one_sentence(
+def test_a_widening_that_does_not_shrink_opinions_is_refused_in_one_sentence(
     router: RouterPredictor, tmp_path: Path, change: dict[str, object], complaint: str
 ) -> None:
     router.save(tmp_path / "model")

@@ -4,9 +4,9 @@ from functools import cache
 from pathlib import Path
 
 from presage.datasets.store import read_store
-from presage.features.length_texts import LengthTexts
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
+from presage.training.lengths.texts import LengthTexts
 
 
 class Clock:

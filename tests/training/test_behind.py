@@ -22,9 +22,9 @@ def test_the_last_words_name_baseline_horizon_margin_and_what_to_try() -> None:
             *(Behind(f"tree-{place}", "3 steps ahead", 0.01, (0.001, 0.02), 0.5) for place in range(6)),
         ]
     )
-    lines = last_words(lost, " tokens", "more workflows")
+    lines = last_words(lost, "more workflows")
     assert lines[0] == "LOST: 8 comparisons with a baseline, beyond the 95 % interval"
-    assert lines[1] == "  markov-3 is better 2 steps ahead before the output by 0.18 tokens (95 % 0.1 to 0.26)"
+    assert lines[1] == "  markov-3 is better 2 steps ahead before the output by 0.18 (95 % 0.1 to 0.26)"
     assert re.fullmatch(r"  and \d+ more", lines[-2])
     assert lines[-1] == "What to try: more workflows"
-    assert last_words([], "", "more workflows") == []
+    assert last_words([], "more workflows") == []

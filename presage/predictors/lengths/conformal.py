@@ -46,7 +46,7 @@ UNKNOWN: Final = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Conformal:
-    """Shifts of Q quantiles for T workflow types, under each of L looks: what is known of a row.
+    """Shifts of Q quantiles for T workflow types, under each of L profiles: what is known of a row.
 
     Attributes:
         shifts: float32 [L, T + 1, Q], the last row for unknown types.
@@ -90,11 +90,11 @@ class Conformal:
         self,
         location: NDArray[np.float32],
         scale: NDArray[np.float32],
-        look: NDArray[np.int64],
+        profile: NDArray[np.int64],
         workflow_type: NDArray[np.int32],
     ) -> NDArray[np.float32]:
         """Calibrated quantiles on the logarithm, float32 [n, Q], from locations [n, Q] and scales [n]."""
-        return np.asarray(location + scale[:, None] * self.shifts[look, workflow_type], np.float32)
+        return np.asarray(location + scale[:, None] * self.shifts[profile, workflow_type], np.float32)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """As an artefact keeps it."""
@@ -146,7 +146,7 @@ def _shifts(
     quantiles: Sequence[float],
     floor: int,
 ) -> NDArray[np.float64]:
-    """The shifts of one look, float64 [T + 1, Q]."""
+    """The shifts of one profile, float64 [T + 1, Q]."""
     shifts = np.empty((len(counts), len(quantiles)))
     every = _shift(scores, quantiles)
     levels = np.array(quantiles)

@@ -15,9 +15,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from presage.features.folds import task_folds
 from presage.features.lengths import PROMPT, LengthRows
 from presage.features.progress import PROGRESS
-from presage.predictors.lengths.folds import folds_by_task
 from presage.predictors.lengths.inputs import CATEGORIES, MISSING
 
 _INDICES: Final = 3
@@ -91,7 +91,7 @@ class LogLine:
 
 def line_helps(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: LengthRows, seed: int) -> bool:
     """Whether a few boosted trees do better from a line than from nothing, on a quarter of the tasks."""
-    held = folds_by_task(rows, _TRIAL_FOLDS, seed) == 0
+    held = task_folds(rows.task, seed, _TRIAL_FOLDS) == 0
     if held.all() or not held.any():
         return False
     line = LogLine.fit(inputs[~held], labels[~held])(inputs)

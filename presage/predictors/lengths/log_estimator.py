@@ -8,8 +8,8 @@ A model of other tasks is one from end to end: its means of categories and its l
 and are one and the same for all rows it learns from. (Means and lines out of fold, row by row, told trees which fold a
 row is of: the folds' own coverage was right, and that of fresh tasks anything from .26 to .79 at the median.)
 
-Rows are learnt under the looks they will have when serving: each row under one, drawn at random, while every look is
-calibrated on all rows.
+Rows are learnt under the input profiles they will have when serving: each row under one, drawn at random, while every
+profile is calibrated on all rows.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.features.folds import parts, task_folds
 from presage.features.input_profiles import Sources
-from presage.features.lengths import LOOKS, LengthRows, join_rows, looks_of
+from presage.features.lengths import LEARNT_PROFILES, LengthRows, join_rows, profiles_of
 from presage.predictors.lengths.conformal import Conformal
 from presage.predictors.lengths.estimator import labels_of, rising
-from presage.predictors.lengths.folds import folds_by_task, parts
 from presage.predictors.lengths.inputs import CATEGORIES, InputEncoding
 from presage.predictors.lengths.linear import LogLine, line_helps, with_line
 
@@ -37,7 +37,7 @@ MIN_EVIDENCE: Final = 5
 ERROR_FOLDS: Final = 3
 """Of tasks; what models of the other folds say of a row shows how wrong a forecast is."""
 _SHARES: Final = (0.05, 0.35, 0.6)
-"""Of the rows, how many are learnt under each of LOOKS: an engine supplies the second, a gateway the third."""
+"""Share of the rows learnt under each of LEARNT_PROFILES: an engine supplies the second, a gateway the third."""
 _MOST: Final = 25.0  # log of tokens: no answer is longer, and exp must not overflow
 
 Observe = Callable[[LengthRows, Sources], LengthRows]
@@ -48,7 +48,7 @@ Bands = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 class Whole(NamedTuple):
-    """All n rows to learn from: inputs float32 [n, D + 1], each under one look, and what labels have above the line,
+    """All n rows to learn from: inputs float32 [n, D + 1], each under one profile, and what labels have above the line,
     float64 [n]."""
 
     inputs: NDArray[np.float32]
@@ -62,9 +62,9 @@ class Fold:
     Attributes:
         inside, learning: int64 [k] and [m], which of the n rows.
         inputs, above: of the rows `learning`, as `Whole` has them.
-        shown: inputs of the rows `inside` under each look, float32 [L, k, D + 1].
+        shown: inputs of the rows `inside` under each profile, float32 [L, k, D + 1].
         left: what their labels have above the line, float64 [L, k].
-        drawn: int64 [k], the look of each of them that other folds learn.
+        drawn: int64 [k], the profile of each of them that other folds learn.
     """
 
     inside: NDArray[np.int64]
@@ -105,7 +105,8 @@ class LogEstimator(ABC):
     ) -> Self:
         """Learns from `train`, calibrates on that out of fold and on `calibration`, which may be empty.
 
-        Of each row it learns one look (`LOOKS`), drawn at random, and each look is calibrated on all rows.
+        Of each row it learns one profile (`LEARNT_PROFILES`), drawn at random; each profile is calibrated on all
+        rows.
 
         Args:
             train, calibration: rows of one target; those without a label, or with a bound, teach nothing.
@@ -117,27 +118,29 @@ class LogEstimator(ABC):
         """
         self.quantiles, self._train, self._observed = tuple(quantiles), train, observed
         rows, labels = labels_of(train)
-        looks = [observed(rows, sources) for sources in LOOKS]
+        profiles = [observed(rows, sources) for sources in LEARNT_PROFILES]
         models = int(max(train.model.max(), 0)) + 1
         self.evidence = _evidence(rows)
-        drawn = np.random.default_rng(self.seed).choice(len(LOOKS), len(rows), p=_SHARES)
+        drawn = np.random.default_rng(self.seed).choice(len(LEARNT_PROFILES), len(rows), p=_SHARES)
         everything = np.arange(len(rows))
         self._encoding = InputEncoding.fit(rows, labels, models)
-        inputs = _drawn(self._encoding, looks, drawn, everything)
+        inputs = _drawn(self._encoding, profiles, drawn, everything)
         self._start = np.float32(self.starts or line_helps(inputs, labels, rows, self.seed))
         self._line = LogLine.fit(inputs, labels)
         line = self._line(inputs)
         whole = Whole(with_line(inputs, line), labels - self._start * line)
         folds = [
-            self._fold(looks, labels, drawn, inside, learning, models)
-            for inside, learning in parts(folds_by_task(rows, ERROR_FOLDS, self.seed))
+            self._fold(profiles, labels, drawn, inside, learning, models)
+            for inside, learning in parts(task_folds(rows.task, self.seed, ERROR_FOLDS))
         ]
-        unseen = np.empty((len(LOOKS), len(rows), len(self.quantiles)))
+        unseen = np.empty((len(LEARNT_PROFILES), len(rows), len(self.quantiles)))
         for fold, bands in zip(folds, self._learn(folds, whole), strict=True):
             unseen[:, fold.inside] = _scores(fold.left, *bands)
         held = calibration.take(calibration.labelled)
         tokens = np.log1p(held.remaining.astype(np.float64))
-        fresh = [_scores(tokens, *self._bands(self._encoding.inputs(observed(held, sources)))) for sources in LOOKS]
+        fresh = [
+            _scores(tokens, *self._bands(self._encoding.inputs(observed(held, sources)))) for sources in LEARNT_PROFILES
+        ]
         self.conformal = Conformal.fit(
             np.concatenate([unseen, np.stack(fresh)], axis=1),
             np.concatenate([rows.workflow_type, held.workflow_type]),
@@ -150,18 +153,18 @@ class LogEstimator(ABC):
 
     def _fold(
         self,
-        looks: Sequence[LengthRows],
+        profiles: Sequence[LengthRows],
         labels: NDArray[np.float64],
         drawn: NDArray[np.int64],
         inside: NDArray[np.int64],
         learning: NDArray[np.int64],
         models: int,
     ) -> Fold:
-        encoding = InputEncoding.fit(looks[-1].take(learning), labels[learning], models)
-        inputs = _drawn(encoding, looks, drawn, learning)
+        encoding = InputEncoding.fit(profiles[-1].take(learning), labels[learning], models)
+        inputs = _drawn(encoding, profiles, drawn, learning)
         line = LogLine.fit(inputs, labels[learning])
         said = line(inputs)
-        shown = [encoding.inputs(of.take(inside)) for of in looks]
+        shown = [encoding.inputs(of.take(inside)) for of in profiles]
         lines = np.stack([line(of) for of in shown])
         return Fold(
             inside,
@@ -188,22 +191,22 @@ class LogEstimator(ABC):
 
     def predict(self, rows: LengthRows) -> NDArray[np.float32]:
         """Output tokens float32 [n, Q]."""
-        looks = looks_of(rows.numbers)
-        return self._answer(self._encoding.inputs(rows), looks, rows.workflow_type, rows.agent)
+        profiles = profiles_of(rows.numbers)
+        return self._answer(self._encoding.inputs(rows), profiles, rows.workflow_type, rows.agent)
 
     def predict_one(
         self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         """The same for a single row, float32 [Q]; numbers float32 [F]."""
         inputs = self._encoding.one(workflow_type, agent, model, numbers)
-        of = looks_of(numbers[None]), np.array([workflow_type]), np.array([agent])
+        of = profiles_of(numbers[None]), np.array([workflow_type]), np.array([agent])
         said: NDArray[np.float32] = self._answer(inputs[None], *of)[0]
         return said
 
     def _answer(
         self,
         inputs: NDArray[np.float32],
-        looks: NDArray[np.int64],
+        profiles: NDArray[np.int64],
         workflow_type: NDArray[Any],
         agent: NDArray[Any],
     ) -> NDArray[np.float32]:
@@ -211,7 +214,7 @@ class LogEstimator(ABC):
         # What was hardly seen is calibrated as an unknown workflow type: the widest.
         known = self.evidence[workflow_type, agent] >= self.min_evidence
         group = np.where(known, workflow_type, self.conformal.shifts.shape[1] - 1)
-        return rising(np.expm1(np.minimum(self.conformal.apply(location, scale, looks, group), np.float32(_MOST))))
+        return rising(np.expm1(np.minimum(self.conformal.apply(location, scale, profiles, group), np.float32(_MOST))))
 
     def _bands(self, inputs: NDArray[np.float32]) -> Bands:
         """Where each quantile lies, float32 [n, Q], and the doubt, float32 [n], above 0; on the logarithm."""
@@ -247,7 +250,7 @@ class LogEstimator(ABC):
         estimator.evidence = tensors["evidence"]
         if estimator.evidence.shape != estimator._encoding.agents.shape:
             raise ValueError("the evidence is of other workflow types or agents")
-        wanted = len(LOOKS), len(estimator._encoding.types), len(estimator.quantiles)
+        wanted = len(LEARNT_PROFILES), len(estimator._encoding.types), len(estimator.quantiles)
         if estimator.conformal.shifts.shape != wanted:
             raise ValueError("the calibration is of other workflow types or quantiles")
         estimator._start = np.float32(tensors["line/start"])
@@ -259,7 +262,7 @@ class LogEstimator(ABC):
         """Learns from the whole what labels have above the line.
 
         Returns:
-            Of each fold, what a model of its `learning` rows says of its rows `inside`, under each look.
+            Of each fold, what a model of its `learning` rows says of its rows `inside`, under each profile.
         """
 
     @abstractmethod
@@ -274,16 +277,16 @@ class LogEstimator(ABC):
 
 
 def _drawn(
-    encoding: InputEncoding, looks: Sequence[LengthRows], drawn: NDArray[np.int64], rows: NDArray[np.int64]
+    encoding: InputEncoding, profiles: Sequence[LengthRows], drawn: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Inputs of some rows, each under the look that was drawn for it, float32 [m, D]."""
+    """Inputs of some rows, each under the profile that was drawn for it, float32 [m, D]."""
     inputs: list[NDArray[np.float32]] = []
     place = np.empty(len(rows), np.int64)
     start = 0
-    for number, look in enumerate(looks):
+    for number, profile in enumerate(profiles):
         own = np.flatnonzero(drawn[rows] == number)
         place[own] = start + np.arange(len(own))
-        inputs.append(encoding.inputs(look.take(rows[own])))
+        inputs.append(encoding.inputs(profile.take(rows[own])))
         start += len(own)
     return np.concatenate(inputs)[place]
 

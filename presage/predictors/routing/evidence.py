@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class Novelty:
     """n prompts beside training prompts.
 
     Attributes:
@@ -81,10 +81,10 @@ class Seen:
         unseen = float(np.log(1.0 + len(words)) + 1.0)
         return cls(found[kept], idf.astype(np.float32), unseen, middle, scale, some.astype(np.float32))
 
-    def look(self, words: Sequence[Hashes], forms: NDArray[np.float32]) -> Look:
+    def novelty(self, words: Sequence[Hashes], forms: NDArray[np.float32]) -> Novelty:
         """Distinct words and forms [n, 15] of n prompts beside these."""
         known = np.array([_known(of, self.words, self.idf, self.unseen) for of in words], np.float64)
-        return Look(known, _nearest(forms, self.middle, self.scale, self.forms))
+        return Novelty(known, _nearest(forms, self.middle, self.scale, self.forms))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class PromptEvidence:
 
     Attributes:
         seen: words and forms of training prompts.
-        known, away, joint: float64 [q], rising quantiles of held-out prompts' looks and of both joined.
+        known, away, joint: float64 [q], rising quantiles of held-out prompts' novelty and of both joined.
     """
 
     seen: Seen
@@ -109,21 +109,21 @@ class PromptEvidence:
     @classmethod
     def of(cls, seen: Seen, words: Sequence[Hashes], forms: NDArray[np.float32]) -> PromptEvidence:
         """The same of words and forms already taken from the held-out prompts."""
-        look = seen.look(words, forms)
-        known, away = _quantiles(look.known), _quantiles(look.away)
-        return cls(seen, known, away, _quantiles(_join(look.known, look.away, known, away)))
+        novelty = seen.novelty(words, forms)
+        known, away = _quantiles(novelty.known), _quantiles(novelty.away)
+        return cls(seen, known, away, _quantiles(_join(novelty.known, novelty.away, known, away)))
 
-    def look(self, prompts: Sequence[str]) -> Look:
+    def novelty(self, prompts: Sequence[str]) -> Novelty:
         """Prompts beside the training prompts."""
-        return self.seen.look(words_of(prompts), form(prompts))
+        return self.seen.novelty(words_of(prompts), form(prompts))
 
-    def distance(self, look: Look) -> Floats:
+    def distance(self, novelty: Novelty) -> Floats:
         """How far prompts are, float64 [n], 0..1: the share of held-out prompts that are nearer; 1 if no word is."""
-        return _distances(look.known, look.away, self.known, self.away, self.joint)
+        return _distances(novelty.known, novelty.away, self.known, self.away, self.joint)
 
     def far(self, prompts: Sequence[str]) -> NDArray[np.bool_]:
         """The prompts with not enough evidence, bool [n]."""
-        return self.is_far(self.distance(self.look(prompts)))
+        return self.is_far(self.distance(self.novelty(prompts)))
 
     def is_far(self, distance: Floats) -> NDArray[np.bool_]:
         """The same of what `distance` gave, bool [n]."""
@@ -207,7 +207,7 @@ def _nearest(
 
 @njit(cache=True)
 def _join(known: Floats, away: Floats, usual_known: Floats, usual_away: Floats) -> Floats:
-    """Fisher's statistic of both looks at n prompts, higher is farther."""
+    """Fisher's statistic of both novelty at n prompts, higher is farther."""
     count = len(usual_known)
     out = np.empty(len(known))
     for i in range(len(known)):

@@ -26,7 +26,6 @@ from vllm_samples import ask, build
 from presage.datasets.law import generate
 from presage.datasets.schema import trace_schema
 from presage.features.input_profiles import PROFILES, masked
-from presage.features.length_texts import LengthTexts
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.prefixes import prefixes_of
@@ -43,6 +42,7 @@ from presage.serving_hooks.guard import Budget
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.registered import AskedOnArrival
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
+from presage.training.lengths.texts import LengthTexts
 from presage.training.next_agent import fit_predictor
 
 pytestmark = pytest.mark.vllm

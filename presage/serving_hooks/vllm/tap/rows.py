@@ -1,7 +1,7 @@
 """Rows of a step, projected on the device they are on, so that 16 numbers travel and not 5120.
 
 As in training: a state is rounded to float16, as traces keep it, then x @ W + b is summed in float64 and rounded to
-float32 (`features/project_state.py`), so that a predictor is given the bits that it learnt from. Whole states travel
+float32 (`features/project_rows.py`), so that a predictor is given the bits that it learnt from. Whole states travel
 for a recorder alone, as float16.
 """
 
