@@ -8,7 +8,7 @@ place, because agents are called by name at the edges of a message. Identifiers 
 A term is counted by the tasks it occurs in, not by texts: what stands in a hundred prompts of one workflow still says
 nothing about the next one. Two vocabularies are offered, and the caller keeps the one that does better on held-out
 tasks (`training/semantic_state.py`): every term of `MIN_TASKS` tasks, or of those only the *relevant* ones, whose
-occurrence goes with what is to be forecast beyond chance (`term_scores`). Free text that says nothing (names, random
+occurrence goes with what is to be forecast beyond chance (`term_chances`). Free text that says nothing (names, random
 words) drowns the SVD of the first and leaves the second alone.
 
 Traces hold private text, so a term is a 32-bit hash from the moment it is counted; no text enters the sketch. The hash
@@ -55,6 +55,9 @@ FALSE_DISCOVERIES: Final = 0.2
 FIT_TEXTS: Final = 50_000
 """A sketch is fitted on at most so many distinct texts, drawn by its seed: more cost time and memory, and change it
 little."""
+
+PRIOR_TASKS: Final = 20.0
+"""Tasks that the general variance of a target counts for, beside the own tasks of a term that is tested."""
 
 _HEAD, _TAIL, _LAST = (np.uint32(zlib.crc32(tag)) for tag in (b"^", b"$", b"$$"))
 _ODD: Final = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads a hash over all bits
@@ -367,50 +370,78 @@ def _relevant(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Terms whose occurrence goes with a target beyond chance: by all rows, bool [T], and without a fold, bool [F, T].
 
-    The p-value of a term is that of its largest score over all targets and both sides, times their number; Benjamini
-    and Hochberg's procedure says which are discoveries.
+    The p-value of a term is the smallest over all targets and both sides, times their number; Benjamini and Hochberg's
+    procedure says which are discoveries.
     """
-    from scipy.stats import chi2
-
-    scores, tested = term_scores(corpus, fold, terms)
-    kept = np.stack([_discoveries(np.minimum(1.0, chi2.sf(row, 1) * tested)) for row in scores])
+    chances = term_chances(corpus, fold, terms)
+    kept = np.stack([_discoveries(row) for row in chances])
     return kept[-1], kept[:-1]
 
 
-def term_scores(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint32]) -> tuple[NDArray[np.float64], int]:
-    """How much the occurrence of a term tells about the targets, and over how many of them that is the most.
+def term_chances(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """The p-value of each term: how likely what it seems to tell about the targets is where it tells nothing.
 
-    A score test with variances clustered by task (Liang and Zeger, 1986): with x whether a term occurs in a row and e
-    what the group's mean leaves of a target, the sum over tasks of (sum of x e within a task) is 0 in expectation
-    where the term says nothing. Its square over the sum of squares is at most the number of tasks the term occurs in,
-    so a rare term needs no further penalty.
+    With x whether a term occurs in a row and e what the group's mean leaves of a target, s is the sum of x e within a
+    task, and the sum of s over the tasks of the term is 0 in expectation where the term says nothing. It is tested by a
+    moderated t statistic (Smyth, 2004): the variance of s over the term's own tasks, shrunk towards that over all
+    tasks. The own variance alone takes a few short workflows for a discovery, the general one a single long workflow.
 
     Returns:
-        The largest statistic of each term, chi-squared with one degree of freedom where it says nothing, float64
-        [F+1, T]: without the tasks of each fold, and last with all; and how many targets were tested.
+        The smallest p-value over all targets, times their number, float64 [F+1, T]: without the tasks of each fold, and
+        last with all.
     """
+    from scipy.stats import f
+
     places = [np.unique(_locate(document, terms)).astype(np.int32) for document in corpus.documents]
     starts = np.cumsum([0, *map(len, places)])
     flat = np.concatenate([np.empty(0, np.int32), *places])
     folds = int(fold.max(initial=0)) + 1
-    best, tested = np.zeros((folds + 1, len(terms))), 0
+    least, tested = np.ones((folds + 1, len(terms))), 0
     for side in np.unique(corpus.side):
         rows = np.flatnonzero((corpus.side == side) & (corpus.document >= 0))
         rows = rows[np.argsort(corpus.task[rows], kind="stable")]
         residuals = _residuals(corpus.targets[rows], corpus.group[rows])
-        sums, squares, occurrences = _score_sums(
-            corpus.document[rows], corpus.task[rows], fold[rows], starts, flat, residuals, len(terms), folds
+        sums, squares, expected, tasks, occurrences = _score_sums(
+            corpus.document[rows],
+            corpus.task[rows],
+            fold[rows],
+            starts,
+            flat,
+            residuals,
+            *_by_task(residuals, corpus.task[rows]),
+            len(terms),
+            folds,
         )
         # Of a term in most rows of its group nearly the same rows lie on the other side: the squares of its own tasks
         # are that much larger than the variance of the sum.
         spare = np.maximum(1.0 - _usual_share(corpus, rows, starts, flat, len(terms), occurrences), 0.0)
         for left_out in range(folds + 1):
             others = np.arange(folds) != left_out
-            total, variance = sums[others].sum(axis=0), squares[others].sum(axis=0) * spare[:, None]
+            count = tasks[others].sum(axis=0)[:, None].astype(np.float64)
+            total = sums[others].sum(axis=0)
+            own = squares[others].sum(axis=0) - total**2 / np.maximum(count, 1.0)
+            freedom = PRIOR_TASKS + np.maximum(count - 1.0, 0.0)
+            variance = (PRIOR_TASKS * expected[others].sum(axis=0) + own * count) / freedom * spare[:, None]
             shown = np.divide(total**2, variance, out=np.zeros_like(total), where=variance > 1e-9)
-            best[left_out] = np.maximum(best[left_out], shown.max(axis=1, initial=0.0))
+            least[left_out] = np.minimum(least[left_out], f.sf(shown, 1, freedom).min(axis=1, initial=1.0))
         tested += residuals.shape[1]
-    return best, tested
+    return np.minimum(least * tested, 1.0)
+
+
+def _by_task(
+    residuals: NDArray[np.float32], task: NDArray[np.int32]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean square of the sum of residuals [R, O] over a task, and how much residuals of one task go together: the
+    intraclass correlation, at least 0; float64 [O] each. Rows stand in the order of their tasks."""
+    starts = np.flatnonzero(np.diff(task, prepend=-1))
+    if not len(starts):
+        return np.zeros(residuals.shape[1]), np.zeros(residuals.shape[1])
+    rows = np.diff(np.append(starts, len(task))).astype(np.float64)
+    squares = (residuals.astype(np.float64) ** 2).sum(axis=0)
+    sums = (np.add.reduceat(residuals, starts, axis=0).astype(np.float64) ** 2).sum(axis=0)
+    pairs = max((rows * (rows - 1.0)).sum(), 1.0) / len(task)
+    excess = np.divide(sums, squares, out=np.ones_like(sums), where=squares > 0.0) - 1.0
+    return sums / len(starts), np.clip(excess / pairs, 0.0, 1.0)
 
 
 def _residuals(targets: NDArray[np.float32], group: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -461,45 +492,58 @@ def _score_sums(
     starts: NDArray[np.int64],
     flat: NDArray[np.int32],
     residuals: NDArray[np.float32],
+    mean_square: NDArray[np.float64],
+    correlation: NDArray[np.float64],
     terms: int,
     folds: int,
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """Sums and squared sums over the tasks of each fold, float64 [F, T, O] each, and occurrences int64 [T].
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of the tasks of each fold: sums, squared sums, squared sums expected of as many rows of any task, float64
+    [F, T, O] each, and their number, int64 [F, T]; and occurrences int64 [T].
 
     Rows are in the order of their tasks; document d has the terms flat[starts[d]:starts[d + 1]], each once.
     """
     outputs = residuals.shape[1]
     sums = np.zeros((folds, terms, outputs))
     squares = np.zeros((folds, terms, outputs))
+    expected = np.zeros((folds, terms, outputs))
+    tasks = np.zeros((folds, terms), np.int64)
     occurrences = np.zeros(terms, np.int64)
     within = np.zeros((terms, outputs), np.float32)
-    seen = np.zeros(terms, np.bool_)
+    seen = np.zeros(terms, np.int64)
     touched = np.empty(terms, np.int32)
-    count = 0
+    count, rows = 0, 0
     for row in range(len(document)):
-        residual = residuals[row]
+        rows += 1
         for at in range(starts[document[row]], starts[document[row] + 1]):
             term = flat[at]
             occurrences[term] += 1
             if not seen[term]:
-                seen[term] = True
                 touched[count] = term
                 count += 1
+            seen[term] += 1
             of_term = within[term]
             for o in range(outputs):
-                of_term[o] += residual[o]
+                of_term[o] += residuals[row, o]
         if row + 1 == len(document) or task[row + 1] != task[row]:
-            here, there = sums[fold[row]], squares[fold[row]]
+            here, there, anywhere = sums[fold[row]], squares[fold[row]], expected[fold[row]]
             for i in range(count):
                 term = touched[i]
-                seen[term] = False
-                of_term, total, square = within[term], here[term], there[term]
+                with_term = seen[term]
+                seen[term] = 0
+                tasks[fold[row], term] += 1
+                of_term = within[term]
                 for o in range(outputs):
-                    total[o] += of_term[o]
-                    square[o] += of_term[o] * of_term[o]
+                    here[term, o] += of_term[o]
+                    there[term, o] += of_term[o] * of_term[o]
+                    share = (
+                        with_term
+                        * (1.0 + correlation[o] * (with_term - 1))
+                        / (rows * (1.0 + correlation[o] * (rows - 1)))
+                    )
+                    anywhere[term, o] += mean_square[o] * share
                     of_term[o] = 0.0
-            count = 0
-    return sums, squares, occurrences
+            count, rows = 0, 0
+    return sums, squares, expected, tasks, occurrences
 
 
 def _tf_idf(

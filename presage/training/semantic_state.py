@@ -3,7 +3,7 @@
 Each candidate is fitted on the inner part of the training tasks and judged on the validation part by the trees of the
 predictor (`predictors/learning.py`), which take seconds: by their log-likelihood of what followed, at both moments and
 all horizons. The simplest candidate within one standard error of the best is kept (Breiman et al., 1984, "one standard
-error rule"), so a text that tells nothing is not read. Of the two sketches of a text the better one stands for texts.
+error rule"), so a text that tells nothing is not read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The simplest candidate for the semantic state that does not do worse, by the one standard error rule.
 
 Breiman et al., "Classification and Regression Trees", 1984: of all within one standard error of the best, the simplest.
-Of the two sketches of a text the better one stands for texts.
+A sketch of relevant terms has passed a test before this one (`features/sketch.py`), so it only has to do better than no
+texts, not better by a standard error.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from presage.features.states import Candidate
 
-_ORDER: Final[Mapping[Candidate, int]] = {"none": 0, "captured": 1, "relevant text": 2, "text": 2}
+_ORDER: Final[Mapping[Candidate, int]] = {"none": 0, "captured": 1, "relevant text": 2, "text": 3}
 """The simplest first. An engine supplies hidden states and no text, so they come before it."""
 
 
@@ -43,7 +44,7 @@ def simplest(
         spread = gap - labels * gap.sum() / max(labels.sum(), 1.0)
         error = np.sqrt(tasks / max(tasks - 1, 1) * np.square(spread).sum()) / max(labels.sum(), 1.0)
         table[name] = mean[name], float(error)
-    texts = [name for name in ("relevant text", "text") if name in mean]
-    kept = [name for name in mean if name not in texts or name == min(texts, key=lambda text: mean[text])]
-    close = [name for name in kept if mean[name] - mean[best] <= table[name][1]]
-    return min(close or [best], key=lambda name: _ORDER[name]), table
+    close = [name for name in mean if mean[name] - mean[best] <= table[name][1]]
+    if mean.get("relevant text", np.inf) < mean.get("none", -np.inf):
+        close = [name for name in close if name != "none"]
+    return min(close, key=lambda name: _ORDER[name]), table

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import f
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -16,13 +17,14 @@ from presage.errors import ArtefactError, InputError
 from presage.features.sketch import (
     HEAD_CHARS,
     MIN_TASKS,
+    PRIOR_TASKS,
     TAIL_CHARS,
     WHOLE_CHARS,
     Corpus,
     Sketch,
     _ChunkHashes,
+    term_chances,
     term_hashes,
-    term_scores,
 )
 
 WORDS = (
@@ -326,15 +328,38 @@ def test_rows_of_a_corpus_are_those_of_its_texts(sketch: Sketch) -> None:
     np.testing.assert_array_equal(sketch.rows(corpus_of(texts)), sketch.transform(texts))
 
 
-def test_the_score_of_a_term_is_that_of_the_formula() -> None:
-    """sum over tasks of (sum of x e), squared, over the sum of squares less the share of rows the term stands in."""
+def test_the_chance_of_a_term_is_that_of_the_formula() -> None:
+    """The sum over tasks of s = (sum of x e), squared, over its variance: that of s in the term's tasks, shrunk to that
+    over all tasks, less the share of rows the term stands in."""
     texts = ["alpha beta", "alpha", "beta", "gamma", "alpha gamma", "beta gamma"] * 4
-    task = [i // 2 for i in range(24)]
-    target = np.random.default_rng(0).normal(size=24)
-    corpus = corpus_of(texts, task, target.tolist())
+    task = np.arange(24) // 2
+    target = np.random.default_rng(0).normal(size=24).astype(np.float32)
+    corpus = corpus_of(texts, task.tolist(), target.tolist())
     x = np.array(["alpha" in text.split() for text in texts], float)
     e = target - target.mean()
-    by_task = np.bincount(task, x * e)
-    wanted = by_task.sum() ** 2 / (np.square(by_task).sum() * (1 - x.mean()))
-    scores = term_scores(corpus, corpus.task.astype(np.int64) % 3, np.array([terms_of("alpha")[0]], np.uint32))[0]
-    np.testing.assert_allclose(scores[-1], [wanted], rtol=1e-4)
+    with_it = np.unique(task[x > 0])
+    s = np.bincount(task, x * e)[with_it]
+    rows = np.bincount(task, x)[with_it]
+    squares = np.square(np.bincount(task, e))
+    correlation = np.clip(squares.sum() / np.square(e).sum() - 1, 0, 1)  # two rows a task
+    anyway = squares.mean() * (rows * (1 + correlation * (rows - 1)) / (2 * (1 + correlation))).sum()
+    freedom = PRIOR_TASKS + len(s) - 1
+    variance = (PRIOR_TASKS * anyway + len(s) * np.square(s - s.mean()).sum()) / freedom * (1 - x.mean())
+    wanted = f.sf(s.sum() ** 2 / variance, 1, freedom)
+    chances = term_chances(corpus, task.astype(np.int64) % 3, np.array([terms_of("alpha")[0]], np.uint32))
+    np.testing.assert_allclose(chances[-1], [wanted], rtol=1e-4)
+
+
+def test_words_of_short_workflows_are_no_discovery() -> None:
+    """What is left is skewed: most workflows have a little less than the mean left, a few far more. A random word that
+    happens to stand in no long workflow tells nothing."""
+    rng = np.random.default_rng(0)
+    texts, task, target = [], [], []
+    for workflow in range(300):
+        words = " ".join("w" + "".join(rng.choice(list("abcdefghijklmnopqrst"), 2)) for _ in range(40))
+        steps = 2 if rng.random() < 0.9 else 20
+        texts += [f"go {words}"] * steps
+        task += [workflow] * steps
+        target += [float(steps - step) for step in range(steps)]
+    with pytest.raises(InputError, match="goes with what is to be forecast"):
+        Sketch.fit(corpus_of(texts, task, target), np.array(task) % 5, relevant=True)

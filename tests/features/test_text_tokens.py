@@ -25,6 +25,8 @@ def kinds(text: str) -> list[str]:
         ("exit code 0", ["exit", "code", "0"]),
         ("see https://a.example.com/x?y=1 (or mail x.y@z.com)", ["see", "<url>", "(", "or", "mail", "<email>", ")"]),
         ("550e8400-e29b-41d4-a716-446655440000", ["<uuid>"]),
+        ("Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiAxNn0.aWNjIaR-V71W3vq_YC", ["bearer", "<secret>"]),
+        ("token ha3+EA+ige++5bgb4AEcClBj+4758a3G==", ["token", "<secret>"]),
         ("at 2026-11-22T10:00:01.5Z or 2026-11-22 or 12:30", ["at", "<time>", "or", "<time>", "or", "<time>"]),
         ("/srv/app/main.py src/main.py a/b/c C:\\Users\\x\\y.txt", ["<path-py>", "<path-py>", "<path>", "<path-txt>"]),
         ("and/or read/write", ["and", "/", "or", "read", "/", "write"]),

@@ -28,7 +28,7 @@ _ALPHA: Final = 3.0
 _TRIAL_FOLDS: Final = 4
 _TRIAL_ROUNDS: Final = 60
 _TRIAL: Final = {
-    "objective": "l1",
+    "objective": "quantile",
     "learning_rate": 0.1,
     "num_leaves": 24,
     "min_child_samples": 30,
@@ -105,13 +105,15 @@ def trial(
     learning: NDArray[np.bool_],
     judged: NDArray[np.bool_],
     seed: int,
+    quantile: float = 0.5,
 ) -> NDArray[np.float64]:
-    """Absolute errors of a few boosted trees on the rows `judged`, float64 [m], learnt from the rows `learning`."""
+    """Pinball losses of a few boosted trees on the rows `judged`, float64 [m], learnt from the rows `learning`."""
     import lightgbm
 
     data = lightgbm.Dataset(inputs[learning], labels[learning], params={"verbosity": -1})
-    trees = lightgbm.train({**_TRIAL, "seed": seed}, data, num_boost_round=_TRIAL_ROUNDS)
-    return np.abs(np.asarray(trees.predict(inputs[judged]), np.float64) - labels[judged])
+    trees = lightgbm.train({**_TRIAL, "alpha": quantile, "seed": seed}, data, num_boost_round=_TRIAL_ROUNDS)
+    above = labels[judged] - np.asarray(trees.predict(inputs[judged]), np.float64)
+    return np.maximum(quantile * above, (quantile - 1.0) * above)
 
 
 def with_line(inputs: NDArray[np.float32], said: NDArray[np.float32]) -> NDArray[np.float32]:

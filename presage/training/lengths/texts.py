@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from presage.errors import ConfigurationError, InputError
 from presage.features.folds import task_folds
@@ -29,6 +30,10 @@ Texts = Literal["auto", "text", "none"]
 TEXTS: Final[tuple[Texts, ...]] = ("auto", "text", "none")
 
 SKETCH_SIZE: Final = 48
+
+_LARGEST: Final = 0.9
+_JUDGED: Final = (0.5, 0.9)
+"""Quantiles a candidate is tried at: a word that tells of a loop moves the upper ones more than the median."""
 
 _RELEVANT: Final = "relevant text"
 _CANDIDATES: Final[Mapping[Texts, tuple[Candidate, ...]]] = {
@@ -56,7 +61,7 @@ class LengthTexts:
     def of(cls, table: pa.Table, rows: LengthRows, seed: int) -> LengthTexts | None:
         """Of a trace and its rows; None where no step of it has a text.
 
-        A term has to tell whether more is left than usually at such a step: of this agent, in this workflow type.
+        A term has to tell whether more or less is left than usual at such a step: of this agent, in this workflow type.
         """
         llm = np.flatnonzero(pc.equal(table["kind"], "llm").to_numpy())
         prompts, answers = prompts_and_answers(table)
@@ -69,7 +74,7 @@ class LengthTexts:
             np.tile(rows.task, 2),
             np.tile(group, 2).astype(np.int32),
             np.repeat(np.arange(2, dtype=np.int8), len(rows)),
-            np.tile(_above_usual(rows, group), 2)[:, None],
+            np.tile(_standing(rows, group), (2, 1)),
         )
         return cls(rows, corpus, np.tile(task_folds(rows.task, seed), 2))
 
@@ -111,13 +116,16 @@ class LengthTexts:
         return replace(encoder, sketch=sketch), replace(self.rows, numbers=numbers)
 
 
-def _above_usual(rows: LengthRows, group: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Whether more than the median of a row's group is left, 0 or 1, NaN where that is not known; float32 [n]."""
-    above = np.full(len(rows), np.nan, np.float32)
+def _standing(rows: LengthRows, group: NDArray[np.int32]) -> NDArray[np.float32]:
+    """How much is left of a row's work among the rows of its group: its rank, 0 to 1, and whether it is among the
+    largest tenth; NaN where what is left is not known. float32 [n, 2]."""
+    standing = np.full((len(rows), 2), np.nan, np.float32)
     for one in np.unique(group):
-        inside = (group == one) & rows.labelled
-        above[inside] = rows.remaining[inside] > np.median(rows.remaining[inside]) if inside.any() else np.nan
-    return above
+        inside = np.flatnonzero((group == one) & rows.labelled)
+        if len(inside):
+            rank = (rankdata(rows.remaining[inside]) - 0.5) / len(inside)
+            standing[inside] = np.stack([rank, rank > _LARGEST], axis=1)
+    return standing
 
 
 @dataclass(frozen=True)
@@ -128,8 +136,8 @@ class TextChoice:
         name: the candidate.
         encoder: with its sketch.
         rows: the training rows as it sees them.
-        losses: mean absolute error of each candidate on calibration steps, on the logarithm, with the standard error
-            (over tasks) of its difference to the best; empty where there was nothing to compare.
+        losses: pinball loss of each candidate on calibration steps, on the logarithm, summed over two quantiles, with
+            the standard error (over tasks) of its difference to the best; empty where there was nothing to compare.
         refused: candidates that could not be fitted, and why.
     """
 
@@ -198,9 +206,12 @@ def choose_texts(
     if len(tried) > 1 and compared:
         errors: dict[Candidate, NDArray[np.float64]] = {}
         labels = np.log1p(rows.remaining.astype(np.float64))
+        # Every task counts once: by steps, a handful of long workflows would decide.
+        _, index, steps = np.unique(rows.task[judged], return_inverse=True, return_counts=True)
+        share = 1.0 / steps[index]
         for name, seen in tried.items():
-            own_error = trial(_inputs(seen), labels, ~apart & rows.labelled, judged, seed)
-            errors[name] = np.stack([own_error, np.ones(len(own_error))])
+            own = [trial(_inputs(seen), labels, ~apart & rows.labelled, judged, seed, of) for of in _JUDGED]
+            errors[name] = np.stack([sum(own, np.zeros(len(own[0]))) * share, share])
         chosen, losses = simplest(errors, rows.task[judged])
     if chosen == "none" or read is None:
         return TextChoice(chosen, encoder, rows, losses, refused)
