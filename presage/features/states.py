@@ -294,9 +294,9 @@ class StepTexts:
         """
         rows, folds = np.tile(steps, len(self.moments)), np.tile(fold, len(self.moments))
         part = self.corpus.take(rows)
-        sketch, own = Sketch.fit(part, folds[rows], relevant=relevant, seed=seed)
+        sketch, known = Sketch.fit(part, folds[rows], relevant=relevant, seed=seed)
         found = np.empty((len(rows), sketch.size), np.float32)
-        found[rows] = own
+        found[rows] = sketch.out_of_fold(part, folds[rows], known)
         found[~rows] = sketch.rows(self.corpus.take(~rows))
         source = StateSource("sketch", dict.fromkeys(self.moments, sketch.size), sketch)
         return source, dict(zip(self.moments, np.split(found, len(self.moments)), strict=True))

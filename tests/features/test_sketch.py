@@ -315,7 +315,8 @@ def test_training_rows_see_no_term_that_their_own_tasks_brought_in() -> None:
     texts = ["plan rare"] * 3 + ["plan it"] * 6
     corpus = corpus_of(texts)
     fold = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
-    sketch, rows = Sketch.fit(corpus, fold)
+    sketch, chosen = Sketch.fit(corpus, fold)
+    rows = sketch.out_of_fold(corpus, fold, chosen)
     assert terms_of("rare")[0] in sketch.terms.tolist()
     fresh = sketch.transform(texts)
     assert not np.allclose(rows[0], fresh[0])

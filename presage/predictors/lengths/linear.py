@@ -27,6 +27,8 @@ _COUNTS: Final = CATEGORIES + len(PROMPT) + len(PROGRESS)
 _ALPHA: Final = 3.0
 _TRIAL_FOLDS: Final = 4
 _TRIAL_ROUNDS: Final = 60
+_TRIAL_ROWS: Final = 5_000
+"""Rows a trial learns from at most; more of them change which candidate is better only where none is by much."""
 _TRIAL: Final = {
     "objective": "quantile",
     "learning_rate": 0.1,
@@ -110,7 +112,10 @@ def trial(
     """Pinball losses of a few boosted trees on the rows `judged`, float64 [m], learnt from the rows `learning`."""
     import lightgbm
 
-    data = lightgbm.Dataset(inputs[learning], labels[learning], params={"verbosity": -1})
+    drawn = np.flatnonzero(learning)
+    if len(drawn) > _TRIAL_ROWS:
+        drawn = np.sort(np.random.default_rng(seed).choice(drawn, _TRIAL_ROWS, replace=False))
+    data = lightgbm.Dataset(inputs[drawn], labels[drawn], params={"verbosity": -1})
     trees = lightgbm.train({**_TRIAL, "alpha": quantile, "seed": seed}, data, num_boost_round=_TRIAL_ROUNDS)
     above = labels[judged] - np.asarray(trees.predict(inputs[judged]), np.float64)
     return np.maximum(quantile * above, (quantile - 1.0) * above)

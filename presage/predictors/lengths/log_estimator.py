@@ -102,6 +102,8 @@ class LogEstimator(ABC):
         calibration: LengthRows,
         quantiles: Sequence[float],
         observed: Observe = lambda rows, _: rows,
+        *,
+        again: bool = False,
     ) -> Self:
         """Learns from `train`, calibrates on that out of fold and on `calibration`, which may be empty.
 
@@ -112,6 +114,7 @@ class LogEstimator(ABC):
             train, calibration: rows of one target; those without a label, or with a bound, teach nothing.
             quantiles: Q, rising.
             observed: the rows made of some sources alone, `LengthEncoder.observed`.
+            again: it was fitted before, and whether it starts from the line stays as it is.
 
         Raises:
             TraceError: no training row has a label.
@@ -125,7 +128,8 @@ class LogEstimator(ABC):
         everything = np.arange(len(rows))
         self._encoding = InputEncoding.fit(rows, labels, models)
         inputs = _drawn(self._encoding, profiles, drawn, everything)
-        self._start = np.float32(self.starts or line_helps(inputs, labels, rows, self.seed))
+        if not again:
+            self._start = np.float32(self.starts or line_helps(inputs, labels, rows, self.seed))
         self._line = LogLine.fit(inputs, labels)
         line = self._line(inputs)
         whole = Whole(with_line(inputs, line), labels - self._start * line)
@@ -187,7 +191,7 @@ class LogEstimator(ABC):
         Trees that learnt more rows beside the old means, line and calibration did worse at every quantile.
         """
         nothing = calibration.take(np.zeros(0, np.int64))
-        self.fit(join_rows(self._train, calibration), nothing, self.quantiles, self._observed)
+        self.fit(join_rows(self._train, calibration), nothing, self.quantiles, self._observed, again=True)
 
     def predict(self, rows: LengthRows) -> NDArray[np.float32]:
         """Output tokens float32 [n, Q]."""

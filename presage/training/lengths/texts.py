@@ -106,9 +106,9 @@ class LengthTexts:
         """
         mine = np.tile(np.ones(len(self.rows), bool) if learning is None else learning, 2)
         part = self.corpus.take(mine)
-        sketch, own = Sketch.fit(part, self.fold[mine], relevant=relevant, size=size, seed=seed)
+        sketch, known = Sketch.fit(part, self.fold[mine], relevant=relevant, size=size, seed=seed)
         found = np.empty((len(mine), sketch.size), np.float32)
-        found[mine] = own if relevant else sketch.rows(part)
+        found[mine] = sketch.out_of_fold(part, self.fold[mine], known) if relevant else sketch.rows(part)
         found[~mine] = sketch.rows(self.corpus.take(~mine))
         at = len(encoder.names) - (len(encoder.ahead.names) if encoder.ahead is not None else 0)
         before, after = np.split(self.rows.numbers, [at], axis=1)
