@@ -20,8 +20,8 @@ from scipy.optimize import minimize
 
 from presage.predictors.probabilities import FLOOR, softmax
 
-PRIOR_STRENGTH: Final = 10.0
-"""Pull towards the prior weights, in nats a squared unit: a handful of held-out steps cannot silence a component."""
+PRIOR_STRENGTH: Final = 50.0
+"""Pull towards the prior weights, in nats a squared unit: a handful of held-out workflows cannot silence a component."""
 
 
 def fit_weights(
