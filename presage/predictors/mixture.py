@@ -21,7 +21,7 @@ from scipy.optimize import minimize
 from presage.predictors.probabilities import FLOOR, softmax
 
 PRIOR_STRENGTH: Final = 50.0
-"""Pull towards the prior weights, in nats a squared unit: a handful of held-out workflows cannot silence a component."""
+"""Pull towards the prior weights, in nats a squared unit: a few held-out workflows cannot silence a component."""
 
 
 def fit_weights(
