@@ -24,6 +24,12 @@ settings.register_profile("presage", deadline=None)  # machines are shared: no t
 settings.load_profile("presage")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: of two processes, none is left alone with them at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Nothing of ours draws from the global generators; a test that does draws the same every time."""
