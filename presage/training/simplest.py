@@ -2,7 +2,8 @@
 
 Breiman et al., "Classification and Regression Trees", 1984: of all within one standard error of the best, the simplest.
 A sketch of relevant terms has passed a test before this one (`features/sketch.py`), so it only has to do better than no
-texts, not better by a standard error.
+texts, not better by a standard error. All terms hold what tells workflows apart, too: they have to do better by two
+than what is simpler.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from presage.features.states import Candidate
 
 _ORDER: Final[Mapping[Candidate, int]] = {"none": 0, "captured": 1, "relevant text": 2, "text": 3}
 """The simplest first. An engine supplies hidden states and no text, so they come before it."""
+
+_ERRORS_OF_TEXT: Final = 2.0
+"""Standard errors by which all terms of texts have to be better; anything else, by one."""
 
 
 def simplest(
@@ -44,7 +48,8 @@ def simplest(
         spread = gap - labels * gap.sum() / max(labels.sum(), 1.0)
         error = np.sqrt(tasks / max(tasks - 1, 1) * np.square(spread).sum()) / max(labels.sum(), 1.0)
         table[name] = mean[name], float(error)
-    close = [name for name in mean if mean[name] - mean[best] <= table[name][1]]
+    errors = _ERRORS_OF_TEXT if best == "text" else 1.0
+    close = [name for name in mean if mean[name] - mean[best] <= errors * table[name][1]]
     if mean.get("relevant text", np.inf) < mean.get("none", -np.inf):
         close = [name for name in close if name != "none"]
     return min(close, key=lambda name: _ORDER[name]), table

@@ -330,4 +330,5 @@ def test_standard_output_is_one_json_object_in_a_fresh_process(tmp_path: Path, t
     assert json.loads(done.stdout)["registered"] == "models:/next-agent/1"
     assert set(json.loads(done.stdout)["baselines"]) >= {"markov-3", "boosted-trees", "published-graphsage"}
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["mlartifacts", "mlflow.db"]
-    assert all(line.endswith("…") for line in done.stderr.splitlines()), done.stderr
+    doing = done.stderr.partition("LOST:")[0]  # two epochs and two trees may lose to a baseline, and say so
+    assert all(line.endswith("…") for line in doing.splitlines()), done.stderr
