@@ -151,6 +151,9 @@ def environment(folder: Path) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
         "VLLM_LOGGING_LEVEL": "INFO",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        # Clients let go of an idle connection after 5 s, and so does vLLM's server: on a busy machine a request may be
+        # on its way over a connection that is being closed.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
         "COLUMNS": "140",
     }
 
