@@ -5,8 +5,8 @@ and besides the paper's forest there are boosted trees and a ridge; `auto` keeps
 calibration part, all quantiles together, asked as an engine asks and as a gateway does. With the target "step" the same
 predictor says how long this step's output is.
 
-Of an agent or a workflow type that was hardly seen the forecast says so (`back-off`), and its upper quantiles are the
-widest there are.
+Where an agent was hardly seen in a workflow type, the forecast says so (`back-off`). Where the agent or the type was
+hardly seen at all, its upper quantiles are the widest there are.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class LengthForecast:
         source: `champion`, or `back-off` where this agent was hardly seen in this workflow type.
         evidence: training steps of this agent in this workflow type.
         calibrated: whether the quantiles are those of a workflow type with calibration rows enough; where not, the
-            upper ones are wide and promise nothing.
+            upper ones are those of all workflow types or wider, and promise nothing.
         calibration: calibration rows of this workflow type.
     """
 

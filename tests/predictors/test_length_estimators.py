@@ -148,18 +148,43 @@ def test_one_long_task_beyond_a_quantile_moves_it_less_than_many_that_are() -> N
 
 
 @pytest.mark.parametrize("rows", [0, 5, 60])
-def test_below_the_floor_upper_quantiles_are_wider_than_anything_seen_and_marked(rows: int) -> None:
+def test_below_the_floor_upper_quantiles_are_cautious_and_marked(rows: int) -> None:
     rng = np.random.default_rng(1)
     scores = rng.normal(size=(500 + rows, 3))
     kind = np.r_[np.zeros(500, np.int32), np.ones(rows, np.int32)]
     fitted = Conformal.fit(scores[None], kind, 2, QUANTILES, 100)
     assert fitted.calibrated.tolist() == [True, False, False]
-    assert (fitted.shifts[0, 1:, 1:] >= scores.max() - 3).all()
     assert (fitted.shifts[0, 1:, 1:] >= fitted.shifts[0, 0, 1:]).all()
-    assert (fitted.shifts[0, 1:, 2] >= scores[:, 2].max() - 1e-6).all()
+    # an unknown type is wider than anything seen, one with a few rows only where its own are
+    assert (fitted.shifts[0, 2, 1:] >= scores[:, 1:].max(axis=0) - 1e-6).all()
+    if rows == 60:
+        assert fitted.shifts[0, 1, 1] < scores[:, 1].max() - 1
+        wide = Conformal.fit((scores + 5 * kind[:, None])[None], kind, 2, QUANTILES, 100)
+        assert ((scores[kind == 1] + 5 <= wide.shifts[0, 1] + 1e-6).mean(axis=0)[1:] >= QUANTILES[1:]).all()
     few = Conformal.fit(scores[None, :20], kind[:20], 2, QUANTILES, 100)
     assert not few.calibrated.any()
     assert (few.shifts[0, :, 1:] > scores[:20, 1:].max(axis=0) + 1).all()
+
+
+def test_types_that_are_one_are_shifted_as_one() -> None:
+    """Seven types drawn at random out of one, 28 tasks each, whose five rows stand and fall together."""
+    rng = np.random.default_rng(3)
+    task = np.repeat(np.arange(196), 5)
+    scores = np.repeat(rng.normal(size=196), 5)[:, None]
+    kind = (task % 7).astype(np.int32)
+    together = np.sort(scores[:, 0])[np.ceil(981 * np.array([0.5, 0.9])).astype(int) - 1]
+    fitted = Conformal.fit(np.repeat(scores, 2, axis=1)[None], kind, 7, (0.5, 0.9), 100, task=task)
+    np.testing.assert_allclose(fitted.shifts[0, :7], np.tile(together, (7, 1)), atol=1e-6)
+
+
+def test_a_type_that_is_another_is_shifted_by_its_own_rows() -> None:
+    rng = np.random.default_rng(3)
+    kind = np.repeat(np.arange(2, dtype=np.int32), 500)
+    scores = (rng.normal(size=1000) + 3 * kind)[:, None]
+    fitted = Conformal.fit(scores[None], kind, 2, (0.9,), 100)
+    for own in (0, 1):
+        mine = scores[kind == own, 0]
+        assert abs((mine <= fitted.shifts[0, own, 0]).mean() - 0.9) < 0.03
 
 
 def test_the_floor_is_no_lower_than_what_a_quantile_can_be_promised_with() -> None:

@@ -12,6 +12,11 @@ promised here; a model of more rows errs less than those of the folds, so quanti
 of one workflow resemble each other, so the error of a shift is that of fewer rows. (A rank that counts K tasks,
 ⌈n q (K + 1) / K⌉, made the upper quantiles too wide on real traces: left out.)
 
+A workflow type is shifted by its own rows only as far as they call for. Its rows are of a few tasks, and its own shift
+follows them: from the shift of all types together towards its own, the first is taken that covers its rows as often as
+promised, to two standard errors over its tasks. (Twenty-eight workflows a type, drawn at random out of one: with every
+type's own shift pinball at .9 was up to 1.6 times that of counting.)
+
 A type's own 99th percentile of 200 rows is the second largest of them: it misses as often as it covers too much. Where
 fewer than ROWS_BEYOND rows can lie beyond a quantile, the larger of a type's own shift and that of all types together
 is taken, so such a type is covered a little more than promised.
@@ -21,8 +26,9 @@ less than a fold's. So of an upper shift no more is taken than the rows call for
 they are covered as often as promised, to one standard error over tasks. Shifts below 0, of quantiles that are too
 wide, are taken whole.
 
-A workflow type with fewer rows than the floor, or an unknown one, is given the widest of all shifts and is marked: its
-upper quantiles are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn estimator, but knows
+A workflow type with fewer rows than the floor is marked, and its upper shifts are the largest of its own, of those of
+all types together and of those of any type that reaches the floor. An unknown type is given the largest score there is.
+Both are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn estimator, but knows
 neither groups with a floor nor one-sided bounds with a scale.
 """
 
@@ -40,6 +46,8 @@ ROWS_BEYOND: Final = 10
 """Rows of a workflow type that should lie beyond an upper quantile before it is trusted to differ from all types'."""
 _SHARES: Final = (0.0, 0.25, 0.5, 0.75)
 """Of a shift, the smallest first, that are tried before all of it is taken."""
+_ERRORS: Final = 2.0
+"""Standard errors, over tasks, by which a workflow type has to differ from all together to be shifted by its own."""
 UNKNOWN: Final = 2.0
 """What is added to the widest upper shift below the floor, in units of the doubt."""
 
@@ -78,9 +86,9 @@ class Conformal:
         counts = np.bincount(workflow_type, minlength=types + 1)[: types + 1]
         calibrated = counts >= floor
         calibrated[types] = False
-        shifts = [_shifts(of, workflow_type, calibrated, counts, quantiles, floor) for of in scores]
+        of_task = np.arange(len(workflow_type)) if task is None else np.unique(task, return_inverse=True)[1]
+        shifts = [_shifts(of, workflow_type, of_task, calibrated, counts, quantiles, floor) for of in scores]
         if len(workflow_type):
-            of_task = np.arange(len(workflow_type)) if task is None else np.unique(task, return_inverse=True)[1]
             for of, own in zip(scores, shifts, strict=True):
                 share = _needed(of, own[workflow_type], of_task, quantiles)
                 own[calibrated] *= np.where(own[calibrated] > 0, share, 1.0)
@@ -141,25 +149,53 @@ def least_rows(quantile: float) -> int:
 def _shifts(
     scores: NDArray[np.float64],
     workflow_type: NDArray[np.int32],
+    task: NDArray[np.int64],
     calibrated: NDArray[np.bool_],
     counts: NDArray[np.int64],
     quantiles: Sequence[float],
     floor: int,
 ) -> NDArray[np.float64]:
     """The shifts of one profile, float64 [T + 1, Q]."""
-    shifts = np.empty((len(counts), len(quantiles)))
     every = _shift(scores, quantiles)
     levels = np.array(quantiles)
     upper = levels > 0.5
+    # Where all types together are below the floor even the largest score says little.
+    widest = np.concatenate([every[None], scores]).max(axis=0) + (UNKNOWN if len(scores) < floor else 0.0)
+    shifts = np.tile(np.where(upper, widest, every), (len(counts), 1))
     for kind in np.flatnonzero(calibrated):
-        own = _shift(scores[workflow_type == kind], quantiles)
+        mine = workflow_type == kind
+        own = _apart(scores[mine], np.unique(task[mine], return_inverse=True)[1], every, quantiles)
         scarce = upper & (counts[kind] * (1.0 - levels) < ROWS_BEYOND)
         shifts[kind] = np.where(scarce, np.maximum(own, every), own)
-    widest = np.concatenate([every[None], shifts[calibrated], scores]).max(axis=0)
-    # Where all types together are below the floor even the largest score says little.
-    widest = widest + (UNKNOWN if len(scores) < floor else 0.0)
-    shifts[~calibrated] = np.where(upper, widest, every)
+    known = shifts[calibrated].max(axis=0, initial=-np.inf)
+    for kind in np.flatnonzero(~calibrated & (counts > 0)) if len(scores) >= floor else ():
+        own = np.maximum(_shift(scores[workflow_type == kind], quantiles), known)
+        shifts[kind] = np.where(upper, np.maximum(own, every), every)
     return shifts
+
+
+def _apart(
+    scores: NDArray[np.float64], task: NDArray[np.int64], every: NDArray[np.float64], quantiles: Sequence[float]
+) -> NDArray[np.float64]:
+    """A type's own shifts, no further from those of all types than its rows call for, float64 [Q]."""
+    own = _shift(scores, quantiles)
+    found = own.copy()
+    for share in reversed(_SHARES):
+        moved = every + share * (own - every)
+        covered, error = _coverage(scores, moved, task)
+        found = np.where(np.abs(covered - quantiles) <= _ERRORS * error, moved, found)
+    return found
+
+
+def _coverage(
+    scores: NDArray[np.float64], shifts: NDArray[np.float64], task: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The share of n scores within each shift, and its standard error over tasks, both float64 [Q]."""
+    within = (scores <= shifts).astype(np.float64)
+    covered = within.mean(axis=0)
+    sums = np.zeros((int(task.max()) + 1, within.shape[1]))
+    np.add.at(sums, task, within - covered)
+    return covered, np.sqrt(np.square(sums).sum(axis=0)) / len(within)
 
 
 def _shift(scores: NDArray[np.float64], quantiles: Sequence[float]) -> NDArray[np.float64]:

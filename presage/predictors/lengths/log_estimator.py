@@ -33,7 +33,7 @@ from presage.predictors.lengths.linear import LogLine, line_helps, with_line
 FLOOR: Final = 100
 """Rows to calibrate on a workflow type needs for quantiles of its own; quantiles beyond .99 need more."""
 MIN_EVIDENCE: Final = 5
-"""Training rows of an agent in a workflow type below which its quantiles are those of an unknown one."""
+"""Training rows of an agent, and of a workflow type, below which its quantiles are those of an unknown one."""
 ERROR_FOLDS: Final = 3
 """Of tasks; what models of the other folds say of a row shows how wrong a forecast is."""
 _SHARES: Final = (0.05, 0.35, 0.6)
@@ -123,7 +123,7 @@ class LogEstimator(ABC):
         rows, labels = labels_of(train)
         profiles = [observed(rows, sources) for sources in LEARNT_PROFILES]
         models = int(max(train.model.max(), 0)) + 1
-        self.evidence = _evidence(rows)
+        self._holds(_evidence(rows))
         drawn = np.random.default_rng(self.seed).choice(len(LEARNT_PROFILES), len(rows), p=_SHARES)
         everything = np.arange(len(rows))
         self._encoding = InputEncoding.fit(rows, labels, models)
@@ -216,8 +216,7 @@ class LogEstimator(ABC):
     ) -> NDArray[np.float32]:
         location, scale = self._bands(inputs)
         # What was hardly seen is calibrated as an unknown workflow type: the widest.
-        known = self.evidence[workflow_type, agent] >= self.min_evidence
-        group = np.where(known, workflow_type, self.conformal.shifts.shape[1] - 1)
+        group = np.where(self._seen[workflow_type, agent], workflow_type, self.conformal.shifts.shape[1] - 1)
         return rising(np.expm1(np.minimum(self.conformal.apply(location, scale, profiles, group), np.float32(_MOST))))
 
     def _bands(self, inputs: NDArray[np.float32]) -> Bands:
@@ -225,6 +224,12 @@ class LogEstimator(ABC):
         line = self._line(inputs)
         above, scale = self._above_line(with_line(inputs, line))
         return self._start * line[:, None] + above, scale
+
+    def _holds(self, evidence: NDArray[np.int32]) -> None:
+        """Keeps the evidence, and where an agent and a workflow type were both seen, if rarely together."""
+        self.evidence = evidence
+        types, agents = (evidence.sum(axis=axis) >= self.min_evidence for axis in (1, 0))
+        self._seen: NDArray[np.bool_] = types[:, None] & agents
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """As an artefact keeps it."""
@@ -251,7 +256,7 @@ class LogEstimator(ABC):
         estimator._encoding = InputEncoding.from_tensors(tensors)
         estimator._line = LogLine.from_tensors(tensors)
         estimator.conformal = Conformal.from_tensors(tensors)
-        estimator.evidence = tensors["evidence"]
+        estimator._holds(tensors["evidence"])
         if estimator.evidence.shape != estimator._encoding.agents.shape:
             raise ValueError("the evidence is of other workflow types or agents")
         wanted = len(LEARNT_PROFILES), len(estimator._encoding.types), len(estimator.quantiles)
