@@ -61,7 +61,6 @@ PRIOR_TASKS: Final = 20.0
 
 _HEAD, _TAIL, _LAST = (np.uint32(zlib.crc32(tag)) for tag in (b"^", b"$", b"$$"))
 _ODD: Final = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads a hash over all bits
-_CHUNK: Final = 2_000
 _PREFIX: Final = "sketch."
 _DTYPES: Final = {"terms": np.uint32, "idf": np.float32, "scales": np.float32, "components": np.int8}
 
@@ -109,7 +108,8 @@ class Corpus:
     A row is an occurrence of a text: a step has two, its input and its output.
 
     Attributes:
-        documents: occurrences of terms in each of D distinct texts, uint32 [m] each.
+        vocabulary: uint32 [V], hashes of all terms, rising.
+        counts: how often each term occurs in each of D distinct texts, scipy CSR int64 [D, V].
         document: int64 [R], which text; -1 where none was recorded.
         task: int32 [R], of the step.
         group: int32 [R], what is known of the step without its text: a term is relevant for what it adds to that.
@@ -117,7 +117,8 @@ class Corpus:
         targets: float32 [R, O], what is to be forecast, NaN where unknown.
     """
 
-    documents: Sequence[NDArray[np.uint32]]
+    vocabulary: NDArray[np.uint32]
+    counts: Any
     document: NDArray[np.int64]
     task: NDArray[np.int32]
     group: NDArray[np.int32]
@@ -134,9 +135,17 @@ class Corpus:
         targets: NDArray[np.float32],
     ) -> Corpus:
         """Tokenises R texts; None is a text that was not recorded."""
+        from scipy.sparse import csr_matrix
+
         distinct, document = _distinct(texts)
         hashes = _ChunkHashes()
-        return cls([term_hashes(text, hashes) for text in distinct], document, task, group, side, targets)
+        nothing = np.empty(0, np.uint32), np.empty(0, np.int64)
+        found = [nothing, *(np.unique(term_hashes(text, hashes), return_counts=True) for text in distinct)]
+        starts = np.cumsum([len(terms) for terms, _ in found])
+        terms, times = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        vocabulary, column = np.unique(terms, return_inverse=True)
+        counts = csr_matrix((times, column, starts), shape=(len(distinct), len(vocabulary)))
+        return cls(vocabulary, counts, document, task, group, side, targets)
 
     def take(self, rows: NDArray[np.bool_]) -> Corpus:
         """Some of the R rows alone, bool [R]."""
@@ -148,6 +157,15 @@ class Corpus:
             side=self.side[rows],
             targets=self.targets[rows],
         )
+
+    def among(self, terms: NDArray[np.uint32]) -> Any:
+        """How often each of T terms, rising, occurs in each text, scipy CSR int64 [D, T]."""
+        from scipy.sparse import csr_matrix
+
+        here = np.flatnonzero(np.isin(terms, self.vocabulary))
+        found = self.counts[:, np.searchsorted(self.vocabulary, terms[here])]
+        found.sort_indices()
+        return csr_matrix((found.data, here[found.indices], found.indptr), shape=(found.shape[0], len(terms)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,29 +218,31 @@ class Sketch:
             InputError: no term occurs in MIN_TASKS tasks, or none of them is relevant.
         """
         rng = np.random.default_rng(seed)
-        repeats = np.bincount(corpus.document[corpus.document >= 0], minlength=len(corpus.documents))
+        repeats = np.bincount(corpus.document[corpus.document >= 0], minlength=corpus.counts.shape[0])
         drawn = np.flatnonzero(repeats)
         if len(drawn) > FIT_TEXTS:
             drawn = np.sort(rng.choice(drawn, FIT_TEXTS, replace=False))
         terms, tasks = _terms_by_task(corpus, fold)
         if not len(terms):
             raise _nothing(corpus, f"occurs in {MIN_TASKS} tasks")
-        documents = [corpus.documents[index] for index in drawn.tolist()]
-        located = [_locate(document, terms) for document in documents]
-        frequency = _frequency(located, repeats[drawn], len(terms))
+        counts = corpus.among(terms)[drawn]
+        weights = np.repeat(repeats[drawn], np.diff(counts.indptr)).astype(np.float64)
+        frequency = np.asarray(np.bincount(counts.indices, weights, len(terms)), np.float64)
         known = tasks.sum(axis=0) - tasks >= MIN_TASKS  # [F, terms], without the fold's own tasks
         kept = _most_frequent(terms, frequency, MOST_CANDIDATES if relevant else MOST_TERMS)
         if relevant:
             everywhere, elsewhere = _relevant(corpus, fold, terms[kept])
             known = known[:, kept] & elsewhere
-            terms, frequency = terms[kept][everywhere], frequency[kept][everywhere]
-            known = known[:, everywhere]
-            if not len(terms):
+            known, kept = known[:, everywhere], kept[everywhere]
+            if not len(kept):
                 raise _nothing(corpus, "goes with what is to be forecast")
-            kept = _most_frequent(terms, frequency, MOST_TERMS)
-        terms, frequency, known = terms[kept], frequency[kept], known[:, kept]
+            most = _most_frequent(terms[kept], frequency[kept], MOST_TERMS)
+            known, kept = known[:, most], kept[most]
+        else:
+            known = known[:, kept]
+        terms, frequency = terms[kept], frequency[kept]
         idf = (np.log((1.0 + repeats[drawn].sum()) / (1.0 + frequency)) + 1.0).astype(np.float32)
-        matrix = _tf_idf(documents, repeats[drawn], terms, idf)
+        matrix = _tf_idf(counts[:, kept], repeats[drawn], idf)
         components = _singular_vectors(matrix, size, int(rng.integers(2**31)))
         scales = np.maximum(np.abs(components).max(axis=1), np.finfo(np.float32).tiny * 127) / np.float32(127)
         quantised = np.rint(components / scales[:, None]).astype(np.int8)
@@ -238,14 +258,13 @@ class Sketch:
         Returns:
             float32 [R, d], NaN where a text was not recorded.
         """
-        pairs, index = np.unique(fold * len(corpus.documents) + corpus.document, return_inverse=True)
-        rows = np.full((len(pairs), self.size), np.nan, np.float32)
-        for i, pair in enumerate(pairs.tolist()):
-            of_fold, document = divmod(pair, len(corpus.documents))
-            found = _locate(corpus.documents[document], self.terms)
-            rows[i] = self._sum(found[known[of_fold, found]])
-        out = rows[index]
-        out[corpus.document < 0] = np.nan
+        counts = corpus.among(self.terms)
+        out = np.full((len(fold), self.size), np.nan, np.float32)
+        for of_fold, chosen in enumerate(known):
+            rows = np.flatnonzero((fold == of_fold) & (corpus.document >= 0))
+            distinct, index = np.unique(corpus.document[rows], return_inverse=True)
+            own = counts[distinct]
+            out[rows] = self._sums(own.indptr, own.indices, own.data * chosen[own.indices])[index]
         return out
 
     def transform(self, texts: Sequence[str | None]) -> NDArray[np.float32]:
@@ -259,12 +278,12 @@ class Sketch:
         return rows[index]
 
     def rows(self, corpus: Corpus) -> NDArray[np.float32]:
-        """Sketches of the texts of a corpus, float32 [R, d]: `transform` of them, without tokenising again."""
+        """Sketches of the texts of a corpus, float32 [R, d]: as `transform`, without tokenising again."""
+        counts = corpus.among(self.terms)
         distinct, index = np.unique(corpus.document, return_inverse=True)
+        own = counts[distinct[distinct >= 0]]
         sketches = np.full((len(distinct), self.size), np.nan, np.float32)
-        for i, document in enumerate(distinct.tolist()):
-            if document >= 0:
-                sketches[i] = self._project(corpus.documents[document])
+        sketches[distinct >= 0] = self._sums(own.indptr, own.indices, own.data)
         return np.asarray(sketches[index], np.float32)
 
     def transform_one(self, text: str) -> NDArray[np.float32]:
@@ -273,11 +292,17 @@ class Sketch:
 
     def _project(self, found: NDArray[np.uint32]) -> NDArray[np.float32]:
         """Occurrences of terms, uint32 [m], to their sketch, float32 [d]."""
-        return self._sum(_locate(found, self.terms))
+        places = _locate(found, self.terms)
+        sketch: NDArray[np.float32] = self._sums(np.array([0, len(places)]), places, np.ones_like(places))[0]
+        return sketch
 
-    def _sum(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Places of terms, int64 [m], to their sketch, float32 [d]."""
-        return _sum(places, self.idf, self.scales, self.components)
+    def _sums(
+        self, starts: NDArray[np.integer[Any]], places: NDArray[np.integer[Any]], times: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Sketches float32 [n, d]; text i has the terms places[starts[i]:starts[i + 1]], each so many times."""
+        where = starts.astype(np.int64), places.astype(np.int64)
+        sketches: NDArray[np.float32] = _sums(*where, times, self.idf, self.scales, self.components)
+        return sketches
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """As an artefact keeps it."""
@@ -309,26 +334,30 @@ class Sketch:
 
 
 @njit(cache=True)
-def _sum(
+def _sums(
+    starts: NDArray[np.int64],
     places: NDArray[np.int64],
+    times: NDArray[np.int64],
     idf: NDArray[np.float32],
     scales: NDArray[np.float32],
     components: NDArray[np.int8],
 ) -> NDArray[np.float32]:
-    """TF-IDF weights of unit length times the singular vectors, float32 [d]."""
-    counts = np.zeros(len(idf), np.int32)
-    for place in places:
-        counts[place] += 1
-    squares = 0.0
-    for place in range(len(counts)):
-        if counts[place]:
-            squares += ((1.0 + np.log(counts[place])) * idf[place]) ** 2
-    out = np.zeros(components.shape[1], np.float32)
-    for place in range(len(counts)):
-        if counts[place]:
-            share = np.float32((1.0 + np.log(counts[place])) * idf[place] * scales[place] / np.sqrt(squares))
-            for d in range(len(out)):
-                out[d] += share * np.float32(components[place, d])
+    """TF-IDF weights of unit length times the singular vectors, float32 [n, d]."""
+    counts = np.zeros(len(idf), np.int64)
+    out = np.zeros((len(starts) - 1, components.shape[1]), np.float32)
+    for text in range(len(out)):
+        counts[:] = 0
+        for at in range(starts[text], starts[text + 1]):
+            counts[places[at]] += times[at]
+        squares = 0.0
+        for place in range(len(counts)):
+            if counts[place]:
+                squares += ((1.0 + np.log(counts[place])) * idf[place]) ** 2
+        for place in range(len(counts)):
+            if counts[place]:
+                share = np.float32((1.0 + np.log(counts[place])) * idf[place] * scales[place] / np.sqrt(squares))
+                for d in range(out.shape[1]):
+                    out[text, d] += share * np.float32(components[place, d])
     return out
 
 
@@ -358,30 +387,19 @@ def _locate(found: NDArray[np.uint32], terms: NDArray[np.uint32]) -> NDArray[np.
 
 def _terms_by_task(corpus: Corpus, fold: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """The terms that occur in MIN_TASKS tasks, rising, uint32 [T], and in how many tasks of each fold, int64 [F, T]."""
-    present = np.flatnonzero(corpus.document >= 0)
-    order = present[np.lexsort((corpus.document[present], corpus.task[present]))]
-    starts = np.flatnonzero(np.diff(corpus.task[order], prepend=-1))
-    found: list[NDArray[np.uint32]] = [np.empty(0, np.uint32)]
-    folds: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-    for rows in np.split(order, starts[1:]) if len(order) else []:
-        documents = [corpus.documents[index] for index in np.unique(corpus.document[rows]).tolist()]
-        found.append(np.unique(np.concatenate(documents)))
-        folds.append(np.full(len(found[-1]), fold[rows[0]]))
-    terms, index = np.unique(np.concatenate(found), return_inverse=True)
-    tasks = np.zeros((int(fold.max(initial=0)) + 1, len(terms)), np.int64)
-    np.add.at(tasks, (np.concatenate(folds), index), 1)
+    from scipy.sparse import csr_matrix
+
+    texts, terms = corpus.counts.shape
+    present = corpus.document >= 0
+    number, fold_of = np.unique(np.stack([corpus.task[present], fold[present]]), axis=1, return_inverse=True)
+    pairs = np.unique(np.stack([fold_of, corpus.document[present]]), axis=1)
+    has = csr_matrix((np.ones(pairs.shape[1], np.int32), pairs), shape=(number.shape[1], texts))
+    found = has @ (corpus.counts > 0).astype(np.int32)
+    tasks = np.zeros((int(fold.max(initial=0)) + 1, terms), np.int64)
+    for of_fold in range(len(tasks)):
+        tasks[of_fold] = np.bincount(found[number[1] == of_fold].indices, minlength=terms)
     often = tasks.sum(axis=0) >= MIN_TASKS
-    return terms[often], tasks[:, often]
-
-
-def _frequency(located: list[NDArray[np.int64]], repeats: NDArray[np.int64], terms: int) -> NDArray[np.float64]:
-    """Texts that each of T terms occurs in, float64 [T]."""
-    counted = np.zeros(terms)
-    for start in range(0, len(located), _CHUNK):
-        part = [np.unique(places) for places in located[start : start + _CHUNK]]
-        weight = np.repeat(repeats[start : start + _CHUNK], [len(places) for places in part])
-        counted += np.bincount(np.concatenate(part), weights=weight, minlength=terms)
-    return counted
+    return corpus.vocabulary[often], tasks[:, often]
 
 
 def _most_frequent(terms: NDArray[np.uint32], frequency: NDArray[np.float64], most: int) -> NDArray[np.int64]:
@@ -416,9 +434,7 @@ def term_chances(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint
     """
     from scipy.stats import f
 
-    places = [np.unique(_locate(document, terms)).astype(np.int32) for document in corpus.documents]
-    starts = np.cumsum([0, *map(len, places)])
-    flat = np.concatenate([np.empty(0, np.int32), *places])
+    counts = corpus.among(terms)
     folds = int(fold.max(initial=0)) + 1
     least, tested = np.ones((folds + 1, len(terms))), 0
     for side in np.unique(corpus.side):
@@ -429,8 +445,8 @@ def term_chances(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint
             corpus.document[rows],
             corpus.task[rows],
             fold[rows],
-            starts,
-            flat,
+            counts.indptr.astype(np.int64),
+            counts.indices.astype(np.int32),
             residuals,
             *_by_task(residuals, corpus.task[rows]),
             len(terms),
@@ -438,7 +454,7 @@ def term_chances(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint
         )
         # Of a term in most rows of its group nearly the same rows lie on the other side: the squares of its own tasks
         # are that much larger than the variance of the sum.
-        spare = np.maximum(1.0 - _usual_share(corpus, rows, starts, flat, len(terms), occurrences), 0.0)
+        spare = np.maximum(1.0 - _usual_share(corpus, rows, counts, occurrences), 0.0)
         for left_out in range(folds + 1):
             others = np.arange(folds) != left_out
             count = tasks[others].sum(axis=0)[:, None].astype(np.float64)
@@ -480,22 +496,16 @@ def _residuals(targets: NDArray[np.float32], group: NDArray[np.int32]) -> NDArra
 
 
 def _usual_share(
-    corpus: Corpus,
-    rows: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    flat: NDArray[np.int32],
-    terms: int,
-    occurrences: NDArray[np.int64],
+    corpus: Corpus, rows: NDArray[np.int64], counts: Any, occurrences: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Share of the rows of a group that a term occurs in, mean over the term's occurrences, float64 [T]."""
-    total = np.zeros(terms)
+    total = np.zeros(len(occurrences))
     for group in np.unique(corpus.group[rows]):
-        documents = corpus.document[rows[corpus.group[rows] == group]]
-        own, repeats = np.unique(documents, return_counts=True)
-        lengths = np.diff(starts)[own]
-        found = np.concatenate([flat[starts[document] : starts[document + 1]] for document in own.tolist()])
-        count = np.bincount(found, np.repeat(repeats, lengths), terms)
-        total += count**2 / len(documents)
+        texts = corpus.document[rows[corpus.group[rows] == group]]
+        own, repeats = np.unique(texts, return_counts=True)
+        found = counts[own]
+        count = np.bincount(found.indices, np.repeat(repeats, np.diff(found.indptr)), len(total))
+        total += count**2 / len(texts)
     return np.asarray(total / np.maximum(occurrences, 1))
 
 
@@ -570,24 +580,16 @@ def _score_sums(
     return sums, squares, expected, tasks, occurrences
 
 
-def _tf_idf(
-    documents: list[NDArray[np.uint32]], repeats: NDArray[np.int64], terms: NDArray[np.uint32], idf: NDArray[np.float32]
-) -> Any:
+def _tf_idf(counts: Any, repeats: NDArray[np.int64], idf: NDArray[np.float32]) -> Any:
     """TF-IDF rows of unit length, one a distinct text, scipy CSR float32 [n, T], times the square root of repeats.
 
     With that factor, the singular vectors are those of the matrix in which every repeat has a row of its own.
     """
-    from scipy.sparse import csr_matrix
-
-    located = [_locate(document, terms) for document in documents]
-    ends = np.cumsum([0, *(len(at) for at in located)])
-    counts = csr_matrix(
-        (np.ones(ends[-1], np.float32), np.concatenate(located), ends), shape=(len(documents), len(terms))
-    )
-    counts.sum_duplicates()
+    counts.sort_indices()
+    counts = counts.astype(np.float32)
     counts.data = (1.0 + np.log(counts.data)) * idf[counts.indices]
-    row = np.repeat(np.arange(len(documents)), np.diff(counts.indptr))
-    squares = np.bincount(row, weights=counts.data.astype(np.float64) ** 2, minlength=len(documents))
+    row = np.repeat(np.arange(counts.shape[0]), np.diff(counts.indptr))
+    squares = np.bincount(row, weights=counts.data.astype(np.float64) ** 2, minlength=counts.shape[0])
     counts.data *= np.sqrt(repeats / np.maximum(squares, 1e-30)).astype(np.float32)[row]
     return counts
 
