@@ -239,7 +239,7 @@ class RouterPredictor:
     def at_precision(self, precision: Precision, device: str = "cpu") -> Self:
         """A copy for serving, its transformer at another precision; the router itself stays what was trained.
 
-        What a precision costs in accuracy and gains in time is for `benchmarks/router_batching.py` to say.
+        `presage evaluate --precision` shows what a precision costs in accuracy and gains in time.
 
         Args:
             precision: "fp32"; "bf16"; "int8", on a CPU only.

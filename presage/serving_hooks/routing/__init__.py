@@ -1,1 +1,0 @@
-"""Routing at run time."""
