@@ -21,6 +21,9 @@ the batch, what leaves it, and who is due, whatever the lengths of queue and bat
 A request without a forecast stands where the median of its workflow type stands; for a type nobody knows, at the middle
 of the known types' medians: neither rewarded nor punished for saying nothing. Where no median is known either it stands
 behind those with a forecast, so that silence gains nothing, and ageing bounds what it loses.
+
+The lower key runs first. `vllm_priority` folds a key into the one integer that vLLM takes; arrival is left out, since
+vLLM breaks ties by it itself.
 """
 
 from __future__ import annotations
@@ -31,9 +34,12 @@ import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from presage.errors import ConfigurationError
+
+MOST_TOKENS: Final = 2**32 - 1
+"""Where `vllm_priority` cuts remaining tokens: more work than that is all the same, and so is unknown work."""
 
 
 @dataclass(frozen=True)
@@ -197,3 +203,14 @@ class ShortestTotalJobFirst:
         if known is None and self.medians:
             known = statistics.median(self.medians.values())
         return math.inf if known is None else float(known)
+
+
+def vllm_priority(level: int, remaining_tokens: float) -> int:
+    """One integer, lower runs first: the level decides, whole predicted tokens break its ties.
+
+    Args:
+        level: starvation level, 0 or below; lower runs first.
+        remaining_tokens: predicted, 0 or more; infinity is allowed.
+    """
+    tokens = MOST_TOKENS if remaining_tokens >= MOST_TOKENS else int(remaining_tokens)
+    return level * (MOST_TOKENS + 1) + tokens

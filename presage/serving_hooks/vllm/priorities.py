@@ -12,8 +12,7 @@ import statistics
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from presage.serving_hooks.policies.polarity import vllm_priority
-from presage.serving_hooks.policies.priority import PriorityConfig, ShortestTotalJobFirst
+from presage.serving_hooks.policies.priority import PriorityConfig, ShortestTotalJobFirst, vllm_priority
 from presage.serving_hooks.vllm.switch import Switch
 from presage.serving_hooks.vllm.waiting import Order
 

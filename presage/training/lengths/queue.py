@@ -6,7 +6,7 @@ most. Whenever the server is free it takes the waiting step of the lowest key; a
 
 That is a toy: no batching, no prefill, no cache, and steps that ran side by side are carried out one by one. It says
 which order is better and roughly by how much, not how many seconds a deployment saves (`presage replay` is for that).
-Unlike in vLLM or Dynamo there is no other polarity here: lower keys first.
+As in vLLM, the lower key goes first.
 """
 
 from __future__ import annotations

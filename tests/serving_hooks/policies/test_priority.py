@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.policies.polarity import MOST_TOKENS, dynamo_priority, vllm_priority
-from presage.serving_hooks.policies.priority import PriorityConfig, ShortestTotalJobFirst
+from presage.serving_hooks.policies.priority import (
+    MOST_TOKENS,
+    PriorityConfig,
+    ShortestTotalJobFirst,
+    vllm_priority,
+)
 
 
 def queue(starved_after: int = 3, quantum: int = 2, **medians: float) -> ShortestTotalJobFirst:
@@ -154,13 +158,11 @@ ranks = st.tuples(st.integers(-1000, 0), st.one_of(st.integers(0, MOST_TOKENS), 
 
 
 @given(st.lists(ranks, min_size=2))
-def test_one_number_keeps_the_order_of_the_key_and_dynamos_is_its_mirror(ranks: list[tuple[int, float]]) -> None:
+def test_one_number_keeps_the_order_of_the_key(ranks: list[tuple[int, float]]) -> None:
     ranks = sorted(set(ranks))
     assert all(vllm_priority(*a) <= vllm_priority(*b) for a, b in pairwise(ranks))
-    assert all(dynamo_priority(*a) >= dynamo_priority(*b) for a, b in pairwise(ranks))
 
 
-def test_at_the_edge_lower_runs_first_in_vllm_and_higher_matters_more_in_dynamo() -> None:
+def test_the_lower_number_runs_first_in_vllm() -> None:
     assert vllm_priority(-1, 900) < vllm_priority(0, 5) < vllm_priority(0, 6) < vllm_priority(0, math.inf)
-    assert dynamo_priority(-1, 900) > dynamo_priority(0, 5) > dynamo_priority(0, 6)
     assert isinstance(vllm_priority(0, 5.7), int)
