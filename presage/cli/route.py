@@ -11,7 +11,7 @@ from presage.cli import options
 from presage.cli.output import Output
 
 if TYPE_CHECKING:
-    from presage.predictors.routing.limits import Choice
+    from presage.predictors.routing.choice import Choice
 
 
 def route(
@@ -44,7 +44,7 @@ def route(
     """Pick a served model for a prompt: the likeliest to solve it, or the best within a limit."""
     from presage.cli.kinds import load
     from presage.errors import ArtefactError
-    from presage.predictors.routing.limits import choose
+    from presage.predictors.routing.choice import choose
 
     out = Output(as_json)
     with out.working() as report:

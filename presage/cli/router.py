@@ -36,7 +36,7 @@ class Router:
 
     def held_out(self, data: Outcomes, predictors: list[Any]) -> tuple[Outcomes, int]:
         """The prompts that none of the routers learnt from."""
-        from presage.training.router.held_out import held_out
+        from presage.training.router.evaluate import held_out
 
         return held_out(data, *predictors)
 
@@ -85,7 +85,7 @@ class Router:
         from presage.predictors.artefact import FORMAT_VERSION, artefact_size_bytes, find_pickles
         from presage.registry.router_gates import RouterEvidence, RouterSchema, judge_router
         from presage.training.router.baselines import BaseRate
-        from presage.training.router.compare import compare_routers
+        from presage.training.router.evaluate import compare_routers
         from presage.training.router.train import evaluate_router
 
         judged = evaluate_router(candidate.predictor, data, seed)

@@ -101,8 +101,8 @@ def router(
         if configuration.head != "transformer":
             return None
         from presage.predictors.routing.transformer import HEAD_TOKENS, TAIL_TOKENS
-        from presage.training.router.finetune import FinetuneConfig
-        from presage.training.router.start import Start
+        from presage.training.router.finetune import Start
+        from presage.training.router.finetune_trainer import FinetuneConfig
 
         start = Start(
             encoder,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +25,47 @@ from presage.features.prompt_form import form
 from presage.features.text_encoder import TextEncoder
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.forecast import Source
-from presage.predictors.routing.calibration import Calibration
+from presage.predictors.routing.calibration import Calibration, Opinions, Widening, leave_out_folds
 from presage.predictors.routing.choice import learn_trust, pick
 from presage.predictors.routing.evidence import Novelty, PromptEvidence, Seen, words_of
 from presage.predictors.routing.factors import base_rates
 from presage.predictors.routing.linear import RANK, LinearScorer
-from presage.predictors.routing.scorer import Scorer
-from presage.predictors.routing.widening import Opinions, Widening, leave_out_folds
 
 if TYPE_CHECKING:
     from presage.predictors.routing.transformer import TransformerScorer
     from presage.predictors.routing.transformer_model import Precision
+
+
+class Scorer(Protocol):
+    """Reads prompts, says of each how likely each of M models is to solve it, up to calibration.
+
+    A scorer knows prompts and nothing of labels, thresholds or the name of a command; calibration, evidence and
+    back-off stand on top of it and are the same for every scorer.
+    """
+
+    name: ClassVar[str]
+    """What `RouterConfig.head` calls it."""
+
+    def logits(self, prompts: Sequence[str]) -> NDArray[np.float32]:
+        """Finite log-odds float32 [n, M], one column a model in the order it was fitted on; n may be 0."""
+
+    def to_config(self) -> dict[str, Any]:
+        """What it is rebuilt from beside its tensors: JSON values, finite numbers."""
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """Arrays by name, finite, without a prefix: the router puts them under `scorer/`."""
+
+    def to_files(self) -> dict[str, bytes]:
+        """Further data files of the artefact by file name, such as a tokenizer's; none of most scorers."""
+
+    @classmethod
+    def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], folder: Path) -> Self:
+        """Inverse of `to_config`, `to_tensors` and `to_files`; `folder` is the artefact's, its digests checked.
+
+        Raises:
+            ArtefactError, LookupError, TypeError or ValueError: a part is missing or is not what a scorer consists of.
+        """
+
 
 KIND: Final = "router"
 HEADS: Final = ("linear", "transformer")

@@ -14,9 +14,9 @@ from presage.datasets.outcomes.split import split_outcomes
 from presage.errors import ArtefactError
 from presage.predictors.artefact import read_artefact, write_artefact
 from presage.predictors.router import KIND, RouterPredictor
+from presage.predictors.routing.calibration import FOLDS, Opinions, Widening, leave_out_folds
 from presage.predictors.routing.evidence import Novelty, PromptEvidence
 from presage.predictors.routing.factors import logit, sigmoid
-from presage.predictors.routing.widening import FOLDS, Opinions, Widening, leave_out_folds
 from presage.training.router.metrics import measure
 
 NEW = "travel"

@@ -16,8 +16,7 @@ from tiny_encoder import MODELS, WORDS, planted, save_encoder, save_tokenizer
 
 from presage.errors import ArtefactError, ConfigurationError
 from presage.predictors.artefact import read_artefact, write_artefact
-from presage.predictors.routing.transformer import TransformerScorer
-from presage.predictors.routing.transformer_tokens import batches_of_like_length
+from presage.predictors.routing.transformer import TransformerScorer, batches_of_like_length
 
 PROMPTS = planted(40, seed=3)[0]
 SHORT = {"head_tokens": 5, "tail_tokens": 3}

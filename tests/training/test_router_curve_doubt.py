@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from presage.datasets.outcomes.law import generate_outcomes
-from presage.training.router.cost_quality import TRADE_OFFS, cost_quality
-from presage.training.router.curve_doubt import accuracy_cis
+from presage.training.router.cost_quality import TRADE_OFFS, accuracy_cis, cost_quality
 
 
 def test_every_point_lies_in_its_interval_and_more_prompts_narrow_it() -> None:

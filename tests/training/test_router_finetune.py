@@ -16,7 +16,8 @@ from tiny_encoder import MODELS, planted, save_encoder
 from presage.errors import ConfigurationError, OutputError, TraceError
 from presage.predictors.artefact import find_pickles
 from presage.predictors.routing.transformer import TransformerScorer
-from presage.training.router.finetune import FinetuneConfig, Finetuned, Labelled, finetune
+from presage.training.router.finetune import Finetuned, finetune
+from presage.training.router.finetune_trainer import FinetuneConfig, Labelled
 
 QUICK = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 8, "checkpoint_steps": 3}
 TESTS = Path(__file__).resolve().parents[1]

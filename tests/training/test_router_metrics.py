@@ -8,8 +8,7 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 
 from presage.datasets.outcomes.schema import Outcomes
 from presage.training.router.cost_quality import area_under, cost_quality
-from presage.training.router.metrics import auroc, average_precision, draws_of, macro_draws, measure
-from presage.training.router.picking import measure_picks
+from presage.training.router.metrics import auroc, average_precision, draws_of, macro_draws, measure, measure_picks
 
 NAN = float("nan")
 

@@ -3,6 +3,10 @@
 At trade-off λ the model of highest p − λ · (its mean cost / the dearest model's) is taken. λ = 0 looks at success
 alone, a large λ takes the cheapest. Costs are those of the rows, else output tokens; where a cell has none, its
 model's mean stands in. Mean costs are those of the judged prompts: a price list, not a forecast.
+
+How sure the curve is: an interval of the accuracy at each trade-off, by bootstrap over prompts, prices as they are. One
+draw of prompts serves all points and everything judged on the same prompts with the same seed, so the points of a curve
+move together.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.datasets.outcomes.schema import Outcomes
-from presage.training.router.picking import judged_prompts
+from presage.predictors.bootstrap import ratio_cis
+from presage.training.router.metrics import judged_prompts
 
 TRADE_OFFS: Final = (0.0, *np.geomspace(0.002, 20.0, 40).round(5).tolist())
 SLACKS: Final = (0.0, 0.01, 0.02, 0.05)
@@ -168,3 +173,25 @@ def _turns_up(a: tuple[float, float], b: tuple[float, float], c: tuple[float, fl
 def _known(cost: NDArray[np.float32]) -> bool:
     """Whether each model has a cost somewhere."""
     return bool((~np.isnan(cost)).any(axis=0).all())
+
+
+def accuracy_cis(
+    probabilities: NDArray[np.floating], outcomes: Outcomes, seed: int, trade_offs: Sequence[float] = TRADE_OFFS
+) -> tuple[tuple[float, float], ...]:
+    """The 95 % interval of the accuracy at each point of `cost_quality(probabilities, outcomes, trade_offs)`.
+
+    Args:
+        probabilities: [n, M].
+        outcomes: of the same n prompts and M models.
+        seed: of the bootstrap.
+        trade_offs: of the points.
+
+    Returns:
+        An interval a trade-off; none where costs are not known.
+    """
+    known = priced(outcomes)
+    if known is None:
+        return ()
+    said = probabilities[known.whole].astype(np.float64)
+    hits = np.concatenate([np.take_along_axis(known.truth, known.taken(said, w), axis=1) for w in trade_offs], axis=1)
+    return tuple(ratio_cis(hits, np.ones_like(hits), np.random.default_rng(seed)))

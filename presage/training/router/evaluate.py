@@ -13,15 +13,25 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.datasets.outcomes.schema import Outcomes
-from presage.errors import TraceError
+from presage.datasets.outcomes.schema import Outcomes, prompt_keys
+from presage.errors import ConfigurationError, TraceError
 from presage.predictors.bootstrap import ratio_ci
+from presage.predictors.router import RouterPredictor
+from presage.predictors.routing.choice import pick
 from presage.training.behind import Behind, behind, worst
 from presage.training.metrics import RESAMPLES
 from presage.training.router.baselines import Routes
 from presage.training.router.cost_quality import CostQuality, cost_quality
-from presage.training.router.metrics import RankingFigures, ends, measure, number, percentiles
-from presage.training.router.picking import PickFigures, mean_ci, measure_picks
+from presage.training.router.metrics import (
+    PickFigures,
+    RankingFigures,
+    ends,
+    mean_ci,
+    measure,
+    measure_picks,
+    number,
+    percentiles,
+)
 
 KIND: Final = "router"
 
@@ -205,3 +215,57 @@ def _short(of: RouterFigures) -> dict[str, Any]:
         "oracle": number(picking.oracle),
         "prompts": ranking.prompts,
     }
+
+
+def held_out(outcomes: Outcomes, *routers: RouterPredictor) -> tuple[Outcomes, int]:
+    """The prompts that none of the routers learnt from, and how many others were left out.
+
+    Raises:
+        TraceError: all were trained on, so that nothing can be judged.
+    """
+    seen = np.isin(prompt_keys(outcomes), np.concatenate([router.trained_on for router in routers]))
+    if seen.all():
+        raise TraceError(
+            f"all {len(outcomes)} prompts are ones that the model was trained on, so its figures on them prove "
+            "nothing: give outcomes that were kept apart, such as later ones or those of --test"
+        )
+    return outcomes.take(~seen), int(seen.sum())
+
+
+@dataclass(frozen=True)
+class ComparedRouters:
+    """A router beside another.
+
+    Attributes:
+        mine, its: figures of each.
+        differences: mine − its, by figure, with paired intervals.
+    """
+
+    mine: RouterFigures
+    its: RouterFigures
+    differences: Mapping[str, Told]
+
+
+def compare_routers(mine: RouterPredictor, its: RouterPredictor, outcomes: Outcomes, seed: int) -> ComparedRouters:
+    """Judges both on prompts that neither was trained on.
+
+    Each picks among the models in common as it would if there were no others.
+
+    Raises:
+        ConfigurationError: they have no model in common.
+    """
+    shared = [name for name in mine.models if name in its.models]
+    if not shared:
+        raise ConfigurationError(
+            f"two routers without a model in common ({', '.join(mine.models)}; {', '.join(its.models)}): they cannot "
+            "be compared; register the new one under a name of its own"
+        )
+    judged = outcomes.of_models(shared)
+    one, other = (_judge(router, shared, judged, seed) for router in (mine, its))
+    return ComparedRouters(one, other, differences(one, other, seed))
+
+
+def _judge(router: RouterPredictor, shared: list[str], outcomes: Outcomes, seed: int) -> RouterFigures:
+    columns = np.array([router.models.index(name) for name in shared])
+    said = router.probabilities(outcomes.prompts)[:, columns]
+    return judge(said, pick(said, router.base[columns], router.trust), outcomes, seed)

@@ -18,79 +18,25 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from presage.datasets.outcomes.schema import Outcomes
 from presage.errors import ConfigurationError, OutputError, TraceError
-from presage.predictors.routing.transformer import TransformerScorer
+from presage.predictors.routing.transformer import DEFAULT_ENCODER, TransformerScorer
 from presage.predictors.routing.transformer_model import checkpoint_activations, quiet
 from presage.training.record import Progress
+from presage.training.router.finetune_trainer import FinetuneConfig, Labelled, make_trainer
 
 _TRAINING_FILE: Final = "training.json"
 _CHECKPOINT: Final = "checkpoint-"
 _LAST_WRITTEN: Final = "trainer_state.json"  # of a checkpoint; without it the process was killed while writing
 _NO_MEMORY: Final = ("can't allocate memory", "CUDA out of memory", "not enough memory")
 _NOT_WRITTEN: Final = ("inline_container.cc", "PytorchStreamWriter")  # torch.save on a full disk
-
-
-@dataclass(frozen=True)
-class FinetuneConfig:
-    """How the transformer learns.
-
-    Attributes:
-        epochs: passes over the training prompts.
-        learning_rate: of AdamW, at the end of the warm-up; falls linearly to 0 from there.
-        batch_size: prompts a step, on each device.
-        weight_decay: of AdamW.
-        warmup: share of all steps over which the rate rises, 0..1.
-        best_by: what names the best epoch on the validation part; the loss does where no model there has both outcomes.
-        gradient_checkpointing: computes the forward pass twice to hold less of it in memory.
-        checkpoint_steps: steps between checkpoints, beside the one after each epoch.
-        seed: of the order of prompts and of dropout.
-    """
-
-    epochs: int = 5
-    learning_rate: float = 1e-5
-    batch_size: int = 16
-    weight_decay: float = 0.01
-    warmup: float = 0.06
-    best_by: Literal["macro_ap", "loss"] = "macro_ap"
-    gradient_checkpointing: bool = False
-    checkpoint_steps: int = 500
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raises ConfigurationError unless every field is in its range."""
-        for name, least in (("epochs", 1), ("batch_size", 1), ("checkpoint_steps", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}; {least} or more is wanted")
-        if not 0.0 < self.learning_rate < 1.0:
-            raise ConfigurationError(f"learning_rate is {self.learning_rate}; a number such as 1e-5 is wanted")
-        if not 0.0 <= self.warmup < 1.0 or not 0.0 <= self.weight_decay < 1.0:
-            raise ConfigurationError(
-                f"warmup is {self.warmup} and weight_decay {self.weight_decay}; shares from 0 to below 1 are wanted"
-            )
-        if self.best_by not in ("macro_ap", "loss"):
-            raise ConfigurationError(f"best_by is {self.best_by!r}; macro_ap or loss is wanted")
-
-
-@dataclass(frozen=True, eq=False)
-class Labelled:
-    """Prompts and what became of them.
-
-    Attributes:
-        prompts: n texts.
-        correct: float32 [n, M], 0..1, NaN where a model was not asked.
-    """
-
-    prompts: Sequence[str]
-    correct: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -146,8 +92,6 @@ def finetune(
         _check_labels(part, scorer)
     if not np.isfinite(train.correct).any():
         raise TraceError(f"none of {len(train.prompts)} training prompts has a known outcome; at least one is wanted")
-    from presage.training.router.finetune_trainer import make_trainer
-
     print_of_training = _fingerprint(scorer, train, validation, config)
     last = _last_checkpoint(checkpoints, print_of_training, resume)
     try:
@@ -255,3 +199,51 @@ def _clear(folder: Path) -> None:
     (folder / _TRAINING_FILE).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is fine-tuned.
+
+    Attributes:
+        encoder: hub name or folder; None for ModernBERT-large, or with `trained`.
+        trained: a scorer to train further instead.
+        head_tokens, tail_tokens: what a fresh one reads of a long prompt.
+        seed: of fresh weights.
+    """
+
+    encoder: str | None
+    trained: TransformerScorer | None
+    head_tokens: int
+    tail_tokens: int
+    seed: int
+
+    def finetune(
+        self,
+        train: Outcomes,
+        validation: Outcomes,
+        config: FinetuneConfig,
+        checkpoints: Path,
+        resume: bool,
+        progress: Progress | None = None,
+    ) -> Finetuned:
+        """Learns the models of `train`; `validation` chooses the epoch.
+
+        Raises:
+            ConfigurationError: there is no such encoder, or see `finetune`.
+        """
+        learnt, held = (Labelled(part.prompts, part.correct) for part in (train, validation))
+        return finetune(
+            self._scorer(train.models), learnt, held, config, checkpoints=checkpoints, resume=resume, progress=progress
+        )
+
+    def _scorer(self, models: tuple[str, ...]) -> TransformerScorer:
+        if self.trained is not None:
+            return self.trained.with_models(models, self.seed)
+        return TransformerScorer.from_encoder(
+            self.encoder or DEFAULT_ENCODER,
+            models=models,
+            head_tokens=self.head_tokens,
+            tail_tokens=self.tail_tokens,
+            seed=self.seed,
+        )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 import torch
@@ -19,11 +20,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
+from presage.errors import ConfigurationError
 from presage.predictors.routing import transformer_model
-from presage.predictors.routing.transformer import TransformerScorer
-from presage.predictors.routing.transformer_tokens import PromptTokens
+from presage.predictors.routing.transformer import PromptTokens, TransformerScorer
 from presage.training.record import Progress
-from presage.training.router.finetune import FinetuneConfig, Labelled
 from presage.training.router.metrics import measure
 
 _EVALUATION_TIMES: Final = 4
@@ -31,6 +31,60 @@ _EVALUATION_TIMES: Final = 4
 
 _LOSS: Final = "eval_known_loss"  # the Trainer's own "eval_loss" weighs batches equally, whatever is known of them
 _MACRO_AP: Final = "eval_macro_ap"
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """How the transformer learns.
+
+    Attributes:
+        epochs: passes over the training prompts.
+        learning_rate: of AdamW, at the end of the warm-up; falls linearly to 0 from there.
+        batch_size: prompts a step, on each device.
+        weight_decay: of AdamW.
+        warmup: share of all steps over which the rate rises, 0..1.
+        best_by: what names the best epoch on the validation part; the loss does where no model there has both outcomes.
+        gradient_checkpointing: computes the forward pass twice to hold less of it in memory.
+        checkpoint_steps: steps between checkpoints, beside the one after each epoch.
+        seed: of the order of prompts and of dropout.
+    """
+
+    epochs: int = 5
+    learning_rate: float = 1e-5
+    batch_size: int = 16
+    weight_decay: float = 0.01
+    warmup: float = 0.06
+    best_by: Literal["macro_ap", "loss"] = "macro_ap"
+    gradient_checkpointing: bool = False
+    checkpoint_steps: int = 500
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises ConfigurationError unless every field is in its range."""
+        for name, least in (("epochs", 1), ("batch_size", 1), ("checkpoint_steps", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; {least} or more is wanted")
+        if not 0.0 < self.learning_rate < 1.0:
+            raise ConfigurationError(f"learning_rate is {self.learning_rate}; a number such as 1e-5 is wanted")
+        if not 0.0 <= self.warmup < 1.0 or not 0.0 <= self.weight_decay < 1.0:
+            raise ConfigurationError(
+                f"warmup is {self.warmup} and weight_decay {self.weight_decay}; shares from 0 to below 1 are wanted"
+            )
+        if self.best_by not in ("macro_ap", "loss"):
+            raise ConfigurationError(f"best_by is {self.best_by!r}; macro_ap or loss is wanted")
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Prompts and what became of them.
+
+    Attributes:
+        prompts: n texts.
+        correct: float32 [n, M], 0..1, NaN where a model was not asked.
+    """
+
+    prompts: Sequence[str]
+    correct: NDArray[np.float32]
 
 
 def make_trainer(

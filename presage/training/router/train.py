@@ -18,14 +18,12 @@ from presage.datasets.outcomes.families import families
 from presage.datasets.outcomes.schema import Outcomes, outcomes_digest, prompt_keys
 from presage.datasets.outcomes.split import choose_models, split_outcomes
 from presage.errors import TraceError
-from presage.predictors.router import RouterConfig, RouterPredictor
-from presage.predictors.routing.scorer import Scorer
+from presage.predictors.router import RouterConfig, RouterPredictor, Scorer
 from presage.training.choose import check_names, choose_names, every
 from presage.training.configuration import Limits
 from presage.training.record import Progress, versions
 from presage.training.router.baselines import BASELINES, BaseRate, Routes
-from presage.training.router.evaluate import RouterEvaluation, evaluate
-from presage.training.router.held_out import held_out
+from presage.training.router.evaluate import RouterEvaluation, evaluate, held_out
 from presage.training.sets import TEST_FRACTION
 from presage.training.timing import median_us
 from presage.training.training import Training
