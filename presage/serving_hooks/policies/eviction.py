@@ -14,29 +14,143 @@ corollary G.3 scores closer than the error have no order; there time to next use
 the one thing known where every block is needed for certain (score.py). Ties are cut by rank, so two scores on either
 side of a cut keep their order however close they are.
 
-One lazy heap holds the groups that have free blocks: a changed score pushes a new entry, the old one is skipped when it
-comes up (lazy_heap.py). Entries are bytes, not tuples: the collector of garbage counts every tuple there is, and a heap
-that drops thousands at once would have it look through the whole engine ten times as often. Freeing costs O(1) a block
-and O(log groups) a group; giving up n blocks O(n + groups emptied · log groups); a new forecast O(groups of the
-workflow).
+One `LazyHeap` holds the groups that have free blocks: a changed score pushes a new entry, the old one is skipped when
+it comes up. Entries are bytes, not tuples: the collector of garbage counts every tuple there is, and a heap that drops
+thousands at once would have it look through the whole engine ten times as often. Freeing costs O(1) a block and
+O(log groups) a group; giving up n blocks O(n + groups emptied · log groups); a new forecast O(groups of the workflow).
 A group is emptied to its end before the next in order begins.
 """
 
 from __future__ import annotations
 
+import heapq
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from presage.errors import ConfigurationError, InputError
-from presage.serving_hooks.policies.access import AccessIndex
-from presage.serving_hooks.policies.groups import Group
-from presage.serving_hooks.policies.lazy_heap import LazyHeap
+from presage.serving_hooks.policies.access import AccessIndex, Group
 from presage.serving_hooks.policies.score import UNIT, Lookahead
-from presage.serving_hooks.policies.sharing import Sharing
+
+PRIOR_BLOCKS: Final = 32
+"""Blocks counted as not touched before the first is seen: a few steps decide, not one."""
+
+MOST_AGENTS: Final = 10_000
+"""Agents, over all workflow types, that are counted: names come with requests, and a table must not grow with them."""
+
+
+class Sharing:
+    """How often an agent reads blocks of its workflow that it has not touched before, by workflow type and agent.
+
+    PBKV (appendix G.1) holds that an agent touches only blocks it has touched before in this workflow. That is so where
+    each agent has its own conversation. Where every prompt begins with the common history it is not: the next agent
+    reads all that was written so far, most of it for the first time, and a score that waits for the first touch gives
+    it up.
+
+    So each time a step begins, the blocks of its workflow that its agent had not touched are counted, and those of them
+    it found. The rate is the probability by which such a block counts for the agent: near 0 the paper's rule, near 1
+    the history-first one. A block the cache has lost is in neither count; one behind a lost block counts as not
+    touched, since a prefix breaks there, so under heavy loss rates are too low, never too high.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, tuple[int, int]]] = {}
+        self._rates: dict[str, dict[str, float]] = {}
+        self._agents = 0
+
+    def observe(self, workflow_type: str, agent: str, touched: int, others: int) -> None:
+        """A step of `agent` began: of `others` blocks it had not touched before, it now found `touched`."""
+        if not others:
+            return
+        known = self._counts.get(workflow_type, {}).get(agent)
+        if known is None:
+            if self._agents == MOST_AGENTS:
+                return
+            self._agents, known = self._agents + 1, (0, PRIOR_BLOCKS)
+        touched, others = known[0] + touched, known[1] + others
+        self._counts.setdefault(workflow_type, {})[agent] = touched, others
+        self._rates.setdefault(workflow_type, {})[agent] = touched / others
+
+    def rates(self, workflow_type: str) -> Mapping[str, float]:
+        """Of each agent that has had the choice: the share of untouched blocks it went on to touch, in [0, 1)."""
+        return self._rates.get(workflow_type, {})
+
+
+_SWEPT: Final = 8
+"""Entries that a sweep looks at, at least: twice as many as are pushed, or it would never come to an end."""
+
+_SLACK: Final = 64
+
+
+class LazyHeap:
+    """The lowest entry first. Many entries do not stand any more: they are skipped, and dropped a few at a time.
+
+    An entry that is replaced stays where it is, since to find it would cost more than to skip it. So that they do not
+    pile up, the heap is gone through again and again; at once that would take milliseconds in which an engine waits. So
+    there are two heaps: when half of the young one may be stale it becomes the old one, and every call of `sweep` moves
+    what stands of the old one's last few entries to a new young one. Without its last entry a heap is still a heap.
+    Where n entries stand there are never more than half as many again as 64 + 2 n.
+
+    Args:
+        stands: whether an entry does.
+        gone: told of each entry that was dropped, since it did not.
+    """
+
+    def __init__(self, stands: Callable[[bytes], bool], gone: Callable[[bytes], None]) -> None:
+        self._stands = stands
+        self._gone = gone
+        self._young: list[bytes] = []
+        self._old: list[bytes] = []
+
+    def __len__(self) -> int:
+        """Entries, those that do not stand among them."""
+        return len(self._young) + len(self._old)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Entries that stand, in no order."""
+        return filter(self._stands, chain(self._young, self._old))
+
+    def push(self, entry: bytes) -> None:
+        """One that stands."""
+        heapq.heappush(self._young, entry)
+
+    def first(self) -> bytes | None:
+        """The lowest that stands, which stays; None if there is none."""
+        while heap := self._lower():
+            if self._stands(heap[0]):
+                return heap[0]
+            self._gone(heapq.heappop(heap))
+        return None
+
+    def pop(self) -> bytes:
+        """Takes what `first` has answered."""
+        return heapq.heappop(self._lower())
+
+    def sweep(self, pushed: int, standing: int) -> None:
+        """Drops a few that do not stand, where there may be more of them than of others.
+
+        Args:
+            pushed: entries since the last time.
+            standing: how many stand, at most.
+        """
+        if not self._old:
+            if len(self._young) <= _SLACK + 2 * standing:
+                return
+            self._old, self._young = self._young, []
+        for _ in range(min(len(self._old), max(_SWEPT, 2 * pushed))):
+            entry = self._old.pop()
+            if self._stands(entry):
+                heapq.heappush(self._young, entry)
+            else:
+                self._gone(entry)
+
+    def _lower(self) -> list[bytes]:
+        young, old = self._young, self._old
+        return old if old and not (young and young[0] < old[0]) else young
+
 
 CLASSES: Final = ("blank", "retired", "worthless", "unknown", "forecast")
 """What a block that is given up was: it held nothing; its workflows have ended; an active one uses it and is told to be
@@ -59,7 +173,7 @@ class EvictionConfig:
 
     Attributes:
         tie: scores are ranked in steps of this; 0 ranks them exactly, as the paper does.
-        learn_sharing: whether agents that read what others wrote are found by counting (sharing.py); without it an
+        learn_sharing: whether agents that read what others wrote are found by counting (`Sharing`); without it an
             agent counts for the blocks it has touched and for no other, as in the paper.
     """
 

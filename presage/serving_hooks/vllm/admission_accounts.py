@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from presage.serving_hooks.policies.crowd import Phase
+from presage.serving_hooks.policies.admission import Phase
 from presage.serving_hooks.policies.distinct import Distinct
 
 

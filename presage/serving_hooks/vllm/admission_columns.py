@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from presage.serving_hooks.policies.crowd import NUMBER, TOOL, Crowd
+from presage.serving_hooks.policies.admission import NUMBER, TOOL, WorkflowColumns
 from presage.serving_hooks.policies.workload import Workload
 from presage.serving_hooks.vllm.admission_accounts import Account
 
@@ -27,7 +27,7 @@ class Columns:
         block_tokens: tokens of one block hash.
     """
 
-    def __init__(self, crowd: Crowd, workload: Workload, block_tokens: int) -> None:
+    def __init__(self, crowd: WorkflowColumns, workload: Workload, block_tokens: int) -> None:
         self._crowd, self._workload, self._block_tokens = crowd, workload, block_tokens
         self._terms = np.zeros(0, _TERMS)
         self._changed: dict[str, Account] = {}
@@ -40,7 +40,7 @@ class Columns:
         """This workflow has ended."""
         self._changed.pop(name, None)
 
-    def refresh(self) -> Crowd:
+    def refresh(self) -> WorkflowColumns:
         """All workflows as they are now."""
         self._write()
         workload, facts, terms = self._workload, self._crowd.facts, self._terms

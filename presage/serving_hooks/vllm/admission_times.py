@@ -12,7 +12,7 @@ import math
 from collections import deque
 from typing import Final
 
-from presage.serving_hooks.policies.step_times import IterationCosts, StepTimes
+from presage.serving_hooks.policies.workload import IterationCosts, StepTimes
 
 _UNDER_WAY: Final = 64
 """More than any pipeline is deep; one whose update never comes is forgotten."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from presage.serving_hooks.policies.sharing import MOST_AGENTS, PRIOR_BLOCKS
+from presage.serving_hooks.policies.eviction import MOST_AGENTS, PRIOR_BLOCKS
 from presage.serving_hooks.vllm.prefetch_memory import Conversation, Conversations
 
 CERTAIN: Final = 0.9

@@ -11,7 +11,7 @@ from turns import Clock, Turns, draw
 from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 
 from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, Workflow
-from presage.serving_hooks.policies.step_times import StepTimes
+from presage.serving_hooks.policies.workload import StepTimes
 from presage.serving_hooks.vllm.admission import Gate
 from presage.serving_hooks.vllm.admission_accounts import Account
 from presage.serving_hooks.vllm.admission_times import IterationTimes

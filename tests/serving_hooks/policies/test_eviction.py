@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from presage.errors import ConfigurationError, InputError
-from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
+from presage.serving_hooks.policies.eviction import MOST_AGENTS, EvictionConfig, FreeOrder, Sharing
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig, lookahead
-from presage.serving_hooks.policies.sharing import MOST_AGENTS, Sharing
 
 AGENTS = ("coder", "tester", "writer")
 PAPER = EvictionConfig(tie=0.0, learn_sharing=False)

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.serving_hooks.policies.lazy_heap import LazyHeap
+from presage.serving_hooks.policies.eviction import LazyHeap
 
 
 class Numbers:

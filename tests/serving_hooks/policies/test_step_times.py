@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.serving_hooks.policies.step_times import ENOUGH, ENOUGH_PREFILLS, IterationCosts, StepTimes
-from presage.serving_hooks.policies.workload import ENOUGH_STEPS, MOST_AGENTS, Workload
+from presage.serving_hooks.policies.workload import (
+    ENOUGH,
+    ENOUGH_PREFILLS,
+    ENOUGH_STEPS,
+    MOST_AGENTS,
+    IterationCosts,
+    StepTimes,
+    Workload,
+)
 
 COSTS = IterationCosts(0.012, 150e-6, 120e-6)
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import InputError
-from presage.serving_hooks.policies.miss_curve import ENOUGH_TOKENS, MissCurve
-from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.policies.throughput import ENOUGH_TOKENS, MissCurve, Rates
 from presage.serving_hooks.policies.throughput import steps_per_s as steps_per_s_of_many
 
 RATES = Rates(0.01, 0.0001, 0.0001, 100, 200, 1000, 2.0, 10_000)
