@@ -31,7 +31,7 @@ from presage.features.prefixes import prefixes_of
 from presage.features.states import captured_source
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import artefact_size_bytes
-from presage.predictors.baselines.published import PublishedConfig, PublishedNetwork
+from presage.predictors.baselines import PublishedConfig, PublishedNetwork
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.training.timing import median_us
 from presage.training.validation_split import split_validation

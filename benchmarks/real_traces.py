@@ -5,7 +5,7 @@ mixture come from the training folds alone. Accuracy is over all steps of all fo
 workflows (1,000 resamples), and the last column is the paired interval of the difference to the best baseline. A second
 row of ours, "engine", is the same model asked as an engine asks it: without texts.
 
-    python benchmarks/real_traces.py FOLDER [--sets autocoderover,hyperagent] [--baselines all] [--folds 1]
+    python benchmarks/real_traces.py FOLDER [--sets autocoderover,hyperagent] [--paper] [--folds 1]
 
 FOLDER holds the public traces as .jsonl.gz. Prints a Markdown table a set, and one JSON line at the end.
 """
@@ -25,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from paper_baselines import ALL as PAPER
 
 from presage.datasets.read import read_traces
 from presage.datasets.tasks import task_of
@@ -32,7 +33,7 @@ from presage.features.input_profiles import PROFILES
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
 from presage.predictors.bootstrap import paired_difference_ci, ratio_ci
-from presage.training.baselines import BASELINES, choose
+from presage.training.baselines import choose, find
 from presage.training.evaluate import Predict, evaluate
 from presage.training.metrics import Figures
 from presage.training.next_agent import fit_predictor
@@ -67,7 +68,7 @@ def judge(
     predict: dict[str, Predict] = {}
     for name in baselines:
         begun = time.perf_counter()
-        predict[name] = BASELINES[name].fit(seed, fitted.learning, fitted.inner, fitted.validation).predict
+        predict[name] = find(name).fit(seed, fitted.learning, fitted.inner, fitted.validation).predict
         print(f"    {name} fitted in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
     both, engine = ours.predict_both(held), ours.predict_both(ours.observed(held, PROFILES["engine"]))
     predict[ENGINE] = lambda _, moment: engine[moment]
@@ -84,12 +85,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--baselines", default="default", help="default, all, or names")
+    parser.add_argument("--baselines", default="default", help="default, none, or names")
+    parser.add_argument("--paper", action="store_true", help="compare with the families of PBKV's table 3 as well")
     parser.add_argument("--folds", type=int, default=FOLDS, choices=range(1, FOLDS + 1), help="judge so many of them")
     chosen = parser.parse_args()
     if not chosen.folder.is_dir():
         sys.exit(f"real_traces: {chosen.folder} is no folder: name the one that holds the public traces")
-    baselines = choose(chosen.baselines)
+    baselines = choose(",".join([chosen.baselines, *(PAPER if chosen.paper else ())]))
     result: dict[str, object] = {"benchmark": "real_traces", "folds": chosen.folds, "seed": chosen.seed, "sets": {}}
     for name in chosen.sets.split(","):
         file, kind = SETS[name]

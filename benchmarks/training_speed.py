@@ -26,7 +26,7 @@ from presage.datasets.law import generate
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.states import StateSource, captured_source
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.baselines.published import PublishedConfig, PublishedGraphSage
+from presage.predictors.baselines import PublishedConfig, PublishedGraphSage
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig

@@ -35,8 +35,8 @@ def next_agent(
     baselines: Annotated[
         str,
         typer.Option(
-            help="What to compare with, separated by commas: default (counting, trees, the published predictor), all "
-            "(every family of the paper as well, minutes), none, or names; a wrong name lists them.",
+            help="What to compare with, separated by commas: default (counting, trees, the published predictor), "
+            "none, names (a wrong one lists them), or module:name for a baseline of your own.",
             metavar="NAMES",
         ),
     ] = "default",

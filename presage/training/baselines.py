@@ -1,23 +1,21 @@
-"""The baselines by name: what a training compares its predictor with.
+"""Baselines by name, alone and in sets: what an option such as `--baselines default,module:name` stands for.
 
-Each loads its library when it is made. Those that decide something on the validation part learn from the rest of the
-training part; the others, which need none, learn from all of it, as ours does in the end.
+Each baseline of next-agent predictors loads its library when it is made. Those that decide something on the validation
+part learn from the rest of the training part; the others, which need none, learn from all of it, as ours does in the
+end.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes
 from presage.predictors.estimator import NextAgentEstimator
-from presage.training.choose import check_names, choose_names
-
-if TYPE_CHECKING:
-    from presage.predictors.baselines.mlp import Size as MlpSize
-    from presage.predictors.baselines.tcn import Size as TcnSize
 
 Make = Callable[[int, int], NextAgentEstimator]
 """Makes a baseline from a seed and the number of steps it will learn from."""
@@ -53,7 +51,7 @@ def _markov(order: int) -> Baseline:
 
 def _boosted(use_states: bool) -> Baseline:
     def make(seed: int, steps: int) -> NextAgentEstimator:
-        from presage.predictors.baselines.boosted_trees import BoostedTrees
+        from presage.predictors.baselines import BoostedTrees
 
         # LightGBM's threads wait for each other by spinning: on little data, beside anything else that runs, two of
         # them took over three times as long as one.
@@ -64,64 +62,12 @@ def _boosted(use_states: bool) -> Baseline:
 
 
 def _published(seed: int, steps: int) -> NextAgentEstimator:
-    from presage.predictors.baselines.published import PublishedConfig, PublishedGraphSage
+    from presage.predictors.baselines import PublishedConfig, PublishedGraphSage
 
     return PublishedGraphSage(PublishedConfig(seed=seed))
 
 
-def _nearest(neighbours: int) -> Baseline:
-    def make(seed: int, steps: int) -> NextAgentEstimator:
-        from presage.predictors.baselines.nearest import NearestPrefixes
-
-        return NearestPrefixes(neighbours, seed=seed)
-
-    return Baseline(make, validates=True)
-
-
-def _linear_probe(seed: int, steps: int) -> NextAgentEstimator:
-    from presage.predictors.baselines.linear_probe import LinearProbe
-
-    return LinearProbe(seed=seed)
-
-
-def _mlp(size: MlpSize) -> Baseline:
-    def make(seed: int, steps: int) -> NextAgentEstimator:
-        from presage.predictors.baselines.mlp import Mlp
-        from presage.predictors.baselines.neural import NeuralConfig
-
-        return Mlp(size, NeuralConfig(seed=seed))
-
-    return Baseline(make, validates=True)
-
-
-def _tcn(size: TcnSize) -> Baseline:
-    def make(seed: int, steps: int) -> NextAgentEstimator:
-        from presage.predictors.baselines.neural import NeuralConfig
-        from presage.predictors.baselines.tcn import Tcn
-
-        return Tcn(size, NeuralConfig(seed=seed))
-
-    return Baseline(make, validates=True)
-
-
-def _transformer(layers: int) -> Baseline:
-    def make(seed: int, steps: int) -> NextAgentEstimator:
-        from presage.predictors.baselines.neural import NeuralConfig
-        from presage.predictors.baselines.transformer import Transformer
-
-        return Transformer(layers, NeuralConfig(seed=seed))
-
-    return Baseline(make, validates=True)
-
-
-def _rgcn(seed: int, steps: int) -> NextAgentEstimator:
-    from presage.predictors.baselines.neural import NeuralConfig
-    from presage.predictors.baselines.rgcn import Rgcn
-
-    return Rgcn(NeuralConfig(seed=seed))
-
-
-_DEFAULT: Final[Mapping[str, Baseline]] = {
+BASELINES: Final[Mapping[str, Baseline]] = {
     "markov-1": _markov(1),
     "markov-2": _markov(2),
     "markov-3": _markov(3),
@@ -129,37 +75,62 @@ _DEFAULT: Final[Mapping[str, Baseline]] = {
     "boosted-trees-ids": _boosted(False),
     "published-graphsage": Baseline(_published, validates=True),
 }
-
-BASELINES: Final[Mapping[str, Baseline]] = {
-    **_DEFAULT,
-    "knn-5": _nearest(5),
-    "knn-20": _nearest(20),
-    "linear-probe": Baseline(_linear_probe, validates=True),
-    "mlp-tiny": _mlp("tiny"),
-    "mlp-small": _mlp("small"),
-    "mlp-deep": _mlp("deep"),
-    "tcn-small": _tcn("small"),
-    "tcn-large": _tcn("large"),
-    "transformer-1": _transformer(1),
-    "transformer-2": _transformer(2),
-    "rgcn": Baseline(_rgcn, validates=True),
-}
-"""Every baseline there is."""
-
-SETS: Final[Mapping[str, tuple[str, ...]]] = {"default": tuple(_DEFAULT), "all": tuple(BASELINES), "none": ()}
-"""Names for several at once. `default` is what a training compares with unless told otherwise: counting, the strongest
-on real traces, and the published model."""
+"""What a training compares next-agent predictors with unless told otherwise: counting, the strongest on real traces,
+and the published model."""
 
 
-def choose(names: str) -> tuple[str, ...]:
-    """The baselines that a comma-separated list of names and sets stands for, each once.
+def find(name: str) -> Baseline:
+    """A baseline by its name: one of `BASELINES`, or `module:name`, an entry of another module's `BASELINES`.
+
+    Raises:
+        ConfigurationError: there is no such baseline, or its module cannot be loaded.
+    """
+    module, own, key = name.partition(":")
+    if not own:
+        check_names((name,), BASELINES)
+        return BASELINES[name]
+    try:
+        found: Baseline = importlib.import_module(module).BASELINES[key]
+    except (ImportError, AttributeError, KeyError, ValueError) as error:
+        raise ConfigurationError(
+            f"baseline {name!r} cannot be loaded ({error!r}); wanted is module:name, a module on PYTHONPATH whose "
+            "mapping BASELINES has that name"
+        ) from error
+    return found
+
+
+def choose(text: str) -> tuple[str, ...]:
+    """The baselines of next-agent predictors that a comma-separated list of names and sets stands for, each once.
 
     Raises:
         ConfigurationError: there is no such baseline and no such set.
     """
-    return choose_names(names, BASELINES, SETS)
+    chosen = _expanded(text, BASELINES)
+    for name in chosen:
+        find(name)
+    return chosen
 
 
-def check(names: Iterable[str]) -> None:
+def choose_names(text: str, known: Collection[str]) -> tuple[str, ...]:
+    """What a comma-separated list of names and sets stands for, each once.
+
+    Raises:
+        ConfigurationError: there is no such baseline and no such set.
+    """
+    chosen = _expanded(text, known)
+    check_names(chosen, known)
+    return chosen
+
+
+def check_names(names: Iterable[str], known: Collection[str]) -> None:
     """Raises ConfigurationError unless each is the name of a baseline."""
-    check_names(names, BASELINES, SETS)
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigurationError(
+            f"no baseline {unknown[0]!r}; there are: {', '.join(known)}; and the sets default, all, none"
+        )
+
+
+def _expanded(text: str, known: Collection[str]) -> tuple[str, ...]:
+    """Names as they are, "default" and "all" as every one there is, "none" as nothing."""
+    sets = {"default": tuple(known), "all": tuple(known), "none": ()}
+    return tuple(dict.fromkeys(name for item in text.split(",") for name in sets.get(item, (item,))))

@@ -28,7 +28,7 @@ from presage.features.states import SKETCH, States, StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
-from presage.training.baselines import BASELINES, SETS, check
+from presage.training.baselines import BASELINES, find
 from presage.training.configuration import Limits
 from presage.training.evaluate import Evaluation, Predict, evaluate
 from presage.training.latency import forecast_latency_us
@@ -82,7 +82,7 @@ def train(
     seed: int = 0,
     states: States = "auto",
     text_encoder: str = SKETCH,
-    baselines: Sequence[str] = SETS["default"],
+    baselines: Sequence[str] = tuple(BASELINES),
     name: str | None = None,
     progress: Progress | None = None,
 ) -> NextAgentTraining:
@@ -96,7 +96,7 @@ def train(
         seed: of the splits, of every fit and of the bootstrap.
         states: where semantic states come from.
         text_encoder: "sketch", or a folder or hub name, where they come from texts.
-        baselines: names out of `presage.training.baselines.BASELINES`.
+        baselines: names as `presage.training.baselines.find` knows them.
         name: of the model, for the record.
         progress: told what is being done.
 
@@ -107,7 +107,7 @@ def train(
     config, tell = config or NextAgentConfig(), progress or (lambda _, __: None)
     if horizon < 1:
         raise ConfigurationError(f"horizon is {horizon}; at least 1 step ahead is wanted")
-    check(baselines)
+    compared = {name: find(name) for name in baselines}
     parts = set_apart(table, test, seed)
     begun = time.perf_counter()
     done = fit_predictor(
@@ -118,9 +118,9 @@ def train(
     check_known_agents(parts.test, predictor.vocabulary)
     held = prefixes_of(parts.test, predictor.vocabulary, horizon).with_states(predictor.source.states(parts.test))
     fitted: dict[str, Predict] = {}
-    for index, baseline in enumerate(baselines):
-        tell(f"baseline {baseline}", index / len(baselines))
-        fitted[baseline] = BASELINES[baseline].fit(seed, learning, inner, validation).predict
+    for index, (baseline, made) in enumerate(compared.items()):
+        tell(f"baseline {baseline}", index / len(compared))
+        fitted[baseline] = made.fit(seed, learning, inner, validation).predict
 
     tell("judging on the test set", None)
     evaluation = evaluate(

@@ -3,16 +3,18 @@
 from dataclasses import replace
 
 import numpy as np
+import paper_baselines
 from ngram_samples import prefixes_from
+from paper_baselines.neural import NeuralBaseline
 
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import Prefixes
-from presage.predictors.baselines.neural import NeuralBaseline
-from presage.predictors.baselines.published import PublishedGraphSage
+from presage.predictors.baselines import PublishedGraphSage
 from presage.predictors.estimator import NextAgentEstimator
 from presage.training.baselines import BASELINES
 
-EVERY = tuple(BASELINES)
+BY_NAME = {**BASELINES, **paper_baselines.BASELINES}
+EVERY = tuple(BY_NAME)
 NEURAL = ("mlp-tiny", "mlp-small", "mlp-deep", "tcn-small", "tcn-large", "transformer-1", "transformer-2", "rgcn")
 IN_ORDER = NEURAL[3:]
 READS_COMPLETION = tuple(n for n in EVERY if not n.startswith(("markov", "published")) and n != "boosted-trees-ids")
@@ -22,7 +24,7 @@ SIZES = {"prefill": 5, "completion": 3}
 
 def make(name: str, seed: int = 0, epochs: int = 2) -> NextAgentEstimator:
     """A baseline as the registry has it, but for the number of epochs."""
-    estimator = BASELINES[name].make(seed, 0)
+    estimator = BY_NAME[name].make(seed, 0)
     if isinstance(estimator, NeuralBaseline | PublishedGraphSage):
         estimator.config = replace(estimator.config, epochs=epochs, batch_steps=32)  # type: ignore[assignment,arg-type,type-var]
     return estimator

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from paper_baselines.rgcn import RelationalConvolutions, relations
+from paper_baselines.tcn import SIZES, TAPS, TemporalConvolutions
+from paper_baselines.transformer import WIDTH, CausalAttention, positions
 from torch import Tensor, nn
-
-from presage.predictors.baselines.rgcn import RelationalConvolutions, relations
-from presage.predictors.baselines.tcn import SIZES, TAPS, TemporalConvolutions
-from presage.predictors.baselines.transformer import WIDTH, CausalAttention, positions
 
 LENGTH = 80
 

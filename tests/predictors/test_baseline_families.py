@@ -8,6 +8,7 @@ import pytest
 import torch
 from baseline_samples import (
     ASKED,
+    BY_NAME,
     EVERY,
     IN_ORDER,
     NEURAL,
@@ -18,6 +19,9 @@ from baseline_samples import (
     with_random_states,
 )
 from numpy.typing import NDArray
+from paper_baselines.nearest import NearestPrefixes
+from paper_baselines.neural import NeuralConfig
+from paper_baselines.tcn import Tcn
 
 from presage.datasets.law import generate
 from presage.errors import ConfigurationError
@@ -25,12 +29,8 @@ from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import MASKED, Prefixes, prefixes_of
 from presage.features.states import captured_source
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.baselines.nearest import NearestPrefixes
-from presage.predictors.baselines.neural import NeuralConfig
-from presage.predictors.baselines.tcn import Tcn
 from presage.predictors.estimator import NextAgentEstimator
 from presage.predictors.ngram import BackoffNgram
-from presage.training.baselines import BASELINES
 
 
 @pytest.mark.parametrize("trace", TRACES)
@@ -184,7 +184,7 @@ def accuracy(fitted: NextAgentEstimator, test: Prefixes, moment: Moment) -> floa
 def test_what_reads_the_steps_in_order_beats_counting_pairs(name: str) -> None:
     train, validation, test = law("triage", 250)
     markov = accuracy(BackoffNgram(1).fit(train, validation), test, "prefill")
-    fitted = BASELINES[name].make(0, train.steps).fit(train, validation)
+    fitted = BY_NAME[name].make(0, train.steps).fit(train, validation)
     assert accuracy(fitted, test, "prefill") > markov + 0.07
     assert accuracy(fitted, test, "completion") > markov + 0.15
 
@@ -195,7 +195,7 @@ def test_what_reads_one_vector_beats_the_commonest_outcome(name: str) -> None:
     train, validation, test = law("retry", 250)
     known = test.outcomes[:, 0] != MASKED
     commonest = np.bincount(test.outcomes[known, 0]).max() / known.sum()
-    fitted = BASELINES[name].make(0, train.steps).fit(train, validation)
+    fitted = BY_NAME[name].make(0, train.steps).fit(train, validation)
     at_prefill, at_completion = (accuracy(fitted, test, moment) for moment in MOMENTS)
     assert at_prefill > commonest + 0.3
     assert at_completion > at_prefill + 0.03

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 from baseline_samples import ASKED, TRACES, plain, with_random_states
+from paper_baselines.linear_probe import LinearProbe
+from paper_baselines.nearest import NearestPrefixes
+from paper_baselines.reduction import reduce_states
+from paper_baselines.vectors import PrefixVectors
 
 from presage.features.history import RECENT
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import Prefixes, join
-from presage.predictors.baselines.linear_probe import LinearProbe
-from presage.predictors.baselines.nearest import NearestPrefixes
-from presage.predictors.baselines.reduction import reduce_states
-from presage.predictors.baselines.vectors import PrefixVectors
 
 
 def with_states_that_tell(prefixes: Prefixes) -> Prefixes:

@@ -22,7 +22,7 @@ from presage.features.prefixes import MASKED, Prefixes, prefixes_of
 from presage.features.states import States, StateSource, StepTexts, captured_source
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import artefact_digest, write_artefact
-from presage.predictors.baselines.published import PublishedConfig, PublishedGraphSage
+from presage.predictors.baselines import PublishedConfig, PublishedGraphSage
 from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import KIND, NextAgentConfig, NextAgentPredictor

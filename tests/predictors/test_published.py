@@ -11,7 +11,7 @@ from ngram_samples import prefixes_from
 from presage.errors import ConfigurationError
 from presage.features.call_graph import transition_matrix
 from presage.features.prefixes import Prefixes
-from presage.predictors.baselines.published import PublishedConfig, PublishedGraphSage, PublishedNetwork, earlier_agents
+from presage.predictors.baselines import PublishedConfig, PublishedGraphSage, PublishedNetwork, earlier_agents
 from presage.predictors.ngram import BackoffNgram
 from presage.training.metrics import measure
 

@@ -1,6 +1,7 @@
 """Baselines by name: sets and lists of them, and what each is allowed to learn from."""
 
 import numpy as np
+import paper_baselines
 import pytest
 
 from presage.datasets.law import generate
@@ -8,17 +9,17 @@ from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.estimator import NextAgentEstimator
-from presage.training.baselines import BASELINES, SETS, Baseline, choose
+from presage.training.baselines import BASELINES, Baseline, choose
 
 
 @pytest.mark.parametrize(
     ("names", "wanted"),
     [
-        ("default", SETS["default"]),
+        ("default", tuple(BASELINES)),
         ("all", tuple(BASELINES)),
         ("none", ()),
-        ("rgcn,markov-1,rgcn", ("rgcn", "markov-1")),
-        ("default,mlp-deep", (*SETS["default"], "mlp-deep")),
+        ("boosted-trees,markov-1,boosted-trees", ("boosted-trees", "markov-1")),
+        ("default,paper_baselines:mlp-deep", (*BASELINES, "paper_baselines:mlp-deep")),
     ],
 )
 def test_a_list_names_baselines_and_sets(names: str, wanted: tuple[str, ...]) -> None:
@@ -28,13 +29,19 @@ def test_a_list_names_baselines_and_sets(names: str, wanted: tuple[str, ...]) ->
 @pytest.mark.parametrize("names", ["markov-9", "default,rgcn-2", "", "all,", "Default"])
 def test_a_wrong_name_lists_what_there_is(names: str) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"no baseline .*; there are: markov-1, .*, rgcn; and the sets default"
+        ConfigurationError, match=r"no baseline .*; there are: markov-1, .*, published-graphsage; and the sets default"
     ):
         choose(names)
 
 
+@pytest.mark.parametrize("name", ["nowhere:mine", "json:mine", "paper_baselines:mine", ":mine"])
+def test_a_baseline_that_cannot_be_loaded_is_named(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"baseline '{name}' cannot be loaded .* module on PYTHONPATH"):
+        choose(name)
+
+
 def test_every_baseline_answers_to_its_name() -> None:
-    for name, baseline in BASELINES.items():
+    for name, baseline in {**BASELINES, **paper_baselines.BASELINES}.items():
         assert baseline.make(0, 100).name == name
 
 

@@ -18,7 +18,7 @@ from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
-from presage.training.baselines import BASELINES, SETS
+from presage.training.baselines import BASELINES
 from presage.training.next_agent import evaluate_model, train
 from presage.training.sets import SHARED_TASKS
 
@@ -89,7 +89,7 @@ def test_names_that_only_the_test_set_has_are_unknown() -> None:
 @pytest.mark.slow
 def test_the_default_baselines_stand_beside_ours() -> None:
     fitted = train(drawn(40), None, FAST)
-    assert list(fitted.metrics["baselines"]) == list(SETS["default"])
+    assert list(fitted.metrics["baselines"]) == list(BASELINES)
     for figures in fitted.metrics["baselines"].values():
         assert 0 < figures["prefill"]["accuracy"][0] < 1
     assert fitted.predictor.name not in BASELINES
@@ -97,7 +97,7 @@ def test_the_default_baselines_stand_beside_ours() -> None:
 
 @pytest.mark.slow
 def test_any_other_baseline_does_when_asked_for() -> None:
-    wanted = ("knn-5", "linear-probe", "mlp-tiny", "rgcn")
+    wanted = tuple(f"paper_baselines:{name}" for name in ("knn-5", "linear-probe", "mlp-tiny", "rgcn"))
     fitted = train(drawn(40), None, FAST, baselines=wanted)
     assert tuple(fitted.metrics["baselines"]) == wanted
     for figures in fitted.metrics["baselines"].values():

@@ -25,7 +25,7 @@ from presage.features.lengths import LengthEncoder, LengthRows, Target, length_r
 from presage.predictors.ahead import AgentsAhead, GivenModel
 from presage.predictors.lengths.baselines import LENGTH_BASELINES, Constant
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
-from presage.training.choose import check_names, choose_names, every
+from presage.training.baselines import check_names, choose_names
 from presage.training.configuration import Limits
 from presage.training.lengths.ahead import expected_out_of_fold
 from presage.training.lengths.evaluate import LengthEvaluation, Predict, evaluate
@@ -100,7 +100,7 @@ def train_lengths(
         TraceError: the traces are too few to split, or no output tokens are known.
     """
     config, tell = config or RemainingLengthConfig(), progress or (lambda _, __: None)
-    check_names(baselines, LENGTH_BASELINES, every(LENGTH_BASELINES))
+    check_names(baselines, LENGTH_BASELINES)
     parts = set_apart(table, test, seed)
     tell("reading prompts", None)
     encoder = LengthEncoder.fit(parts.train)
@@ -234,4 +234,4 @@ def choose_baselines(names: str) -> tuple[str, ...]:
     Raises:
         ConfigurationError: there is no such baseline.
     """
-    return choose_names(names, LENGTH_BASELINES, every(LENGTH_BASELINES))
+    return choose_names(names, LENGTH_BASELINES)

@@ -19,7 +19,7 @@ from presage.datasets.outcomes.schema import Outcomes, outcomes_digest, prompt_k
 from presage.datasets.outcomes.split import choose_models, split_outcomes
 from presage.errors import TraceError
 from presage.predictors.router import RouterConfig, RouterPredictor, Scorer
-from presage.training.choose import check_names, choose_names, every
+from presage.training.baselines import check_names, choose_names
 from presage.training.configuration import Limits
 from presage.training.record import Progress, versions
 from presage.training.router.baselines import BASELINES, BaseRate, Routes
@@ -92,7 +92,7 @@ def train_router(
     """
     config, tell = config or RouterConfig(), progress or (lambda _, __: None)
     config.check()
-    check_names(baselines, BASELINES, every(BASELINES))
+    check_names(baselines, BASELINES)
     chosen = choose_models(outcomes)
     models = chosen.outcomes.models
     train, held, shared = _parts(chosen.outcomes, test, seed)
@@ -180,7 +180,7 @@ def choose_baselines(names: str) -> tuple[str, ...]:
     Raises:
         ConfigurationError: there is no such baseline.
     """
-    return choose_names(names, BASELINES, every(BASELINES))
+    return choose_names(names, BASELINES)
 
 
 def _parts(outcomes: Outcomes, test: Outcomes | None, seed: int) -> tuple[Outcomes, Outcomes, int]:

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor, nn
 
-from presage.predictors.baselines.neural import NeuralConfig
-from presage.predictors.baselines.sequence import SequenceBaseline
+from paper_baselines.neural import NeuralConfig
+from paper_baselines.sequence import SequenceBaseline
 
 WIDTH: Final = 64
 HEADS: Final = 4

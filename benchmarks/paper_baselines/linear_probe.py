@@ -12,9 +12,9 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from paper_baselines.vectors import PrefixVectors
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import Prefixes, join
-from presage.predictors.baselines.vectors import PrefixVectors
 from presage.predictors.probabilities import cross_entropy
 
 PENALTIES: Final = (0.03, 0.3, 3.0)

@@ -13,11 +13,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from paper_baselines.reduction import COMPONENTS, reduce_states
 from presage.features.history import RECENT, history_size
 from presage.features.inputs import SIZE_COUNT
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes
-from presage.predictors.baselines.reduction import COMPONENTS, reduce_states
 from presage.predictors.encoding import encode_all
 from presage.predictors.projected import project_all, unrolled
 

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paper_baselines.neural import NeuralBaseline, NeuralConfig
+from paper_baselines.vectors import PrefixVectors
 from presage.features.prefixes import Prefixes
-from presage.predictors.baselines.neural import NeuralBaseline, NeuralConfig
-from presage.predictors.baselines.vectors import PrefixVectors
 
 Size = Literal["tiny", "small", "deep"]
 

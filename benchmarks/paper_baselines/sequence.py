@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paper_baselines.neural import NeuralBaseline
+from paper_baselines.reduction import reduce_states
 from presage.features.moment import COMPLETION, PREFILL
 from presage.features.prefixes import Prefixes
-from presage.predictors.baselines.neural import NeuralBaseline
-from presage.predictors.baselines.reduction import reduce_states
 from presage.predictors.projected import project_all
 
 

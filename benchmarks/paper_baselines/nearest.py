@@ -13,11 +13,11 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from paper_baselines.vectors import PrefixVectors
 from presage.errors import ConfigurationError
 from presage.features.history import RECENT
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import Prefixes, join
-from presage.predictors.baselines.vectors import PrefixVectors
 from presage.predictors.probabilities import cross_entropy
 
 STATE_WEIGHTS: Final = (0.0, 0.1, 0.2, 0.4, 0.8)

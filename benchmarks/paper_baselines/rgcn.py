@@ -5,7 +5,7 @@ Source: Schlichtkrull et al., "Modeling relational data with graph convolutional
     h_i^(l+1) = ReLU( W_0^(l) h_i^(l) + Σ_r Σ_{j ∈ N_i^r} 1/|N_i^r| · W_r^(l) h_j^(l) )
 
 PBKV puts it in the place of GraphSAGE, over agents, and names no relations. There the prefix still comes in through its
-eq. 4, which cannot see order (`published.py`), so that the graph could be no better than that. Here the nodes are the
+eq. 4, which cannot see order, so that the graph could be no better than that. Here the nodes are the
 steps of a workflow, which makes it a rival in its own right. A step's neighbours are
 
 - the step before it,
@@ -23,8 +23,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from presage.predictors.baselines.neural import NeuralConfig
-from presage.predictors.baselines.sequence import SequenceBaseline
+from paper_baselines.neural import NeuralConfig
+from paper_baselines.sequence import SequenceBaseline
 
 WIDTH: Final = 64
 LAYERS: Final = 3
