@@ -25,9 +25,8 @@ import numpy as np
 import torch
 
 from presage.datasets.law import generate
-from presage.features.call_graph import transition_matrix
 from presage.features.moment import PREFILL
-from presage.features.prefixes import prefixes_of
+from presage.features.prefixes import prefixes_of, transition_matrix
 from presage.features.states import captured_source
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import artefact_size_bytes

@@ -1,7 +1,7 @@
 """What a predictor of lengths sees of a step, and what it is to predict: one definition for training and serving.
 
 Chimera §3.4: token counts of the system prompt, the user prompt and the full prompt, workflow type, agent, model, and
-a sketch of the user prompt. Ours: how far the workflow has come (`progress.py`), which agents came before
+a sketch of the user prompt. Ours: how far the workflow has come and which agents came before
 (`history.py`), a sketch of what the previous step answered, and, where a predictor of it is at hand, which steps are
 expected to come (`Ahead`).
 
@@ -29,10 +29,8 @@ from numpy.typing import NDArray
 from presage.datasets.tasks import task_of
 from presage.datasets.validate import workflow_codes
 from presage.errors import InputError, TraceError
-from presage.features.course import Course
-from presage.features.history import RECENT, histories
+from presage.features.history import PROGRESS, RECENT, Course, histories, progress
 from presage.features.input_profiles import PROFILES, TEXT, TOKENS, Sources
-from presage.features.progress import PROGRESS, progress
 from presage.features.sketch import Sketch
 from presage.features.vocabulary import Vocabulary
 

@@ -3,6 +3,8 @@
 A position is a step: the prefix that ends there. Rows are steps, workflows lie one after the other. A position's
 labels are the next K outcomes; nothing is asked after END, nor past the point where a censored trace was cut
 (its next step is unknown, not END).
+
+`transition_matrix` says which agent follows which, counted over prefixes.
 """
 
 from __future__ import annotations
@@ -176,3 +178,29 @@ def join(first: Prefixes, second: Prefixes) -> Prefixes:
         sizes=np.concatenate([first.sizes, second.sizes]),
         states={m: np.concatenate([s, second.states[m]]) for m, s in first.states.items() if m in second.states},
     )
+
+
+def transition_counts(prefixes: Prefixes) -> NDArray[np.int64]:
+    """How often outcome j came right after agent i, int64 [V+1, V+1]; row V is the unknown agent, column V is END.
+
+    A step whose next one is not known (the trace was cut) counts nowhere.
+    """
+    size = prefixes.vocabulary.outcomes
+    following = prefixes.outcomes[:, 0]
+    known = (following >= 0) & (following < size)
+    counts = np.zeros((size, size), np.int64)
+    np.add.at(counts, (prefixes.agent[known], following[known]), 1)
+    return counts
+
+
+def transition_matrix(prefixes: Prefixes) -> NDArray[np.float32]:
+    """A: the row-normalised forward transition matrix between agents, float32 [V+1, V+1] (PBKV, appendix B).
+
+    Row and column V belong to the unknown agent and are zero: END is no agent and receives no message.
+    """
+    counts = transition_counts(prefixes).astype(np.float32)
+    counts[:, -1] = 0.0
+    counts[-1, :] = 0.0
+    total = counts.sum(axis=1, keepdims=True)
+    matrix: NDArray[np.float32] = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
+    return matrix

@@ -29,10 +29,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from presage.errors import ConfigurationError
-from presage.features.call_graph import transition_matrix
 from presage.features.history import RECENT, histories
 from presage.features.moment import MOMENTS, PREFILL, Moment
-from presage.features.prefixes import SIZES, Prefixes
+from presage.features.prefixes import SIZES, Prefixes, transition_matrix
 
 _IGNORED: Final = -100
 _PREDICT_STEPS: Final = 8192

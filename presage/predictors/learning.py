@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from presage.features.call_graph import transition_matrix
 from presage.features.history import history_size
 from presage.features.inputs import SIZE_COUNT, known
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
-from presage.features.prefixes import Prefixes
+from presage.features.prefixes import Prefixes, transition_matrix
 from presage.features.projection import Projection, fit_projection
 from presage.predictors.boosting import TreeEnsemble, fit_trees, tree_limits
 from presage.predictors.network import Examples, fit_network

@@ -27,7 +27,7 @@ from presage.features.input_profiles import STATES, TEXT, TOKENS, Source, Source
 from presage.features.inputs import inputs_size, known, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
-from presage.features.project_rows import columns_of, project_rows, project_state
+from presage.features.projection import columns_of, project_rows, project_state
 from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError, InputError, TraceError
-from presage.features.prompt_form import form
+from presage.features.prompt_terms import prompt_form
 from presage.features.text_encoder import TextEncoder
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.forecast import Source
@@ -202,7 +202,7 @@ class RouterPredictor:
         _check_labels(calibration, calibration_correct, len(models))
         tell = progress or (lambda _, __: None)
         tell("learning", 0.0)
-        words, forms = words_of(prompts), form(prompts)
+        words, forms = words_of(prompts), prompt_form(prompts)
         folds, away = np.zeros(len(prompts), np.int64), np.zeros(0)
         if scorer is None:
             folds = leave_out_folds(groups if groups is not None else [None] * len(prompts))
@@ -216,7 +216,7 @@ class RouterPredictor:
         learnt = base_rates(correct)
         logits = self._scorer.logits(calibration)
         self.calibration = Calibration.fit(logits, calibration_correct, learnt)
-        held, held_forms = words_of(calibration), form(calibration)
+        held, held_forms = words_of(calibration), prompt_form(calibration)
         seen = Seen.of(words, forms)
         self.evidence = PromptEvidence.of(seen, held, held_forms)
         novelty = seen.novelty(held, held_forms)

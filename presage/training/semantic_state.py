@@ -18,8 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from presage.datasets.tasks import task_folds
 from presage.errors import InputError
-from presage.features.folds import task_folds
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import Prefixes
 from presage.features.states import (

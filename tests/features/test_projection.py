@@ -1,16 +1,25 @@
-"""Projections against plain numpy, out of fold against planted noise, and what happens where there is nothing."""
+"""Projections against plain numpy, out of fold against planted noise; the bits and edges of the compiled product."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from word_samples import prefixes_in
 
 from presage.features.prefixes import Prefixes
-from presage.features.projection import FOLDS, Projection, fit_projection
+from presage.features.projection import (
+    FOLDS,
+    Projection,
+    columns_of,
+    fit_projection,
+    project_rows,
+    project_state,
+    project_states,
+)
 
 # Every entry of the matrix is rounded to float16, a relative 2^-11 of itself and no more than 2^-11 of its column's
 # largest: over d entries and states of unit size an error of about sqrt(d) * 2^-11 of the scale.
@@ -167,3 +176,61 @@ def test_training_rows_without_any_state_give_an_empty_projection() -> None:
     assert projected.shape == (prefixes.steps, projection.size)
     assert not projected.any()
     assert np.isfinite(projection(np.ones((2, 4), np.float32))).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 11), st.integers(1, 9), st.integers(1, 70), st.integers(0, 1000))
+def test_every_state_is_multiplied_and_nothing_else_is_written(rows: int, width: int, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    states = rng.normal(size=(rows, size)).astype(np.float32)
+    weights, bias = rng.normal(size=(size, width)).astype(np.float32), rng.normal(size=width).astype(np.float32)
+    room = np.full((rows + 2, width), 7, np.float32)
+    project_rows(states, columns_of(weights), bias, room[:rows])
+    wanted = states.astype(float) @ weights.astype(float) + bias
+    np.testing.assert_allclose(room[:rows], wanted, rtol=1e-4, atol=1e-4)
+    assert (room[rows:] == 7).all()
+
+
+@pytest.mark.parametrize("width", [1, 4, 5, 16])
+def test_columns_are_filled_up_with_zeros(width: int) -> None:
+    weights = np.arange(3 * width, dtype=np.float32).reshape(3, width) + 1
+    columns = columns_of(weights)
+    assert len(columns) % 4 == 0
+    np.testing.assert_array_equal(columns[:width], weights.T)
+    assert not columns[width:].any()
+
+
+@settings(max_examples=60, derandomize=True)
+@given(st.integers(0, 5), st.integers(0, 17), st.integers(1, 300), st.integers(0, 1000))
+def test_a_state_has_the_bits_of_the_exact_sum_rounded_once(rows: int, width: int, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    states = rng.normal(size=(rows, size)).astype(np.float16).astype(np.float32)
+    weights, bias = rng.normal(size=(size, width)).astype(np.float32), rng.normal(size=width).astype(np.float32)
+    room = np.full((rows + 1, width), 7, np.float32)
+    project_states(states, columns_of(weights), bias, room[:rows])
+    wanted = (states.astype(np.float64) @ weights.astype(np.float64) + bias).astype(np.float32)
+    np.testing.assert_array_equal(room[:rows], wanted)
+    assert (room[rows:] == 7).all()
+    alone = np.empty(width, np.float32)
+    for state, row in zip(states, wanted, strict=True):
+        project_state(state, columns_of(weights), bias, alone)
+        np.testing.assert_array_equal(alone, row)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_a_worker_projects_to_the_bits_of_training(batch: int) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed; the worker's code belongs to its hooks")
+    from presage.serving_hooks.vllm.tap.rows import Projector
+
+    rng = np.random.default_rng(batch)
+    projection = Projection(
+        rng.normal(size=(576, 24)).astype(np.float16),
+        rng.random(24).astype(np.float32),
+        rng.normal(size=24).astype(np.float32),
+    )
+    states = torch.from_numpy(rng.normal(size=(batch, 576))).bfloat16()
+    found, _ = Projector({"prefill": (projection.weights(), projection.bias)}).project(
+        "prefill", states, range(batch)[::-1]
+    )
+    np.testing.assert_array_equal(found[::-1], projection(states.half().float().numpy()))

@@ -8,8 +8,15 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from presage.datasets.outcomes.law import generate_outcomes
 from presage.errors import InputError
-from presage.features.prompt_form import NAMES, form
-from presage.features.prompt_terms import HEAD_CHARS, TAIL_CHARS, PromptTerms, terms_of, word_hashes
+from presage.features.prompt_terms import (
+    FORM_NAMES,
+    HEAD_CHARS,
+    TAIL_CHARS,
+    PromptTerms,
+    prompt_form,
+    terms_of,
+    word_hashes,
+)
 
 PROMPTS = (
     *generate_outcomes(60, 0).outcomes.prompts,
@@ -58,7 +65,7 @@ def test_any_text_has_terms_of_unit_length_or_none(text: str) -> None:
     words = places < len(terms.hashes[0])
     for block in (weights[words], weights[~words]):
         assert not len(block) or np.isclose((block**2).sum(), 1, atol=1e-5)
-    assert np.isfinite(form([text])).all()
+    assert np.isfinite(prompt_form([text])).all()
 
 
 def test_a_pair_is_not_its_reverse() -> None:
@@ -72,11 +79,11 @@ def test_of_a_long_prompt_both_ends_are_read() -> None:
     assert len(terms_of("start " + middle + "end")[0]) < HEAD_CHARS + TAIL_CHARS
     words = set(word_hashes("start " + middle + "end").tolist())
     assert set(word_hashes("start end filler").tolist()) <= words
-    assert form([middle])[0, NAMES.index("log characters")] == pytest.approx(np.log(1 + len(middle)))
+    assert prompt_form([middle])[0, FORM_NAMES.index("log characters")] == pytest.approx(np.log(1 + len(middle)))
 
 
 def test_form_counts_what_it_says() -> None:
-    row = dict(zip(NAMES, form(["Is 12 > 3? Yes.\nA 4,5%"])[0].tolist(), strict=True))
+    row = dict(zip(FORM_NAMES, prompt_form(["Is 12 > 3? Yes.\nA 4,5%"])[0].tolist(), strict=True))
     assert row["log numbers"] == pytest.approx(np.log(1 + 4))
     assert row["log digits of the longest number"] == pytest.approx(np.log(1 + 2))
     assert row["log lines"] == pytest.approx(np.log(2))

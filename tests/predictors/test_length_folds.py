@@ -5,7 +5,7 @@ import pytest
 from length_samples import QUANTILES, fresh_rows, law_rows
 from sklearn.linear_model import Ridge
 
-from presage.features.folds import parts, task_folds
+from presage.datasets.tasks import parts, task_folds
 from presage.features.lengths import LengthRows
 from presage.predictors.lengths.boosted import BoostedLengths
 from presage.predictors.lengths.forest import ForestLengths

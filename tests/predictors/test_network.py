@@ -9,9 +9,8 @@ from engine_samples import Sample, random_sample
 from ngram_samples import prefixes_from
 from numpy.typing import NDArray
 
-from presage.features.call_graph import transition_matrix
 from presage.features.history import history_size
-from presage.features.prefixes import MASKED
+from presage.features.prefixes import MASKED, transition_matrix
 from presage.predictors.kernels import network_logits, step_prefix
 from presage.predictors.network import (
     Examples,

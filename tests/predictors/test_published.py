@@ -9,8 +9,7 @@ import torch
 from ngram_samples import prefixes_from
 
 from presage.errors import ConfigurationError
-from presage.features.call_graph import transition_matrix
-from presage.features.prefixes import Prefixes
+from presage.features.prefixes import Prefixes, transition_matrix
 from presage.predictors.baselines import PublishedConfig, PublishedGraphSage, PublishedNetwork, earlier_agents
 from presage.predictors.ngram import BackoffNgram
 from presage.training.metrics import measure

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from presage.datasets.length_law import generate_lengths
+from presage.features.history import PROGRESS
 from presage.features.lengths import LengthEncoder, length_rows
-from presage.features.progress import PROGRESS
 from presage.predictors.remaining_length import RemainingLengthConfig
 from presage.training.lengths.ablation import AGENTS, GROUPS, MODEL, ablate, without
 

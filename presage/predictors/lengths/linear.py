@@ -15,9 +15,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from presage.features.folds import task_folds
+from presage.datasets.tasks import task_folds
+from presage.features.history import PROGRESS
 from presage.features.lengths import PROMPT, LengthRows
-from presage.features.progress import PROGRESS
 from presage.predictors.lengths.inputs import CATEGORIES, MISSING
 
 _INDICES: Final = 3

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.folds import parts, task_folds
+from presage.datasets.tasks import parts, task_folds
 from presage.features.input_profiles import Sources
 from presage.features.lengths import LEARNT_PROFILES, LengthRows, join_rows, profiles_of
 from presage.predictors.lengths.conformal import Conformal

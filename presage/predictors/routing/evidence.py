@@ -17,8 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from presage.features.prompt_form import SIZE, form
-from presage.features.prompt_terms import word_hashes
+from presage.features.prompt_terms import FORM_SIZE, prompt_form, word_hashes
 
 FAR_SHARE: Final = 0.07
 """Share of held-out prompts that are flagged: what is new at the price of so many that are not."""
@@ -104,7 +103,7 @@ class PromptEvidence:
     @classmethod
     def fit(cls, prompts: Sequence[str], held_out: Sequence[str]) -> PromptEvidence:
         """Counts training prompts, and learns what is usual by prompts held out from them; without any, nothing is."""
-        return cls.of(Seen.of(words_of(prompts), form(prompts)), words_of(held_out), form(held_out))
+        return cls.of(Seen.of(words_of(prompts), prompt_form(prompts)), words_of(held_out), prompt_form(held_out))
 
     @classmethod
     def of(cls, seen: Seen, words: Sequence[Hashes], forms: NDArray[np.float32]) -> PromptEvidence:
@@ -115,7 +114,7 @@ class PromptEvidence:
 
     def novelty(self, prompts: Sequence[str]) -> Novelty:
         """Prompts beside the training prompts."""
-        return self.seen.novelty(words_of(prompts), form(prompts))
+        return self.seen.novelty(words_of(prompts), prompt_form(prompts))
 
     def distance(self, novelty: Novelty) -> Floats:
         """How far prompts are, float64 [n], 0..1: the share of held-out prompts that are nearer; 1 if no word is."""
@@ -144,8 +143,8 @@ class PromptEvidence:
         words, idf, forms = tensors["words"], tensors["idf"], tensors["forms"]
         if words.dtype != np.uint32 or words.ndim != 1 or words.shape != idf.shape:
             raise ValueError("the words are not one hash (uint32) and one weight each")
-        if forms.ndim != 2 or not forms.shape[1:] == tensors["middle"].shape == tensors["scale"].shape == (SIZE,):
-            raise ValueError(f"the forms are not {SIZE} numbers each")
+        if forms.ndim != 2 or not forms.shape[1:] == tensors["middle"].shape == tensors["scale"].shape == (FORM_SIZE,):
+            raise ValueError(f"the forms are not {FORM_SIZE} numbers each")
         if not len(tensors["known"]) == len(tensors["away"]) == len(tensors["joint"]):
             raise ValueError("the quantiles of held-out prompts are not of one length")
         seen = Seen(words, idf, float(config["unseen"]), tensors["middle"], tensors["scale"], forms)

@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ArtefactError
-from presage.features.prompt_form import SIZE, form
-from presage.features.prompt_terms import PromptTerms
+from presage.features.prompt_terms import FORM_SIZE, PromptTerms, prompt_form
 from presage.features.text_encoder import TextEncoder
 from presage.predictors.routing.factors import Factors
 
@@ -117,7 +116,7 @@ PENALTIES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _FEW_STEPS: Final = 10  # of Lanczos, for heads that only serve to be judged
 
 _TERMS_SHARE: Final = np.float32(0.5**0.5)  # words and strings weigh the same, together 1
-_FORM_SHARE: Final = np.float32((0.05 / SIZE) ** 0.5)
+_FORM_SHARE: Final = np.float32((0.05 / FORM_SIZE) ** 0.5)
 _FARTHEST: Final = 4.0  # deviations: a form never met must not outweigh all words
 
 
@@ -139,7 +138,7 @@ class PromptRows:
     @classmethod
     def fit(cls, prompts: Sequence[str], encoder: TextEncoder | None) -> PromptRows:
         """Chooses terms; raises InputError where no two prompts share one."""
-        shape = form(prompts)
+        shape = prompt_form(prompts)
         spread = shape.std(axis=0)
         return cls(PromptTerms.fit(prompts), shape.mean(axis=0), np.where(spread > 1e-6, spread, 1.0), encoder)
 
@@ -149,7 +148,7 @@ class PromptRows:
 
     def dense(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """Form, and embeddings of unit length, float32 [n, F − T]."""
-        away = np.clip((form(prompts) - self.middle) / self.scale, -_FARTHEST, _FARTHEST) * _FORM_SHARE
+        away = np.clip((prompt_form(prompts) - self.middle) / self.scale, -_FARTHEST, _FARTHEST) * _FORM_SHARE
         if self.encoder is None:
             return np.asarray(away, np.float32)
         said = self.encoder.encode_one(prompts[0])[None] if len(prompts) == 1 else self.encoder.encode(prompts)
@@ -289,7 +288,7 @@ class LinearScorer:
         encoder = _same_encoder(config["encoder"], folder)
         inputs = PromptRows(terms, tensors["form.middle"], tensors["form.scale"], encoder)
         factors = Factors(tensors["base"], tensors["loadings"])
-        features = terms.size + SIZE + (encoder.size if encoder is not None else 0)
+        features = terms.size + FORM_SIZE + (encoder.size if encoder is not None else 0)
         rank, models = factors.loadings.shape
         if tensors["weights"].shape != (features, rank) or factors.base.shape != (models,):
             raise ValueError("the weights are of other features or factors than the vocabulary")

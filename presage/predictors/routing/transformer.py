@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ArtefactError, ConfigurationError
-from presage.features.transformer_folder import find_transformer, load_error, special_tokens
+from presage.features.text_encoder import find_transformer, load_error, special_tokens
 from presage.predictors.routing import transformer_model
 from presage.predictors.routing.transformer_model import Pooling, Precision
 

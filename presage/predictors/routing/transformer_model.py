@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from presage.errors import ConfigurationError
-from presage.features.transformer_folder import load_error
+from presage.features.text_encoder import load_error
 
 if TYPE_CHECKING:
     import torch

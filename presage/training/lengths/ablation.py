@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from presage.errors import TraceError
+from presage.features.history import PROGRESS
 from presage.features.lengths import PROMPT, LengthEncoder, LengthRows, length_rows
-from presage.features.progress import PROGRESS
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.lengths.evaluate import LengthDifference, LengthEvaluation, difference, evaluate
 from presage.training.lengths.texts import choose_texts

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from presage.datasets.tasks import task_folds
 from presage.errors import ConfigurationError, InputError
-from presage.features.folds import task_folds
 from presage.features.lengths import LengthEncoder, LengthRows, prompts_and_answers
 from presage.features.sketch import Corpus, Sketch
 from presage.features.states import Candidate
