@@ -49,7 +49,7 @@ from presage.serving_hooks.truth.outcomes import Followed
 from presage.serving_hooks.truth.promoted import Promoted, promoted_by_type
 from presage.serving_hooks.truth.recorded import Said, followed_of
 from presage.serving_hooks.truth.truth import Truth
-from presage.training.timing import median_us
+from presage.training.training import median_us
 
 TRAINING, HELD_OUT, BEFORE, AFTER, WITHOUT = 1000, 600, 500, 400, 1000
 QUANTILES = (0.5, 0.9, 0.99)

@@ -32,8 +32,8 @@ from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import artefact_size_bytes
 from presage.predictors.baselines import PublishedConfig, PublishedNetwork
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.training.timing import median_us
-from presage.training.validation_split import split_validation
+from presage.training.sets import split_validation
+from presage.training.training import median_us
 
 BATCH = 1024
 

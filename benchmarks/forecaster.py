@@ -34,7 +34,7 @@ from presage.predictors.steps import log_tokens
 from presage.serving_hooks.backoff import OnlineCounts
 from presage.serving_hooks.forecaster import Forecaster
 from presage.training.next_agent import train
-from presage.training.timing import median_us
+from presage.training.training import median_us
 
 ROUNDS = 4000
 MEASURED_WORKFLOWS = 10_000

@@ -32,7 +32,7 @@ from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.training.baselines import choose, find
 from presage.training.metrics import measure
-from presage.training.validation_split import split_validation
+from presage.training.sets import split_validation
 
 TEST_WORKFLOWS = 2000
 TEST_SEED = 1_000_003

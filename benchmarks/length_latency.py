@@ -31,7 +31,7 @@ from presage.predictors.lengths.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS
 from presage.predictors.lengths.log_estimator import ERROR_FOLDS
 from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.lengths.texts import LengthTexts
-from presage.training.timing import median_us
+from presage.training.training import median_us
 
 BATCH = 1024
 STEPS_A_WORKFLOW = 4.0

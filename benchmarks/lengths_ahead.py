@@ -38,7 +38,7 @@ from presage.training.lengths.evaluate import difference
 from presage.training.lengths.metrics import Share
 from presage.training.lengths.train import LengthTraining, train_lengths
 from presage.training.next_agent import train
-from presage.training.timing import median_us
+from presage.training.training import median_us
 
 FOLDS = 5
 REQUESTS = 500

@@ -40,7 +40,7 @@ from presage.predictors.lengths.baselines import LENGTH_BASELINES
 from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.lengths.texts import choose_texts
 from presage.training.lengths.train import CALIBRATION_FRACTION
-from presage.training.validation_split import tasks_apart
+from presage.training.sets import tasks_apart
 
 QUANTILES = (0.5, 0.9, 0.99)
 FOLDS = 5

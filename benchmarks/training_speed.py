@@ -30,7 +30,7 @@ from presage.predictors.baselines import PublishedConfig, PublishedGraphSage
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
-from presage.training.validation_split import split_validation
+from presage.training.sets import split_validation
 
 
 def prepared(workflows: int, state_size: int) -> tuple[Prefixes, Prefixes, StateSource]:

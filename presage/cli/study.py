@@ -16,7 +16,7 @@ from presage.cli.tables import table as text_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from presage.training.recipe import Recipe
+    from presage.training.learning_curve import Recipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -233,8 +233,8 @@ def _told(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
 def _recipe(settings: list[str] | None, horizon: int, seed: int, states: str) -> Recipe:
     from presage.predictors.parts import NextAgentConfig
     from presage.training.configuration import read_configuration
+    from presage.training.learning_curve import Recipe
     from presage.training.next_agent import LIMITS
-    from presage.training.recipe import Recipe
 
     configuration = read_configuration(NextAgentConfig, None, settings or (), LIMITS)
     return Recipe(configuration, horizon, seed, options.states(states))

@@ -80,7 +80,7 @@ def carry_out(
         tags: of the version, from the metrics.
     """
     from presage.registry.package import check_name
-    from presage.training.behind import last_words
+    from presage.training.baselines import last_words
     from presage.training.report.files import check_folder, write_metrics, write_report
 
     with output.working() as report, tempfile.TemporaryDirectory() as scratch:

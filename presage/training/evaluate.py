@@ -3,13 +3,16 @@
 What is judged is a function from prefixes and moment to probabilities, so one code path serves our predictor, every
 baseline and the Bayes-optimal forecast of a known law. All are judged at the same positions: every step of a workflow,
 END an outcome, nothing after END or past a cut.
+
+`confusions` says where forecasts err one step ahead: what was forecast, what came instead, and after which agents. It
+names agents alone, never what a workflow was asked or what an agent said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +20,99 @@ from numpy.typing import NDArray
 from presage.errors import TraceError
 from presage.features.input_profiles import TARGETS
 from presage.features.moment import MOMENTS, PREFILL, Moment
-from presage.features.prefixes import Prefixes
-from presage.training.behind import Behind, behind, moment_name, worst
-from presage.training.confusions import confusions
-from presage.training.differences import Difference, differences
-from presage.training.metrics import RESAMPLES, Figures, measure
+from presage.features.prefixes import MASKED, Prefixes
+from presage.features.vocabulary import Vocabulary
+from presage.training.baselines import Behind, behind, moment_name, worst
+from presage.training.metrics import RESAMPLES, Difference, Figures, differences, measure
+
+END: Final = "END"
+PAIRS: Final = 10
+"""So many pairs of forecast and outcome are told, the most frequent ones."""
+
+AGENTS: Final = 10
+EXAMPLES: Final = 2
+PREFIX: Final = 4
+"""An example shows so many agents of the prefix, the last ones."""
+
+_NOBODY: Final = -1
+
+
+def confusions(probabilities: NDArray[np.float32], prefixes: Prefixes) -> dict[str, Any]:
+    """Errors one step ahead.
+
+    Args:
+        probabilities: [n, K, V+1], at one moment of every step.
+        prefixes: the n steps with what came after them.
+
+    Returns:
+        JSON values: `positions` judged and `errors` among them; `pairs`, the most frequent errors, each with
+        `forecast`, `came`, how many `positions`, the mean probability of what was forecast (`confidence`) and
+        `examples` {"prefix": the last agents, "earlier": were there agents before them, "positions"}; `by_agent`, the
+        agents after which most errors were made, with `positions` and `errors`. A name is null where training never
+        saw the agent.
+    """
+    vocabulary = prefixes.vocabulary
+    came, sure = prefixes.outcomes[:, 0], probabilities[:, 0].max(axis=1)
+    forecast = probabilities[:, 0].argmax(axis=1)
+    judged = came != MASKED
+    wrong = judged & (forecast != came)
+    rows = np.flatnonzero(wrong)
+    kinds, kind = np.unique(np.stack([forecast[rows], came[rows]], axis=1), axis=0, return_inverse=True)
+    kind = kind.reshape(-1)
+    counts = np.bincount(kind, minlength=len(kinds))
+    pairs = []
+    for index in _most_frequent(counts, PAIRS):
+        of = rows[kind == index]
+        pairs.append(
+            {
+                "forecast": _outcome(vocabulary, int(kinds[index, 0])),
+                "came": _outcome(vocabulary, int(kinds[index, 1])),
+                "positions": len(of),
+                "confidence": float(sure[of].mean(dtype=np.float64)),
+                "examples": _examples(prefixes, of),
+            }
+        )
+    size = vocabulary.unknown + 1
+    positions, errors = (np.bincount(prefixes.agent[flags], minlength=size) for flags in (judged, wrong))
+    by_agent = [
+        {"agent": _agent(vocabulary, int(a)), "positions": int(positions[a]), "errors": int(errors[a])}
+        for a in _most_frequent(errors, AGENTS)
+    ]
+    return {"positions": int(judged.sum()), "errors": len(rows), "pairs": pairs, "by_agent": by_agent}
+
+
+def _examples(prefixes: Prefixes, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """The most frequent ends of the prefixes at these rows."""
+    position = prefixes.position[rows]
+    ends = np.full((len(rows), PREFIX + 1), _NOBODY, np.int64)
+    for back in range(PREFIX):
+        there = position >= back
+        ends[there, PREFIX - 1 - back] = prefixes.agent[rows[there] - back]
+    ends[:, PREFIX] = position >= PREFIX
+    found, counts = np.unique(ends, axis=0, return_counts=True)
+    return [
+        {
+            "prefix": [_agent(prefixes.vocabulary, int(a)) for a in found[index, :PREFIX] if a != _NOBODY],
+            "earlier": bool(found[index, PREFIX]),
+            "positions": int(counts[index]),
+        }
+        for index in _most_frequent(counts, EXAMPLES)
+    ]
+
+
+def _most_frequent(counts: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Indices of the greatest counts above 0, ties in order."""
+    order = np.argsort(-counts, kind="stable")[:most]
+    return order[counts[order] > 0]
+
+
+def _outcome(vocabulary: Vocabulary, index: int) -> str | None:
+    return END if index == vocabulary.end else _agent(vocabulary, index)
+
+
+def _agent(vocabulary: Vocabulary, index: int) -> str | None:
+    return vocabulary.agents[index] if index < len(vocabulary.agents) else None
+
 
 Predict = Callable[[Prefixes, Moment], NDArray[np.float32]]
 """Prefixes and moment to probabilities [n, K, V+1]: the `predict` of any `NextAgentEstimator`."""
@@ -84,7 +175,7 @@ class Evaluation:
         baselines: the same of each baseline on all workflows, by name.
         differences: accuracy of what was judged minus that of each baseline, on all workflows.
         rivals: of each workflow type, the figures of each baseline there and the difference to it.
-        confusions: where forecasts erred one step ahead, at each moment (`confusions.py`).
+        confusions: where forecasts erred one step ahead, at each moment.
         behind: comparisons with baselines that were lost.
         profiles: figures by input profile.
         model: name of what was judged, if it has one.
@@ -110,7 +201,7 @@ class Evaluation:
 
         Beyond the contract, for the report: "differences" {baseline: {moment: {"difference", "ci95"}}},
         "rivals" {workflow type: {baseline: {moment: {"accuracy", "ci95", "difference", "difference_ci95"}}}}, and
-        "confusions" {moment: see `confusions.py`}.
+        "confusions" {moment: see `confusions`}.
         """
         return {
             "kind": "next-agent",

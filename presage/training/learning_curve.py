@@ -12,20 +12,113 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, InputError, TraceError
 from presage.features.moment import MOMENTS
+from presage.features.states import SKETCH, States
 from presage.predictors.bootstrap import ratio_cis
+from presage.predictors.parts import NextAgentConfig
 from presage.training.evaluate import Evaluation
 from presage.training.metrics import Figures
-from presage.training.nested_sets import LEAST_TASKS, NestedSets
-from presage.training.recipe import Recipe, Share
+from presage.training.next_agent import NextAgentTraining, train
+
+Share = Callable[[str, float], None]
+"""Told what is being done and the share of the whole that is done, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything `train` wants to know but the traces and the baselines; the fields mean what they mean there."""
+
+    config: NextAgentConfig = field(default_factory=NextAgentConfig)
+    horizon: int = 3
+    seed: int = 0
+    states: States = "auto"
+    text_encoder: str = SKETCH
+
+    def train(
+        self, table: pa.Table, test: pa.Table, baselines: Sequence[str], tell: Callable[[str], None]
+    ) -> NextAgentTraining:
+        """Trains on `table` and judges on `test`, with a word on each thing that begins."""
+        return train(
+            table,
+            test,
+            self.config,
+            horizon=self.horizon,
+            seed=self.seed,
+            states=self.states,
+            text_encoder=self.text_encoder,
+            baselines=baselines,
+            name="presage",
+            progress=lambda doing, _: tell(doing),
+        )
+
+
+LEAST_TASKS: Final = 2
+"""One to learn from, one to decide when to stop."""
+
+
+@dataclass(frozen=True)
+class NestedSets:
+    """Every number of first tasks, in one random order, is a training set.
+
+    Attributes:
+        rows: int64 [n], the task of each row.
+        sizes: int64 [T], workflows of each task.
+        order: int64 [T], tasks in the order they are taken in.
+    """
+
+    rows: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    order: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: pa.Table, seed: int, draw: int) -> NestedSets:
+        """The sets of one draw of a valid trace in canonical order; a task of several types counts as of the first."""
+        _, first, rows = np.unique(task_keys(table), return_index=True, return_inverse=True)
+        heads = table["step"].to_numpy() == 0
+        kinds = table["workflow_type"].combine_chunks().dictionary_encode().indices.to_numpy()[first]
+        shuffled = np.random.default_rng([seed, draw]).permutation(len(first))
+        shuffled = shuffled[np.argsort(kinds[shuffled], kind="stable")]
+        _, starts, counts = np.unique(kinds[shuffled], return_index=True, return_counts=True)
+        rank = np.arange(len(shuffled)) - np.repeat(starts, counts)
+        # How far through its type a task stands: so ordered, first tasks hold every type in proportion.
+        place = (rank + 0.5) / np.repeat(counts, counts)
+        return cls(rows, np.bincount(rows[heads], minlength=len(first)), shuffled[np.argsort(place, kind="stable")])
+
+    @property
+    def tasks(self) -> int:
+        """T."""
+        return len(self.sizes)
+
+    @property
+    def workflows(self) -> int:
+        """Of all tasks together."""
+        return int(self.sizes.sum())
+
+    def enough(self, workflows: int) -> int:
+        """How many first tasks hold so many workflows; two at least, if there are two."""
+        reached = int(np.searchsorted(np.cumsum(self.sizes[self.order]), workflows)) + 1
+        return min(max(LEAST_TASKS, reached), self.tasks)
+
+    def held(self, tasks: int) -> int:
+        """Workflows of so many first tasks."""
+        return int(self.sizes[self.order[:tasks]].sum())
+
+    def take(self, table: pa.Table, tasks: int) -> pa.Table:
+        """The steps of so many first tasks."""
+        chosen = np.zeros(self.tasks, bool)
+        chosen[self.order[:tasks]] = True
+        return table.filter(pa.array(chosen[self.rows]))
+
 
 OURS: Final = "presage"
 BASELINES: Final = ("markov-3", "boosted-trees", "published-graphsage")

@@ -4,12 +4,19 @@ A position is a step with something to know k steps ahead: nothing after END, no
 in the vocabulary can be forecast by no one. It counts as a position and is always wrong in accuracy, top-2 and
 calibration; the log-likelihood, which would be infinite, is taken over the other positions, and `unseen` says how large
 the share left out is.
+
+Reliability compares probabilities with what came, in bins. A claim is a probability of something, and what became of
+it: 1, 0, or a share between them where there were several tries. Claims about one workflow, or about one prompt, go
+together: intervals are by bootstrap over those groups, not over claims.
+
+Two predictors are compared by paired differences: both are judged on the same positions, and a resample draws the same
+workflows for both, so what is hard for both cancels. One draw of workflows serves all pairs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -17,9 +24,72 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.prefixes import MASKED
-from presage.predictors.bootstrap import ratio_ci
-from presage.predictors.reliability import ReliabilityBin, calibration_error
-from presage.training.reliability import reliability
+from presage.predictors.bootstrap import ratio_ci, ratio_cis, share_ci
+from presage.predictors.reliability import BINS, ReliabilityBin, calibration_error, filled_bins
+
+
+@dataclass(frozen=True)
+class Claims:
+    """n claims.
+
+    Attributes:
+        said: [n], probabilities.
+        truth: [n], 0..1, what came.
+        group: int64 [n], 0..G-1, the workflow or the prompt of each.
+    """
+
+    said: NDArray[np.floating]
+    truth: NDArray[Any]
+    group: NDArray[np.int64]
+
+    def bins(self) -> tuple[ReliabilityBin, ...]:
+        """What was said and what came by bin, empty ones left out."""
+        return reliability(self.said, self.truth)
+
+    def ci95(self, rng: np.random.Generator) -> tuple[tuple[float, float], ...]:
+        """The interval of each bin's `accuracy`, in the order of `bins()`."""
+        place, groups = _place(self.said), int(self.group.max(initial=-1)) + 1
+        found = []
+        for b in np.unique(place):
+            inside = place == b
+            hits = np.bincount(self.group[inside], weights=self.truth[inside], minlength=groups)
+            found.append(share_ci(hits, np.bincount(self.group[inside], minlength=groups), rng))
+        return tuple(found)
+
+
+def claims_of_forecasts(
+    probabilities: NDArray[np.floating], outcomes: NDArray[np.int32], workflow: NDArray[np.int64], k: int
+) -> Claims:
+    """How sure a next-agent predictor is of the likeliest outcome k steps ahead, and whether that came.
+
+    Args:
+        probabilities: [n, K, V+1].
+        outcomes: int32 [n, K], as `Prefixes.outcomes`; where there is nothing to know, nothing is claimed.
+        workflow: int64 [n].
+        k: 1..K.
+    """
+    judged = outcomes[:, k - 1] != MASKED
+    said = probabilities[judged, k - 1]
+    return Claims(said.max(axis=1), said.argmax(axis=1) == outcomes[judged, k - 1], workflow[judged])
+
+
+def claims_of_labels(probabilities: NDArray[np.floating], correct: NDArray[np.floating]) -> Claims:
+    """What a router said of n prompts and M models, [n, M], beside their labels, NaN without; groups are prompts."""
+    prompt, model = np.nonzero(~np.isnan(correct))
+    return Claims(probabilities[prompt, model], correct[prompt, model], prompt)
+
+
+def reliability(said: NDArray[np.floating], truth: NDArray[Any]) -> tuple[ReliabilityBin, ...]:
+    """What was said, [n], and what came, [n] between 0 and 1, by bins of equal width; empty ones are left out."""
+    place = _place(said)
+    count = np.bincount(place, minlength=BINS)
+    sure, hits = (np.bincount(place, weights=values, minlength=BINS) for values in (said, truth))
+    return filled_bins(count, sure, hits)
+
+
+def _place(said: NDArray[np.floating]) -> NDArray[np.int64]:
+    return np.minimum((said * BINS).astype(np.int64), BINS - 1)
+
 
 LEAST_PROBABILITY: Final = 1e-12
 """The log-likelihood sees no smaller one: a forecast that ruled out what came costs 27.6 nats, not infinity."""
@@ -143,3 +213,40 @@ def _mean_share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> float:
 
 def _numbers(values: Iterable[float]) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Accuracy of one minus accuracy of the other, K numbers each; NaN where nothing was judged.
+
+    Attributes:
+        difference: between −1 and 1, positive where the first is better.
+        ci95: its paired interval; where it holds 0, neither is shown to be better.
+    """
+
+    difference: tuple[float, ...]
+    ci95: tuple[tuple[float, float], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, null where nothing was judged."""
+        return {
+            "difference": [None if math.isnan(value) else value for value in self.difference],
+            "ci95": [[None if math.isnan(end) else end for end in ends] for ends in self.ci95],
+        }
+
+
+def differences(
+    pairs: Mapping[str, tuple[Figures, Figures]], seed: int, resamples: int = RESAMPLES
+) -> dict[str, Difference]:
+    """The difference of each pair, first minus second; all pairs are of the same W workflows and K steps ahead."""
+    if not pairs:
+        return {}
+    gains = [ours.correct - theirs.correct for ours, theirs in pairs.values()]
+    positions = [ours.positions for ours, _ in pairs.values()]
+    above, below = np.concatenate(gains, axis=1), np.concatenate(positions, axis=1)  # [W, pairs·K]
+    ends = ratio_cis(above, below, np.random.default_rng(seed), resamples)
+    total = below.sum(axis=0)
+    gain = np.divide(above.sum(axis=0), total, out=np.full(len(total), np.nan), where=total > 0).tolist()
+    horizon = gains[0].shape[1]
+    slices: Sequence[slice] = [slice(i * horizon, (i + 1) * horizon) for i in range(len(pairs))]
+    return {name: Difference(tuple(gain[of]), tuple(ends[of])) for name, of in zip(pairs, slices, strict=True)}

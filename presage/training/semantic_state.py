@@ -2,8 +2,10 @@
 
 Each candidate is fitted on the inner part of the training tasks and judged on the validation part by the trees of the
 predictor (`predictors/learning.py`), which take seconds: by their log-likelihood of what followed, at both moments and
-all horizons. The simplest candidate within one standard error of the best is kept (Breiman et al., 1984, "one standard
-error rule"), so a text that tells nothing is not read.
+all horizons. The simplest candidate within one standard error of the best is kept (Breiman et al., "Classification and
+Regression Trees", 1984), so a text that tells nothing is not read. A sketch of relevant terms has passed a test before
+this one (`features/sketch.py`), so it only has to do better than no texts, not better by a standard error. All terms
+also hold what tells workflows apart: they have to do better by two than what is simpler.
 """
 
 from __future__ import annotations
@@ -36,8 +38,46 @@ from presage.predictors.boosting import TreeEnsemble
 from presage.predictors.learning import Projected, grow, project, tree_logits
 from presage.predictors.parts import TREES, NextAgentConfig
 from presage.predictors.probabilities import FLOOR, label_probability, softmax
-from presage.training.simplest import simplest
-from presage.training.validation_split import tasks_apart
+from presage.training.sets import tasks_apart
+
+_ORDER: Final[Mapping[Candidate, int]] = {"none": 0, "captured": 1, "relevant text": 2, "text": 3}
+"""The simplest first. An engine supplies hidden states and no text, so they come before it."""
+
+_ERRORS_OF_TEXT: Final = 2.0
+"""Standard errors by which all terms of texts have to be better; anything else, by one."""
+
+
+def simplest(
+    losses: Mapping[Candidate, NDArray[np.float64]], task: NDArray[np.int32]
+) -> tuple[Candidate, dict[str, tuple[float, float]]]:
+    """The simplest candidate within one standard error of the best, and the figures of all.
+
+    Args:
+        losses: of each candidate on n held-out steps, their loss and how many labels that is of, float64 [2, n].
+        task: int32 [n].
+
+    Returns:
+        The candidate, and of each the mean loss a label and the standard error, over tasks, of its gap to the best.
+    """
+    index = np.unique(task, return_inverse=True)[1]
+    tasks = int(index.max(initial=-1)) + 1
+    sums = {name: np.bincount(index, of[0], tasks) for name, of in losses.items()}
+    labels = np.bincount(index, next(iter(losses.values()))[1], tasks)
+    mean = {name: float(of.sum() / max(labels.sum(), 1.0)) for name, of in sums.items()}
+    best = min(mean, key=lambda name: mean[name])
+    table: dict[str, tuple[float, float]] = {}
+    for name in sums:
+        # Of a ratio of sums over tasks, to first order.
+        gap = sums[name] - sums[best]
+        spread = gap - labels * gap.sum() / max(labels.sum(), 1.0)
+        error = np.sqrt(tasks / max(tasks - 1, 1) * np.square(spread).sum()) / max(labels.sum(), 1.0)
+        table[name] = mean[name], float(error)
+    errors = _ERRORS_OF_TEXT if best == "text" else 1.0
+    close = [name for name in mean if mean[name] - mean[best] <= errors * table[name][1]]
+    if mean.get("relevant text", np.inf) < mean.get("none", -np.inf):
+        close = [name for name in close if name != "none"]
+    return min(close, key=lambda name: _ORDER[name]), table
+
 
 VALIDATION_FRACTION: Final = 0.15
 """Of the training tasks."""

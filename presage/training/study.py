@@ -2,14 +2,17 @@
 
 Each study trains as `train-predictor` does and judges on the same workflows. What it returns is JSON values with "kind"
 "study", the name of the study under "study", and under "data" and "traces" what it was made of.
+
+`further_evidence` makes the same comparisons for the report of one training: the learning curve, and the predictor with
+one part left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -18,11 +21,12 @@ from presage.datasets.digest import digest
 from presage.datasets.split import Split
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.states import STATE_COLUMN, TEXT_COLUMN, States
+from presage.predictors.parts import COMPONENTS, NextAgentConfig
 from presage.training import learning_curve
-from presage.training.differences import differences
 from presage.training.evaluate import Evaluation
-from presage.training.learning_curve import OURS
-from presage.training.recipe import Recipe, Share
+from presage.training.learning_curve import OURS, Recipe, Share
+from presage.training.metrics import differences
+from presage.training.next_agent import NextAgentTraining
 from presage.training.sets import set_apart
 
 
@@ -37,7 +41,7 @@ def study_learning_curve(
     baselines: Sequence[str],
     share: Share,
 ) -> dict[str, Any]:
-    """Accuracy against the number of training workflows: would more traces help? See `learning_curve.py`."""
+    """Accuracy against the number of training workflows: would more traces help?"""
     parts = set_apart(table, test, recipe.seed)
     found = learning_curve.learning_curve(
         parts.train,
@@ -135,3 +139,57 @@ def _sources(table: pa.Table) -> list[States]:
     if any(map(has, TEXT_COLUMN.values())):
         found.append("text")
     return [*found, "none"]
+
+
+STATES: Final = "states"
+"""The part of an ablation that is an input, not a component."""
+
+
+def further_evidence(
+    training: NextAgentTraining, table: pa.Table, test: pa.Table | None, recipe: Recipe, share: Share
+) -> dict[str, Any]:
+    """Figures to add to the metrics of `training`, which was made of these traces by this recipe.
+
+    Returns:
+        JSON values: "learning_curve" (see `learning_curve`), which ends with `training` itself, and "ablation",
+        {part: figures} of the predictor trained and judged without GraphSAGE, trees, n-gram, and states if it reads
+        any; of each "moments" and "differences" {moment: {"difference", "ci95"}}, with the part minus without.
+    """
+    parts = set_apart(table, test, recipe.seed)
+    known = [name for name in learning_curve.BASELINES if name in training.evaluation.baselines]
+    ablation = {}
+    for part, without in _without(training, recipe).items():
+        fitted = without.train(parts.train, parts.test, (), _telling(share, part))
+        pairs = {str(m): (of, fitted.evaluation.moments[m]) for m, of in training.evaluation.moments.items()}
+        ablation[part] = {
+            "moments": fitted.evaluation.to_dict()["moments"],
+            "differences": {moment: of.to_dict() for moment, of in differences(pairs, recipe.seed).items()},
+        }
+    curve = learning_curve.learning_curve(
+        parts.train, parts.test, recipe, baselines=known, whole=training.evaluation, share=share
+    )
+    return {"ablation": ablation, "learning_curve": curve}
+
+
+def _without(training: NextAgentTraining, recipe: Recipe) -> Mapping[str, Recipe]:
+    """The recipe without each part. The states are those that were chosen, so that one thing differs."""
+    kind = training.predictor.source.kind
+    kept = dataclasses.replace(recipe, states=kind if kind in ("captured", "none") else "text")
+
+    def changed(config: NextAgentConfig) -> Recipe:
+        return dataclasses.replace(kept, config=config)
+
+    config = recipe.config
+    found = {
+        "GraphSAGE": changed(dataclasses.replace(config, network=dataclasses.replace(config.network, graph=False)))
+    }
+    for part in COMPONENTS[1:]:
+        mixture = tuple(name for name in config.mixture if name != part)
+        found[part] = changed(dataclasses.replace(config, mixture=mixture))
+    if kind != "none":
+        found[STATES] = dataclasses.replace(recipe, states="none")
+    return found
+
+
+def _telling(share: Share, part: str) -> Callable[[str], None]:
+    return lambda doing: share(f"without {part}: {doing}", 0.0)

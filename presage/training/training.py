@@ -1,14 +1,49 @@
-"""What a training gives, whatever the kind of predictor: the predictor, its figures, and a folder of both."""
+"""What every training has, whatever the kind of predictor: progress, versions, latency, and a folder of results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import platform
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
+import numpy as np
+
+from presage import __version__
 from presage.predictors.artefact import artefact_size_bytes
 from presage.training.report.files import write_metrics, write_report
+
+Progress = Callable[[str, float | None], None]
+"""Told what is being done and the share of it that is done, 0 to 1, or None where that is not known."""
+
+_LIBRARIES: Final = ("torch", "numpy", "scikit-learn", "lightgbm", "numba", "pyarrow")
+
+
+def versions() -> dict[str, str]:
+    """Python, Presage and the libraries that decide the numbers."""
+    return {
+        "python": platform.python_version(),
+        "presage": __version__,
+        **{library: metadata.version(library) for library in _LIBRARIES},
+    }
+
+
+_WARM_UP = 50
+
+
+def median_us(call: Callable[[int], object], rounds: int) -> float:
+    """Median of `rounds` calls, microseconds; each is given its number, and as many as warm it up are not counted."""
+    for i in range(min(rounds, _WARM_UP)):
+        call(i)
+    taken = []
+    for i in range(rounds):
+        begun = time.perf_counter_ns()
+        call(i)
+        taken.append(time.perf_counter_ns() - begun)
+    return float(np.median(taken)) / 1000
 
 
 class Saves(Protocol):

@@ -3,7 +3,7 @@
 import math
 import re
 
-from presage.training.behind import Behind, behind, last_words, worst
+from presage.training.baselines import Behind, behind, last_words, worst
 
 
 def test_a_baseline_won_where_the_whole_interval_is_on_its_side() -> None:

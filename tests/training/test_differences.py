@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from presage.predictors.bootstrap import paired_difference_ci, ratio_ci, ratio_cis
-from presage.training.differences import differences
-from presage.training.metrics import Figures, measure
+from presage.training.metrics import Figures, differences, measure
 
 
 def figures(seed: int, skill: float) -> Figures:

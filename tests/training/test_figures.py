@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from presage.training.reliability import Claims
+from presage.training.metrics import Claims
 from presage.training.report.figures import (
     COLOURS,
     house_style,

@@ -17,9 +17,7 @@ from presage.errors import ConfigurationError, TraceError
 from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.parts import NextAgentConfig
-from presage.training.learning_curve import default_sizes, learning_curve
-from presage.training.nested_sets import NestedSets
-from presage.training.recipe import Recipe
+from presage.training.learning_curve import NestedSets, Recipe, default_sizes, learning_curve
 
 FAST = Recipe(NextAgentConfig(network=NetworkConfig(epochs=1), boosting=BoostingConfig(rounds=1)), horizon=2)
 

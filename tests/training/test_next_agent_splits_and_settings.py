@@ -14,7 +14,7 @@ from presage.features.vocabulary import Vocabulary
 from presage.predictors.parts import NextAgentConfig
 from presage.training.configuration import keys, read_configuration
 from presage.training.next_agent import LIMITS
-from presage.training.validation_split import split_validation
+from presage.training.sets import split_validation
 
 
 def prefixes(tasks: list[int], types: list[int]) -> Prefixes:

@@ -5,7 +5,7 @@ import pytest
 
 from presage.features.prefixes import MASKED
 from presage.predictors.reliability import calibration_error
-from presage.training.reliability import Claims, claims_of_forecasts, claims_of_labels, reliability
+from presage.training.metrics import Claims, claims_of_forecasts, claims_of_labels, reliability
 
 
 def test_bins_by_hand() -> None:

@@ -17,8 +17,7 @@ from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.parts import NextAgentConfig
 from presage.training.next_agent import train
-from presage.training.semantic_state import TrainingTraces, choose_states
-from presage.training.simplest import simplest
+from presage.training.semantic_state import TrainingTraces, choose_states, simplest
 
 CONFIG = NextAgentConfig(boosting=BoostingConfig(rounds=60))
 

@@ -22,8 +22,8 @@ from presage.predictors.remaining_length import RemainingLengthConfig, Remaining
 from presage.training.lengths.evaluate import LengthDifference, LengthEvaluation, difference, evaluate
 from presage.training.lengths.texts import choose_texts
 from presage.training.lengths.train import CALIBRATION_FRACTION
-from presage.training.record import Progress
-from presage.training.validation_split import tasks_apart
+from presage.training.sets import tasks_apart
+from presage.training.training import Progress
 
 AGENTS: Final = "agents, this one and before"
 MODEL: Final = "model"

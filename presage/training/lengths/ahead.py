@@ -21,10 +21,9 @@ from presage.datasets.tasks import task_keys
 from presage.features.prefixes import prefixes_of
 from presage.predictors.ahead import AgentsAhead
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.training.record import Progress
 from presage.training.semantic_state import VALIDATION_FRACTION
-from presage.training.sets import learnt_from
-from presage.training.validation_split import split_validation
+from presage.training.sets import learnt_from, split_validation
+from presage.training.training import Progress
 
 FOLDS: Final = 3
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from presage.predictors.remaining_length import RemainingLengthConfig
 from presage.training.lengths.evaluate import difference
 from presage.training.lengths.train import LengthTraining, train_lengths
-from presage.training.record import Progress
+from presage.training.training import Progress
 
 
 def further_evidence(

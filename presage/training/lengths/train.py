@@ -30,11 +30,8 @@ from presage.training.configuration import Limits
 from presage.training.lengths.ahead import expected_out_of_fold
 from presage.training.lengths.evaluate import LengthEvaluation, Predict, evaluate
 from presage.training.lengths.texts import Texts, choose_texts
-from presage.training.record import Progress, versions
-from presage.training.sets import SHARED_TASKS, check_known_agents, set_apart, shared_tasks, workflow_names
-from presage.training.timing import median_us
-from presage.training.training import Training
-from presage.training.validation_split import tasks_apart
+from presage.training.sets import SHARED_TASKS, check_known_agents, set_apart, shared_tasks, tasks_apart, workflow_names
+from presage.training.training import Progress, Training, median_us, versions
 
 CALIBRATION_FRACTION: Final = 0.25
 """Of the training tasks. Upper quantiles are made to cover on these: .99 wants hundreds of steps of each type."""

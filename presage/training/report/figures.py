@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from presage.training.reliability import Claims
+from presage.training.metrics import Claims
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,7 +18,7 @@ from presage.errors import ConfigurationError, TraceError
 from presage.predictors.bootstrap import ratio_ci
 from presage.predictors.router import RouterPredictor
 from presage.predictors.routing.choice import pick
-from presage.training.behind import Behind, behind, worst
+from presage.training.baselines import Behind, behind, worst
 from presage.training.metrics import RESAMPLES
 from presage.training.router.baselines import Routes
 from presage.training.router.cost_quality import CostQuality, cost_quality

@@ -29,8 +29,8 @@ from presage.datasets.outcomes.schema import Outcomes
 from presage.errors import ConfigurationError, OutputError, TraceError
 from presage.predictors.routing.transformer import DEFAULT_ENCODER, TransformerScorer
 from presage.predictors.routing.transformer_model import checkpoint_activations, quiet
-from presage.training.record import Progress
 from presage.training.router.finetune_trainer import FinetuneConfig, Labelled, make_trainer
+from presage.training.training import Progress
 
 _TRAINING_FILE: Final = "training.json"
 _CHECKPOINT: Final = "checkpoint-"

@@ -23,8 +23,8 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from presage.errors import ConfigurationError
 from presage.predictors.routing import transformer_model
 from presage.predictors.routing.transformer import PromptTokens, TransformerScorer
-from presage.training.record import Progress
 from presage.training.router.metrics import measure
+from presage.training.training import Progress
 
 _EVALUATION_TIMES: Final = 4
 """Batches of the validation part are so many times larger: nothing of them is kept for a backward pass."""

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from presage.predictors.bootstrap import ratio_ci
 from presage.predictors.reliability import ReliabilityBin, calibration_error
-from presage.training.metrics import RESAMPLES
-from presage.training.reliability import reliability
+from presage.training.metrics import RESAMPLES, reliability
 
 _CHUNK: Final = 4_000_000  # weights at a time: 32 MB, whatever the number of prompts
 

@@ -21,12 +21,10 @@ from presage.errors import TraceError
 from presage.predictors.router import RouterConfig, RouterPredictor, Scorer
 from presage.training.baselines import check_names, choose_names
 from presage.training.configuration import Limits
-from presage.training.record import Progress, versions
 from presage.training.router.baselines import BASELINES, BaseRate, Routes
 from presage.training.router.evaluate import RouterEvaluation, evaluate, held_out
 from presage.training.sets import TEST_FRACTION
-from presage.training.timing import median_us
-from presage.training.training import Training
+from presage.training.training import Progress, Training, median_us, versions
 
 CALIBRATION_FRACTION: Final = 0.25
 """Of the training prompts."""
