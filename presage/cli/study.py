@@ -214,7 +214,7 @@ def _study(
 def _told(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
     """The answer as the report tells it: its tables."""
     from presage.training.report.blocks import Folded, Table, Text
-    from presage.training.report.report import document
+    from presage.training.report.files import document
 
     told = document(found)
     lines: list[Any] = [told.title, told.lead]

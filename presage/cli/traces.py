@@ -138,9 +138,9 @@ def describe(
         report("describing", None)
         data = describe_table(table)
         if page is not None:
-            from presage.training.report.description import document
+            from presage.training.report.files import page as rendered
             from presage.training.report.files import write_file
-            from presage.training.report.page import page as rendered
+            from presage.training.report.traces import document
 
             write_file(page, rendered(document(data)).encode())
     out.result(data, *(_description(data) if not as_json else ()))

@@ -1,5 +1,10 @@
 """Baselines by name: sets and lists of them, and what each is allowed to learn from."""
 
+from __future__ import annotations
+
+import math
+import re
+
 import numpy as np
 import paper_baselines
 import pytest
@@ -9,7 +14,7 @@ from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.estimator import NextAgentEstimator
-from presage.training.baselines import BASELINES, Baseline, choose
+from presage.training.baselines import BASELINES, Baseline, Behind, behind, choose, last_words, worst
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,7 @@ def test_what_decides_on_the_validation_part_does_not_learn_from_it() -> None:
     class Recorder:
         name = "recorder"
 
-        def fit(self, train: Prefixes, validation: Prefixes) -> "Recorder":
+        def fit(self, train: Prefixes, validation: Prefixes) -> Recorder:
             fitted_on.append(train)
             return self
 
@@ -68,3 +73,27 @@ def test_what_decides_on_the_validation_part_does_not_learn_from_it() -> None:
     for validates in (True, False):
         Baseline(make, validates).fit(3, learning, inner, validation)
     assert [part.workflows for part in fitted_on] == [4, 6]
+
+
+def test_a_baseline_won_where_the_whole_interval_is_on_its_side() -> None:
+    (found,) = behind("markov-3", "1 step ahead", 0.07, (0.05, 0.09), 0.86)
+    assert found == Behind("markov-3", "1 step ahead", 0.07, (0.05, 0.09), 0.86)
+    assert behind("markov-3", "1 step ahead", 0.07, (-0.01, 0.15), 0.86) == []
+    assert behind("markov-3", "1 step ahead", -0.07, (-0.09, -0.05), 0.86) == []
+    assert behind("markov-3", "1 step ahead", math.nan, (math.nan, math.nan), 0.86) == []
+
+
+def test_the_last_words_name_baseline_horizon_margin_and_what_to_try() -> None:
+    lost = worst(
+        [
+            Behind("markov-3", "2 steps ahead before the output", 0.18, (0.1, 0.26), 0.7),
+            Behind("markov-1", "1 step ahead before the output", 0.07, (0.05, 0.09), 0.86),
+            *(Behind(f"tree-{place}", "3 steps ahead", 0.01, (0.001, 0.02), 0.5) for place in range(6)),
+        ]
+    )
+    lines = last_words(lost, "more workflows")
+    assert lines[0] == "LOST: 8 comparisons with a baseline, beyond the 95 % interval"
+    assert lines[1] == "  markov-3 is better 2 steps ahead before the output by 0.18 (95 % 0.1 to 0.26)"
+    assert re.fullmatch(r"  and \d+ more", lines[-2])
+    assert lines[-1] == "What to try: more workflows"
+    assert last_words([], "more workflows") == []

@@ -16,11 +16,8 @@ import pytest
 from presage.datasets.length_law import generate_lengths
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
 from presage.training.lengths.evaluate import Predict, evaluate
-from presage.training.report.bars import bar_plot
-from presage.training.report.files import write_report
-from presage.training.report.markdown import markdown
-from presage.training.report.page import page
-from presage.training.report.report import document
+from presage.training.report.files import document, markdown, page, write_report
+from presage.training.report.plot import bar_plot
 
 Json = dict[str, Any]
 NASTY = "<script>alert('a|b')</script>"

@@ -26,11 +26,8 @@ from presage.features.vocabulary import Vocabulary
 from presage.predictors.ngram import BackoffNgram
 from presage.training.evaluate import evaluate
 from presage.training.report import files
-from presage.training.report.description import document as described
-from presage.training.report.files import report_files, write_metrics, write_report
-from presage.training.report.markdown import markdown
-from presage.training.report.page import page
-from presage.training.report.report import document
+from presage.training.report.files import document, markdown, page, report_files, write_metrics, write_report
+from presage.training.report.traces import document as described
 
 Json = dict[str, Any]
 NASTY = "<script>alert('a|b')</script>&[x](javascript:y)"

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from presage.datasets.outcomes.law import generate_outcomes
-from presage.training.report.markdown import markdown
-from presage.training.report.page import page
-from presage.training.report.report import document
+from presage.training.report.files import document, markdown, page
 from presage.training.router.train import train_router
 
 

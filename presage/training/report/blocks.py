@@ -1,14 +1,14 @@
-"""What a report consists of, before it is a page or Markdown: text, tables, pictures, sections.
+"""What a report consists of, before it is a page or Markdown: text, tables, pictures, sections, and figures in words.
 
 Texts and cells are plain text. Agents and workflow types are named by whoever wrote the traces, so whoever writes a
-document down escapes every one of them.
+document down escapes every one of them. A figure has three digits; where there is none, a dash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 from xml.etree.ElementTree import Element
 
 
@@ -115,3 +115,44 @@ class Document:
     def pictures(self) -> list[Picture]:
         """All of them, in order."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]
+
+
+Metrics = Mapping[str, Any]
+"""What is in `metrics.json`."""
+
+DIGITS = 3
+
+
+def number(value: float | None, digits: int = DIGITS) -> str:
+    """A figure."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def signed(value: float | None, digits: int = DIGITS) -> str:
+    """A difference, its sign always told; a true minus."""
+    return "–" if value is None else f"{value:+.{digits}f}".replace("-", "−")
+
+
+def interval(value: float | None, ends: Sequence[float | None]) -> str:
+    """A figure with its interval."""
+    return number(value) if value is None else f"{number(value)} [{number(ends[0])}, {number(ends[1])}]"
+
+
+def signed_interval(value: float | None, ends: Sequence[float | None]) -> str:
+    """A difference with its interval."""
+    return signed(value) if value is None else f"{signed(value)} [{signed(ends[0])}, {signed(ends[1])}]"
+
+
+def signed_tokens(value: float | None, ends: Sequence[float | None]) -> str:
+    """A difference in tokens with its interval, to a tenth."""
+    return signed(value, 1) if value is None else f"{signed(value, 1)} [{signed(ends[0], 1)}, {signed(ends[1], 1)}]"
+
+
+def count(value: float) -> str:
+    """How many, the thousands apart."""
+    return f"{value:,.0f}"
+
+
+def ahead(horizon: int) -> list[str]:
+    """1 step, 2 steps, … of K."""
+    return ["1 step", *(f"{k} steps" for k in range(2, horizon + 1))]

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from presage.training.report.blocks import Block, Folded, Panel, Picture, Row, Section, Table, Text
-from presage.training.report.numbers import Metrics, ahead, count, interval, number
+from presage.training.report.blocks import (
+    Block,
+    Folded,
+    Metrics,
+    Panel,
+    Picture,
+    Row,
+    Section,
+    Table,
+    Text,
+    ahead,
+    count,
+    interval,
+    number,
+)
 from presage.training.report.plot import COLOURS, Axis, Point, line_plot, share_axis
 
 DRAWN_FROM: Final = 20

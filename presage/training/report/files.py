@@ -1,18 +1,25 @@
 """The files of a report: `metrics.json`, `report.html`, `report.md` and the pictures the Markdown shows.
 
+The page fetches nothing and runs nothing: style, drawings and data are in the file. Markdown is for a terminal, a pull
+request, a diff against the last report.
+
 Every file is written under another name and renamed: a full disk leaves what was there before.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 from pathlib import Path
 from typing import Final
+from xml.etree.ElementTree import Element, tostring
 
 from presage.errors import OutputError
-from presage.training.report.numbers import Metrics
+from presage.training.report import lengths, next_agent, replay, router, study
+from presage.training.report.blocks import Block, Document, Facts, Folded, Metrics, Picture, Row, Section, Table, Text
+from presage.training.report.plot import COLOURS, standalone, stylesheet
 
 METRICS_FILE: Final = "metrics.json"
 PAGE_FILE: Final = "report.html"
@@ -35,11 +42,6 @@ def write_report(folder: Path, metrics: Metrics) -> list[Path]:
     Raises:
         OutputError: a file cannot be written.
     """
-    from presage.training.report.markdown import markdown, picture_file
-    from presage.training.report.page import page
-    from presage.training.report.plot import standalone
-    from presage.training.report.report import document
-
     told = document(metrics)
     folder = Path(folder)
     files = {picture_file(picture): standalone(picture) for picture in told.pictures()}
@@ -87,3 +89,118 @@ def write_file(path: Path, content: bytes) -> Path:
             "Free space or choose another folder."
         ) from error
     return path
+
+
+def document(metrics: Metrics) -> Document:
+    """The report of a training, an evaluation or a study."""
+    makers = {
+        "study": study.document,
+        "next-agent": next_agent.document,
+        "remaining-length": lengths.document,
+        "router": router.document,
+        "replay": replay.document,
+    }
+    return _opened(makers[metrics["kind"]](metrics), metrics)
+
+
+_UNITS = {"remaining-length": " (pinball in tokens)"}
+
+
+def _opened(made: Document, metrics: Metrics) -> Document:
+    """A report that opens with the comparisons lost, if there are any.
+
+    Args:
+        made: the report.
+        metrics: it was made from.
+    """
+    lost = metrics.get("behind")
+    if not lost:
+        return made
+    rows = [
+        Row([one["baseline"], one["at"], f"{one['by']:.4g}", f"{one['ci95'][0]:.4g} to {one['ci95'][1]:.4g}"])
+        for one in lost
+    ]
+    said = (
+        "Each row is a baseline that beats this predictor: the paired 95 % interval of the difference, by bootstrap, "
+        f"lies above 0{_UNITS.get(metrics['kind'], '')}. Use the baseline there, or mend the predictor first."
+    )
+    table = Table(["baseline", "where", "better by", "95 %"], rows, frozenset({0, 1}))
+    names = ", ".join(dict.fromkeys(one["baseline"] for one in lost))
+    lead = f"LOST: in {len(lost)} comparisons a baseline ({names}) is better beyond the 95 % interval. {made.lead}"
+    section = Section("Where a baseline is better", [Text(said), table])
+    return dataclasses.replace(made, lead=lead, sections=[section, *made.sections])
+
+
+def page(document: Document) -> str:
+    """The whole page; every name in it is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def drawing(svg: Element) -> Markup:
+        # ElementTree has escaped the names inside.
+        return Markup(tostring(svg, encoding="unicode"))
+
+    environment = Environment(
+        loader=PackageLoader("presage.training.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["drawing"] = drawing
+    environment.filters["width"] = lambda svg: svg.attrib["viewBox"].split()[2]
+    template = environment.get_template("page.html.j2")
+    return template.render(document=document, colours=COLOURS, style=Markup(stylesheet()))
+
+
+def markdown(document: Document) -> str:
+    """The whole report; pictures are files beside it."""
+    parts = [f"# {_plain(document.title)}", _plain(document.lead)]
+    if document.cards:
+        parts.append(
+            "\n".join(
+                f"- **{_plain(card.value)}** {_plain(card.label)}; {_plain(card.beside)}" for card in document.cards
+            )
+        )
+    for section in document.sections:
+        parts.append(f"## {_plain(section.title)}")
+        parts += [_block(block) for block in section.blocks]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def picture_file(picture: Picture) -> str:
+    """Name of the file of a picture."""
+    return f"{picture.name}.svg"
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Text():
+            return _plain(block.text)
+        case Table():
+            return _table(block)
+        case Facts():
+            return "\n".join(f"- {_plain(label)}: {_plain(value)}" for label, value in block.facts.items())
+        case Picture():
+            return f"![{_plain(block.caption)}]({picture_file(block)})"
+        case Folded():
+            return "\n\n".join([f"### {_plain(block.title)}", *map(_block, block.blocks)])
+
+
+def _table(table: Table) -> str:
+    rule = Row(["---" if column in table.words else "---:" for column in range(len(table.head))])
+    rows = [Row(table.head), rule, *table.rows]
+    return "\n".join("| " + " | ".join(_cell(cell, row.marked) for cell in row.cells) + " |" for row in rows)
+
+
+def _cell(text: str, marked: bool) -> str:
+    plain = _plain(text).replace("|", "\\|")
+    return f"**{plain}**" if marked and plain else plain
+
+
+def _plain(text: str) -> str:
+    """Text that is nothing but text: no HTML, no link, no line of its own, whatever an agent is called."""
+    line = " ".join(text.split())
+    for character, harmless in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("](", "]\\("), ("`", "\\`")):
+        line = line.replace(character, harmless)
+    return line

@@ -8,11 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from presage.training.report.bars import bar_plot
-from presage.training.report.blocks import Block, Card, Document, Panel, Picture, Row, Section, Table, Text
+from presage.training.report.blocks import (
+    Block,
+    Card,
+    Document,
+    Metrics,
+    Panel,
+    Picture,
+    Row,
+    Section,
+    Table,
+    Text,
+    count,
+    interval,
+    number,
+    signed_interval,
+    signed_tokens,
+)
 from presage.training.report.next_agent import data, made
-from presage.training.report.numbers import Metrics, count, interval, number, signed_interval, signed_tokens
-from presage.training.report.plot import Axis, Point, line_plot, share_axis
+from presage.training.report.plot import Axis, Point, bar_plot, line_plot, share_axis
 
 
 def document(metrics: Metrics) -> Document:

@@ -1,4 +1,4 @@
-"""Lines in a square, as SVG: accuracy against training workflows, against steps ahead, against confidence.
+"""Lines in a square and bars from 0, as SVG: accuracy against training workflows, steps ahead or confidence; queues.
 
 Written by hand rather than by matplotlib: colours are classes, so one drawing serves light and dark, text stays text,
 and equal figures give equal bytes. A drawing names no colour and carries no id, so that many can stand on one page.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
@@ -159,3 +159,26 @@ def _text(svg: Element, place: tuple[float, float], text: str, kind: str) -> Ele
     made = SubElement(svg, "text", {"x": _number(place[0]), "y": _number(place[1]), "class": kind})
     made.text = clean(text)
     return made
+
+
+_BARS: Final = 480
+_LABEL: Final = 190
+_VALUE: Final = 70
+_ROW: Final = 30
+
+
+def bar_plot(values: Mapping[str, float]) -> Element:
+    """A bar a value, 0 or more, with its name before it and the number after it."""
+    height = _ROW * len(values) + 10
+    svg = Element("svg", {"viewBox": f"0 0 {_BARS} {height}", "class": "plot", "role": "img"})
+    most = max(values.values(), default=0.0) or 1.0
+    for row, (name, value) in enumerate(values.items()):
+        middle = 5 + _ROW * row + _ROW / 2
+        end = _LABEL + (_BARS - _LABEL - _VALUE) * value / most
+        label = SubElement(svg, "text", {"x": str(_LABEL - 8), "y": f"{middle + 4:.1f}", "class": "tick end"})
+        label.text = clean(name)
+        ends = {"x1": str(_LABEL), "x2": f"{end:.1f}", "y1": f"{middle:.1f}", "y2": f"{middle:.1f}"}
+        SubElement(svg, "line", {**ends, "class": f"bar s{row % 6}"})
+        number = SubElement(svg, "text", {"x": f"{end + 6:.1f}", "y": f"{middle + 4:.1f}", "class": "tick"})
+        number.text = f"{value:,.0f}"
+    return svg

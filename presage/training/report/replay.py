@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from presage.training.report.blocks import Document, Facts, Row, Section, Table, Text
-from presage.training.report.numbers import Metrics
+from presage.training.report.blocks import Document, Facts, Metrics, Row, Section, Table, Text
 
 _FIGURES: Final = {
     "hit rate": ("hit_rate", 3),

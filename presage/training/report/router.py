@@ -8,9 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from presage.training.report.blocks import Block, Card, Document, Folded, Panel, Picture, Row, Section, Table, Text
+from presage.training.report.blocks import (
+    Block,
+    Card,
+    Document,
+    Folded,
+    Metrics,
+    Panel,
+    Picture,
+    Row,
+    Section,
+    Table,
+    Text,
+    count,
+    interval,
+    number,
+    signed_interval,
+)
 from presage.training.report.next_agent import data, made
-from presage.training.report.numbers import Metrics, count, interval, number, signed_interval
 from presage.training.report.plot import COLOURS, Axis, Point, line_plot, share_axis
 
 _QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from presage.training.report import accuracy, curves
-from presage.training.report.blocks import Block, Document, Row, Section, Table, Text
-from presage.training.report.next_agent import data
-from presage.training.report.numbers import Metrics, ahead, count, interval, number, signed_interval
+from presage.training.report import curves, next_agent
+from presage.training.report.blocks import (
+    Block,
+    Document,
+    Metrics,
+    Row,
+    Section,
+    Table,
+    Text,
+    ahead,
+    count,
+    interval,
+    number,
+    signed_interval,
+)
 from presage.training.report.traces import call_graphs
 
 TITLES: Final = {
@@ -28,7 +39,7 @@ def document(metrics: Metrics) -> Document:
     )
     if study == "learning-curve":
         lead = f"{_last_doubling(metrics['learning_curve'])} {lead}"
-    sections = [answer, data(metrics), call_graphs(metrics["traces"])]
+    sections = [answer, next_agent.data(metrics), call_graphs(metrics["traces"])]
     return Document(f"Study: {TITLES[study]}", lead, [section for section in sections if section is not None])
 
 
@@ -78,7 +89,7 @@ def _states(metrics: Metrics) -> Section:
 
 
 def _horizon(metrics: Metrics) -> Section:
-    mine = accuracy.ours(metrics)
+    mine = next_agent.ours(metrics)
     judged = {mine: metrics["moments"], **metrics["baselines"]}
     blocks: list[Block] = [
         Text(
@@ -102,7 +113,7 @@ def _horizon(metrics: Metrics) -> Section:
         rows.append(Row(["positions", *map(count, figures["positions"])]))
         rows.append(Row(["NLL of ours", *map(number, figures["nll"])]))
         blocks.append(Table([f"at {moment}", *steps], rows))
-    cells = accuracy.against_best(metrics["moments"], metrics["baselines"], metrics["differences"])
+    cells = next_agent.against_best(metrics["moments"], metrics["baselines"], metrics["differences"])
     if cells:
-        blocks.append(accuracy.against_table(cells))
+        blocks.append(next_agent.against_table(cells))
     return Section("Accuracy at each step ahead", blocks)
