@@ -42,8 +42,8 @@ from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.prefixes import prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.ngram import BackoffNgram
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.truth.drift import Alarm, Drift, DriftConfig
 from presage.serving_hooks.truth.outcomes import Followed
 from presage.serving_hooks.truth.promoted import Promoted, promoted_by_type

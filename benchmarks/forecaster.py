@@ -31,8 +31,8 @@ from presage.features.moment import COMPLETION, PREFILL
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
 from presage.predictors.steps import log_tokens
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.training.next_agent import train
 from presage.training.training import median_us
 

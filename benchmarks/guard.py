@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from presage.serving_hooks.guard import Budget, Guard
+from presage.serving_hooks.forecasting.circuit_breaker import Budget, Guard
 
 WORK = {"no work": 0, "a short call": 300, "a long call": 3000}
 

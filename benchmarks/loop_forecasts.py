@@ -18,9 +18,10 @@ from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
 from presage.registry.connect import Registry
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster, LiveForecast
-from presage.serving_hooks.sources import resolve_predictors
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.forecasting.sources import resolve_predictors
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.registered import AskedOnArrival

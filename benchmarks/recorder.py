@@ -34,7 +34,7 @@ import numpy as np
 
 from presage.datasets.adapters.recording_files import batches, engines
 from presage.datasets.recording import SAID
-from presage.serving_hooks.live import LiveForecast, LiveLengths
+from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.protocol import Records, start
 

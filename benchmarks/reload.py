@@ -59,7 +59,7 @@ from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.parts import NextAgentConfig
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
-from presage.serving_hooks.sources import load_length, load_next_agent
+from presage.serving_hooks.forecasting.sources import load_length, load_next_agent
 from presage.serving_hooks.vllm.ask_registry import Tried
 from presage.serving_hooks.vllm.registry_process import version_of
 from presage.serving_hooks.vllm.reload import Reload

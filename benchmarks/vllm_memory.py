@@ -40,9 +40,9 @@ from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster
-from presage.serving_hooks.guard import Budget
+from presage.serving_hooks.forecasting.circuit_breaker import Budget
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.truth.truth import Truth
 from presage.training.next_agent import train
 

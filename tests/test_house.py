@@ -42,8 +42,8 @@ def test_nothing_heavy_is_loaded_for(doing: str) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "presage.serving_hooks.forecaster",
-        "presage.serving_hooks.sources",
+        "presage.serving_hooks.forecasting.forecaster",
+        "presage.serving_hooks.forecasting.sources",
         "presage.registry.gates",
         "presage.registry.length_gates",
     ],

@@ -19,7 +19,7 @@ from presage.errors import RegistryError
 from presage.predictors.artefact import artefact_digest, read_artefact, write_artefact
 from presage.registry.connect import open_registry
 from presage.registry.package import register
-from presage.serving_hooks.sources import take_next_agent
+from presage.serving_hooks.forecasting.sources import take_next_agent
 from presage.serving_hooks.vllm.ask_registry import AskRegistry, Ended, NotPassed
 
 AGENTS = {"next-agent": "models:/next-agent@champion"}

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.backoff import BackoffConfig, OnlineCounts
-from presage.serving_hooks.seen import STEPS_KEPT, Seen
+from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT, BackoffConfig, OnlineCounts, Seen
 
 SMALL = BackoffConfig(types=2, agents=3, contexts=4, lengths=4, min_evidence=1)
 

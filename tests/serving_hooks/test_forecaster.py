@@ -7,7 +7,8 @@ import pytest
 from tiny_model import STATE_SIZE, WORKFLOWS, Tiny
 
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.serving_hooks.forecaster import MISSED_STEP, NO_MODEL, NO_STEP, Forecaster, LiveForecast
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import MISSED_STEP, NO_MODEL, NO_STEP, LiveForecast
 
 INPUTS = ("input_tokens", "input_text", "prefill_state")
 OUTPUTS = ("output_tokens", "output_text", "completion_state")

@@ -14,10 +14,18 @@ from tiny_model import STATE_SIZE, WORKFLOWS, Tiny
 from presage.datasets.store import read_store
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
-from presage.serving_hooks.backoff import BackoffConfig, OnlineCounts
-from presage.serving_hooks.forecaster import MISSED_STEP, NO_MODEL, Forecaster, LiveForecast
-from presage.serving_hooks.guard import Budget
-from presage.serving_hooks.live import LAYER_LEFT_OUT, LITTLE_SEEN, STATES_LEFT_OUT, SWITCHED_OFF
+from presage.serving_hooks.forecasting.circuit_breaker import Budget
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import (
+    LAYER_LEFT_OUT,
+    LITTLE_SEEN,
+    MISSED_STEP,
+    NO_MODEL,
+    STATES_LEFT_OUT,
+    SWITCHED_OFF,
+    LiveForecast,
+)
+from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 
 LENGTH_INPUTS = ("input_tokens", "input_text", "system_prompt", "model", "prefill_state")
 ROUTE = ("draft", "check", "draft", "check")

@@ -10,9 +10,10 @@ from serving_samples import Clock, lengths_of
 from tiny_model import STATE_SIZE, Tiny
 
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.serving_hooks.backoff import BackoffConfig, OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster, LiveForecast
-from presage.serving_hooks.workflows import LONGEST_NAME, short
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.forecasting.names import LONGEST_NAME, short
+from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 
 MOST = 4
 

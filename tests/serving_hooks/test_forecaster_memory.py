@@ -8,8 +8,8 @@ from serving_samples import Clock, lengths_of
 from tiny_model import Tiny
 
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 
 AGENTS = ("planner", "coder", "tester", "reviewer")
 

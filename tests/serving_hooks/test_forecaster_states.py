@@ -11,9 +11,9 @@ from tiny_model import WORKFLOWS, Tiny
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster, LiveForecast
-from presage.serving_hooks.live import NOT_AWAITED, STATES_LEFT_OUT
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import NOT_AWAITED, STATES_LEFT_OUT, LiveForecast
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 
 OUTPUTS = ("output_tokens", "output_text", "completion_state")
 

@@ -6,9 +6,9 @@ from serving_samples import Clock, lengths_of
 from tiny_model import Tiny
 
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster, LiveForecast
-from presage.serving_hooks.live import DRIFTED
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import DRIFTED, LiveForecast
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.truth.alarm import Reason
 from presage.serving_hooks.truth.drift import Alarm, Drift, DriftConfig
 from presage.serving_hooks.truth.outcomes import Followed

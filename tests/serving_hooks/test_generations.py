@@ -6,9 +6,9 @@ from tiny_model import WORKFLOWS, Tiny
 
 from presage.features.moment import COMPLETION, PREFILL
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster, LiveForecast
-from presage.serving_hooks.generations import Generations
+from presage.serving_hooks.forecasting.forecaster import Forecaster, Generations
+from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 
 STEPS = WORKFLOWS["loop"]
 

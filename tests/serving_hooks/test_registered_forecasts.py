@@ -19,7 +19,7 @@ from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.registry.promote import promote
 from presage.registry.verdict import Gate, Verdict
-from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import ReadsStates
 from presage.serving_hooks.vllm.metadata import Step

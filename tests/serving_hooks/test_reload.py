@@ -10,7 +10,7 @@ import pytest
 
 from presage.errors import ArtefactError, RegistryError
 from presage.registry.resolve import parse
-from presage.serving_hooks.sources import Held, Predictors
+from presage.serving_hooks.forecasting.sources import Held, Predictors
 from presage.serving_hooks.vllm.ask_registry import Ended, NotPassed, Tried
 from presage.serving_hooks.vllm.reload import Reload
 

@@ -17,9 +17,9 @@ from presage.predictors.artefact import CONFIG_FILE, artefact_digest, read_artef
 from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
-from presage.serving_hooks.forecaster import Forecaster
-from presage.serving_hooks.live import NO_MODEL
-from presage.serving_hooks.sources import resolve_predictors
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import NO_MODEL
+from presage.serving_hooks.forecasting.sources import resolve_predictors
 
 CHAMPION = "models:/next-agent@champion"
 

@@ -20,7 +20,7 @@ from presage.serving_hooks.recorder.queue import Queue
 from presage.serving_hooks.recorder.rows import EndRow, ForecastRow, Run, State, StepRow
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.live import LiveForecast
+    from presage.serving_hooks.forecasting.live import LiveForecast
 
 _MOST_LATE: Final = 1024
 _STATE_TYPES: Final = {

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from presage.features.moment import Moment
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.live import LiveForecast
+    from presage.serving_hooks.forecasting.live import LiveForecast
     from presage.serving_hooks.recorder.config import RecorderConfig
 
 

@@ -29,7 +29,7 @@ from presage.serving_hooks.recorder.texts import Texts
 from presage.serving_hooks.recorder.writer import Writer
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.live import LiveForecast
+    from presage.serving_hooks.forecasting.live import LiveForecast
 
 _MOST_RUNS: Final = 100_000
 _MOST_TYPES: Final = 1_000

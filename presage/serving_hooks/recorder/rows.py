@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from presage.serving_hooks.live import LiveForecast
+    from presage.serving_hooks.forecasting.live import LiveForecast
 
 ROW_BYTES: Final = 1024
 """About how much memory a row takes without what is large in it."""

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.serving_hooks.backoff import BackoffConfig, OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster
-from presage.serving_hooks.guard import Budget
-from presage.serving_hooks.live import NOTHING, LiveForecast
+from presage.serving_hooks.forecasting.circuit_breaker import Budget
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import NOTHING, LiveForecast
+from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 from presage.serving_hooks.replay.taught import Taught
 from presage.serving_hooks.replay.workload import Job
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.ngram import START, lookup
-from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.replay.taught import Taught
 
 if TYPE_CHECKING:

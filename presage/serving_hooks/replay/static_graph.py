@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 
 DEEPEST: Final = 6
 """Steps looked ahead: γ^(DEEPEST − 1) is still a few units of the score's whole numbers."""

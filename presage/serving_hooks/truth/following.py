@@ -25,8 +25,9 @@ from typing import Final
 
 import numpy as np
 
-from presage.serving_hooks.live import LiveForecast, LiveLengths
-from presage.serving_hooks.seen import STEPS_KEPT
+from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
+from presage.serving_hooks.forecasting.names import Key, shared, short
+from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT
 from presage.serving_hooks.truth.outcomes import (
     END,
     Followed,
@@ -37,7 +38,6 @@ from presage.serving_hooks.truth.outcomes import (
     judge,
     model_of,
 )
-from presage.serving_hooks.workflows import Key, shared, short
 
 TRANSITIONS_KEPT: Final = 256
 MODELS_KEPT: Final = 4

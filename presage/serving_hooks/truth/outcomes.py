@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from presage.features.moment import MOMENTS, Moment
 from presage.predictors.forecast import Source
 from presage.predictors.reliability import BINS
-from presage.serving_hooks.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast
+from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast
 
 COUNTS: Final = "counts"
 """What answered where no predictor did (`backoff.py`)."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from presage.datasets.validate import workflow_codes
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.serving_hooks.live import NO_LENGTHS, NOTHING, LiveForecast, LiveLengths
+from presage.serving_hooks.forecasting.live import NO_LENGTHS, NOTHING, LiveForecast, LiveLengths
 from presage.serving_hooks.truth.following import Following
 from presage.serving_hooks.truth.outcomes import Followed
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.truth.drift import Alarm, Drift, Kind, Recovered
 from presage.serving_hooks.truth.following import Following, Outcomes
 from presage.serving_hooks.truth.live_accuracy import LiveAccuracy

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.guard import HANG_S, Budget
+from presage.serving_hooks.forecasting.circuit_breaker import HANG_S, Budget
 from presage.serving_hooks.policies.admission import AdmissionConfig
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S

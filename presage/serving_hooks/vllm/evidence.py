@@ -34,7 +34,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.truth.detector import SHARES
 from presage.serving_hooks.truth.following import Following
 from presage.serving_hooks.truth.outcomes import Followed, Tally, model_of

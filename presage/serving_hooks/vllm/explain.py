@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from presage.serving_hooks.live import LiveForecast, LiveLengths
-from presage.serving_hooks.tenants import unscoped
+from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
+from presage.serving_hooks.forecasting.names import unscoped
 from presage.serving_hooks.vllm.metadata import Step
 
 MOST_SHOWN: Final = 50

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
 from presage.features.moment import Moment
-from presage.serving_hooks.forecaster import LiveForecast
-from presage.serving_hooks.live import Projection
+from presage.serving_hooks.forecasting.live import LiveForecast, Projection
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.metadata import Step
 

@@ -11,7 +11,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-from presage.serving_hooks.tenants import scoped, tenant_of
+from presage.serving_hooks.forecasting.names import scoped, tenant_of
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.admission import Gate
 from presage.serving_hooks.vllm.blocks import ScoredBlocks

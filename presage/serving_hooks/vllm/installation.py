@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
-from presage.serving_hooks.sources import Held
+from presage.serving_hooks.forecasting.sources import Held
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.command import ENDPOINTS, PLUGIN, SCHEDULER
 from presage.serving_hooks.vllm.config import PresageConfig, read_config

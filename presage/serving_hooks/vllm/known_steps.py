@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 
 
 def arrived(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, Final
 
-from presage.serving_hooks.tenants import scoped, tenant_of
+from presage.serving_hooks.forecasting.names import scoped, tenant_of
 from presage.serving_hooks.vllm.tenants import ARGUMENT
 
 MAX_NAME: Final = 256

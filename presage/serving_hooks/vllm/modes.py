@@ -21,7 +21,7 @@ from enum import IntEnum
 from typing import Any, Final, get_args
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.tenants import unscoped
+from presage.serving_hooks.forecasting.names import unscoped
 from presage.serving_hooks.vllm.metadata import MAX_NAME
 from presage.serving_hooks.vllm.mode_names import PolicyName
 

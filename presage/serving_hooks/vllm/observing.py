@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from presage.features.moment import Moment
-from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.protocol import NoRecorder, Records, start
 from presage.serving_hooks.vllm import compat

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.serving_hooks.tenants import scoped
+from presage.serving_hooks.forecasting.names import scoped
 from presage.serving_hooks.vllm import admin, compat
 from presage.serving_hooks.vllm.metadata import MAX_NAME
 from presage.serving_hooks.vllm.metrics_scrape import Appended, Asked

@@ -26,12 +26,11 @@ from presage.errors import PresageError, RegistryError
 from presage.features.input_profiles import PROFILES, STATES, TARGETS, TEXT, TOKENS, Sources
 from presage.features.moment import Moment
 from presage.registry.connect import DATABASE_FILE, Registry
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.champions import warm
-from presage.serving_hooks.forecaster import Forecaster
-from presage.serving_hooks.generations import Generations
-from presage.serving_hooks.live import LiveForecast, Projection
-from presage.serving_hooks.sources import Held, Predictors, resolve_predictors
+from presage.serving_hooks.forecasting.adapters import warm
+from presage.serving_hooks.forecasting.forecaster import Forecaster, Generations
+from presage.serving_hooks.forecasting.live import LiveForecast, Projection
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.forecasting.sources import Held, Predictors, resolve_predictors
 from presage.serving_hooks.truth.drift import Drift
 from presage.serving_hooks.truth.live_accuracy import LiveAccuracy
 from presage.serving_hooks.truth.promoted_file import merged

@@ -79,7 +79,7 @@ def version_of(reference: str, registry: Registry) -> int | None:
 
 def _trial(kind: str, reference: str, registry: Registry) -> dict[str, Any]:
     # A hundred megabytes, which a process that only asks does without.
-    from presage.serving_hooks.sources import Held, load_length, load_next_agent
+    from presage.serving_hooks.forecasting.sources import Held, load_length, load_next_agent
     from presage.serving_hooks.truth.promoted_file import written
 
     loads: Mapping[str, Callable[..., Held[Any]]] = {"next-agent": load_next_agent, "remaining-length": load_length}

@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 
 from presage.errors import RegistryError, why
 from presage.registry.resolve import parse
-from presage.serving_hooks.sources import Held, Predictors, take_length, take_next_agent
+from presage.serving_hooks.forecasting.sources import Held, Predictors, take_length, take_next_agent
 from presage.serving_hooks.truth import promoted_file
 from presage.serving_hooks.vllm.ask_registry import Ended, NotPassed, Tried
 

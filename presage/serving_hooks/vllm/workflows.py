@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from presage.datasets.recording import SAID, SILENT
 from presage.features.moment import PREFILL, Moment
-from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.forecasting.names import tenant_of
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.recorder.protocol import NoRecorder
-from presage.serving_hooks.tenants import tenant_of
 from presage.serving_hooks.truth.following import Following
 from presage.serving_hooks.vllm.evidence import Evidence
 from presage.serving_hooks.vllm.explain import LastForecasts

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from presage.features.moment import PREFILL
-from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.metadata import Step
 
 AGENTS = ("coder", "tester", "writer")

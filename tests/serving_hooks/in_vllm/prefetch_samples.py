@@ -8,7 +8,7 @@ import numpy as np
 from vllm_samples import HASHER, Engine, Request, ask, build
 
 from presage.features.moment import COMPLETION, Moment
-from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler

@@ -55,7 +55,7 @@ class Noted:
 
     def watch(self) -> None:
         """Stands between the parts; each goes on as it would."""
-        from presage.serving_hooks.forecaster import Forecaster
+        from presage.serving_hooks.forecasting.forecaster import Forecaster
         from presage.serving_hooks.vllm.tap.connector import StatesConnector
         from presage.serving_hooks.vllm.workflows import Workflows
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.guard import HANG_S, Budget
+from presage.serving_hooks.forecasting.circuit_breaker import HANG_S, Budget
 from presage.serving_hooks.policies.admission import AdmissionConfig
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.prefetch import PrefetchConfig

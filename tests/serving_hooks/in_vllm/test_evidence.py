@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from presage.features.moment import COMPLETION, PREFILL
-from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.evidence import RISK, TOLERANCE, Evidence
 from presage.serving_hooks.vllm.modes import Mode, Modes
 

@@ -13,7 +13,7 @@ from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 
 from presage.errors import ConfigurationError
 from presage.features.moment import PREFILL
-from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.eviction import FreeOrder
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst

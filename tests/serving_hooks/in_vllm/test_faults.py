@@ -15,11 +15,11 @@ from vllm_samples import Engine, build, everything_is_free
 
 from presage.predictors.artefact import CONFIG_FILE
 from presage.registry.connect import Registry
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.forecaster import MISSED_STEP, Forecaster
-from presage.serving_hooks.guard import Budget
-from presage.serving_hooks.live import NOT_BACK, SWITCHED_OFF
-from presage.serving_hooks.sources import resolve_predictors
+from presage.serving_hooks.forecasting.circuit_breaker import Budget
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import MISSED_STEP, NOT_BACK, SWITCHED_OFF
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.forecasting.sources import resolve_predictors
 from presage.serving_hooks.vllm import workflows
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 

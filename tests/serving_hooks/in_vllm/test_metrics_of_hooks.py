@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.admission import Admission, Phase, Workflow
 from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.truth.truth import Truth

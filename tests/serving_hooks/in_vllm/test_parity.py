@@ -37,8 +37,8 @@ from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig
 from presage.predictors.projected import project_all, unrolled
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
-from presage.serving_hooks.forecaster import Forecaster
-from presage.serving_hooks.guard import Budget
+from presage.serving_hooks.forecasting.circuit_breaker import Budget
+from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.registered import AskedOnArrival
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler

@@ -9,7 +9,8 @@ import pytest
 from vllm_samples import Engine, Scheduler, ask, build
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.serving_hooks.forecaster import Forecaster, LiveForecast
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.compat import SchedulerSeam
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts

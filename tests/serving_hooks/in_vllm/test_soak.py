@@ -8,8 +8,8 @@ from tiny_model import Tiny
 from told import left_behind, nothing_owned, send, told
 from vllm_samples import Engine, build, everything_is_free
 
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 WORKFLOWS = 5000

@@ -13,7 +13,7 @@ from tiny_qwen import save_qwen
 
 from presage.registry.connect import open_registry
 from presage.registry.package import register
-from presage.serving_hooks.live import LAYER_LEFT_OUT
+from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its engine")
 

@@ -11,8 +11,8 @@ import pytest
 from test_fuzz import GuessingSync, answered
 from vllm_samples import Engine, ask, build, everything_is_free
 
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import MAX_NAME, read

@@ -23,7 +23,7 @@ from vllm_samples import QWEN, AsyncScheduler, Engine, Scheduler, ask, build
 
 from presage.errors import EngineError
 from presage.features.moment import COMPLETION, PREFILL
-from presage.serving_hooks.live import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm import compat, compat_worker
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts

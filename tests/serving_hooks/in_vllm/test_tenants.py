@@ -12,10 +12,10 @@ from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.backoff import BackoffConfig, OnlineCounts
-from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.names import MARK, scoped, tenant_of, unscoped
+from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 from presage.serving_hooks.policies.score import ScoreConfig
-from presage.serving_hooks.tenants import MARK, scoped, tenant_of, unscoped
 from presage.serving_hooks.vllm import plugin
 from presage.serving_hooks.vllm.admin import SHORTEST_KEY, admin_key
 from presage.serving_hooks.vllm.forecasts import Forecasts

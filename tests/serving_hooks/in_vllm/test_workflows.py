@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from presage.features.moment import COMPLETION, PREFILL
-from presage.serving_hooks.forecaster import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
 from presage.serving_hooks.vllm import workflows
 from presage.serving_hooks.vllm.forecasts import Forecasts

@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm_samples import Engine, ask
 
-from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.vllm.blocks import NO_WORKFLOW
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.registered import AskedOnArrival

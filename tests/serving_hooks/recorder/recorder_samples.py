@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from presage.datasets.recording import SAID
-from presage.serving_hooks.live import LiveForecast, LiveLengths
+from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.recorder.clock import Clock
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import Recorder

@@ -10,7 +10,7 @@ from recorder_samples import Hands, Named, forecast, recorder
 
 from presage.datasets.recorded_forecasts import SCHEMA, read_forecasts
 from presage.errors import TraceError
-from presage.serving_hooks.live import NO_LENGTHS, NOTHING, LiveForecast
+from presage.serving_hooks.forecasting.live import NO_LENGTHS, NOTHING, LiveForecast
 from presage.serving_hooks.recorder.recorder import Recorder
 
 

@@ -12,7 +12,7 @@ from presage.datasets.law import generate
 from presage.features.moment import COMPLETION, MOMENTS
 from presage.features.prefixes import MASKED, prefixes_of
 from presage.features.vocabulary import Vocabulary
-from presage.serving_hooks.live import LITTLE_SEEN, STATES_LEFT_OUT, LiveForecast
+from presage.serving_hooks.forecasting.live import LITTLE_SEEN, STATES_LEFT_OUT, LiveForecast
 from presage.serving_hooks.truth.following import TRANSITIONS_KEPT, Following
 from presage.serving_hooks.truth.outcomes import COUNTS, END, Followed, LengthOutcome, Outcome, model_of
 from presage.serving_hooks.truth.recorded import Said, followed_of

@@ -12,7 +12,7 @@ from truth_samples import silent, sure_of
 from presage.datasets.store import read_store
 from presage.features.prefixes import prefixes_of
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.serving_hooks.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.truth.drift import Drift, DriftConfig
 from presage.serving_hooks.truth.live_accuracy import LiveAccuracy
 from presage.serving_hooks.truth.recorded import Said, followed_of

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.serving_hooks.live import NO_LENGTHS, NO_MODEL, NOTHING, LiveForecast, LiveLengths
+from presage.serving_hooks.forecasting.live import NO_LENGTHS, NO_MODEL, NOTHING, LiveForecast, LiveLengths
 from presage.serving_hooks.truth.following import Following
 from presage.serving_hooks.truth.outcomes import END, Followed, LengthTally, Outcome, Tally
 

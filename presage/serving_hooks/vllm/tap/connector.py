@@ -17,7 +17,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 
 from presage.features.moment import Moment
-from presage.serving_hooks.live import Projection
+from presage.serving_hooks.forecasting.live import Projection
 from presage.serving_hooks.vllm.tap.messages import States, Wanted
 from presage.serving_hooks.vllm.tap.rows import Projector, whole
 from presage.serving_hooks.vllm.tap.wanted import WantedRows

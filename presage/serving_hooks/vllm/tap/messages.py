@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from presage.features.moment import Moment
-from presage.serving_hooks.live import Projection
+from presage.serving_hooks.forecasting.live import Projection
 
 Rows = tuple[Sequence[str], NDArray[Any]]
 """Request ids, and a state of each: projected, float32 [n, p], or whole, float16 [n, d]."""

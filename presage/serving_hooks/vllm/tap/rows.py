@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from presage.features.moment import Moment
-from presage.serving_hooks.live import Projection
+from presage.serving_hooks.forecasting.live import Projection
 
 
 class Projector:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
-from presage.serving_hooks.live import Projection
+from presage.serving_hooks.forecasting.live import Projection
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.tap.connector import StatesConnector

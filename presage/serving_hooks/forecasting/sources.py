@@ -27,8 +27,8 @@ from presage.registry.attach import attached
 from presage.registry.connect import Registry
 from presage.registry.promote import PROFILE
 from presage.registry.resolve import ResolvedModel, resolve
-from presage.serving_hooks.champions import LengthChampion, NextAgentChampion
-from presage.serving_hooks.live import NO_LENGTHS, NO_MODEL
+from presage.serving_hooks.forecasting.adapters import LengthChampion, NextAgentChampion
+from presage.serving_hooks.forecasting.live import NO_LENGTHS, NO_MODEL
 from presage.serving_hooks.truth import promoted_file
 from presage.serving_hooks.truth.promoted import Promoted
 

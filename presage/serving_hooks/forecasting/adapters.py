@@ -23,7 +23,7 @@ from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.next_agent import NextAgentPredictor, Workflow
 from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.predictors.steps import log_tokens
-from presage.serving_hooks.live import (
+from presage.serving_hooks.forecasting.live import (
     LAYER_LEFT_OUT,
     STATES_LEFT_OUT,
     LiveForecast,

@@ -9,17 +9,20 @@ state of the workflow half a step behind: the workflow gets no forecast of that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.champions import PROJECTED, LengthChampion, NextAgentChampion
-from presage.serving_hooks.guard import Guard, Refused
-from presage.serving_hooks.live import (
+from presage.predictors.lengths.running import LengthWorkflow
+from presage.predictors.next_agent import Workflow
+from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthChampion, NextAgentChampion
+from presage.serving_hooks.forecasting.circuit_breaker import Guard, Refused
+from presage.serving_hooks.forecasting.live import (
     DRIFTED,
     LITTLE_SEEN,
+    MISSED_STEP,
+    NO_LENGTHS,
     NO_MODEL,
     NOTHING,
     LiveForecast,
@@ -27,11 +30,58 @@ from presage.serving_hooks.live import (
     Projection,
     no_lengths,
 )
+from presage.serving_hooks.forecasting.names import shared
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts, Seen
 from presage.serving_hooks.truth.alarm import Kind
 from presage.serving_hooks.truth.truth import Truth
-from presage.serving_hooks.workflows import Awaited, Running, shared
 
 _NONE: Final = Refused(NO_MODEL)
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A step that has begun and whose state is still to come.
+
+    Attributes:
+        before: the workflow before it, a copy.
+        step: what was given of the step.
+        answered: the forecast that was made without the state.
+    """
+
+    before: Workflow
+    step: Mapping[str, Any]
+    answered: LiveForecast
+
+
+class Running:
+    """A workflow under way.
+
+    Attributes:
+        agents, lengths: its state in each predictor, or why it has none any more.
+        steps: how many have begun.
+        within: whether the last one has not completed yet.
+        said: what was said of the tokens left when the last step began.
+        heard_at: of its last event, seconds.
+        seen: what counts are to learn of it.
+        awaited: the step that began last, as long as its state may come.
+        learnt_as: what counts learn of it, they learn of this workflow type.
+    """
+
+    __slots__ = ("agents", "awaited", "heard_at", "learnt_as", "lengths", "said", "seen", "steps", "within")
+
+    def __init__(self, agents: Workflow | Refused, lengths: LengthWorkflow | Refused, learnt_as: str) -> None:
+        self.learnt_as = learnt_as
+        self.agents, self.lengths, self.said = agents, lengths, NO_LENGTHS
+        self.steps, self.within, self.heard_at = 0, False, 0.0
+        self.seen = Seen()
+        self.awaited: Awaited | None = None
+
+    def miss(self, step: int) -> None:
+        """Steps before number `step` went by unseen: no predictor knows any more where the workflow stands."""
+        self.agents = self.lengths = Refused(MISSED_STEP)
+        self.seen.missed()
+        self.awaited = None
+        self.steps = step
 
 
 class Answers:

@@ -12,8 +12,8 @@ thread.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -21,16 +21,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.errors import ConfigurationError
 from presage.features.input_profiles import STATES, TEXT, TOKENS
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
-from presage.serving_hooks.answers import Answers
-from presage.serving_hooks.backoff import OnlineCounts
-from presage.serving_hooks.champions import PROJECTED, LengthChampion, NextAgentChampion
-from presage.serving_hooks.guard import Budget, Guard, Refused
-from presage.serving_hooks.live import (
-    MISSED_STEP,
+from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthChampion, NextAgentChampion
+from presage.serving_hooks.forecasting.circuit_breaker import Budget, Guard, Refused
+from presage.serving_hooks.forecasting.fallback_chain import Answers, Running
+from presage.serving_hooks.forecasting.live import (
     NO_MODEL,
     NO_STEP,
     NOT_AWAITED,
@@ -38,12 +37,10 @@ from presage.serving_hooks.live import (
     LiveLengths,
     Projection,
 )
+from presage.serving_hooks.forecasting.names import Key, scoped, shared, short, tenant_of
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
-from presage.serving_hooks.tenants import scoped, tenant_of
 from presage.serving_hooks.truth.truth import Truth
-from presage.serving_hooks.workflows import Workflows, shared, short
-
-__all__ = ["MISSED_STEP", "NO_MODEL", "NO_STEP", "Forecaster", "LiveForecast"]
 
 _EXPIRED_AN_EVENT: Final = 8
 """Silent workflows that one event ends at most: their end must not hold up whoever is not silent."""
@@ -332,3 +329,141 @@ class Forecaster:
         if self.truth is not None:
             self.truth.completed(*key, self._answers.claimed or live, given["output_tokens"])
         return live
+
+
+_MOST_OLDER: Final = 8
+
+
+class Generations:
+    """Not thread-safe, as a forecaster.
+
+    Args:
+        first: forecaster of the version that is there.
+
+    Attributes:
+        latest: of the version that new workflows begin with.
+    """
+
+    def __init__(self, first: Forecaster) -> None:
+        self.latest = first
+        self._older: list[Forecaster] = []
+
+    @property
+    def under_older(self) -> int:
+        """Workflows that go on with a version before the latest."""
+        return sum(map(len, self._older))
+
+    def take_over(self, forecaster: Forecaster) -> None:
+        """Workflows begin with this one from now on. Whether it awaits states is to be said anew."""
+        self._older = [older for older in (self.latest, *self._older) if len(older)][:_MOST_OLDER]
+        self.latest = forecaster
+
+    def on_prefill(
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        agent: str,
+        *,
+        step: int | None = None,
+        input_tokens: int | None = None,
+    ) -> LiveForecast:
+        """As `Forecaster.on_prefill`."""
+        of = self._of(workflow_type, workflow_id)
+        return of.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
+
+    def on_prefill_state(
+        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], forecast: LiveForecast
+    ) -> LiveForecast | None:
+        """As `Forecaster.on_prefill_state`; None for a workflow of an older version."""
+        of = self._of(workflow_type, workflow_id)
+        if of is not self.latest:
+            return None
+        return of.on_prefill_state(workflow_type, workflow_id, projected, forecast)
+
+    def on_completion(
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        *,
+        output_tokens: int | None = None,
+        projected: NDArray[np.float32] | None = None,
+    ) -> LiveForecast:
+        """As `Forecaster.on_completion`; without its state for a workflow of an older version."""
+        of = self._of(workflow_type, workflow_id)
+        state = projected if of is self.latest else None
+        return of.on_completion(workflow_type, workflow_id, output_tokens=output_tokens, projected=state)
+
+    def close(self, workflow_type: str, workflow_id: str, *, silent: bool = False) -> None:
+        """As `Forecaster.close`."""
+        of = self._of(workflow_type, workflow_id)
+        of.close(workflow_type, workflow_id, silent=silent)
+        if of is not self.latest and not len(of):
+            self._older.remove(of)
+
+    @property
+    def projections(self) -> Mapping[Moment, Projection]:
+        """Of the latest."""
+        return self.latest.projections
+
+    def await_states(self) -> None:
+        """Prefill states come after `on_prefill` from now on."""
+        self.latest.awaits_states = True
+
+    def _of(self, workflow_type: str, workflow_id: str) -> Forecaster:
+        for older in self._older:
+            if older.follows(workflow_type, workflow_id):
+                return older
+        return self.latest
+
+
+class Workflows:
+    """Those under way, the one longest unheard of first.
+
+    Args:
+        most: how many are kept.
+        time_to_live_s: seconds without an event after which a workflow counts as ended; longer than tools take.
+    """
+
+    def __init__(self, most: int, time_to_live_s: float) -> None:
+        if most < 1:
+            raise ConfigurationError(f"max_workflows is {most}; give 1 or more")
+        if not time_to_live_s > 0:
+            raise ConfigurationError(f"time_to_live_s is {time_to_live_s}; give seconds above 0")
+        self.most, self.time_to_live_s = most, time_to_live_s
+        self._running: OrderedDict[Key, Running] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._running
+
+    def heard(self, key: Key, now: float) -> Running | None:
+        """The workflow of that name, now the last one heard of."""
+        running = self._running.get(key)
+        if running is not None:
+            running.heard_at = now
+            self._running.move_to_end(key)
+        return running
+
+    def add(self, key: Key, running: Running, now: float) -> bool:
+        """A new one; whether the one longest unheard of had to go for it."""
+        running.heard_at = now
+        self._running[key] = running
+        if len(self._running) <= self.most:
+            return False
+        self._running.popitem(last=False)
+        return True
+
+    def pop(self, key: Key) -> Running | None:
+        """It has ended; None if it is not there."""
+        return self._running.pop(key, None)
+
+    def silent(self, now: float) -> Iterator[tuple[Key, Running]]:
+        """Those whose time is over, gone as they are named."""
+        while self._running:
+            key, running = next(iter(self._running.items()))
+            if now - running.heard_at < self.time_to_live_s:
+                return
+            del self._running[key]
+            yield key, running

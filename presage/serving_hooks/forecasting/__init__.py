@@ -1,0 +1,1 @@
+"""Forecasts of running workflows: predictors, the counts behind them, and what keeps both from harming requests."""
