@@ -3,7 +3,7 @@
 Late means that a call took longer than the deadline, which is known only when it has come back. Its answer is used all
 the same; the budget is what keeps the next ones from coming late.
 
-One that does not come back is left: calls are made on a thread of the guard's own (own_thread.py), and after `hang_s`
+One that does not come back is left: calls are made on a thread of the guard's own, and after `hang_s`
 the caller goes on without an answer. That predictor is off for good, since its thread may still change what it holds.
 
 Told to the log once, with counts and nothing of any request. The clock is the caller's; how long a call is waited for

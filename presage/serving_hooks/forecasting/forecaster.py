@@ -5,7 +5,7 @@ One state is kept a workflow, so an event costs one step and not the whole prefi
 
 Fails open: whatever goes wrong, the answer comes from counts of what was seen here, and where those know too little it
 is of source "none", with a reason that is counted. Nothing is raised, since the request behind the event must not
-suffer. A predictor that fails or is late too often is switched off (`guard.py`). Not thread-safe: a scheduler is one
+suffer. A predictor that fails or is late too often is switched off (`circuit_breaker.py`). Not thread-safe: a scheduler is one
 thread.
 """
 

@@ -21,7 +21,7 @@ from presage.predictors.reliability import BINS
 from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast
 
 COUNTS: Final = "counts"
-"""What answered where no predictor did (`backoff.py`)."""
+"""What answered where no predictor did (`online_counts.py`)."""
 
 END: Final = ""
 """Stands for the end of a workflow among agents, who all have names; as one that comes before, for its start."""

@@ -40,7 +40,7 @@ class Step:
 
     Attributes:
         workflow_type: the application; "" if the client did not say.
-        workflow_id: one run of it; as its tenant's (serving_hooks/tenants.py), where tenants are told apart.
+        workflow_id: one run of it; as its tenant's (forecasting/names.py), where tenants are told apart.
         agent: the role; "" if the client did not say.
         number: of the step in its workflow, from 0, if the client said.
         last: the client says that the workflow ends with this step.
