@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from presage.serving_hooks.forecasting.circuit_breaker import Budget, Guard
+from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker
 
 WORK = {"no work": 0, "a short call": 300, "a long call": 3000}
 
@@ -32,8 +32,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=5000)
     args = parser.parse_args()
-    watched = Guard("watched", Budget(deadline_s=1.0), time.monotonic)
-    unwatched = Guard("unwatched", Budget(deadline_s=1.0, hang_s=None), time.monotonic)
+    watched = CircuitBreaker("watched", Budget(deadline_s=1.0), time.monotonic)
+    unwatched = CircuitBreaker("unwatched", Budget(deadline_s=1.0, hang_s=None), time.monotonic)
     report: dict[str, dict[str, dict[str, float]]] = {}
     print(f"{'':14}" + "".join(f"{name:>12}{'p99':>8}" for name in ("alone", "unwatched", "watched")))
     for name, size in WORK.items():

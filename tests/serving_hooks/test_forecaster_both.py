@@ -196,7 +196,7 @@ def test_a_late_predictor_is_switched_off(predictor: NextAgentPredictor) -> None
     forecaster = Forecaster(failing(predictor, slow), budget=budget, clock=clock)
     sources = [forecaster.on_prefill("retry", "w", "coder").source for _ in range(12)]
     assert sources == ["champion"] * 4 + ["none"] * 8, "opening is a call as well, and in time"
-    assert forecaster.guards["next-agent"].counts["late"] == 4
+    assert forecaster.breakers["next-agent"].counts["late"] == 4
 
 
 def test_the_silent_end_and_who_comes_back_is_recognised(predictor: NextAgentPredictor) -> None:

@@ -100,7 +100,7 @@ def test_law_no_sequence_of_events_raises_or_is_kept(
         assert len(forecaster) <= MOST
         assert len(counts) <= 2
     told = forecaster.counts
-    for guard in forecaster.guards.values():
+    for guard in forecaster.breakers.values():
         assert guard.counts["failed"] == 0, "what a request brings wrong is not held against the predictor"
     assert told["champion"] + told["back-off"] + told["none"] == answered
     clock.now += 61.0

@@ -1,7 +1,7 @@
 """The two predictors as the forecaster asks them: one event of one workflow, and an answer that has been looked at.
 
 What comes back from a predictor is checked, since policies compute with it: probabilities of every horizon sum to 1,
-tokens are finite and do not fall. What is no forecast raises; the guard around the call sees to that.
+tokens are finite and do not fall. What is no forecast raises; the circuit breaker around the call sees to that.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def warm() -> None:
     _distributions(np.ones((1, 1), np.float32))
 
 
-class NextAgentChampion:
+class NextAgentAdapter:
     """A next-agent predictor, one event at a time.
 
     Args:
@@ -146,7 +146,7 @@ def _left_out(source: StateSource, served_model: str | None, state_layer: int | 
     return None if source.layer == state_layer else LAYER_LEFT_OUT
 
 
-class LengthChampion:
+class LengthAdapter:
     """A predictor of remaining output tokens, one event at a time."""
 
     def __init__(self, predictor: RemainingLengthPredictor, version: int | None) -> None:

@@ -3,7 +3,7 @@
 Late means that a call took longer than the deadline, which is known only when it has come back. Its answer is used all
 the same; the budget is what keeps the next ones from coming late.
 
-One that does not come back is left: calls are made on a thread of the guard's own, and after `hang_s`
+One that does not come back is left: calls are made on a thread of the breaker's own, and after `hang_s`
 the caller goes on without an answer. That predictor is off for good, since its thread may still change what it holds.
 
 Told to the log once, with counts and nothing of any request. The clock is the caller's; how long a call is waited for
@@ -82,7 +82,7 @@ class Refused:
     reason: str
 
 
-class Guard:
+class CircuitBreaker:
     """Watches over the calls of one predictor.
 
     Args:
@@ -199,6 +199,10 @@ class _Job:
 
 class OwnThread:
     """One daemon thread, started with the first call; it ends when nobody holds this object any more.
+
+    Python cannot break a call off, but a caller can leave it: a loop in Python, or a call that releases the
+    interpreter's lock, as all that waits for a lock, a file or a network does. A loop in compiled code that keeps that
+    lock stops every thread, the caller's too.
 
     Args:
         name: of the thread, for whoever looks at a process.

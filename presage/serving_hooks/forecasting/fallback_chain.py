@@ -16,8 +16,8 @@ from typing import Any, Final
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.next_agent import Workflow
-from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthChampion, NextAgentChampion
-from presage.serving_hooks.forecasting.circuit_breaker import Guard, Refused
+from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
+from presage.serving_hooks.forecasting.circuit_breaker import CircuitBreaker, Refused
 from presage.serving_hooks.forecasting.live import (
     DRIFTED,
     LITTLE_SEEN,
@@ -31,7 +31,7 @@ from presage.serving_hooks.forecasting.live import (
     no_lengths,
 )
 from presage.serving_hooks.forecasting.names import shared
-from presage.serving_hooks.forecasting.online_counts import OnlineCounts, Seen
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts, WorkflowHistory
 from presage.serving_hooks.truth.alarm import Kind
 from presage.serving_hooks.truth.truth import Truth
 
@@ -73,7 +73,7 @@ class Running:
         self.learnt_as = learnt_as
         self.agents, self.lengths, self.said = agents, lengths, NO_LENGTHS
         self.steps, self.within, self.heard_at = 0, False, 0.0
-        self.seen = Seen()
+        self.seen = WorkflowHistory()
         self.awaited: Awaited | None = None
 
     def miss(self, step: int) -> None:
@@ -84,14 +84,14 @@ class Running:
         self.steps = step
 
 
-class Answers:
-    """The predictors, each behind its guard, and the counts.
+class FallbackChain:
+    """The predictors, each behind its circuit breaker, and the counts.
 
     Args:
         agents: who comes next; None for no such predictor.
         lengths: what is left, likewise.
         counts: learn from every event; None for no such answers.
-        agents_guard, lengths_guard: watch over the predictors.
+        agents_breaker, lengths_breaker: watch over the predictors.
         truth: says which workflow types have changed; None if nobody does.
 
     Attributes:
@@ -101,17 +101,17 @@ class Answers:
 
     def __init__(
         self,
-        agents: NextAgentChampion | None,
-        lengths: LengthChampion | None,
+        agents: NextAgentAdapter | None,
+        lengths: LengthAdapter | None,
         counts: OnlineCounts | None,
-        agents_guard: Guard,
-        lengths_guard: Guard,
+        agents_breaker: CircuitBreaker,
+        lengths_breaker: CircuitBreaker,
         truth: Truth | None = None,
     ) -> None:
         self.claimed: LiveForecast | None = None
         self._truth = truth
         self._agents, self._lengths, self._counts = agents, lengths, counts
-        self._ask_agents, self._ask_lengths = agents_guard.ask, lengths_guard.ask
+        self._ask_agents, self._ask_lengths = agents_breaker.ask, lengths_breaker.ask
 
     def open(self, workflow_type: str, learnt_as: str) -> Running:
         """A workflow before its first step; counts learn of it, and answer for it, as of the type `learnt_as`."""
@@ -124,7 +124,7 @@ class Answers:
 
     @property
     def projections(self) -> dict[Moment, Projection]:
-        """See `NextAgentChampion.projections`."""
+        """See `NextAgentAdapter.projections`."""
         return self._agents.projections if self._agents is not None else {}
 
     def begun(

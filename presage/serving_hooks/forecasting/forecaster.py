@@ -5,8 +5,8 @@ One state is kept a workflow, so an event costs one step and not the whole prefi
 
 Fails open: whatever goes wrong, the answer comes from counts of what was seen here, and where those know too little it
 is of source "none", with a reason that is counted. Nothing is raised, since the request behind the event must not
-suffer. A predictor that fails or is late too often is switched off (`circuit_breaker.py`). Not thread-safe: a scheduler is one
-thread.
+suffer. A predictor that fails or is late too often is switched off (`circuit_breaker.py`). Not thread-safe: a scheduler
+is one thread.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from presage.features.input_profiles import STATES, TEXT, TOKENS
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
-from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthChampion, NextAgentChampion
-from presage.serving_hooks.forecasting.circuit_breaker import Budget, Guard, Refused
-from presage.serving_hooks.forecasting.fallback_chain import Answers, Running
+from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
+from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
+from presage.serving_hooks.forecasting.fallback_chain import FallbackChain, Running
 from presage.serving_hooks.forecasting.live import (
     NO_MODEL,
     NO_STEP,
@@ -55,7 +55,7 @@ class Forecaster:
         lengths: says how many output tokens are left; None leaves that to the back-off.
         lengths_version: of that predictor.
         back_off: counts that learn from the events, and answer where a predictor does not; None for no such answers.
-        served_model, state_layer: whose hidden states the engine taps; see `NextAgentChampion`.
+        served_model, state_layer: whose hidden states the engine taps; see `NextAgentAdapter`.
         max_workflows: states kept; the one longest without an event is dropped first. A dropped workflow that goes on
             is recognised by its step number, where the caller gives one, and gets no forecast; without step numbers
             it would look like one that begins.
@@ -74,7 +74,7 @@ class Forecaster:
             workflow's state while a step waits for its own.
         expired: workflows that ended by falling silent.
         dropped: workflows that had to make room.
-        guards: of each predictor, by its kind.
+        breakers: of each predictor, by its kind.
     """
 
     def __init__(
@@ -102,18 +102,18 @@ class Forecaster:
         self.inputs: Counter[str] = Counter() if inputs is None else inputs
         self.awaits_states = False
         self.expired = self.dropped = 0
-        guards = [
-            Guard(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
+        breakers = [
+            CircuitBreaker(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
             for kind, number in (("next-agent", version), ("remaining-length", lengths_version))
         ]
-        self.guards = dict(zip(("next-agent", "remaining-length"), guards, strict=True))
+        self.breakers = dict(zip(("next-agent", "remaining-length"), breakers, strict=True))
         self._nobody = predictor is None and lengths is None and back_off is None
-        self._answers = Answers(
-            NextAgentChampion(predictor, version, served_model, state_layer) if predictor is not None else None,
-            LengthChampion(lengths, lengths_version) if lengths is not None else None,
+        self._chain = FallbackChain(
+            NextAgentAdapter(predictor, version, served_model, state_layer) if predictor is not None else None,
+            LengthAdapter(lengths, lengths_version) if lengths is not None else None,
             back_off,
-            guards[0],
-            guards[1],
+            breakers[0],
+            breakers[1],
             truth,
         )
         self.truth = truth
@@ -199,7 +199,7 @@ class Forecaster:
 
         Captured states are rounded to float16 before they are projected, as traces keep them.
         """
-        return self._answers.projections
+        return self._chain.projections
 
     def on_prefill_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
@@ -224,7 +224,7 @@ class Forecaster:
             if running is None or running.awaited is None or running.awaited.answered is not of:
                 self.states[NOT_AWAITED] += 1
                 return None
-            live = self._answers.with_state(key[0], running, running.awaited, projected)
+            live = self._chain.with_state(key[0], running, running.awaited, projected)
         except Exception as error:
             self.states[type(error).__name__] += 1
             return None
@@ -233,8 +233,8 @@ class Forecaster:
             return None
         self.states["used"] += 1
         self.inputs[STATES] += 1
-        if self.truth is not None and self._answers.claimed is not None:
-            self.truth.again(*key, self._answers.claimed)
+        if self.truth is not None and self._chain.claimed is not None:
+            self.truth.again(*key, self._chain.claimed)
         return live
 
     def close(self, workflow_type: str, workflow_id: str, *, cut: bool = False, silent: bool = False) -> None:
@@ -249,7 +249,7 @@ class Forecaster:
                 self.truth.ended(*key, cut=cut or silent)
             running = self._workflows.pop(key)
             if running is not None and not cut:
-                self._answers.ended(key[0], running)
+                self._chain.ended(key[0], running)
         except Exception as error:
             self.counts[type(error).__name__] += 1
 
@@ -261,7 +261,7 @@ class Forecaster:
                 ended += 1
                 if self.truth is not None:
                     self.truth.ended(*key, cut=True)
-                self._answers.ended(key[0], running)
+                self._chain.ended(key[0], running)
         except Exception as error:
             self.counts[type(error).__name__] += 1
         self.expired += ended
@@ -269,8 +269,8 @@ class Forecaster:
 
     def reset(self) -> None:
         """Switches predictors on again; workflows that went on without one get forecasts of it no more."""
-        for guard in self.guards.values():
-            guard.reset()
+        for breaker in self.breakers.values():
+            breaker.reset()
 
     def _answered(self, moment: Moment, event: Callable[[], LiveForecast | str]) -> LiveForecast:
         """The event's forecast, counted; none where the event cannot be one, or our code fails."""
@@ -280,7 +280,7 @@ class Forecaster:
         except Exception as error:
             live = type(error).__name__  # its message might repeat what the request says
         if isinstance(live, str):
-            live = self._answers.nothing(moment, live)
+            live = self._chain.nothing(moment, live)
         parts: tuple[tuple[Counter[str], LiveForecast | LiveLengths], ...] = (
             (self.counts, live),
             (self.counts_of_lengths, live.remaining),
@@ -299,18 +299,18 @@ class Forecaster:
         key, now = (shared(workflow_type), short(workflow_id)), self._clock()
         running = self._workflows.heard(key, now)
         if running is None:
-            running = self._answers.open(workflow_type, shared(scoped(tenant_of(workflow_id), workflow_type)))
+            running = self._chain.open(workflow_type, shared(scoped(tenant_of(workflow_id), workflow_type)))
             self.dropped += self._workflows.add(key, running, now)
         if step is not None and step != running.steps:
             running.miss(step)
         running.steps, running.within = running.steps + 1, True
         try:
-            live = self._answers.begun(key[0], running, given, self.awaits_states)
+            live = self._chain.begun(key[0], running, given, self.awaits_states)
         except Exception:
             running.miss(running.steps)  # one state may have moved, and another not
             raise
         if self.truth is not None:
-            self.truth.begun(*key, given["agent"], self._answers.claimed or live, step)
+            self.truth.begun(*key, given["agent"], self._chain.claimed or live, step)
         return live
 
     def _completed(self, workflow_type: str, workflow_id: str, given: Mapping[str, Any]) -> LiveForecast | str:
@@ -322,20 +322,27 @@ class Forecaster:
             return NO_STEP
         running.within = False
         try:
-            live = self._answers.completed(key[0], running, given)
+            live = self._chain.completed(key[0], running, given)
         except Exception:
             running.miss(running.steps)
             raise
         if self.truth is not None:
-            self.truth.completed(*key, self._answers.claimed or live, given["output_tokens"])
+            self.truth.completed(*key, self._chain.claimed or live, given["output_tokens"])
         return live
 
 
 _MOST_OLDER: Final = 8
 
 
-class Generations:
-    """Not thread-safe, as a forecaster.
+class VersionedForecaster:
+    """Forecasters of one version of the models after the other, asked as one.
+
+    A workflow keeps the version it began with, since one predictor's state of a running workflow means nothing to
+    another. So a version stays, with its breakers and its own monitor, for as long as workflows run that began with it,
+    and new workflows begin with the latest. Where versions are replaced faster than workflows end, the oldest are let
+    go: to the latest, their workflows look like workflows of which steps were missed.
+
+    Hidden states arrive projected for the latest version; the older ones do without them.
 
     Args:
         first: forecaster of the version that is there.
@@ -417,7 +424,7 @@ class Generations:
 
 
 class Workflows:
-    """Those under way, the one longest unheard of first.
+    """The workflows under way, the one longest unheard of first.
 
     Args:
         most: how many are kept.

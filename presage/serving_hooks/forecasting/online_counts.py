@@ -223,8 +223,9 @@ STEPS_KEPT: Final = 64
 _NO_COUNT: Final = 2**63
 
 
-class Seen:
-    """The latest agents of a workflow, and what it had produced before each of its first steps.
+class WorkflowHistory:
+    """What counts are to learn of a running workflow: its latest agents, and what it had produced before each of its
+    first steps.
 
     Attributes:
         recent: the last K + 1 agents, oldest first; from the last one that was missed, or had no name.

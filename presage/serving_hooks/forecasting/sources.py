@@ -27,7 +27,7 @@ from presage.registry.attach import attached
 from presage.registry.connect import Registry
 from presage.registry.promote import PROFILE
 from presage.registry.resolve import ResolvedModel, resolve
-from presage.serving_hooks.forecasting.adapters import LengthChampion, NextAgentChampion
+from presage.serving_hooks.forecasting.adapters import LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.live import NO_LENGTHS, NO_MODEL
 from presage.serving_hooks.truth import promoted_file
 from presage.serving_hooks.truth.promoted import Promoted
@@ -218,15 +218,15 @@ def _promoted(found: ResolvedModel, registry: Callable[[], Registry]) -> Mapping
 
 def _try_next_agent(predictor: NextAgentPredictor, *, sizes_alone: bool = False) -> None:
     """A forecast at both moments of a few steps, of a known type and agent and of unknown ones."""
-    champion, vocabulary = NextAgentChampion(predictor, None), predictor.vocabulary
+    adapter, vocabulary = NextAgentAdapter(predictor, None), predictor.vocabulary
     known: dict[str, Any] = {} if sizes_alone else dict(_TEXTS)
     if not sizes_alone:
         known |= {STATE_COLUMN[moment]: np.zeros(size, np.float32) for moment, size in predictor.source.sizes.items()}
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow = predictor.open(workflow_type)
         for agent in (*vocabulary.agents[:_TRIALS], ""):
-            champion.prefilled(workflow, agent, {"input_tokens": 1, **known}, NO_LENGTHS)
-            champion.completed(workflow, {"output_tokens": 1, **known}, NO_LENGTHS)
+            adapter.prefilled(workflow, agent, {"input_tokens": 1, **known}, NO_LENGTHS)
+            adapter.completed(workflow, {"output_tokens": 1, **known}, NO_LENGTHS)
 
 
 def _try_length(predictor: RemainingLengthPredictor, *, sizes_alone: bool = False) -> None:
@@ -235,12 +235,12 @@ def _try_length(predictor: RemainingLengthPredictor, *, sizes_alone: bool = Fals
             f"the predictor says how long a {predictor.target} is; one of what remains of a workflow is wanted, "
             "which is the default of `train-predictor remaining-length`"
         )
-    champion, vocabulary = LengthChampion(predictor, None), predictor.encoder.vocabulary
+    adapter, vocabulary = LengthAdapter(predictor, None), predictor.encoder.vocabulary
     known: Mapping[str, Any] = {} if sizes_alone else _TEXTS
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow = predictor.open(workflow_type)
         for agent in (*vocabulary.agents[:_TRIALS], ""):
-            champion.prefilled(workflow, {"agent": agent, "input_tokens": 1, **known})
+            adapter.prefilled(workflow, {"agent": agent, "input_tokens": 1, **known})
             workflow.completed({"output_tokens": 1, **known})
 
 

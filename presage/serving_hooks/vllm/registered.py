@@ -27,7 +27,7 @@ from presage.features.input_profiles import PROFILES, STATES, TARGETS, TEXT, TOK
 from presage.features.moment import Moment
 from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.forecasting.adapters import warm
-from presage.serving_hooks.forecasting.forecaster import Forecaster, Generations
+from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.live import LiveForecast, Projection
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.sources import Held, Predictors, resolve_predictors
@@ -58,7 +58,7 @@ class AskedOnArrival:
     """Forecasters that both policies ask: the one on arrival, the other when the step begins."""
 
     def __init__(self, forecaster: Forecaster) -> None:
-        self._forecasters = Generations(forecaster)
+        self._forecasters = VersionedForecaster(forecaster)
         self._early: dict[tuple[str, str], dict[tuple[str, int | None], LiveForecast]] = {}
 
     @property
@@ -72,7 +72,7 @@ class AskedOnArrival:
         return self._forecasters.under_older
 
     def take_over(self, forecaster: Forecaster) -> None:
-        """New workflows begin with this one; see `Generations`."""
+        """New workflows begin with this one; see `VersionedForecaster`."""
         self._forecasters.take_over(forecaster)
 
     def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
@@ -193,8 +193,8 @@ class Champions:
             ("next-agent", found.next_agent.predictor is before.predictor),
             ("remaining-length", found.remaining_length.predictor is before.lengths),
         ):
-            if same and before.guards[kind].hung:  # whatever hangs there may still change what it holds
-                forecaster.guards[kind].off = forecaster.guards[kind].hung = True
+            if same and before.breakers[kind].hung:  # whatever hangs there may still change what it holds
+                forecaster.breakers[kind].off = forecaster.breakers[kind].hung = True
         self.asked.take_over(forecaster)
         self._renewed += 1
         self._tell(found)

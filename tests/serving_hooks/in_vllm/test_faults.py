@@ -121,7 +121,7 @@ def test_a_predictor_raises_or_answers_what_is_no_forecast(
     with caplog.at_level(logging.ERROR, logger="presage"):
         counts = all_well(engine, serve(engine, 64))
     assert forecaster.counts[reason] > 0
-    assert forecaster.guards["next-agent"].off
+    assert forecaster.breakers["next-agent"].off
     assert forecaster.counts[SWITCHED_OFF] > 0
     assert counts["forecast: back-off"] > 0
     assert caplog.text.count("next-agent version 3 is switched off") == 1
@@ -159,7 +159,7 @@ def test_a_predictor_hangs(tmp_path: Path, predictor: Any, caplog: pytest.LogCap
     with caplog.at_level(logging.ERROR, logger="presage"):
         counts = all_well(engine, serve(engine, 24))
     assert asked == [1], "it is asked once and never again"
-    assert forecaster.guards["next-agent"].counts["hung"] == 1
+    assert forecaster.breakers["next-agent"].counts["hung"] == 1
     assert forecaster.counts[NOT_BACK] > 0
     assert counts["forecast: back-off"] > 0
     assert caplog.text.count("is switched off for good") == 1

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT, BackoffConfig, OnlineCounts, Seen
+from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT, BackoffConfig, OnlineCounts, WorkflowHistory
 
 SMALL = BackoffConfig(types=2, agents=3, contexts=4, lengths=4, min_evidence=1)
 
 
 def run(counts: OnlineCounts, agents: str, tokens: float | None = 10, workflow_type: str = "t") -> None:
     """A whole workflow of agents with names of one letter, each step with so many tokens."""
-    seen = Seen()
+    seen = WorkflowHistory()
     for agent in agents:
         seen.begun(counts, workflow_type, agent)
         seen.completed(tokens)
@@ -70,7 +70,7 @@ def test_an_agent_hardly_seen_is_not_spoken_of() -> None:
 
 def test_a_workflow_that_was_broken_off_teaches_no_end() -> None:
     counts = OnlineCounts(BackoffConfig(min_evidence=1))
-    seen = Seen()
+    seen = WorkflowHistory()
     seen.begun(counts, "t", "a")
     seen.ended(counts, "t")
     assert counts.next_agents("t", ["a"]) is None
@@ -86,7 +86,7 @@ def test_what_was_left_is_the_sum_from_a_step_on() -> None:
 
 def test_an_unknown_output_hides_what_was_left_before_it_and_not_after() -> None:
     counts = OnlineCounts(BackoffConfig(min_evidence=1))
-    seen = Seen()
+    seen = WorkflowHistory()
     for agent, tokens in (("a", 5), ("b", None), ("c", 7), ("d", float("nan")), ("e", 3)):
         seen.begun(counts, "t", agent)
         seen.completed(tokens)
@@ -138,7 +138,7 @@ def test_names_without_end_cost_no_memory_without_end() -> None:
 
     def many(of: str) -> int:
         for number in range(300):
-            workflow, name = Seen(), f"{of}-{number}-" + "x" * 100
+            workflow, name = WorkflowHistory(), f"{of}-{number}-" + "x" * 100
             for agent in (name, name + "2", name + "3"):
                 workflow.begun(counts, name if number % 3 else "t", agent)
                 workflow.completed(1)
@@ -155,7 +155,7 @@ def test_names_without_end_cost_no_memory_without_end() -> None:
 
 
 def test_a_workflow_keeps_a_bounded_memory_of_itself() -> None:
-    counts, seen = OnlineCounts(BackoffConfig(lengths=1000)), Seen()
+    counts, seen = OnlineCounts(BackoffConfig(lengths=1000)), WorkflowHistory()
     for _ in range(10 * STEPS_KEPT):
         seen.begun(counts, "t", "a")
         seen.completed(1)

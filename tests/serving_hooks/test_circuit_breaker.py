@@ -12,15 +12,15 @@ import pytest
 from serving_samples import Clock
 
 from presage.errors import ArtefactError, ConfigurationError, InputError
-from presage.serving_hooks.forecasting.circuit_breaker import Budget, Guard, Refused
+from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
 from presage.serving_hooks.forecasting.live import NOT_BACK, SWITCHED_OFF
 
 BUDGET = Budget(deadline_s=1.0, window=10, share=0.2, at_least=5)
 
 
-def guarded() -> tuple[Guard, Clock]:
+def guarded() -> tuple[CircuitBreaker, Clock]:
     clock = Clock()
-    return Guard("next-agent version 3", BUDGET, clock), clock
+    return CircuitBreaker("next-agent version 3", BUDGET, clock), clock
 
 
 def broken(error: BaseException | None = None) -> str:
@@ -106,7 +106,7 @@ def threads_of(called: str) -> list[threading.Thread]:
 
 
 def test_a_call_that_never_comes_back_is_left_and_the_predictor_off_for_good(caplog: pytest.LogCaptureFixture) -> None:
-    guard = Guard("hangs", replace(BUDGET, hang_s=0.02, first_hang_s=0.02), Clock())
+    guard = CircuitBreaker("hangs", replace(BUDGET, hang_s=0.02, first_hang_s=0.02), Clock())
     comes_back, called = threading.Event(), []
     with caplog.at_level(logging.ERROR):
         assert guard.ask(comes_back.wait) == Refused(NOT_BACK)
@@ -123,7 +123,7 @@ def test_a_call_that_never_comes_back_is_left_and_the_predictor_off_for_good(cap
 
 
 def test_first_calls_may_compile() -> None:
-    guard = Guard("compiles", replace(BUDGET, hang_s=0.02, first_hang_s=60.0), Clock())
+    guard = CircuitBreaker("compiles", replace(BUDGET, hang_s=0.02, first_hang_s=60.0), Clock())
     compiled = threading.Event()
     threading.Timer(0.2, compiled.set).start()
     assert guard.ask(compiled.wait) is True
@@ -133,7 +133,7 @@ def test_first_calls_may_compile() -> None:
 
 
 def test_calls_are_made_on_a_thread_that_ends_with_the_guard() -> None:
-    guard, here = Guard("of its own", BUDGET, Clock()), threading.get_ident()
+    guard, here = CircuitBreaker("of its own", BUDGET, Clock()), threading.get_ident()
     assert len({guard.ask(threading.get_ident) for _ in range(20)} - {here}) == 1
     (thread,) = threads_of("of its own")
     del guard
@@ -143,7 +143,7 @@ def test_calls_are_made_on_a_thread_that_ends_with_the_guard() -> None:
 
 
 def test_without_a_limit_calls_are_made_where_they_are_asked_for() -> None:
-    guard = Guard("unwatched", replace(BUDGET, hang_s=None), Clock())
+    guard = CircuitBreaker("unwatched", replace(BUDGET, hang_s=None), Clock())
     assert guard.ask(threading.get_ident) == threading.get_ident()
     assert guard.ask(broken) == Refused("RuntimeError")
     assert not threads_of("unwatched")

@@ -6,7 +6,7 @@ from tiny_model import WORKFLOWS, Tiny
 
 from presage.features.moment import COMPLETION, PREFILL
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.serving_hooks.forecasting.forecaster import Forecaster, Generations
+from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 
@@ -19,17 +19,17 @@ def version(tiny: Tiny, number: int, counts: OnlineCounts | None = None) -> Fore
     return Forecaster(predictor, number, lengths=lengths_of(tiny.store), lengths_version=number, back_off=counts)
 
 
-def begin(of: Generations | Forecaster, step: int, workflow_id: str = "w") -> LiveForecast:
+def begin(of: VersionedForecaster | Forecaster, step: int, workflow_id: str = "w") -> LiveForecast:
     row = STEPS[step]
     return of.on_prefill("retry", workflow_id, row["agent"], step=step, input_tokens=row["input_tokens"])
 
 
-def end(of: Generations | Forecaster, step: int, workflow_id: str = "w") -> LiveForecast:
+def end(of: VersionedForecaster | Forecaster, step: int, workflow_id: str = "w") -> LiveForecast:
     return of.on_completion("retry", workflow_id, output_tokens=STEPS[step].get("output_tokens", 7))
 
 
 def test_a_running_workflow_hears_what_it_would_have_heard_without_a_reload(tiny: Tiny) -> None:
-    alone, of = version(tiny, 1), Generations(version(tiny, 1))
+    alone, of = version(tiny, 1), VersionedForecaster(version(tiny, 1))
     for step in range(len(STEPS)):
         if step == 2:
             of.take_over(version(tiny, 2))
@@ -43,7 +43,7 @@ def test_a_running_workflow_hears_what_it_would_have_heard_without_a_reload(tiny
 
 def test_a_version_goes_when_its_last_workflow_has_ended(tiny: Tiny) -> None:
     counts = OnlineCounts()
-    of = Generations(version(tiny, 1, counts))
+    of = VersionedForecaster(version(tiny, 1, counts))
     begin(of, 0, "a"), begin(of, 0, "b")
     of.take_over(version(tiny, 2, counts))
     begin(of, 0, "c")
@@ -58,7 +58,7 @@ def test_a_version_goes_when_its_last_workflow_has_ended(tiny: Tiny) -> None:
 
 
 def test_of_versions_without_end_the_oldest_are_let_go_and_say_so(tiny: Tiny) -> None:
-    of = Generations(version(tiny, 1))
+    of = VersionedForecaster(version(tiny, 1))
     for number in range(12):
         begin(of, 0, f"w{number}")
         of.take_over(Forecaster(of.latest.predictor, number + 2))
@@ -70,7 +70,7 @@ def test_of_versions_without_end_the_oldest_are_let_go_and_say_so(tiny: Tiny) ->
 
 def test_what_counts_learn_is_learnt_once_whatever_the_version(tiny: Tiny) -> None:
     counts = OnlineCounts()
-    of = Generations(Forecaster(None, back_off=counts))
+    of = VersionedForecaster(Forecaster(None, back_off=counts))
     for number in range(6):
         for step in range(3):
             begin(of, step, f"w{number}"), end(of, step, f"w{number}")
@@ -85,7 +85,7 @@ def test_what_counts_learn_is_learnt_once_whatever_the_version(tiny: Tiny) -> No
 
 
 def test_states_projected_for_the_latest_are_for_the_latest_alone(tiny: Tiny) -> None:
-    of = Generations(version(tiny, 1))
+    of = VersionedForecaster(version(tiny, 1))
     of.await_states()
     old = begin(of, 0)
     of.take_over(version(tiny, 2))
