@@ -8,8 +8,16 @@ from typing import Any, Final
 from rich.table import Table
 
 from presage.cli.tables import table
-from presage.serving_hooks.vllm.metrics_read import each, errors, forecasts, left_out, missing_inputs, others, states
-from presage.serving_hooks.vllm.metrics_truth import accuracies
+from presage.serving_hooks.vllm.metrics_read import (
+    accuracies,
+    each,
+    errors,
+    forecasts,
+    left_out,
+    missing_inputs,
+    others,
+    states,
+)
 
 Engine = Mapping[str, Any]
 Rows = list[Sequence[str]]

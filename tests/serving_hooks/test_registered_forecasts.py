@@ -20,12 +20,12 @@ from presage.registry.package import register
 from presage.registry.promote import promote
 from presage.registry.verdict import Gate, Verdict
 from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.vllm.ask_registry import resolve_registry_uri
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import ReadsStates
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.metrics_read import missing_inputs
 from presage.serving_hooks.vllm.registered import AskedOnArrival, champions
-from presage.serving_hooks.vllm.where import where
 from presage.training.next_agent import fit_predictor
 
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
@@ -201,8 +201,8 @@ def test_an_artefact_of_another_schema_is_told_and_not_used(tiny: Tiny, tmp_path
 
 def test_the_settings_go_before_the_environment_and_that_before_the_working_directory(tmp_path: Path) -> None:
     named = {"MLFLOW_TRACKING_URI": "http://named"}
-    assert where(None, {}, tmp_path) is None
+    assert resolve_registry_uri(None, {}, tmp_path) is None
     (tmp_path / "mlflow.db").touch()
-    assert where(None, {}, tmp_path) == f"sqlite:///{tmp_path / 'mlflow.db'}"
-    assert where(None, named, tmp_path) == "http://named"
-    assert where("http://said", named, tmp_path) == "http://said"
+    assert resolve_registry_uri(None, {}, tmp_path) == f"sqlite:///{tmp_path / 'mlflow.db'}"
+    assert resolve_registry_uri(None, named, tmp_path) == "http://named"
+    assert resolve_registry_uri("http://said", named, tmp_path) == "http://said"

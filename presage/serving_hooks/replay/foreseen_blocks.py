@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from presage.serving_hooks.replay.foresight import NEVER, Foresight
-from presage.serving_hooks.vllm.switch import Switch
+from presage.serving_hooks.vllm.modes import Switch
 
 _A_PLACE_S: Final = 1e-6
 """How much later a block counts as due for each block before it in its prompt: less than times differ by."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from presage.serving_hooks.vllm.metadata import Step
-    from presage.serving_hooks.vllm.switch import Switch
+    from presage.serving_hooks.vllm.modes import Switch
 
 CHECK_S: Final = 5.0
 """Δt."""

@@ -14,8 +14,8 @@ from presage.serving_hooks.replay.stretches import StretchScheduler
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.scheduler import Policies
-from presage.serving_hooks.vllm.switch import Switch
 
 
 class HookedScheduler(Policies, StretchScheduler):
@@ -23,7 +23,7 @@ class HookedScheduler(Policies, StretchScheduler):
 
     def may_leap(self) -> bool:
         """Only an order of free blocks has nothing to do in an iteration in which requests only decode."""
-        return self._priorities is None and self._gate is None and self._prefetch is None
+        return self._priorities is None and self._admission_controller is None and self._prefetch is None
 
     def leaps(self) -> None:
         """What is left of an iteration then: workflows may have fallen silent, and forecasts that the one before has

@@ -14,24 +14,25 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision, Outlook
 from presage.serving_hooks.policies.throughput import Rates
-from presage.serving_hooks.policies.workload import Workload
-from presage.serving_hooks.vllm.admission_accounts import Account, Asked
-from presage.serving_hooks.vllm.admission_columns import Columns
-from presage.serving_hooks.vllm.admission_held import HeldTimes
-from presage.serving_hooks.vllm.admission_times import IterationTimes
+from presage.serving_hooks.policies.workload import IterationCosts, StepTimes, Workload
+from presage.serving_hooks.vllm.admission_accounts import Account, Asked, Columns
 from presage.serving_hooks.vllm.metadata import Step
-from presage.serving_hooks.vllm.modes import Mode
-from presage.serving_hooks.vllm.switch import Switch
+from presage.serving_hooks.vllm.modes import Mode, Switch
 
 logger = logging.getLogger(__name__)
+
+UP_TO_S: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+"""Upper bounds: from what a newcomer waits for the next decision to what `held_at_most_s` is if nothing is set."""
 
 EVERY_S: Final = 0.25
 AFTER_EVENT_S: Final = 0.05
@@ -39,6 +40,68 @@ _EACH_S: Final = 200e-6
 """Of a pause between two decisions for each workflow there is: deciding takes about one microsecond for each."""
 
 _LOG_EVERY_S: Final = 60.0
+_FIT_EVERY_S: Final = 2.0
+_UNDER_WAY: Final = 64
+"""Iterations: more than any pipeline is deep; one whose update never comes is forgotten."""
+
+
+class HeldTimes:
+    """Counts requests by the seconds they were held: each once, when it begins or its client gives it up.
+
+    Requests that were never held are not counted. One that is held, let in, and held again before its turn came counts
+    the seconds of both times, and none of those in between.
+    """
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(UP_TO_S) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, held_s: float) -> None:
+        """One request was held so many seconds; 0, and it was not held."""
+        if held_s > 0:
+            self._counts[bisect_left(UP_TO_S, held_s)] += 1
+            self._sum_s += held_s
+
+    def status(self) -> dict[str, Any]:
+        """Requests held for so many seconds or less, by Prometheus' names of the bounds, and all seconds together."""
+        bounds = [*map(str, UP_TO_S), "+Inf"]
+        return {"up_to_s": dict(zip(bounds, accumulate(self._counts), strict=True)), "sum_s": self._sum_s}
+
+
+class IterationTimes:
+    """Times of iterations, and what they cost.
+
+    An iteration begins when it is scheduled and is over when the scheduler is updated with its output. An engine that
+    schedules ahead has begun the next by then, so what counts is the time since the update before, where that came
+    later: the beat at which a busy engine completes iterations, whatever it overlaps. The first iteration after an idle
+    time counts from its own beginning. What vLLM does after an update is not seen where nothing overlaps it.
+    """
+
+    def __init__(self) -> None:
+        self._times = StepTimes()
+        self._under_way: deque[tuple[object, int, int, float]] = deque(maxlen=_UNDER_WAY)
+        self._updated_at = -math.inf
+        self._fit_at = -math.inf
+        self._costs: IterationCosts | None = None
+
+    def scheduled(self, output: object, decode_tokens: int, prefill_tokens: int, began_at: float) -> None:
+        """An iteration is scheduled, which the engine will compute."""
+        self._under_way.append((output, decode_tokens, prefill_tokens, began_at))
+
+    def updated(self, output: object, now: float) -> None:
+        """The output of an iteration has come. Iterations come in order."""
+        while self._under_way:
+            known, decode_tokens, prefill_tokens, began_at = self._under_way.popleft()
+            if known is output:
+                self._times.observe(decode_tokens, prefill_tokens, now - max(began_at, self._updated_at))
+                break
+        self._updated_at = now
+
+    def costs(self, now: float) -> IterationCosts | None:
+        """What iterations cost, fitted anew every few seconds; as last fitted, while too few prefill to say anew."""
+        if now >= self._fit_at:
+            self._fit_at, self._costs = now + _FIT_EVERY_S, self._times.fit() or self._costs
+        return self._costs
 
 
 class _Decided(NamedTuple):
@@ -49,7 +112,7 @@ class _Decided(NamedTuple):
     everybody: Outlook
 
 
-class Gate:
+class AdmissionController:
     """Who is held.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -16,7 +16,14 @@ from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
+
+ModeName = Literal["off", "shadow", "on"]
+PolicyName = Literal["priority", "eviction", "admission", "prefetch"]
+
+ADMIN_KEY_VARIABLE: Final = "PRESAGE_ADMIN_KEY"
+"""Environment variable with the key, unless a setting names another."""
+ADMIN_KEY_HEADER: Final = "X-Presage-Admin-Key"
+
 
 # YAML reads `on` and `off` as true and false, and means the words.
 Word = Annotated[
@@ -261,3 +268,31 @@ def _said(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{where} is missing"
     return f"{where} is {problem['input']!r:.60}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def counted_from_1(layer: int | None, layers: int) -> int | None:
+    """The layer whose hidden states are tapped, as recordings and predictors keep it.
+
+    PBKV takes states after the final norm and finds in its appendix C.3 that the best layer depends on the model and on
+    the application. Layers count as Hugging Face's `output_hidden_states` and PBKV count them: 1 is the first
+    transformer layer, and a state is the residual stream behind it. After the last layer it has not been through the
+    final norm yet.
+
+    Args:
+        layer: the setting `state_layer`; negative numbers count from the end.
+        layers: transformer layers of the served model.
+
+    Returns:
+        1..layers; None for the states after the final norm.
+
+    Raises:
+        ConfigurationError: the model has no such layer.
+    """
+    if layer is None:
+        return None
+    if not 1 <= abs(layer) <= layers:
+        raise ConfigurationError(
+            f"presage.state_layer is {layer}; this model has {layers} transformer layers: give 1 to {layers}, or -1 to "
+            f"-{layers} from the end, or leave it out for the states after the final norm"
+        )
+    return layer if layer > 0 else layers + 1 + layer

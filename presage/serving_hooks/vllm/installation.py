@@ -13,10 +13,10 @@ from typing import Any, Final, Literal
 
 from presage.serving_hooks.forecasting.sources import Held
 from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.ask_registry import open_existing, resolve_registry_uri
 from presage.serving_hooks.vllm.command import ENDPOINTS, PLUGIN, SCHEDULER
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
 from presage.serving_hooks.vllm.registered import predictors, told
-from presage.serving_hooks.vllm.where import open_existing, where
 
 GENERAL: Final = "vllm.general_plugins"
 
@@ -96,7 +96,7 @@ def _scheduling() -> Finding:
 
 
 def _registry(config: PresageConfig) -> list[Finding]:
-    uri = where(config.registry)
+    uri = resolve_registry_uri(config.registry)
     if uri is None:
         answers = Finding("registry", "less", "none, and none is needed: counts learnt online answer after a while")
     else:

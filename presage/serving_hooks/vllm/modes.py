@@ -8,26 +8,95 @@ A policy that acts for no workflow type leaves vLLM's own order alone: its own q
 acts for some types, the others stand in the same order as requests nobody knows anything of: without a place of their
 own they would starve, or starve others.
 
-What is said of a policy or of a workflow type goes before what is said of everything; of both the lower; of the two
-together before all. What is said of everything takes back all that was said before: so one word switches all off.
+A policy or type setting overrides the default; if both are set, the stricter wins; a setting of the two together
+overrides all. Setting the default clears all other settings: so one word switches all off.
 
-A workflow type whose forecasts have not shown enough (evidence.py) is in shadow at most.
+A workflow type whose forecasts have not shown enough (`Evidence`) is in shadow at most. A policy that fails is off from
+then on, and the engine goes on without it (`Switch`).
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import traceback
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, Final, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from presage.errors import ConfigurationError
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.names import unscoped
+from presage.serving_hooks.truth.detector import SHARES
+from presage.serving_hooks.truth.following import Following
+from presage.serving_hooks.truth.outcomes import Followed, Tally, model_of
+from presage.serving_hooks.vllm.config import PolicyName
 from presage.serving_hooks.vllm.metadata import MAX_NAME
-from presage.serving_hooks.vllm.mode_names import PolicyName
+
+logger = logging.getLogger(__name__)
 
 POLICIES: Final[tuple[str, ...]] = get_args(PolicyName)
 
 MOST_RULES: Final = 1000
+
+TOLERANCE: Final = 0.1
+RISK: Final = 0.05
+MOST: Final = 1000
+"""Pairs of workflow type and model."""
+
+_LIMIT: Final = (1 - TOLERANCE) / 2
+_BETS: Final[NDArray[np.float64]] = np.array(SHARES) / _LIMIT
+
+
+class Switch:
+    """Whether one policy is on. It is on until it fails; then it is off, and the engine goes on without it.
+
+    A request must never suffer from our mistakes, and a policy that has failed once may hold half of a thought: so it
+    is not tried again. The log names the kind of error and where it came from, never its message, which might repeat a
+    prompt.
+
+    Args:
+        name: of the policy.
+        counts: where a failure is counted, as "name: kind of error".
+        takes: switches of what cannot do without it.
+
+    Attributes:
+        on: it has not failed.
+        reason: the kind of error that switched it off.
+    """
+
+    __slots__ = ("_counts", "_takes", "name", "on", "reason")
+
+    def __init__(self, name: str, counts: Counter[str], takes: tuple[Switch, ...] = ()) -> None:
+        self.name = name
+        self.on = True
+        self.reason: str | None = None
+        self._counts = counts
+        self._takes = takes
+
+    def attempt(self, do: Callable[..., object], *args: Any) -> None:
+        """Calls `do`, if it is on; an exception switches it off and goes no further."""
+        if self.on:
+            try:
+                do(*args)
+            except Exception as error:
+                self.off(error)
+
+    def off(self, error: Exception) -> None:
+        """It has failed."""
+        self._counts[f"{self.name}: {type(error).__name__}"] += 1
+        if not self.on:
+            return
+        self.on, self.reason = False, type(error).__name__
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].name}, line {frames[-1].lineno}" if frames else "unknown place"
+        logger.error("%s is off from here on: %s in %s; vLLM goes on without it", self.name, self.reason, where)
+        for other in self._takes:
+            other.off(error)
 
 
 class Mode(IntEnum):
@@ -159,3 +228,118 @@ class Modes:
         if one is None:
             return rules[None, None] if other is None else other
         return one if other is None else min(one, other)
+
+
+class _Shown:
+    """Of one type and model: workflows, the logarithms of the bets' worth, and whether it suffices."""
+
+    __slots__ = ("suffices", "workflows", "worth")
+
+    def __init__(self) -> None:
+        self.workflows, self.suffices = 0, False
+        self.worth: NDArray[np.float64] = np.zeros(len(_BETS))
+
+    def add(self, surplus: float) -> None:
+        self.workflows += 1
+        self.worth += np.log1p(_BETS * ((1 + surplus) / 2 - _LIMIT))
+
+    def odds(self) -> float:
+        """W_n."""
+        return float(np.exp(np.minimum(self.worth, 600.0)).mean())
+
+
+class Evidence:
+    """Whether the forecasts of a workflow type have shown enough to be acted on: the shadow that a new type begins in.
+
+    Pythia (§5) lets a new workflow or version run on the reactive fallback, and profiles it in the background, until
+    "safe statistical confidence intervals are established"; which intervals, and how safe, it leaves open. Here the
+    rule is:
+
+        after at least `least` workflows of a type, once it is shown that the forecasts of one model, one step ahead,
+        are right at most `TOLERANCE` less often than they say themselves; false with a probability of at most `RISK`.
+
+    Calibration and not accuracy, because decisions take probabilities at their word: a forecast that knows little and
+    says so changes little, one that is sure and wrong evicts the blocks that are needed.
+
+    A workflow gives one number, the mean over its forecasts of (right − probability of the likeliest outcome), so that
+    steps of one workflow, which depend on each other, are not counted as many. With x = (1 + that) / 2 in [0, 1] and
+    m = (1 − TOLERANCE) / 2, a bet that the mean of x is above m,
+
+        W_n = mean over λ of Π_t (1 + λ (x_t − m)),   0 ≤ λ < 1/m
+
+    has a mean of at most 1 as long as it is not (Waudby-Smith & Ramdas, 2024, §4), so it ever reaches 1 / RISK with a
+    probability of at most RISK (Ville), however often one looks. What it asks is that one workflow does not tell of the
+    next. The bets are those of truth/detector.py.
+
+    What suffices is a type and a model, "version 3" or the counts: another version begins in shadow again. A new
+    version of an application does where its type has another name. What happens later to a type that suffices is the
+    drift alarm's business. Types beyond `MOST` make room, first those that have shown least: names come with requests.
+
+    Args:
+        least: workflows that a type and model must have, however good they are.
+        changed: called when a type suffices that did not.
+
+    Attributes:
+        following: is told of forecasts, and tells `followed`.
+    """
+
+    def __init__(self, least: int, changed: Callable[[], None]) -> None:
+        self.following = Following(self.followed, horizon=1)
+        self._least, self._changed = least, changed
+        self._shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
+        self._asked: OrderedDict[str, str] = OrderedDict()
+        self._sufficing = 0
+
+    def suffices(self, workflow_type: str | None) -> bool:
+        """Whether the model that forecast last for a type has shown enough; None: any model for any type."""
+        if workflow_type is None:
+            return self._sufficing > 0
+        shown = self._shown.get((workflow_type, self._asked.get(workflow_type, "")))
+        return shown is not None and shown.suffices
+
+    def forecast(self, workflow_type: str, forecast: LiveForecast) -> None:
+        """A forecast was made: by this model the type is judged from now on. One that says nothing is none."""
+        if len(forecast.probabilities):
+            self._asked[workflow_type] = model_of(forecast.source, forecast.version, forecast.reason)
+            self._asked.move_to_end(workflow_type)
+            if len(self._asked) > MOST:
+                self._asked.popitem(last=False)
+
+    def followed(self, workflow: Followed) -> None:
+        """A workflow is over."""
+        for model, tally in workflow.next_agent.items():
+            surplus = _surplus(tally)
+            if surplus is None:
+                continue
+            key = (workflow.workflow_type, model)
+            shown = self._shown.setdefault(key, _Shown())
+            self._shown.move_to_end(key)
+            shown.add(surplus)
+            if not shown.suffices and shown.workflows >= self._least and shown.odds() >= 1 / RISK:
+                shown.suffices = True
+                self._sufficing += 1
+                self._changed()
+        while len(self._shown) > MOST:
+            self._make_room()
+
+    def status(self) -> dict[str, Any]:
+        """Of each type and model: workflows, odds (at 1 / RISK they are enough), and whether it suffices."""
+        return {
+            name: {
+                model: {"workflows": shown.workflows, "odds": round(shown.odds(), 3), "suffices": shown.suffices}
+                for (of, model), shown in self._shown.items()
+                if of == name
+            }
+            for name in dict.fromkeys(of for of, _ in self._shown)
+        }
+
+    def _make_room(self) -> None:
+        key = next((key for key, shown in self._shown.items() if not shown.suffices), next(iter(self._shown)))
+        self._sufficing -= self._shown.pop(key).suffices
+
+
+def _surplus(tally: Tally) -> float | None:
+    """Mean of (right − probability said) over a workflow's forecasts of the next step; None where none was judged."""
+    positions, sure, right = (float(of) for of in tally.sums[:3, :, 0].sum(axis=(1, 2), dtype=np.float64))
+    surplus = (right - sure) / positions if positions else math.nan
+    return min(1.0, max(-1.0, surplus)) if math.isfinite(surplus) else None

@@ -17,7 +17,7 @@ from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.protocol import NoRecorder, Records, start
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.metadata import Step
-from presage.serving_hooks.vllm.switch import Switch
+from presage.serving_hooks.vllm.modes import Switch
 
 
 class Observing:

@@ -1,4 +1,4 @@
-"""The end of a workflow, said over HTTP, for clients that learn of it only after their last request.
+"""The HTTP routes of the hooks: a workflow's end, the status, explanations, and how far policies go.
 
 Two plugins by the name `presage`, for vLLM keeps the two apart: one adds methods to the engine's core, the other adds
 the routes that call them. vLLM loads routes only where `VLLM_PLUGINS=presage` names them; without them a workflow
@@ -6,27 +6,121 @@ still ends by `workflow_end` on its last request, or by its time to live.
 
     POST /v1/workflows/r1/end?workflow_type=review   ->  {"ended": true}
     GET  /v1/workflows/status                        ->  {"engines": [...]}
-    GET  /metrics                                    ->  vLLM's own, and ours behind them (metrics_scrape.py)
+    GET  /metrics                                    ->  vLLM's own, and ours behind them (metrics.py)
     GET  /v1/workflows/r1/explain?workflow_type=review  ->  {"engines": [...]}, of those that know it
 
 The type may also stand in the body, `{"workflow_type": "review"}`; without one it is that of requests that give none.
+
+Routes that change how an engine works exist where an admin key is set, and ask for it:
+
+    POST /v1/workflows/mode   {"mode": "off", "policy": "eviction", "workflow_type": "review"}
+    GET  /v1/workflows/mode   ->  {"engines": [...]}
+
+The key comes in the header `ADMIN_KEY_HEADER`; vLLM's own API key, where there is one, is asked for before it. The
+answers: 404 no admin key is set, 401 none was sent, 403 it is another one.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
-from typing import Annotated, Any
+import os
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, HTTPException, Path, Query
+from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from presage.errors import ConfigurationError
 from presage.serving_hooks.forecasting.names import scoped
-from presage.serving_hooks.vllm import admin, compat
+from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.config import ADMIN_KEY_HEADER, ModeName, PolicyName, read_config
 from presage.serving_hooks.vllm.metadata import MAX_NAME
-from presage.serving_hooks.vllm.metrics_scrape import Appended, Asked
+from presage.serving_hooks.vllm.metrics import Appended, Asked
 from presage.serving_hooks.vllm.tenants import NotesTenant, Tenants, keys_of, mark, tenant
 
 logger = logging.getLogger(__name__)
+
+
+SHORTEST_KEY: Final = 16
+
+Call = Callable[..., Any]
+"""Calls a method of every engine behind the server; awaited."""
+
+
+class ModeSaid(BaseModel):
+    """How far policies are to go."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mode: ModeName
+    policy: PolicyName | None = None
+    workflow_type: str | None = Field(None, max_length=MAX_NAME)
+
+
+def admin_key(args: Any, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The admin key of a server; None where none is set.
+
+    Args:
+        args: of vLLM's server; its `additional_config` may name another variable.
+        environment: where the key is.
+
+    Raises:
+        ConfigurationError: it is too short to be one, or the settings are no good.
+    """
+    name = read_config(getattr(args, "additional_config", None)).admin_key_variable
+    key = environment.get(name)
+    if key and len(key) < SHORTEST_KEY:
+        raise ConfigurationError(f"{name} has {len(key)} characters; give {SHORTEST_KEY} or more, or unset it")
+    return key or None
+
+
+def add_admin_routes(app: FastAPI, key: str, call: Call) -> None:
+    """Adds the routes.
+
+    Args:
+        app: of the server.
+        key: that is asked for.
+        call: reaches the engines.
+    """
+    wanted = sha256(key.encode()).digest()
+
+    def door(sent: Annotated[str | None, Header(alias=ADMIN_KEY_HEADER)] = None) -> None:
+        if sent is None:
+            raise HTTPException(401, f"send the admin key in the header {ADMIN_KEY_HEADER}")
+        if not hmac.compare_digest(sha256(sent.encode()).digest(), wanted):
+            raise HTTPException(403, "this is not the admin key")
+
+    async def say(said: ModeSaid) -> dict[str, list[Any]]:
+        answers = await call("presage_set_mode", said.mode, said.policy, said.workflow_type)
+        refused = [answer["refused"] for answer in answers if "refused" in answer]
+        if refused:
+            raise HTTPException(400, refused[0])
+        return {"engines": answers}
+
+    async def tell() -> dict[str, list[Any]]:
+        return {"engines": await call("presage_modes")}
+
+    behind = [Depends(door)]
+    app.add_api_route("/v1/workflows/mode", say, methods=["POST"], dependencies=behind)
+    app.add_api_route("/v1/workflows/mode", tell, methods=["GET"], dependencies=behind)
+
+
+def set_mode(core: Any, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
+    """Tells the scheduler of an engine's core how far policies go; another scheduler says nothing."""
+    scheduler = core.scheduler
+    if not hasattr(scheduler, "set_mode"):
+        return {}
+    try:
+        return dict(scheduler.set_mode(mode, policy, workflow_type))
+    except ConfigurationError as error:
+        return {"refused": str(error)}
+
+
+def modes(core: Any) -> dict[str, Any]:
+    """How far the policies of an engine's core go."""
+    return dict(core.scheduler.modes()) if hasattr(core.scheduler, "modes") else {}
 
 
 def workflow_ended(core: Any, workflow_type: str, workflow_id: str) -> bool:
@@ -58,8 +152,8 @@ def register() -> None:
                 "presage_workflow_ended": workflow_ended,
                 "presage_status": status,
                 "presage_explain": explain,
-                "presage_set_mode": admin.set_mode,
-                "presage_modes": admin.modes,
+                "presage_set_mode": set_mode,
+                "presage_modes": modes,
             }
         )
     except Exception as error:
@@ -91,9 +185,9 @@ class WorkflowRoutes:
         """Adds the routes, and what tells clients apart."""
         args = getattr(app.state, "args", None)
         app.add_middleware(NotesTenant, tenants=Tenants(keys_of(args)))
-        key = admin.admin_key(args)
+        key = admin_key(args)
         if key is not None:
-            admin.add_admin_routes(app, key, self._call)
+            add_admin_routes(app, key, self._call)
 
         async def end(workflow_id: Id, workflow_type: Type = None, body: WorkflowEnd | None = None) -> dict[str, bool]:
             said = {name for name in (workflow_type, body.workflow_type if body else None) if name is not None}

@@ -23,18 +23,129 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from presage.serving_hooks.policies.prefetch import Engine, Prefetch, PrefetchConfig
 from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.metadata import Step
-from presage.serving_hooks.vllm.modes import Mode
-from presage.serving_hooks.vllm.prefetch_pace import Pace
+from presage.serving_hooks.vllm.modes import Mode, Switch
 from presage.serving_hooks.vllm.prefetch_prompts import Prompt, Prompts
-from presage.serving_hooks.vllm.prefetch_yield import Yield
-from presage.serving_hooks.vllm.switch import Switch
+
+_WINDOW: Final = 64
+"""Steps after which the older ones fade in a mean."""
+
+Held = Callable[[int], object]
+"""What vLLM calls the contents of a block; None for nothing the cache knows."""
+
+
+class Yield:
+    """What came of the blocks fetched ahead: found by a step of a client, or evicted before.
+
+    A block is known by what it holds, so one that was evicted in between is not taken for the one that was fetched.
+
+    Args:
+        held: of a block id.
+
+    Attributes:
+        fetched, used: blocks.
+    """
+
+    def __init__(self, held: Held) -> None:
+        self.fetched = self.used = 0
+        self._held = held
+        self._open: dict[int, object] = {}
+        self._wasted = 0
+
+    def add(self, blocks: Iterable[int]) -> None:
+        """These were fetched just now."""
+        for block in blocks:
+            self._wasted += block in self._open
+            self._open[block] = self._held(block)
+            self.fetched += 1
+
+    def found(self, blocks: Iterable[int]) -> None:
+        """A step of a client found these."""
+        for block in blocks:
+            if block in self._open:
+                as_fetched = self._open.pop(block) == self._held(block)
+                self.used += as_fetched
+                self._wasted += not as_fetched
+
+    def wasted(self) -> int:
+        """Blocks given up before anybody asked for them. Costs O(blocks not yet asked for)."""
+        gone = [block for block, held in self._open.items() if held != self._held(block)]
+        for block in gone:
+            del self._open[block]
+        self._wasted += len(gone)
+        return self._wasted
+
+
+class _Mean:
+    """A running mean; None before the first number."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self._seen = 0
+
+    def add(self, number: float) -> None:
+        self._seen = min(self._seen + 1, _WINDOW)
+        before = self.value or 0.0
+        self.value = before + (number - before) / self._seen
+
+
+class Pace:
+    """Seconds of a decode step and prompt tokens prefilled a second: running means, by the caller's clock.
+
+    A step lasts from when it was scheduled, or the one before it was done if that was later, to when its output is
+    there. Steps that fetch ahead are left out: the means are of what the engine does for clients.
+
+    Args:
+        clock: seconds, rising.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._under_way: dict[int, tuple[float, int, bool]] = {}
+        self._done_at = 0.0
+        self._decode, self._tokens, self._seconds = _Mean(), _Mean(), _Mean()
+
+    def scheduled(self, step: int, prefilled: int, counts: bool) -> None:
+        """A step is on its way.
+
+        Args:
+            step: its name.
+            prefilled: prompt tokens in it.
+            counts: it decodes or prefills for clients, and nothing else.
+        """
+        self._under_way[step] = self._clock(), prefilled, counts
+
+    def done(self, step: int) -> None:
+        """The output of a step is there. No error for a step nobody named."""
+        now = self._clock()
+        at, prefilled, counts = self._under_way.pop(step, (now, 0, False))
+        if counts:
+            self._add(prefilled, now - max(at, self._done_at))
+        self._done_at = now
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a decode step; 0 while none is known, so that nothing fits into it."""
+        return self._decode.value or 0.0
+
+    @property
+    def prefilled_per_s(self) -> float:
+        """Prompt tokens a second, of steps that prefill; 0 while none is known."""
+        tokens, seconds = self._tokens.value, self._seconds.value
+        return tokens / seconds if tokens and seconds else 0.0
+
+    def _add(self, prefilled: int, seconds: float) -> None:
+        if prefilled:
+            self._tokens.add(prefilled)
+            self._seconds.add(seconds)
+        else:
+            self._decode.add(seconds)
 
 
 class _Internal(NamedTuple):

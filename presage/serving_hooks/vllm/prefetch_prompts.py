@@ -1,22 +1,37 @@
 """Which prompts are likely to come next, are known for certain, and are not in the cache.
 
+Three parts. `Conversations` remembers what each agent of each workflow was last asked and answered; `Habits` counts how
+the next prompt of an agent begins; `Prompts` puts both behind the forecasts and says what is worth fetching now.
+
 A workflow is due from a new forecast on, until everything worth fetching for it is cached, or cannot be. So the work of
 one iteration is bounded, and so is the number of iterations between two forecasts that find something to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.serving_hooks.policies.eviction import MOST_AGENTS, PRIOR_BLOCKS
 from presage.serving_hooks.policies.prefetch import Candidate
 from presage.serving_hooks.policies.score import UNIT, Lookahead
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.metadata import Step
-from presage.serving_hooks.vllm.prefetch_habits import Beginning, Habits
-from presage.serving_hooks.vllm.prefetch_memory import Conversation, Conversations
+
+ENTRY: Final = 2048
+"""Bytes counted for a conversation beside its tokens and hashes: names of up to 256 characters, and tables."""
+
+CERTAIN: Final = 0.9
+"""Share of blocks that came again, from which on a conversation counts as the beginning of the next prompt."""
+
+_FRESH: Final = ((0, PRIOR_BLOCKS),) * 4
+"""(blocks that came again, blocks there were) of: own prompt, own output, latest prompt, latest output."""
 
 _MOST_VALUED: Final = 16
 """Workflows whose next prompts are valued in one iteration."""
@@ -26,6 +41,206 @@ _MOST_LOOKED_UP: Final = 8
 
 _LEAST_CHANCE: Final = 0.01
 """An agent less likely than this is not thought of, though the values of several that share a prompt add up."""
+
+Key = tuple[str, str]
+"""A workflow, and an agent of it."""
+
+
+class Conversation:
+    """The prompt and the output of one completed request, in whole blocks.
+
+    Kept are its token ids, the hashes vLLM gave their blocks, and what it was salted with; nothing else of the request.
+    Hashes are kept, not computed again: they say whether a block is in the cache, and they hold whatever else vLLM put
+    into them.
+
+    Args:
+        tokens: ids of the prompt and the output.
+        hashes: of its whole blocks, all of one length.
+        prompt_tokens: how many of the tokens are the prompt's.
+        block: tokens of a block.
+        salt: vLLM's `cache_salt` of the request.
+
+    Attributes:
+        tokens: int32 [blocks · block].
+        prompt_blocks: whole blocks of the prompt.
+        stem: first blocks of the prompt that the agent's conversation before began with too.
+    """
+
+    __slots__ = ("_hashes", "_width", "prompt_blocks", "salt", "stem", "tokens")
+
+    def __init__(
+        self, tokens: Sequence[int], hashes: Sequence[bytes], prompt_tokens: int, block: int, salt: str | None
+    ) -> None:
+        blocks = min(len(hashes), len(tokens) // block)
+        self.tokens: NDArray[np.int32] = np.array(tokens[: blocks * block], np.int32)
+        self._hashes = b"".join(hashes[:blocks])
+        self._width = len(hashes[0]) if blocks else 1
+        self.prompt_blocks = min(blocks, prompt_tokens // block)
+        self.salt = salt
+        self.stem = 0
+
+    def __len__(self) -> int:
+        """Blocks."""
+        return len(self._hashes) // self._width
+
+    @property
+    def size(self) -> int:
+        """Bytes it counts for."""
+        return self.tokens.nbytes + len(self._hashes) + ENTRY
+
+    def hashes(self, blocks: int) -> list[bytes]:
+        """Of its first blocks."""
+        width = self._width
+        return [self._hashes[i : i + width] for i in range(0, blocks * width, width)]
+
+    def common(self, hashes: Sequence[bytes]) -> int:
+        """First blocks it shares with a prompt of these hashes. A hash stands for all before it, so bisection finds it.
+
+        Costs O(log blocks).
+        """
+        low, high, width = 0, min(len(self), len(hashes)), self._width
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._hashes[(middle - 1) * width : middle * width] == hashes[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+class Conversations:
+    """The last conversation of each agent of each workflow, the least recently used first.
+
+    Bounded: 4 bytes a token, the width of a hash a block (32 bytes with SHA-256), and `ENTRY` for what stands around
+    them. The least recently used is dropped first. Texts are not kept, and nothing is written anywhere.
+
+    Args:
+        most_bytes: of all of them.
+
+    Attributes:
+        bytes: of those there are; never above `most_bytes`.
+        dropped: those that had to make room.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.bytes = self.dropped = 0
+        self._kept: OrderedDict[Key, Conversation] = OrderedDict()
+        self._agents: dict[str, dict[str, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, workflow: str, agent: str, conversation: Conversation) -> None:
+        """The last conversation of an agent, in place of the one before; it is the latest of the workflow."""
+        before = self._drop((workflow, agent))
+        if before is not None:
+            conversation.stem = before.common(conversation.hashes(conversation.prompt_blocks))
+        if conversation.size > self.most_bytes:
+            return
+        self._kept[workflow, agent] = conversation
+        self._agents.setdefault(workflow, {})[agent] = None
+        self.bytes += conversation.size
+        while self.bytes > self.most_bytes:
+            self._drop(next(iter(self._kept)))
+            self.dropped += 1
+
+    def own(self, workflow: str, agent: str) -> Conversation | None:
+        """The agent's last one."""
+        found = self._kept.get((workflow, agent))
+        if found is not None:
+            self._kept.move_to_end((workflow, agent))
+        return found
+
+    def latest(self, workflow: str) -> Conversation | None:
+        """The last one of the workflow, whoever had it."""
+        agent = next(reversed(self._agents.get(workflow, {})), None)
+        return None if agent is None else self.own(workflow, agent)
+
+    def end(self, workflow: str) -> None:
+        """The workflow has ended; no error if it is not there."""
+        for agent in list(self._agents.get(workflow, ())):
+            self._drop((workflow, agent))
+
+    def __contains__(self, workflow: str) -> bool:
+        return workflow in self._agents
+
+    def _drop(self, key: Key) -> Conversation | None:
+        found = self._kept.pop(key, None)
+        if found is None:
+            return None
+        self.bytes -= found.size
+        workflow, agent = key
+        agents = self._agents[workflow]
+        del agents[agent]
+        if not agents:
+            del self._agents[workflow]
+        return found
+
+
+Beginning = tuple[Conversation, int]
+"""The first blocks of a conversation."""
+
+
+class Habits:
+    """How the next prompt of an agent begins: counted, a workflow type and an agent at a time.
+
+    A prompt can begin as the agent's own last one did, or, where prompts begin with the common history, as the latest
+    of the workflow, whoever had it; and with or without what was answered there. Which of these holds is for the
+    application to decide, so each time a step arrives, its prompt is compared with what there was, block by block. What
+    has held for nearly all blocks counts as certain; nothing else is fetched but the first blocks an agent was asked
+    twice in a row. Counts halve at 2**16 blocks: applications change.
+    """
+
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
+        self._counts: dict[tuple[str, str], tuple[tuple[int, int], ...]] = {}
+
+    def arrives(self, workflow_type: str, workflow: str, agent: str, hashes: Sequence[bytes]) -> None:
+        """A step has come, with a prompt whose whole blocks have these hashes."""
+        own, latest = self._conversations.own(workflow, agent), self._conversations.latest(workflow)
+        if latest is None:
+            return
+        key = workflow_type, agent
+        counts = self._counts.get(key)
+        if counts is None:
+            if len(self._counts) == MOST_AGENTS:
+                return
+            counts = _FRESH
+        seen = (*_compared(own, hashes), *_compared(latest, hashes))
+        self._counts[key] = tuple(_added(*pair) for pair in zip(counts, seen, strict=True))
+
+    def next_prompt(self, workflow_type: str, workflow: str, agent: str) -> Beginning | None:
+        """A conversation and how many of its first blocks the agent's next prompt in this workflow will begin with."""
+        own, latest = self._conversations.own(workflow, agent), self._conversations.latest(workflow)
+        counts = self._counts.get((workflow_type, agent), _FRESH)
+        own_prompt, own_output, latest_prompt, latest_output = (again >= CERTAIN * there for again, there in counts)
+        options: list[Beginning] = []
+        if own is not None:
+            options.append((own, _known(own, own_prompt, own_output) or own.stem))
+        if latest is not None:
+            options.append((latest, _known(latest, latest_prompt, latest_output)))
+        best = max(options, key=lambda option: option[1], default=None)
+        return best if best is not None and best[1] else None
+
+
+def _known(conversation: Conversation, prompt: bool, output: bool) -> int:
+    """Blocks that will come again, if its prompt does, and its output."""
+    return (len(conversation) if output else conversation.prompt_blocks) if prompt else 0
+
+
+def _compared(conversation: Conversation | None, hashes: Sequence[bytes]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(blocks that came again, blocks that could have) of its prompt, and of its output."""
+    if conversation is None:
+        return (0, 0), (0, 0)
+    common, prompt = conversation.common(hashes), conversation.prompt_blocks
+    whole = common >= prompt  # where the prompt did not come again, nothing is learnt of the output
+    return (min(common, prompt), prompt), (common - prompt, len(conversation) - prompt) if whole else (0, 0)
+
+
+def _added(count: tuple[int, int], seen: tuple[int, int]) -> tuple[int, int]:
+    touched, there = count[0] + seen[0], count[1] + seen[1]
+    return (touched // 2, there // 2) if there >= 2**16 else (touched, there)
 
 
 class Prompt(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from presage.serving_hooks.policies.priority import PriorityConfig, ShortestTotalJobFirst, vllm_priority
-from presage.serving_hooks.vllm.switch import Switch
+from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.waiting import Order
 
 _CLASS: Final = 2**64

@@ -35,12 +35,11 @@ from presage.serving_hooks.truth.drift import Drift
 from presage.serving_hooks.truth.live_accuracy import LiveAccuracy
 from presage.serving_hooks.truth.promoted_file import merged
 from presage.serving_hooks.truth.truth import Truth
-from presage.serving_hooks.vllm.ask_registry import AskRegistry
+from presage.serving_hooks.vllm.ask_registry import AskRegistry, open_existing, resolve_registry_uri
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.reload import Reload, by_kind
-from presage.serving_hooks.vllm.where import open_existing, where
 from presage.serving_hooks.vllm.workflows import MOST_WORKFLOWS
 
 _MOST_EARLY: Final = 64
@@ -170,7 +169,7 @@ class Champions:
         self._reload: Reload | None = None
         if config.reload_s is not None:
             warm()  # an engine that has no model yet gets one while it serves
-            self._reload = Reload(found, AskRegistry(partial(where, config.registry)), config.reload_s)
+            self._reload = Reload(found, AskRegistry(partial(resolve_registry_uri, config.registry)), config.reload_s)
         self._tell(found)
 
     def start(self) -> None:
@@ -280,7 +279,7 @@ def champions(config: PresageConfig, served_model: str | None = None, state_laye
 
 def predictors(config: PresageConfig) -> Predictors:
     """The models that the settings name, each with the reason where there is none. Says to the log what is missing."""
-    uri = where(config.registry)
+    uri = resolve_registry_uri(config.registry)
     registry: Registry | None = None
     without = NO_REGISTRY
     if uri is not None:

@@ -34,7 +34,7 @@ from typing import IO, Any, Final
 from presage.errors import RegistryError, why
 from presage.registry.connect import Registry
 from presage.registry.resolve import current_aliases, parse
-from presage.serving_hooks.vllm.where import open_existing
+from presage.serving_hooks.vllm.ask_registry import open_existing
 
 _NICE: Final = 5
 """The engine goes first, but a machine that is always busy must not keep versions from being tried."""

@@ -20,26 +20,21 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
+from presage.serving_hooks.forecasting.names import scoped, tenant_of
 from presage.serving_hooks.vllm import compat
-from presage.serving_hooks.vllm.admission import Gate
+from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
-from presage.serving_hooks.vllm.config import PresageConfig, read_config
-from presage.serving_hooks.vllm.evidence import Evidence
-from presage.serving_hooks.vllm.explain import LastForecasts
+from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
+from presage.serving_hooks.vllm.explain import LastForecasts, plain, reasons
 from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
-from presage.serving_hooks.vllm.going import GoesAsFar
-from presage.serving_hooks.vllm.metadata import Step, read
-from presage.serving_hooks.vllm.modes import Mode, Modes
+from presage.serving_hooks.vllm.metadata import Step, read, workflow_key
+from presage.serving_hooks.vllm.modes import POLICIES, Evidence, Mode, Modes, Switch
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
-from presage.serving_hooks.vllm.shadow_order import ShadowOrder
 from presage.serving_hooks.vllm.step_times_file import TimedSteps
-from presage.serving_hooks.vllm.switch import Switch
-from presage.serving_hooks.vllm.tap.layer import counted_from_1
 from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
-from presage.serving_hooks.vllm.tiers import Tiers
-from presage.serving_hooks.vllm.waiting import WaitingQueue, nobody
+from presage.serving_hooks.vllm.waiting import ShadowOrder, WaitingQueue, nobody
 from presage.serving_hooks.vllm.workflows import Workflows
 
 compat.check()
@@ -50,7 +45,7 @@ from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 logger = logging.getLogger(__name__)
 
 
-class Policies(GoesAsFar, compat.SchedulerSeam):
+class Policies(compat.SchedulerSeam):
     """Goes before a vLLM scheduler class.
 
     Raises:
@@ -77,11 +72,12 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         self._unnoted: tuple[Any, float] | None = None
         self._prepared = False
         self._counts: Counter[str] = Counter()
-        self._tiers = Tiers()
+        # Of steps that have begun: all tokens of their prompts, and those that need not be computed by where they were.
+        self._prompt_tokens = {"tokens": 0, "local_tokens": 0, "external_tokens": 0}
         self._workflows = Workflows(
             forecasts, config.score_settings(), config.time_to_live_s, self._counts, type(self).clock
         )
-        self._evidence = Evidence(config.evidence, self._suffices) if config.evidence else None
+        self._evidence = Evidence(config.evidence, lambda: self._modes.changed()) if config.evidence else None
         self._workflows.evidence = self._evidence
         self._workflows.last = LastForecasts(config.explain, type(self).clock) if config.explain else None
         said, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
@@ -97,7 +93,7 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=takes)
         self._priorities: Priorities | None = None
         self._shadow: ShadowOrder | None = None
-        self._gate: Gate | None = None
+        self._admission_controller: AdmissionController | None = None
         self._scored = self._hook_blocks(config) if config.eviction and caches else None
         if config.prefetch and self._scored is not None:
             self._prefetch = self._hook_prefetch(config, self._scored, fetching)
@@ -114,6 +110,8 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         """Who foretells, asked once."""
         return load_forecasts(config, compat.served_model(self), self._state_layer)
 
+    # What vLLM calls.
+
     def add_request(self, request: Any) -> None:
         """A request, or the next part of one that streams its input."""
         self._follow_modes()
@@ -127,9 +125,11 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
             if self._priorities is not None:
                 ranked = self._modes.of("priority", learnt_as) is Mode.ON
                 self._priorities.add(request, self._iteration, step.workflow_type if step else "", left, ranked)
-            if self._gate is not None and step is not None:
+            if self._admission_controller is not None and step is not None:
                 asked = request.num_prompt_tokens, compat.prompt_hashes(self, request)
-                self._gate.switch.attempt(self._gate.arrives, request.request_id, step, *asked, left)
+                self._admission_controller.switch.attempt(
+                    self._admission_controller.arrives, request.request_id, step, *asked, left
+                )
         super().add_request(request)  # type: ignore[misc]
         if comes and self._holds(request):
             compat.defer(self, request, True)
@@ -147,10 +147,10 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
             return super().schedule(throttle_prefills)  # type: ignore[misc]
         self._iteration += 1
         began_at = type(self).clock()
-        if self._gate is not None and compat.stands_still(self):
-            self._refile(self._gate.decide(idle=True))
+        if self._admission_controller is not None and compat.stands_still(self):
+            self._refile(self._admission_controller.decide(idle=True))
             if compat.stands_still(self):
-                self._refile(self._gate.let_one_in())
+                self._refile(self._admission_controller.let_one_in())
         if self._prefetch is not None:
             self._prefetch.before()
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
@@ -168,8 +168,10 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """What an iteration has computed, hidden states first, and without what nobody asked for."""
         self._note()
-        if self._gate is not None:
-            self._gate.switch.attempt(self._gate.times.updated, scheduler_output, type(self).clock())
+        if self._admission_controller is not None:
+            self._admission_controller.switch.attempt(
+                self._admission_controller.times.updated, scheduler_output, type(self).clock()
+            )
         self._bookkeeping.attempt(self._states.read, model_runner_output)
         answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if self.schedules_ahead:
@@ -210,9 +212,9 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
             self._bookkeeping.attempt(self._states.completed, request.request_id)
         self._observing.left(request)
         self._bookkeeping.attempt(self._workflows.leaves, request.request_id, completed, request.num_output_tokens)
-        if self._gate is not None:
-            self._gate.switch.attempt(
-                self._gate.leaves,
+        if self._admission_controller is not None:
+            self._admission_controller.switch.attempt(
+                self._admission_controller.leaves,
                 request.request_id,
                 compat.computed_hashes(self, request),
                 completed,
@@ -222,6 +224,15 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
             self._priorities.left(request.request_id)
         if self._shadow is not None:
             self._shadow.left(request.request_id)
+
+    def shutdown(self) -> None:
+        """vLLM's own, once what waits to be recorded is written."""
+        self._observing.close()
+        if self._upkeep is not None:
+            self._renewal.attempt(self._upkeep.close)
+        super().shutdown()  # type: ignore[misc]
+
+    # What operators and the routes call.
 
     def workflow_ended(self, workflow_type: str, workflow_id: str) -> bool:
         """A workflow will send no more requests; whether it was known."""
@@ -252,62 +263,60 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
             "prefetch": {"on": False} if self._prefetch is None else self._prefetch.status(),
             "counts": dict(self._counts),
             "ended": self._workflows.ended,
-            "prompts": self._tiers.status(),
+            "prompts": dict(self._prompt_tokens),
             "given_up": self._scored.given_up if self._scored is not None else None,
             "ageing": self._priorities.aged() if self._priorities is not None else None,
-            "admission": self._gate.status() if self._gate is not None else None,
+            "admission": self._admission_controller.status() if self._admission_controller is not None else None,
             "recorder": {**self._observing.status(), "states": self._states.kept},
             **self._upkept(),
         }
 
-    def shutdown(self) -> None:
-        """vLLM's own, once what waits to be recorded is written."""
-        self._observing.close()
-        if self._upkeep is not None:
-            self._renewal.attempt(self._upkeep.close)
-        super().shutdown()  # type: ignore[misc]
+    def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
+        """How far policies go from the next iteration on; what holds then.
+
+        Raises:
+            ConfigurationError: there is no such mode or policy.
+        """
+        self._modes.say(mode, policy, workflow_type)
+        types = "all workflow types" if workflow_type is None else "one workflow type"
+        logger.warning("mode %s of %s, %s", mode, policy or "all policies", types)
+        return self.modes()
+
+    def modes(self) -> dict[str, Any]:
+        """How far policies go, what those in shadow would have done, and what forecasts have shown."""
+        would = {
+            "priority": self._shadow.counts if self._shadow is not None else {},
+            "eviction": self._scored.watched if self._scored is not None else {},
+        }
+        return {
+            **self._modes.status(),
+            "would": {policy: dict(counts) for policy, counts in would.items()},
+            "evidence": self._evidence.status() if self._evidence is not None else None,
+        }
+
+    def explain(self, workflow_type: str, workflow_id: str) -> dict[str, Any]:
+        """What is known of a workflow, what was decided about it, and why; see explain.py."""
+        workflow, last = workflow_key(workflow_type, workflow_id), self._workflows.last
+        learnt_as = scoped(tenant_of(workflow_id), workflow_type)
+        told = {
+            **plain(workflow_type, workflow_id),
+            "alive": workflow in self._workflows,
+            "modes": {policy: self._modes.of(policy, learnt_as).word for policy in POLICIES},
+            "forecasts": last.of(workflow) if last is not None else [],
+            "requests": [self._explain(name, step) for name, step in self._workflows.requests_of(workflow).items()],
+            "admission": self._admission_controller.explain(workflow)
+            if self._admission_controller is not None
+            else None,
+            "blocks": self._scored.explain(workflow) if self._scored is not None else None,
+        }
+        return {**told, "reasons": reasons(told)}
+
+    # Between two iterations.
 
     @property
     def _acts(self) -> bool:
-        off = self._priorities is None and self._workflows.retention is None and self._gate is None
+        off = self._priorities is None and self._workflows.retention is None and self._admission_controller is None
         return not off or self._observing.on
-
-    def _upkept(self) -> Mapping[str, Any]:
-        try:
-            return self._upkeep.status() if self._upkeep is not None else {}
-        except Exception as error:
-            self._counts[f"status of models: {type(error).__name__}"] += 1
-            return {}
-
-    def _renew(self) -> None:
-        if self._upkeep is not None and self._upkeep.renew():
-            self._states.renew()
-
-    def _make_priorities(self, switch: Switch) -> Priorities:
-        return Priorities(self._config.priority_settings(), self._medians, compat.by_priority(self), switch)
-
-    def _make_gate(self, switch: Switch) -> Gate:
-        return Gate(
-            self._config.admission_settings(),
-            self._config.held_at_most_s,
-            compat.cache_tokens(self),
-            compat.block_tokens(self),
-            compat.most_running(self),
-            self._workflows.__contains__,
-            type(self).clock,
-            switch,
-            partial(self._modes.of, "admission"),
-        )
-
-    def _queue(self) -> WaitingQueue:
-        held = self._holds if self._gate is not None else nobody
-        priorities = self._priorities
-        if priorities is None or not priorities.acts:
-            return compat.own_order(self, held)
-        return WaitingQueue(priorities.key, held)
-
-    def _holds(self, request: Any) -> bool:
-        return self._gate is not None and self._gate.holds(request.request_id) and compat.untouched(request)
 
     def _note(self) -> None:
         """What the last iteration has begun, if that is not known yet."""
@@ -319,8 +328,8 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
             self._scored.settle()
         self._observing.scheduled(self, output)
         self._bookkeeping.attempt(self._begun, output)
-        if self._gate is not None:
-            self._gate.switch.attempt(self._computes, self._gate, output, began_at)
+        if self._admission_controller is not None:
+            self._admission_controller.switch.attempt(self._computes, self._admission_controller, output, began_at)
         if self._prefetch is not None:
             self._prefetch.after(output)
         if self._shadow is not None:
@@ -328,6 +337,36 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         if self._priorities is not None:
             for request_id in self._priorities.selected(output.num_scheduled_tokens, self._iteration):
                 self._priorities.switch.attempt(self._moved, request_id)
+
+    def _begun(self, output: Any) -> None:
+        for request_id in output.preempted_req_ids or ():
+            self._workflows.interrupted(request_id)
+        for request_id in compat.resumed(self, output):
+            self._workflows.resumes(request_id)
+        for request, found in compat.begun(self, output):
+            if self._prefetch is not None and self._prefetch.begins(request.request_id, found):
+                continue
+            if self._scored is not None and self._workflows.retention is not None:
+                self._scored.begins(request.request_id, found)
+            if self._workflows.step(request.request_id) is not None:
+                for found_in, tokens in zip(self._prompt_tokens, compat.prompt_by_tier(request), strict=True):
+                    self._prompt_tokens[found_in] += tokens
+            self._workflows.begins(request.request_id, request.num_prompt_tokens)
+
+    def _computes(self, gate: AdmissionController, output: Any, began_at: float) -> None:
+        gate.times.scheduled(output, *compat.iteration_tokens(self, output), began_at)
+        for request, found in compat.found_tokens(self, output):
+            gate.begins(request.request_id, found, compat.prompt_hashes(self, request))
+
+    def _moved(self, request_id: str) -> None:
+        if self._priorities is not None:
+            self._priorities.fold(compat.requests(self)[request_id])
+            if self._shadow is not None:
+                self._shadow.moved(request_id)
+            if not self._priorities.acts:
+                return
+        for queue in compat.waiting_queues(self):
+            queue.moved(request_id)
 
     def _prepare(self) -> None:
         """For the next iteration."""
@@ -337,8 +376,26 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         self._bookkeeping.attempt(self._workflows.tell)
         self._renewal.attempt(self._renew)
         self._age()
-        if self._gate is not None:
-            self._refile(self._gate.decide(idle=False))
+        if self._admission_controller is not None:
+            self._refile(self._admission_controller.decide(idle=False))
+
+    def _renew(self) -> None:
+        if self._upkeep is not None and self._upkeep.renew():
+            self._states.renew()
+
+    def _age(self) -> None:
+        priorities = self._priorities
+        if priorities is None:
+            return
+        for request_id in priorities.age(self._iteration + 1):
+            priorities.switch.attempt(self._moved, request_id)
+        if not priorities.switch.on:
+            for request in compat.requests(self).values():
+                priorities.give_back(request)
+            compat.own_waiting(self)
+            self._priorities = self._shadow = None
+            if self._admission_controller is not None:
+                compat.hook_waiting(self, self._queue)
 
     def _refile(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -349,10 +406,138 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
                     self._shadow.refile(request_id)
                 compat.defer(self, request, self._holds(request) and request in compat.waiting_queues(self)[0])
 
-    def _computes(self, gate: Gate, output: Any, began_at: float) -> None:
-        gate.times.scheduled(output, *compat.iteration_tokens(self, output), began_at)
-        for request, found in compat.found_tokens(self, output):
-            gate.begins(request.request_id, found, compat.prompt_hashes(self, request))
+    # Of one request.
+
+    def _arrives(self, request: Any) -> None:
+        sent = request.sampling_params.extra_args if request.sampling_params is not None else None
+        step: Step | None = read(sent, request.session_id, self._counts)
+        if step is not None:
+            self._workflows.arrives(request.request_id, step)
+            if self._prefetch is not None:
+                self._prefetch.arrives(step, request)
+
+    def _step_of(self, request_id: str) -> Step | None:
+        step = self._workflows.step(request_id)
+        return self._prefetch.step(request_id) if step is None and self._prefetch is not None else step
+
+    def _holds(self, request: Any) -> bool:
+        return (
+            self._admission_controller is not None
+            and self._admission_controller.holds(request.request_id)
+            and compat.untouched(request)
+        )
+
+    def _add_internal(self, request: Any) -> None:
+        if self._priorities is not None:
+            self._priorities.add(request, self._iteration, "", math.inf)
+        super().add_request(request)  # type: ignore[misc]
+
+    def _explain(self, request_id: str, step: Step) -> dict[str, Any]:
+        request, waiting = compat.requests(self)[request_id], compat.waiting_queues(self)[0]
+        line = [one.request_id for one in waiting]
+        told = {
+            "agent": step.agent,
+            "step": step.number,
+            "state": compat.state(request),
+            "prompt_tokens": request.num_prompt_tokens,
+            "output_tokens": request.num_output_tokens,
+            "held": self._holds(request),
+            "place": line.index(request_id) + 1 if request_id in line else None,
+            "waiting": len(line),
+            "key": None,
+        }
+        if self._priorities is not None:
+            given, level, remaining, _ = self._priorities.wanted(request)
+            tokens = remaining if math.isfinite(remaining) else None
+            told["key"] = {"class": given, "level": level, "remaining_tokens": tokens}
+        return told
+
+    # How far policies go. Off, a policy's own tables are dropped and vLLM's queues stand where ours stood; it begins
+    # anew from what it finds when it is on again. Between shadow and on nothing is lost. What concerns only some
+    # workflow types holds for a workflow from its next event on.
+
+    def _follow_modes(self) -> None:
+        """Policies go as far as is said now. Between two iterations only."""
+        if self._modes.changes != self._modes_applied:
+            self._bookkeeping.attempt(self._apply_modes)
+
+    def _apply_modes(self) -> None:
+        self._modes_applied, whole = self._modes.changes, self._modes.whole
+        self._apply_to_blocks(whole["eviction"])
+        self._apply_to_admission(whole["admission"])
+        self._apply_to_priority(whole["priority"])
+        self._queue_again()
+
+    def _apply_to_blocks(self, mode: Mode) -> None:
+        scored = self._scored
+        if scored is None:
+            return
+        attends = compat.free_queue(self) is scored
+        if mode is Mode.OFF and attends:
+            if self._prefetch is not None:
+                self._prefetch.drop()
+                self._prefetch.begin()
+            compat.swap_blocks(self, scored.vllms, compat.Deaf())
+        elif mode is not Mode.OFF and not attends:
+            scored.switch.attempt(scored.begin)
+            compat.swap_blocks(self, scored, scored)
+        scored.acts = mode is Mode.ON
+        self._workflows.retention = None if mode is Mode.OFF else self._prefetch or scored
+
+    def _apply_to_admission(self, mode: Mode) -> None:
+        if self._admission_controller is not None and mode is Mode.OFF:
+            self._refile(self._admission_controller.close())
+            self._admission_controller = None
+        elif self._admission_controller is not None:
+            self._admission_controller.reconsider()
+        elif self._admission is not None and self._admission.on and mode is not Mode.OFF:
+            self._admission_controller = self._make_admission_controller(self._admission)
+
+    def _apply_to_priority(self, mode: Mode) -> None:
+        if self._ranking is None or not self._ranking.on:
+            return
+        steps = {name: self._workflows.step(name) for name in compat.requests(self)}
+        if self._priorities is None and mode is not Mode.OFF:
+            self._priorities = self._make_priorities(self._ranking)
+            self._priorities.acts = mode is Mode.ON
+            for name, request in compat.requests(self).items():
+                step = steps[name]
+                self._priorities.add(request, self._iteration, step.workflow_type if step else "", None)
+        priorities = self._priorities
+        if priorities is None:
+            return
+        priorities.acts = mode is Mode.ON
+        for name, request in compat.requests(self).items():
+            step = steps[name]
+            priorities.rank(name, self._modes.of("priority", step.learnt_as if step else "") is Mode.ON)
+            (priorities.fold if priorities.acts else priorities.give_back)(request)
+        if mode is Mode.OFF:
+            self._priorities = None
+
+    def _queue_again(self) -> None:
+        """The queues of waiting requests are those of the policies that act; who waits comes along."""
+        compat.own_waiting(self)
+        if self._admission_controller is not None or (self._priorities is not None and self._priorities.acts):
+            compat.hook_waiting(self, self._queue)
+        self._shadow, shadow = None, self._shadow
+        if self._priorities is not None and self._modes.shadows("priority"):
+            self._shadow = ShadowOrder(self._priorities.wanted, self._holds, self._priorities.unranked)
+            self._shadow.counts = shadow.counts if shadow is not None else self._shadow.counts
+            for request in compat.requests(self).values():
+                if not request.num_computed_tokens:
+                    self._shadow.arrives(request)
+
+    def _foretells(self, learnt_as: str) -> bool:
+        """Eviction goes by forecasts of next agents; who ranks by tokens left has to hear of every step, too."""
+        of = self._modes.of
+        return bool(of("eviction", learnt_as) or of("priority", learnt_as) or of("admission", learnt_as))
+
+    def _tells(self, learnt_as: str) -> bool:
+        """An order that nobody goes by may know all; where it acts, it goes by the types that are on."""
+        whole = self._modes.whole["eviction"]
+        return whole is not Mode.ON or self._modes.of("eviction", learnt_as) is Mode.ON
+
+    # The parts.
 
     def _hook_blocks(self, config: PresageConfig) -> ScoredBlocks:
         scored = ScoredBlocks(
@@ -374,60 +559,35 @@ class Policies(GoesAsFar, compat.SchedulerSeam):
         mode = partial(self._modes.of, "prefetch")
         return Prefetcher(self, self._add_internal, scored, config.prefetch_settings(), most_bytes, switch, clock, mode)
 
-    def _add_internal(self, request: Any) -> None:
-        if self._priorities is not None:
-            self._priorities.add(request, self._iteration, "", math.inf)
-        super().add_request(request)  # type: ignore[misc]
+    def _make_admission_controller(self, switch: Switch) -> AdmissionController:
+        return AdmissionController(
+            self._config.admission_settings(),
+            self._config.held_at_most_s,
+            compat.cache_tokens(self),
+            compat.block_tokens(self),
+            compat.most_running(self),
+            self._workflows.__contains__,
+            type(self).clock,
+            switch,
+            partial(self._modes.of, "admission"),
+        )
 
-    def _step_of(self, request_id: str) -> Step | None:
-        step = self._workflows.step(request_id)
-        return self._prefetch.step(request_id) if step is None and self._prefetch is not None else step
+    def _make_priorities(self, switch: Switch) -> Priorities:
+        return Priorities(self._config.priority_settings(), self._medians, compat.by_priority(self), switch)
 
-    def _arrives(self, request: Any) -> None:
-        sent = request.sampling_params.extra_args if request.sampling_params is not None else None
-        step: Step | None = read(sent, request.session_id, self._counts)
-        if step is not None:
-            self._workflows.arrives(request.request_id, step)
-            if self._prefetch is not None:
-                self._prefetch.arrives(step, request)
-
-    def _begun(self, output: Any) -> None:
-        for request_id in output.preempted_req_ids or ():
-            self._workflows.interrupted(request_id)
-        for request_id in compat.resumed(self, output):
-            self._workflows.resumes(request_id)
-        for request, found in compat.begun(self, output):
-            if self._prefetch is not None and self._prefetch.begins(request.request_id, found):
-                continue
-            if self._scored is not None and self._workflows.retention is not None:
-                self._scored.begins(request.request_id, found)
-            if self._workflows.step(request.request_id) is not None:
-                self._tiers.begins(*compat.prompt_by_tier(request))
-            self._workflows.begins(request.request_id, request.num_prompt_tokens)
-
-    def _moved(self, request_id: str) -> None:
-        if self._priorities is not None:
-            self._priorities.fold(compat.requests(self)[request_id])
-            if self._shadow is not None:
-                self._shadow.moved(request_id)
-            if not self._priorities.acts:
-                return
-        for queue in compat.waiting_queues(self):
-            queue.moved(request_id)
-
-    def _age(self) -> None:
+    def _queue(self) -> WaitingQueue:
+        held = self._holds if self._admission_controller is not None else nobody
         priorities = self._priorities
-        if priorities is None:
-            return
-        for request_id in priorities.age(self._iteration + 1):
-            priorities.switch.attempt(self._moved, request_id)
-        if not priorities.switch.on:
-            for request in compat.requests(self).values():
-                priorities.give_back(request)
-            compat.own_waiting(self)
-            self._priorities = self._shadow = None
-            if self._gate is not None:
-                compat.hook_waiting(self, self._queue)
+        if priorities is None or not priorities.acts:
+            return compat.own_order(self, held)
+        return WaitingQueue(priorities.key, held)
+
+    def _upkept(self) -> Mapping[str, Any]:
+        try:
+            return self._upkeep.status() if self._upkeep is not None else {}
+        except Exception as error:
+            self._counts[f"status of models: {type(error).__name__}"] += 1
+            return {}
 
 
 class SyncWorkflowScheduler(TimedSteps, Policies, Scheduler):  # type: ignore[misc]

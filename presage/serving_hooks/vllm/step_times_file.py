@@ -22,7 +22,7 @@ from typing import IO, Any, ClassVar, Final
 from presage.errors import ConfigurationError
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.config import read_config
-from presage.serving_hooks.vllm.switch import Switch
+from presage.serving_hooks.vllm.modes import Switch
 
 logger = logging.getLogger(__name__)
 

@@ -25,12 +25,10 @@ from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.recorder.protocol import NoRecorder
 from presage.serving_hooks.truth.following import Following
-from presage.serving_hooks.vllm.evidence import Evidence
 from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
-from presage.serving_hooks.vllm.known_steps import arrived, interrupted
 from presage.serving_hooks.vllm.metadata import Step, workflow_key
-from presage.serving_hooks.vllm.switch import Switch
+from presage.serving_hooks.vllm.modes import Evidence, Switch
 
 MOST_WORKFLOWS: Final = 100_000
 """Alive at once. Names come with requests, and a table must not grow with them: further ones are served as requests
@@ -331,3 +329,28 @@ def _names(step: Step) -> tuple[str, str]:
 
 def _as_it_is(forecast: LiveForecast, _: str) -> NDArray[np.float32]:
     return forecast.probabilities
+
+
+def arrived(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:
+    """Its probabilities [K, V+1] where the next step has come, `agent`'s; as they are, if it does not name that.
+
+    PBKV updates a workflow's forecast when a step is computed. Between that and its arrival a step can wait long, and
+    just then, when the engine is full, its blocks would be judged by the chance that it comes, though it is there. So
+    the first row becomes a certainty and the later ones stay as they are: they were made for the case that the workflow
+    goes on.
+    """
+    return _first(forecast, agent, forecast.probabilities[1:])
+
+
+def interrupted(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:
+    """The same where the step it looks ahead from, `agent`'s, is to be computed again: all others are one further."""
+    return _first(forecast, agent, forecast.probabilities[:-1])
+
+
+def _first(forecast: LiveForecast, agent: str, then: NDArray[np.float32]) -> NDArray[np.float32]:
+    if agent not in forecast.agents:
+        return forecast.probabilities
+    rows = np.zeros_like(forecast.probabilities)
+    rows[0, forecast.agents.index(agent)] = 1.0
+    rows[1:] = then
+    return rows

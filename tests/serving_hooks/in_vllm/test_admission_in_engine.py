@@ -12,9 +12,8 @@ from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 
 from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, Workflow
 from presage.serving_hooks.policies.workload import StepTimes
-from presage.serving_hooks.vllm.admission import Gate
+from presage.serving_hooks.vllm.admission import AdmissionController, IterationTimes
 from presage.serving_hooks.vllm.admission_accounts import Account
-from presage.serving_hooks.vllm.admission_times import IterationTimes
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
@@ -134,8 +133,8 @@ def test_whatever_is_decided_every_request_is_answered_and_every_block_free(
     assert not engine.scheduler.deferred_waiting
     engine.clock.now += 10
     engine.scheduler.schedule()
-    engine.scheduler._gate.decide(idle=False)
-    assert not engine.scheduler._gate._workflow_of
+    engine.scheduler._admission_controller.decide(idle=False)
+    assert not engine.scheduler._admission_controller._workflow_of
 
 
 def test_who_is_held_is_counted_seen_and_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +270,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str, after:
         (Admission, "end"),
         (StepTimes, "fit"),
         *((Account, method) for method in ("arrives", "begins", "leaves", "hold", "seen")),
-        *((Gate, method) for method in ("arrives", "begins", "leaves")),
+        *((AdmissionController, method) for method in ("arrives", "begins", "leaves")),
         *((IterationTimes, method) for method in ("scheduled", "updated")),
     ],
 )
@@ -320,8 +319,8 @@ def test_when_priority_fails_who_is_held_stays_held_in_vllms_own_order(
 def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache_no_longer_has(tmp_path: Path) -> None:
     engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE, blocks=90)
     seen: list[tuple[float, float]] = []
-    observe = engine.scheduler._gate._admission.observe
-    engine.scheduler._gate._admission.observe = lambda lost, reusable, *more: (
+    observe = engine.scheduler._admission_controller._admission.observe
+    engine.scheduler._admission_controller._admission.observe = lambda lost, reusable, *more: (
         seen.append((lost, reusable)),
         observe(lost, reusable, *more),
     )
@@ -338,7 +337,7 @@ def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache
     step("a3", 0, 672)  # a2 had computed 656
     assert [one for one in seen if one[1]] == [(0, 640), (656, 656)]
     engine.scheduler.presage_status()  # what happened is looked at
-    footprints = {w.id: w.footprint_tokens for w in engine.scheduler._gate._columns.refresh()}
+    footprints = {w.id: w.footprint_tokens for w in engine.scheduler._admission_controller._columns.refresh()}
     assert footprints["t\0a"] == pytest.approx(672 + 672 / 3 + 2)
 
 
@@ -348,7 +347,7 @@ def test_a_common_history_is_counted_once_and_own_conversations_each(tmp_path: P
         turns = Turns(tmp_path / prompts, SyncWorkflowScheduler, draw(1, 3), prompts, 1, blocks=4000)
         works = draw(1, 3)[0]
         turns.makespan()
-        account = turns.engine.scheduler._gate._accounts["loop\0w0"]
+        account = turns.engine.scheduler._admission_controller._accounts["loop\0w0"]
         said = sum(len(new) + output for _, new, output, _ in works.steps)
         agents = len({agent for agent, *_ in works.steps})
         # Where an instruction stands at the end, the answer behind it is not where the next prompt has it.

@@ -17,9 +17,8 @@ from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.vllm.config import PresageConfig, read_config
+from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
 from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
-from presage.serving_hooks.vllm.tap.layer import counted_from_1
 
 
 @pytest.mark.parametrize("additional", [None, {}, {"other": 1}, {"presage": {}}, "a hash"])

@@ -7,8 +7,7 @@ import pytest
 
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.forecasting.live import LiveForecast
-from presage.serving_hooks.vllm.evidence import RISK, TOLERANCE, Evidence
-from presage.serving_hooks.vllm.modes import Mode, Modes
+from presage.serving_hooks.vllm.modes import RISK, TOLERANCE, Evidence, Mode, Modes
 
 AGENTS = ("coder", "tester")
 

@@ -19,8 +19,8 @@ from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
-from presage.serving_hooks.vllm.switch import Switch
 
 pytestmark = pytest.mark.vllm
 SECRET = "what the prompt says"

@@ -17,8 +17,7 @@ from dashboard import (
     shown,
 )
 
-from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
-from presage.serving_hooks.vllm.metrics_scrape import ANSWERED, ANSWERED_HELP
+from presage.serving_hooks.vllm.metrics import ANSWERED, ANSWERED_HELP, HISTOGRAMS, METRICS
 
 SPREAD = {
     f"{one.name}_{part}": {"engine", *one.labels, *more}

@@ -15,7 +15,7 @@ from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.truth.truth import Truth
 from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.metrics import METRICS, Sample
-from presage.serving_hooks.vllm.metrics_truth import MOST_TYPES, OTHER
+from presage.serving_hooks.vllm.metrics_read import MOST_TYPES, OTHER
 
 OF_COUNTS = (
     "presage_forecasts_total",

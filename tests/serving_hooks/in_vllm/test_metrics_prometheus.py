@@ -23,7 +23,7 @@ from prefetch_samples import prefetching, served
 from prometheus_client import CONTENT_TYPE_LATEST
 from test_policies_in_engine import prompt
 
-from presage.serving_hooks.vllm.metrics_scrape import exposition
+from presage.serving_hooks.vllm.metrics import exposition
 
 sys.path.insert(0, str(DOCS / "dashboard"))
 from ask import Prometheus, Query, Span, read

@@ -19,9 +19,9 @@ from fastapi.testclient import TestClient
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
-from presage.serving_hooks.vllm import metrics_scrape
-from presage.serving_hooks.vllm.admission_held import HeldTimes
-from presage.serving_hooks.vllm.metrics_scrape import ANSWERED, FRESH_S, PATH, Appended, Asked, Engines, exposition
+from presage.serving_hooks.vllm import metrics
+from presage.serving_hooks.vllm.admission import HeldTimes
+from presage.serving_hooks.vllm.metrics import ANSWERED, FRESH_S, PATH, Appended, Asked, Engines, exposition
 
 pytestmark = pytest.mark.vllm
 THEIRS = '# HELP vllm:requests Of vLLM.\n# TYPE vllm:requests gauge\nvllm:requests{engine="0"} 3.0\n'
@@ -162,7 +162,7 @@ def test_a_status_that_cannot_be_read_leaves_vllms_page(caplog: pytest.LogCaptur
 
 
 def test_an_engine_in_a_long_step_is_not_waited_for_nor_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_scrape, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(metrics, "PATIENCE_S", 0.01)
     engine = Engine()
     engine.iterates.clear()
 

@@ -14,7 +14,6 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.compat import SchedulerSeam
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.going import GoesAsFar
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.scheduler import Policies, SyncWorkflowScheduler
 
@@ -215,13 +214,14 @@ def test_after_a_reset_of_the_cache_nothing_is_kept_and_all_is_free(tmp_path: Pa
 
 def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
     own, hooked = build(tmp_path, Scheduler, blocks=90), build(tmp_path, SyncWorkflowScheduler, blocks=90)
-    ours = {name for kind in (Policies, GoesAsFar, SchedulerSeam) for name in vars(kind) if not name.startswith("__")}
+    ours = {name for kind in (Policies, SchedulerSeam) for name in vars(kind) if not name.startswith("__")}
     overridden = {"add_request", "schedule", "get_grammar_bitmask", "update_from_output", "_free_request"}
     overridden |= {"has_requests", "make_stats", "reset_prefix_cache", "shutdown"}
     assert ours & set(dir(own)) == overridden
     added = set(vars(hooked)) - set(vars(own))
     assert added == {
         "_admission",
+        "_admission_controller",
         "_bookkeeping",
         "_config",
         "_upkeep",
@@ -230,7 +230,6 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_counts",
         "_eviction",
         "_evidence",
-        "_gate",
         "_iteration",
         "_medians",
         "_models",
@@ -239,13 +238,13 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_prefetch",
         "_prepared",
         "_priorities",
+        "_prompt_tokens",
         "_ranking",
         "_scored",
         "_shadow",
         "_state_layer",
         "_states",
         "_step_times",
-        "_tiers",
         "_timing",
         "_timing_counts",
         "_unnoted",

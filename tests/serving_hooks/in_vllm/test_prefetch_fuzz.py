@@ -11,11 +11,8 @@ from test_fuzz import answered
 from vllm_samples import TIER, Request, ask, build, everything_is_free
 
 from presage.serving_hooks.vllm import compat
-from presage.serving_hooks.vllm.prefetch import Prefetcher
-from presage.serving_hooks.vllm.prefetch_habits import Habits
-from presage.serving_hooks.vllm.prefetch_memory import Conversation, Conversations
-from presage.serving_hooks.vllm.prefetch_pace import Pace
-from presage.serving_hooks.vllm.prefetch_yield import Yield
+from presage.serving_hooks.vllm.prefetch import Pace, Prefetcher, Yield
+from presage.serving_hooks.vllm.prefetch_prompts import Conversation, Conversations, Habits
 
 pytestmark = pytest.mark.vllm
 BOTH = pytest.mark.parametrize("ahead", [False, True])

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.serving_hooks.vllm.prefetch_habits import Habits
-from presage.serving_hooks.vllm.prefetch_memory import ENTRY, Conversation, Conversations
-from presage.serving_hooks.vllm.prefetch_pace import Pace
-from presage.serving_hooks.vllm.prefetch_yield import Yield
+from presage.serving_hooks.vllm.prefetch import Pace, Yield
+from presage.serving_hooks.vllm.prefetch_prompts import ENTRY, Conversation, Conversations, Habits
 
 BLOCK = 4
 

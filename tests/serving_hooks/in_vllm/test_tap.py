@@ -29,8 +29,7 @@ from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.vllm.tap import steps
-from presage.serving_hooks.vllm.tap.connector import StatesConnector
-from presage.serving_hooks.vllm.tap.messages import States
+from presage.serving_hooks.vllm.tap.connector import States, StatesConnector
 
 pytestmark = pytest.mark.vllm
 

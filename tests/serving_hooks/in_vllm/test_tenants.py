@@ -17,10 +17,10 @@ from presage.serving_hooks.forecasting.names import MARK, scoped, tenant_of, uns
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.vllm import plugin
-from presage.serving_hooks.vllm.admin import SHORTEST_KEY, admin_key
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.modes import Modes
+from presage.serving_hooks.vllm.plugin import SHORTEST_KEY, admin_key
 from presage.serving_hooks.vllm.tenants import ARGUMENT, NOBODY, Tenants
 from presage.serving_hooks.vllm.workflows import MOST_OF_A_TENANT, Workflows
 
@@ -44,7 +44,7 @@ class Engine:
         self.called.append((method, *args))
         if method == "presage_set_mode":
             core = SimpleNamespace(scheduler=SimpleNamespace(set_mode=self.set_mode))
-            return [plugin.admin.set_mode(core, *args)]
+            return [plugin.set_mode(core, *args)]
         return [args == ("t", scoped("key-1", "r1"))] if method == "presage_workflow_ended" else [{}]
 
     def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:

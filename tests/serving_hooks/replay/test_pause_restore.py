@@ -6,7 +6,7 @@ import pytest
 
 from presage.serving_hooks.replay.pause_restore import CHECK_S, HALF_LIFE_S, PauseRestore
 from presage.serving_hooks.vllm.metadata import Step
-from presage.serving_hooks.vllm.switch import Switch
+from presage.serving_hooks.vllm.modes import Switch
 
 
 class Engine:

@@ -5,10 +5,7 @@ are wanted and what came of them. Without a predictor that reads the served mode
 
 | file | knows |
 |---|---|
-| `wanted.py` | which requests end their prompt in a step, and which produce a token |
-| `messages.py` | what goes to the worker and what comes back |
-| `rows.py` | rows of a step, projected on the device they are on |
-| `connector.py` | vLLM's connector: both ends of the way |
+| `connector.py` | vLLM's connector: which rows are wanted, rows projected on their device, and what travels |
 | `worker.py` | the worker, whose model tells its rows |
 | `steps.py` | whose states they are: the steps of workflows |
 """

@@ -6,23 +6,208 @@
 A producer, since vLLM holds blocks back for whoever reads cache from elsewhere, and nobody does here. One class for
 both ends, as vLLM wants it: each process has one of them. This file and those it imports do without numba: a vLLM for
 CPUs that has no Triton looks through all loaded modules when its worker starts, and fails at numba's.
+
+A row is the model's output at the last position a request computes in a step, after the last norm: what the next
+token is sampled from. The row that ends the prompt is the prefill state. The row that the last token was sampled from
+is the completion state: no engine computes a row after the last token, since nothing is sampled from it. Where the
+last token ends the answer (EOS) that row stands at the last token of the text. It is not known beforehand which token
+is the last, so the row of every token is wanted, and dropped unless its token was the last one.
+
+Rows are projected on the device they are on, so that 16 numbers travel and not 5120. As in training: a state is rounded
+to float16, as traces keep it, then x @ W + b is summed in float64 and rounded to float32 (`features/projection.py`),
+so that a predictor is given the bits that it learnt from. Whole states travel for a recorder alone, as float16.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
 
-from presage.features.moment import Moment
+from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.live import Projection
-from presage.serving_hooks.vllm.tap.messages import States, Wanted
-from presage.serving_hooks.vllm.tap.rows import Projector, whole
-from presage.serving_hooks.vllm.tap.wanted import WantedRows
+from presage.serving_hooks.vllm import compat
 
 logger = logging.getLogger(__name__)
+
+
+Rows = tuple[Sequence[str], NDArray[Any]]
+"""Request ids, and a state of each: projected, float32 [n, p], or whole, float16 [n, d]."""
+
+
+@dataclass
+class Wanted(KVConnectorMetadata):  # type: ignore[misc]
+    """What the scheduler's end sends to the worker's.
+
+    Attributes:
+        rows: request ids by moment: whose rows of this step are wanted.
+        projections: how to project them from now on; None: as before.
+        whole: moments whose states are also wanted as the model has them; holds where `projections` is given.
+    """
+
+    rows: Mapping[Moment, tuple[str, ...]] = field(default_factory=dict)
+    projections: Mapping[Moment, Projection] | None = None
+    whole: tuple[Moment, ...] = ()
+
+
+class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What comes back from the worker with the tokens of a step.
+
+    vLLM's first model runner asks for this before the rows of the step exist and sends it after: so it is handed out
+    empty, and filled. On a GPU a state is still on its way to the host when it is added. It is waited for when it is
+    read or sent, which is after the tokens of the same step have come by the same way.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Moment, bool, Sequence[str], Any, Any]] = []
+
+    def add(self, moment: Moment, ids: Sequence[str], states: Any, ready: Any = None, *, whole: bool = False) -> None:
+        """States of these requests on the host, as `Rows`; `ready` is an event to wait for."""
+        self._parts.append((moment, whole, ids, np.asarray(states) if ready is None else states, ready))
+
+    def rows(self, moment: Moment, *, whole: bool = False) -> Rows | None:
+        """States of this moment, projected or whole; None if there are none."""
+        found = [self._arrived(part) for part in self._of(moment, whole)]
+        if len(found) < 2:
+            return found[0] if found else None
+        return [name for ids, _ in found for name in ids], np.concatenate([states for _, states in found])
+
+    def row(self, moment: Moment, request_id: str, *, whole: bool = False) -> NDArray[Any] | None:
+        """The state of one request; None if there is none. Of all that came, nothing but this one is looked at."""
+        for part in self._of(moment, whole):
+            if request_id in self._parts[part][2]:
+                ids, states = self._arrived(part)
+                found: NDArray[Any] = states[ids.index(request_id)]
+                return found
+        return None
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> States:
+        """Those of two workers."""
+        if isinstance(other, States):
+            self._parts += other._parts
+        return self
+
+    def _of(self, moment: Moment, whole: bool) -> list[int]:
+        return [place for place, part in enumerate(self._parts) if part[0] == moment and part[1] == whole]
+
+    def _arrived(self, place: int) -> Rows:
+        moment, whole, ids, states, ready = self._parts[place]
+        if ready is not None:
+            ready.synchronize()
+            states = np.asarray(states)
+            self._parts[place] = (moment, whole, ids, states, None)
+        return ids, states
+
+    def __getstate__(self) -> dict[str, Any]:
+        for place in range(len(self._parts)):
+            self._arrived(place)
+        return {"_parts": self._parts}
+
+
+class WantedRows:
+    """Which rows of a step are wanted. Follows prompts through chunks, prefix hits and preemptions.
+
+    Args:
+        is_step: whether a request is a step of a workflow; others are left alone.
+    """
+
+    def __init__(self, is_step: Callable[[str], bool]) -> None:
+        self._is_step = is_step
+        self._prompts: dict[str, int] = {}
+        self._writing: set[str] = set()
+
+    def of(self, output: Any, moments: Collection[Moment]) -> dict[Moment, tuple[str, ...]]:
+        """Request ids by moment of one scheduled step; empty where none is wanted. Only of these moments."""
+        for name in output.finished_req_ids:
+            self._writing.discard(name)
+            self._prompts.pop(name, None)
+        self._prompts.update(
+            (name, tokens)
+            for name, tokens in compat.prompts(output)
+            if name not in self._writing and self._is_step(name)  # one that resumes may look like a new one
+        )
+        ended = self._ended(output) if self._prompts else ()
+        self._writing.update(ended)
+        wanted: dict[Moment, tuple[str, ...]] = {}
+        if ended and PREFILL in moments:
+            wanted[PREFILL] = ended
+        writing = filter(self._writing.__contains__, output.num_scheduled_tokens) if COMPLETION in moments else ()
+        if last := tuple(writing):
+            wanted[COMPLETION] = last
+        return wanted
+
+    def _ended(self, output: Any) -> tuple[str, ...]:
+        """The prompts that this step reads to their end; those that write on come behind them and are not looked at."""
+        ended, left = [], len(self._prompts)
+        for name, reached in compat.reached(output):
+            tokens = self._prompts.get(name)
+            if tokens is None:
+                continue
+            if reached >= tokens:
+                del self._prompts[name]
+                ended.append(name)
+            left -= 1
+            if not left:
+                break
+        return tuple(ended)
+
+
+class Projector:
+    """The projections of a predictor, on the device of the rows once they are seen.
+
+    Args:
+        projections: W float32 [d, p] and b [p] by moment.
+    """
+
+    def __init__(self, projections: Mapping[Moment, Projection]) -> None:
+        self._projections = {
+            moment: (torch.from_numpy(weights).double(), torch.from_numpy(bias).double())
+            for moment, (weights, bias) in projections.items()
+        }
+
+    def __contains__(self, moment: Moment) -> bool:
+        return moment in self._projections
+
+    def project(self, moment: Moment, rows: torch.Tensor, which: Sequence[int]) -> tuple[Any, Any]:
+        """States float32 [n, p] on the host of rows [batch, d], and the event after which they are there, or None."""
+        if self._projections[moment][0].device != rows.device:
+            weights, bias = self._projections[moment]
+            self._projections[moment] = weights.to(rows.device), bias.to(rows.device)
+        weights, bias = self._projections[moment]
+        picked = rows.index_select(0, _index(which, rows.device)).half().double()
+        return _to_host(torch.addmm(bias, picked, weights).float())
+
+
+def whole(rows: torch.Tensor, which: Sequence[int]) -> tuple[Any, Any]:
+    """States float16 [n, d] on the host of rows [batch, d], and the event after which they are there, or None."""
+    return _to_host(rows.index_select(0, _index(which, rows.device)).half())
+
+
+def _index(which: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Row numbers on the device; without waiting for it."""
+    host = torch.tensor(which, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
+
+
+def _to_host(states: torch.Tensor) -> tuple[Any, Any]:
+    if states.device.type != "cuda":
+        return states.cpu().numpy(), None
+    host = torch.empty(states.shape, dtype=states.dtype, pin_memory=True)
+    host.copy_(states, non_blocking=True)
+    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    ready.record()
+    return host, ready
 
 
 class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]

@@ -19,8 +19,7 @@ from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.serving_hooks.forecasting.live import Projection
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
-from presage.serving_hooks.vllm.tap.connector import StatesConnector
-from presage.serving_hooks.vllm.tap.messages import States
+from presage.serving_hooks.vllm.tap.connector import States, StatesConnector
 from presage.serving_hooks.vllm.workflows import Workflows
 
 logger = logging.getLogger(__name__)

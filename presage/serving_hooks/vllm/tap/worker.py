@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from presage.serving_hooks.vllm import compat, compat_worker
-from presage.serving_hooks.vllm.config import read_config
+from presage.serving_hooks.vllm.config import counted_from_1, read_config
 from presage.serving_hooks.vllm.tap.connector import StatesConnector
-from presage.serving_hooks.vllm.tap.layer import counted_from_1
 
 compat_worker.check()
 
