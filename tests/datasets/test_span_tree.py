@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.datasets.adapters.span_tree import NEVER_ENDED, BrokenTreeError, TraceSpans, steps_of
-from presage.datasets.adapters.span_waits import MOST_PARENTS
+from presage.datasets.adapters.span_tree import MOST_PARENTS, NEVER_ENDED, BrokenTreeError, TraceSpans, steps_of
 from presage.datasets.adapters.spans import Naming, Role
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from presage.datasets.adapters.partitions import Partitions
 from presage.datasets.adapters.source import Workflow
-from presage.datasets.adapters.span_waits import Siblings
+from presage.datasets.adapters.span_tree import Siblings
 
 UNKNOWN_SERVICE: Final = "unknown_service"  # what OpenTelemetry's SDKs call a service without a name
 _MANY: Final = 2
