@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from presage.datasets.adapters.recording_files import batches, engines
+from presage.datasets.adapters.recording import batches, engines
 from presage.datasets.recording import SAID
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.recorder.config import RecorderConfig

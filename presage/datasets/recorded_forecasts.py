@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.adapters.recording_files import batches, engines
+from presage.datasets.adapters.recording import batches, engines
 from presage.datasets.recording import FORECASTS, SAID, SILENT
 
 END: Final = "END"

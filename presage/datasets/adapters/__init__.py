@@ -17,17 +17,15 @@ from pathlib import Path
 from typing import Final
 
 from presage.datasets.adapters.csv_trace import read_csv
-from presage.datasets.adapters.documents import SUFFIXES as JSON_SUFFIXES
-from presage.datasets.adapters.documents import first_document
 from presage.datasets.adapters.jsonl import read_jsonl
 from presage.datasets.adapters.mlflow_export import is_mlflow, read_mlflow
 from presage.datasets.adapters.otlp import is_otlp
 from presage.datasets.adapters.parquet import read_parquet
-from presage.datasets.adapters.recording import read_recording
-from presage.datasets.adapters.recording_files import is_recording
+from presage.datasets.adapters.recording import is_recording, read_recording
 from presage.datasets.adapters.source import JoiningReader, Reader, Source
 from presage.datasets.adapters.span_dump import is_span
 from presage.datasets.adapters.span_files import read_spans
+from presage.datasets.adapters.text_files import JSON_SUFFIXES, first_document
 
 __all__ = ["JOINING", "READERS", "SUFFIXES", "Reader", "Source", "detect"]
 

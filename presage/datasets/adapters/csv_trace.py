@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from presage.datasets.adapters.csv_rows import CsvRow, CsvRows
 from presage.datasets.adapters.source import Source
 from presage.datasets.adapters.tabular import Batch, sources
+from presage.datasets.adapters.text_files import CsvRow, CsvRows
 from presage.datasets.columns import first_failure, wanted
 from presage.datasets.origin import Origin, RowError
 from presage.datasets.schema import COLUMN_TYPES, check_columns

@@ -10,9 +10,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from presage.datasets.adapters.attributes import Found, interpret
-from presage.datasets.adapters.documents import Place
 from presage.datasets.adapters.partitions import Partitions
 from presage.datasets.adapters.spans import SPAN_SCHEMA, Role, Span
+from presage.datasets.adapters.text_files import Place
 from presage.errors import TraceError
 
 _BATCH_SPANS: Final = 16384

@@ -14,12 +14,12 @@ from typing import Any, Final
 import msgspec
 
 from presage.datasets.adapters.attributes import Found, keep
-from presage.datasets.adapters.documents import Place
 from presage.datasets.adapters.intake import Intake
 from presage.datasets.adapters.messages import from_json
 from presage.datasets.adapters.source import Source
 from presage.datasets.adapters.span_dump import time_ns
 from presage.datasets.adapters.span_files import described, read_documents
+from presage.datasets.adapters.text_files import Place
 
 _SESSION: Final = "mlflow.trace.session"
 _RUNNING: Final = "IN_PROGRESS"

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from presage.datasets.adapters.documents import Place
 from presage.datasets.adapters.intake import Intake
 from presage.datasets.adapters.mlflow_export import take_mlflow
 from presage.datasets.adapters.partitions import Partitions
 from presage.datasets.adapters.source import Source
+from presage.datasets.adapters.text_files import Place
 from presage.datasets.adapters.workflows import Workflows
 from presage.errors import TraceError
 

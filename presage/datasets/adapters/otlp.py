@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from presage.datasets.adapters.attributes import FLATTENED, PLAN, Found, keep, keep_event
-from presage.datasets.adapters.documents import Place
 from presage.datasets.adapters.intake import Intake
+from presage.datasets.adapters.text_files import Place
 
 _SIGNALS: Final = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics", "resourceProfiles"})
 _PARENT_IS_REMOTE: Final = 0x300  # flags: whether the parent is remote is known, and it is

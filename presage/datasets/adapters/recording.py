@@ -1,28 +1,58 @@
 """`--format recording`: the folder of an engine's recorder (`presage.datasets.recording`), also while it is written.
 
-Two readings of bounded memory: the first of numbers alone, which decides what becomes a row (`recording_plan.py`), the
-second of everything, a chunk at a time. What is left out is counted whether or not bad rows are skipped: a recording is
-cut wherever its engine was, and clients name their workflows as they like.
+Two readings of bounded memory: the first of numbers alone, which decides what becomes a row (`plan`), the second of
+everything, a chunk at a time. What is left out is counted whether or not bad rows are skipped: a recording is cut
+wherever its engine was, and clients name their workflows as they like.
+
+A file may be growing, torn at its end, renamed or removed while it is read. What is read of it is its whole batches;
+what is not is counted in bytes.
 
 A workflow is named `ID@INSTANCE.RUN`. So two engines that served workflows of the same id, or one engine after its
 restart, are kept apart, always, and what a store has of one recording does not depend on what else was ingested.
+
+A run is a workflow as one engine saw it. What is decided of it must never change, for a store takes a workflow once:
+
+- A run waits while its engine records and has not said that it ended.
+- Steps count in the order they began. A step that is not there (dropped, in a file that was lost, running when the
+  engine was killed, of an agent without a name) cuts the run: what came before it stays, and is right-censored.
+- Where the client numbered every step, and none twice, a number that is missing is a step that this engine never saw:
+  it cuts the run likewise. A run that does not begin with the first step is left out.
+- A run is complete if it ended, by word or by silence, and nothing of it is missing.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from presage.datasets.adapters.recording_files import Engine, Served, batches, engines
-from presage.datasets.adapters.recording_plan import END_NUMBERS, NUMBERS, Plan, plan
 from presage.datasets.adapters.source import Source
 from presage.datasets.origin import Origin
+from presage.datasets.recording import (
+    FILE_NAME,
+    INSTANCE_FOLDER,
+    INSTANCE_KEY,
+    LAYER_KEY,
+    LOCK,
+    MODEL_KEY,
+    OPEN,
+    SAID,
+    SILENT,
+    TABLES,
+    VERSION,
+    VERSION_KEY,
+    WHOLE,
+)
 from presage.datasets.schema import STATE_COLUMNS, conform, trace_schema
 from presage.errors import TraceError
 
@@ -146,3 +176,270 @@ def _states(column: pa.LargeBinaryArray, where: str) -> pa.Array | None:
     halves = np.zeros((len(column), size), np.float16)
     halves[~null] = np.frombuffer(b"".join(column.drop_null().to_pylist()), np.float16).reshape(-1, size)
     return pa.FixedSizeListArray.from_arrays(pa.array(halves.reshape(-1)), size, mask=pa.array(null))
+
+
+NUMBERS: Final = ("run", "step", "client_step", "workflow_type", "workflow_id", "agent")
+END_NUMBERS: Final = ("run", "steps", "how")
+
+WAITING: Final = "workflow still running: left for a later ingestion"
+NO_BEGINNING: Final = "workflow of which the first step was not recorded"
+CUT: Final = "step of a workflow after one that was not recorded"
+NAMELESS: Final = "step without a workflow type or an agent, or of an agent called END"
+UNNUMBERED: Final = -1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of one engine that become rows.
+
+    Attributes:
+        keys: int64 [n], rising, as `key` makes them.
+        steps: int32 [n], number of the step in the trace.
+        complete: bool [n], of its run.
+    """
+
+    keys: NDArray[np.int64]
+    steps: NDArray[np.int32]
+    complete: NDArray[np.bool_]
+
+    def find(self, runs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The place of each of n recorded steps in the plan, int64 [n]; -1 for those that become no row."""
+        wanted = key(runs, steps)
+        places = np.searchsorted(self.keys, wanted)
+        found = np.zeros(len(wanted), bool)
+        inside = places < len(self.keys)
+        found[inside] = self.keys[places[inside]] == wanted[inside]
+        return np.where(found, places, -1)
+
+
+def key(runs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One number for run and step, int64 [n]."""
+    return runs << 32 | steps
+
+
+def plan(steps: Iterable[pa.RecordBatch], ends: Iterable[pa.RecordBatch], records: bool, skipped: Counter[str]) -> Plan:
+    """What becomes of the steps of one engine.
+
+    Args:
+        steps: columns NUMBERS of its steps.
+        ends: columns END_NUMBERS of its ends, which were read before the steps.
+        records: whether it still records.
+        skipped: counts what is left out.
+    """
+    ended = _ended(ends)
+    run, step, client = _numbers(steps, skipped)
+    if not len(run):
+        return Plan(run, step.astype(np.int32), np.zeros(0, bool))
+    kept = np.zeros(len(run), bool)
+    numbered = np.zeros(len(run), np.int32)
+    complete = np.zeros(len(run), bool)
+    starts = np.flatnonzero(np.r_[True, run[1:] != run[:-1]])
+    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(run)], strict=True):
+        end = ended.get(int(run[start]))
+        if end is None and records:
+            skipped[WAITING] += 1
+            continue
+        whole = _unbroken(step[start:stop], client[start:stop])
+        count = int(whole.sum())
+        skipped[CUT if count else NO_BEGINNING] += stop - start - count if count else 1
+        kept[start:stop] = whole
+        numbered[start:stop] = np.cumsum(whole) - 1
+        complete[start:stop] = end == count
+    return Plan(key(run, step)[kept], numbered[kept], complete[kept])
+
+
+def _unbroken(step: NDArray[np.int64], client: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which steps of a run, int64 [n] in their order, come before any that is missing; bool [n]."""
+    places = np.arange(len(step))
+    whole: NDArray[np.bool_] = step == places
+    order = np.argsort(client, kind="stable")
+    if client[order[0]] != UNNUMBERED and (np.diff(client[order]) > 0).all():
+        by_client = np.empty(len(step), bool)
+        by_client[order] = client[order] == places
+        whole &= by_client
+    return whole
+
+
+def _ended(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
+    """By run, after how many steps it ended."""
+    found: dict[int, int] = {}
+    for batch in ends:
+        known = batch.filter(pc.is_in(batch["how"], pa.array([SAID, SILENT])))
+        found.update(zip(known["run"].to_pylist(), known["steps"].to_pylist(), strict=True))
+    return found
+
+
+def _numbers(
+    steps: Iterable[pa.RecordBatch], skipped: Counter[str]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Run, step and client's step (UNNUMBERED where there is none) of all steps with names, by run and step, each once;
+    int64 [n] each."""
+    columns: list[list[NDArray[np.int64]]] = [[np.empty(0, np.int64)] for _ in range(3)]
+    for batch in steps:
+        named = _named(batch)
+        skipped[NAMELESS] += int(len(named) - named.sum())
+        client = pc.fill_null(batch["client_step"], UNNUMBERED)
+        for column, values in zip(columns, (batch["run"], batch["step"], client), strict=True):
+            column.append(values.to_numpy(zero_copy_only=False)[named].astype(np.int64))
+    run, step, client_step = (np.concatenate(column) for column in columns)
+    _, first = np.unique(key(run, step), return_index=True)  # sorted; a batch that was written twice counts once
+    return run[first], step[first], client_step[first]
+
+
+def _named(batch: pa.RecordBatch) -> NDArray[np.bool_]:
+    good = np.ones(batch.num_rows, bool)
+    for name in ("workflow_type", "workflow_id", "agent"):
+        good &= pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(batch[name])), 0).to_numpy(zero_copy_only=False)
+    good &= pc.not_equal(batch["agent"], "END").to_numpy(zero_copy_only=False)
+    return good
+
+
+TORN: Final = "file that ends inside a batch"
+TORN_BYTES: Final = "byte after the last whole batch of a file"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine of a recording.
+
+    Attributes:
+        folder: its folder.
+        name: of the instance.
+        records: whether it still records; then what it has not finished may yet go on.
+    """
+
+    folder: Path
+    name: str
+    records: bool
+
+
+@dataclass(frozen=True)
+class Served:
+    """What an engine served while it wrote a file.
+
+    Attributes:
+        model: by its name; None where it was not known.
+        state_layer: the layer of recorded states, counted from 1; None for those after the final norm.
+    """
+
+    model: str | None
+    state_layer: int | None
+
+
+def is_recording(path: Path) -> bool:
+    """Is this the folder of a recording, or that of one engine in it?"""
+    return bool(_folders(path))
+
+
+def engines(path: Path) -> list[Engine]:
+    """The engines of a recording, by name; or the one whose folder this is.
+
+    Raises:
+        TraceError: there is none.
+    """
+    found = _folders(path)
+    if not found:
+        raise TraceError(
+            f"{path}: no recording ({INSTANCE_FOLDER}*/{LOCK} is not there); the folder of the recorder's settings is "
+            "wanted: check the path"
+        )
+    return [Engine(one, one.name.removeprefix(INSTANCE_FOLDER), _records(one / LOCK)) for one in found]
+
+
+def batches(
+    engine: Engine, table: str, columns: Sequence[str] | None, lost: Counter[str]
+) -> Iterator[tuple[pa.RecordBatch, Served]]:
+    """All whole batches of a table in the order they were written, each with what was served.
+
+    Args:
+        engine: whose.
+        table: steps, forecasts or ends.
+        columns: those that are wanted, the others are not read; None for all.
+        lost: counts what cannot be read.
+
+    Raises:
+        TraceError: a file is of another version, or is no file of a recording.
+    """
+    for path in _files(engine.folder, table):
+        try:
+            yield from _file_batches(path, table, columns, lost)
+        except FileNotFoundError:
+            # It was full in the meantime. One that was removed is gone, and its steps are missing.
+            with suppress(FileNotFoundError):
+                yield from _file_batches(path.with_name(path.name.replace(OPEN, WHOLE)), table, columns, lost)
+
+
+def _folders(path: Path) -> list[Path]:
+    if path.name.startswith(INSTANCE_FOLDER) and (path / LOCK).is_file():
+        return [path]
+    return sorted(lock.parent for lock in path.glob(f"{INSTANCE_FOLDER}*/{LOCK}"))
+
+
+def _records(lock: Path) -> bool:
+    """Whether somebody holds the lock. A copy of a folder has a lock that nobody holds."""
+    try:
+        handle = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+def _files(folder: Path, table: str) -> list[Path]:
+    names = [path for path in folder.iterdir() if FILE_NAME.fullmatch(path.name)]
+    return sorted(path for path in names if path.name.startswith(f"{table}-"))
+
+
+def _file_batches(
+    path: Path, table: str, columns: Sequence[str] | None, lost: Counter[str]
+) -> Iterator[tuple[pa.RecordBatch, Served]]:
+    size = path.stat().st_size
+    if not size:
+        return
+    wanted = None if columns is None else [TABLES[table].get_field_index(name) for name in columns]
+    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    with pa.memory_map(str(path)) as source:
+        position = 0
+        try:
+            reader = pa.ipc.open_stream(source, options=options)
+        except (pa.ArrowException, OSError):
+            lost[TORN] += 1
+            lost[TORN_BYTES] += size
+            return
+        served = _served(reader, path, table, columns)
+        while True:
+            position = source.tell()
+            try:
+                batch = reader.read_next_batch()
+                batch.validate(full=True)
+            except StopIteration:
+                return
+            except (pa.ArrowException, OSError):
+                lost[TORN] += 1
+                lost[TORN_BYTES] += size - position
+                return
+            yield batch, served
+
+
+def _served(reader: pa.RecordBatchStreamReader, path: Path, table: str, columns: Sequence[str] | None) -> Served:
+    facts = reader.schema.metadata or {}
+    version = facts.get(VERSION_KEY, b"none").decode(errors="replace")
+    if version != VERSION or INSTANCE_KEY not in facts:
+        raise TraceError(
+            f"{path}: recording version {version}, this release reads version {VERSION}: ingest it with the release "
+            "that recorded it"
+        )
+    wanted = TABLES[table] if columns is None else pa.schema([TABLES[table].field(name) for name in columns])
+    if not reader.schema.equals(wanted):
+        raise TraceError(f"{path}: not the columns of {table} in a recording: remove the file, or record anew")
+    return Served(
+        facts[MODEL_KEY].decode() if MODEL_KEY in facts else None,
+        int(facts[LAYER_KEY]) if LAYER_KEY in facts else None,
+    )

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from presage.datasets.adapters.attributes import PLAN, Found, keep, keep_event
-from presage.datasets.adapters.documents import Place
 from presage.datasets.adapters.intake import Intake
+from presage.datasets.adapters.text_files import Place
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _FLAT: Final = "attributes."

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from presage.datasets.adapters.documents import Documents, Place, files_of
 from presage.datasets.adapters.intake import Intake
 from presage.datasets.adapters.otlp import decode, is_otlp, take_otlp
 from presage.datasets.adapters.partitions import Partitions
 from presage.datasets.adapters.source import Source, named
 from presage.datasets.adapters.span_dump import is_span, take_span
+from presage.datasets.adapters.text_files import Documents, Place, files_of
 from presage.datasets.adapters.workflows import Workflows
 from presage.errors import TraceError
 

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.adapters.conversations import TraceFacts
-from presage.datasets.adapters.documents import Place
 from presage.datasets.adapters.span_tree import NEVER_ENDED, TraceSpans, TraceSteps
 from presage.datasets.adapters.spans import CONTENT
+from presage.datasets.adapters.text_files import Place
 
 
 class TraceColumns:

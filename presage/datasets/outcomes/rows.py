@@ -14,10 +14,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
-from presage.datasets.adapters.csv_rows import CsvRows
-from presage.datasets.adapters.documents import SUFFIXES as JSON_SUFFIXES
-from presage.datasets.adapters.documents import Documents, Place
 from presage.datasets.adapters.parquet import open_parquet, row_batches
+from presage.datasets.adapters.text_files import SUFFIXES as JSON_SUFFIXES
+from presage.datasets.adapters.text_files import CsvRows, Documents, Place
 from presage.datasets.outcomes.schema import normalise
 from presage.datasets.schema import listed
 from presage.errors import TraceError

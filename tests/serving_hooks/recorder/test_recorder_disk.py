@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pytest
 from recorder_samples import Hands, Named, counts, recorder, serve, vector
 
-from presage.datasets.adapters.recording_files import TORN, TORN_BYTES
+from presage.datasets.adapters.recording import TORN, TORN_BYTES
 from presage.datasets.ingest import ingest
 from presage.datasets.read import read_traces
 from presage.errors import TraceError

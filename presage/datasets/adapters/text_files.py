@@ -1,0 +1,382 @@
+"""UTF-8 text files, plain or gzip, as numbered lines, as JSON documents and as CSV rows.
+
+Gzip is recognised by content and a byte order mark is passed over. A file that is no UTF-8 text as a whole (UTF-16, a
+ZIP archive or a spreadsheet, zstd) is refused at its first line. Single bytes that are no UTF-8 are left to the reader,
+which may skip a line: `not_utf8` says which byte it is. Memory is bounded by the longest line, or the longest CSV field
+that is allowed.
+
+JSON documents stand one a line, or a whole file is one document: a file that is one pretty-printed document or one
+array, as people export by hand, is parsed as a whole, and refused where that would take too much memory. A path may be
+a folder: of rotated files of a collector, which are one trace, cut anywhere.
+
+The CSV dialect is what pandas, spreadsheets and databases write by default: commas, quotes doubled inside quotes, line
+ends of any system, a header. Python's reader is used, not Arrow's, which cannot say on which line a row stands and
+guesses at types.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from presage.errors import PresageError, TraceError
+
+BOM: Final = b"\xef\xbb\xbf"
+GZIP: Final = b"\x1f\x8b"
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
+_HALF_OF_A_PAIR: Final = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+
+
+class DamagedGzipError(Exception):
+    """The gzip data end early or are damaged; `what` is "cut" or "damaged"."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+class NumberedLines:
+    """Iterates over the lines of an open file, each with its number from 1 and with the bytes that end it."""
+
+    def __init__(self, raw: IO[bytes], lines: Iterator[tuple[int, bytes]]) -> None:
+        self._raw = raw
+        self._lines = lines
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        return self._lines  # no generator: it would cost a tenth of what reading small rows takes
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes on disk read so far; 0 of a pipe, which cannot tell."""
+        return self._raw.tell() if self._raw.seekable() else 0
+
+
+@contextmanager
+def numbered_lines(path: Path) -> Iterator[NumberedLines]:
+    """Open a file, or a pipe, to read its lines inside.
+
+    Raises:
+        TraceError: the file cannot be read or holds no UTF-8 text.
+        DamagedGzipError: after the last line that can be read.
+    """
+    try:
+        with path.open("rb") as raw:
+            head = raw.peek(8)[:8]
+            if _ZSTD in head:
+                raise TraceError(
+                    f"{path}: compressed with zstd; plain text or gzip is wanted: unpack the file, and leave "
+                    "`compression` out of a collector's file exporter"
+                )
+            file = gzip.GzipFile(fileobj=raw) if head.startswith(GZIP) else raw
+            first = file.readline()
+            if first.startswith(_UTF16) or b"\0" in first:
+                raise TraceError(
+                    f"{path}: UTF-16 or no text at all; text in UTF-8 is wanted: save or convert the file as UTF-8 (a "
+                    "spreadsheet as CSV UTF-8)"
+                )
+            begin = [(1, first.removeprefix(BOM))] if first else []
+            yield NumberedLines(raw, chain(begin, enumerate(file, start=2)))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DamagedGzipError("cut" if isinstance(error, EOFError) else "damaged") from None
+    except PresageError:
+        raise
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror or error}): check the path") from error
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """What to say of a line that is no UTF-8, or of the first in a file; which line it is, the caller says."""
+    byte = error.start - error.object.rfind(b"\n", 0, error.start)
+    return (
+        f"byte {byte} of the line is no UTF-8; text in UTF-8 is wanted: save or convert the file as UTF-8 (from "
+        "Windows: iconv -f windows-1252 -t utf-8)"
+    )
+
+
+def utf8_text(path: Path) -> str:
+    """All of a small file, without a byte order mark.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no UTF-8; names the line.
+    """
+    data = path.read_bytes().removeprefix(BOM)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line}: {not_utf8(error)}") from None
+
+
+def whole_characters(json: str) -> str:
+    r"""JSON in which halves of a surrogate pair (`\ud83d` alone, where a text was cut) became U+FFFD."""
+    return _HALF_OF_A_PAIR.sub(r"\\ufffd", json)
+
+
+JSON_SUFFIXES: Final = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+_WHOLE_FILE_BYTES: Final = 64 * 2**20
+_NO_DOCUMENT: Final = (ValueError, RecursionError)  # msgspec's, the standard library's and a decoder's of UTF-8
+
+Decode = Callable[[bytes], Any]
+
+
+class Place(NamedTuple):
+    """A line of a file: the index of the file in `files_of`, the line counted from 1."""
+
+    file: int
+    line: int
+
+
+class OnTorn(Protocol):
+    """Told of a line that cannot be read; raises, or returns to go on with the next."""
+
+    def __call__(self, place: Place, message: str, reason: str, line: bytes) -> None:
+        """`message` says what came and what to do, `reason` is a short phrase to count by."""
+        ...
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a path, by name: itself, or the JSON files of a folder.
+
+    Raises:
+        TraceError: a folder without any.
+    """
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.name.endswith(JSON_SUFFIXES) and file.is_file())
+    if not files:
+        raise TraceError(
+            f"{path}: a folder without {', '.join(JSON_SUFFIXES)} files; rotated files of a collector's file "
+            "exporter are wanted: check the path"
+        )
+    return files
+
+
+def first_document(path: Path) -> Any:
+    """The first document of a path, to tell its format; None where the path begins with something else.
+
+    Raises:
+        TraceError: a file cannot be read, or is no UTF-8 text.
+    """
+
+    def stop(place: Place, message: str, reason: str, line: bytes) -> None:
+        raise _NoDocumentError
+
+    try:
+        files = files_of(path)
+    except TraceError:
+        return None
+    try:
+        return next(iter(Documents(files, stop, _decode_any_bytes)), (None, None))[1]
+    except _NoDocumentError:
+        return None
+
+
+class _NoDocumentError(Exception):
+    """The first line is none."""
+
+
+def _decode_any_bytes(text: bytes) -> Any:
+    """A format is told also where a byte is no UTF-8; its reader says so then."""
+    return msgspec.json.decode(text.decode(errors="replace"))
+
+
+class Documents:
+    """Every JSON document of some files, with its place; arrays are given element by element.
+
+    Iterating raises `TraceError` where a file cannot be read or is no UTF-8 text, and what `on_torn` raises. NaN and
+    infinity, which Python writes though JSON has none, are null; half a surrogate pair, where a text was cut, is
+    U+FFFD.
+
+    Args:
+        files: what to read, in this order.
+        on_torn: told of what cannot be read.
+        decode: makes a document of its bytes, or raises `msgspec.DecodeError`.
+    """
+
+    def __init__(self, files: Sequence[Path], on_torn: OnTorn, decode: Decode) -> None:
+        self._files = files
+        self._on_torn = on_torn
+        self._decode = decode
+        self.read_bytes = 0
+        """Bytes on disk read so far."""
+
+    def __iter__(self) -> Iterator[tuple[Place, Any]]:
+        for index, file in enumerate(self._files):
+            before = self.read_bytes
+            for place, document in self._documents(index, file, before):
+                if isinstance(document, list):
+                    yield from ((place, element) for element in document)
+                else:
+                    yield place, document
+            self.read_bytes = before + file.stat().st_size
+
+    def _documents(self, index: int, file: Path, before: int) -> Iterator[tuple[Place, Any]]:
+        place = Place(index, 0)
+        try:
+            with numbered_lines(file) as lines:
+                for number, line in lines:
+                    place = Place(index, number)
+                    self.read_bytes = before + lines.read_bytes
+                    text = line.strip()
+                    if not text:
+                        continue
+                    try:
+                        yield place, self._decoded(text)
+                    except _NO_DOCUMENT as error:
+                        torn = isinstance(error, UnicodeDecodeError)
+                        if number == 1 and not torn and (whole := self._whole(index, file, text)) is not None:
+                            yield place, whole
+                            return
+                        self._no_document(place, error, text)
+        except DamagedGzipError as error:
+            message = f"the gzip data are {error.what} after this line: copy or write the file again"
+            self._on_torn(place, message, f"{error.what} gzip data after it", b"")
+
+    def _decoded(self, text: bytes) -> Any:
+        try:
+            return self._decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return json.loads(whole_characters(text.decode()), parse_constant=lambda _: None)
+
+    def _no_document(self, place: Place, error: Exception, text: bytes) -> None:
+        if isinstance(error, UnicodeDecodeError):
+            self._on_torn(place, not_utf8(error), "no UTF-8", text)
+            return
+        message = "not JSON; one JSON object a line is wanted: was the file cut, or is it still written?"
+        self._on_torn(place, message, "no JSON", text)
+
+    def _whole(self, index: int, file: Path, first: bytes) -> Any:
+        """The one document that a file is, given that its first line is none; None if the file is no document."""
+        if first[:1] not in (b"{", b"["):
+            return None
+        with file.open("rb") as raw:
+            packed = raw.peek(2)[:2] == GZIP
+            text = (gzip.GzipFile(fileobj=raw) if packed else raw).read(_WHOLE_FILE_BYTES + 1)
+        if len(text) > _WHOLE_FILE_BYTES:
+            return None
+        text = text.removeprefix(BOM)
+        try:
+            return self._decoded(text)
+        except UnicodeDecodeError as error:
+            try:
+                json.loads(text.decode(errors="replace"))
+            except _NO_DOCUMENT:
+                return None
+            line = text.count(b"\n", 0, error.start) + 1
+            self._no_document(Place(index, line), error, text)
+            return []
+        except _NO_DOCUMENT:
+            return None
+
+
+_LARGEST_FIELD: Final = 2**26
+_POSITION_EVERY: Final = 1024
+_OTHER_SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+class CsvRow(NamedTuple):
+    """One row.
+
+    Args:
+        line: the one it begins on, from 1; of text that is no UTF-8, that very line.
+        fields: as they stand there; of a bad row, what could be read.
+        problem: what is wrong with it; empty if nothing is.
+        reason: a short phrase to count it by.
+    """
+
+    line: int
+    fields: Sequence[str]
+    problem: str = ""
+    reason: str = ""
+
+
+class CsvRows:
+    """The rows below the header of a CSV file, blank lines left out.
+
+    Iterating raises `TraceError` where the file cannot be read.
+
+    Args:
+        path: the file, plain or gzip.
+
+    Raises:
+        TraceError: there is no header that can be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.read_bytes = 0
+        """Bytes on disk read so far."""
+        self._not_utf8: tuple[int, str] | None = None
+        csv.field_size_limit(_LARGEST_FIELD)
+        self._reader = csv.reader(self._text(), strict=True)
+        header = next(self._rows(), None)
+        if header is None:
+            raise TraceError(f"{path}: an empty file; a line with the names of the columns is wanted first")
+        if header.problem:
+            raise TraceError(f"{path}, line {header.line}: {header.problem}")
+        self.names = header.fields
+        separator = next((of for of in _OTHER_SEPARATORS if len(self.names) == 1 and of in self.names[0]), None)
+        if separator is not None:
+            raise TraceError(
+                f"{path}: fields seem to be separated by {_OTHER_SEPARATORS[separator]}; commas are wanted: write the "
+                "file with them"
+            )
+
+    def __iter__(self) -> Iterator[CsvRow]:
+        width = len(self.names)
+        for row in self._rows():
+            if row.problem or len(row.fields) == width:
+                yield row
+            else:
+                problem = f"{len(row.fields)} fields; {width} are wanted, one for each column: repair the line"
+                yield CsvRow(row.line, row.fields, problem, "another number of fields")
+
+    def _rows(self) -> Iterator[CsvRow]:
+        while True:
+            line = self._reader.line_num + 1
+            try:
+                fields = next(self._reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                self._not_utf8 = None
+                problem = f"not CSV ({error}); commas, and quotes that are doubled inside quotes, are wanted: repair it"
+                yield CsvRow(line, (), problem, "no CSV")
+                continue
+            except DamagedGzipError as error:
+                problem = f"the gzip data are {error.what} after this line: copy or write the file again"
+                yield CsvRow(max(1, line - 1), (), problem, f"{error.what} gzip data after it")
+                return
+            if self._not_utf8 is not None:
+                at, problem = self._not_utf8
+                self._not_utf8 = None
+                yield CsvRow(at, fields, problem, "no UTF-8")
+            elif fields:
+                yield CsvRow(line, fields)
+
+    def _text(self) -> Iterator[str]:
+        with numbered_lines(self._path) as lines:
+            for number, line in lines:
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError as error:
+                    self._not_utf8 = self._not_utf8 or (number, not_utf8(error))
+                    text = line.decode(errors="replace")
+                yield text
+                if number % _POSITION_EVERY == 0:
+                    self.read_bytes = lines.read_bytes
+            self.read_bytes = lines.read_bytes
