@@ -12,20 +12,24 @@ Memory holds the numbers of one partition as Python lists, and one stretch of ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from presage.datasets.adapters.conversations import Conversations
+from presage.datasets.adapters.conversations import Conversations, TraceFacts
 from presage.datasets.adapters.intake import Intake
 from presage.datasets.adapters.partitions import Partitions
 from presage.datasets.adapters.source import Source, Workflow
-from presage.datasets.adapters.span_tree import BrokenTreeError, TraceSteps, steps_of
-from presage.datasets.adapters.step_rows import StepRows, stretches, text_bytes
-from presage.datasets.adapters.trace_columns import TraceColumns
+from presage.datasets.adapters.span_tree import NEVER_ENDED, BrokenTreeError, TraceSpans, TraceSteps, steps_of
+from presage.datasets.adapters.spans import CONTENT, Role
+from presage.datasets.adapters.text_files import Place
 from presage.datasets.origin import Origin
-from presage.datasets.schema import conform, trace_schema
+from presage.datasets.schema import TIMESTAMP, conform, trace_schema
 from presage.errors import TraceError
 
 
@@ -135,3 +139,235 @@ class Workflows:
         elif steps.row:
             (later if facts.waits else now).add(steps, first, facts)
         return None
+
+
+class TraceColumns:
+    """The numbers of a partition as Python lists, rows sorted by trace, notes of lost spans first.
+
+    Args:
+        table: spans, of `SPAN_SCHEMA`.
+
+    Attributes:
+        order: row of the table for each row here, int64 [rows].
+        bounds: where each trace starts, and the end of the last.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        trace = codes(table.column("trace"))
+        self.order = np.lexsort((table.column("span").is_valid().to_numpy(), trace))
+        self.bounds = np.flatnonzero(np.diff(trace[self.order], prepend=-1, append=-1)).tolist()
+        self._span, self._parent = self._pair("span", "parent")
+        self._node, self._node_parent = self._pair("node", "node_parent")
+        self._service = codes(table.column("service"))[self.order].tolist()
+        self._session = codes(table.column("session"))[self.order].tolist()
+        self._workflow = codes(table.column("workflow"))[self.order].tolist()
+        self._role = table.column("role").to_numpy()[self.order].tolist()
+        self._naming = table.column("naming").to_numpy()[self.order].tolist()
+        self._remote = table.column("remote").to_numpy()[self.order].tolist()
+        self._start = table.column("start").to_numpy()[self.order].tolist()
+        self._end = pc.fill_null(table.column("end"), NEVER_ENDED).to_numpy()[self.order].tolist()
+        self._texts = {name: table.column(name) for name in ("trace", "label", "service", "session", "workflow")}
+        self._bad = table.column("bad").to_numpy()[self.order]
+
+    def any_bad(self, first: int, stop: int) -> bool:
+        """Whether a trace lost a span, or a value of one."""
+        return bool(self._bad[first:stop].any())
+
+    def first_span(self, first: int, stop: int) -> int:
+        """The first row of a trace that is a span; `stop` if there is none."""
+        return next((row for row in range(first, stop) if self._span[row] >= 0), stop)
+
+    def spans(self, first: int, stop: int) -> TraceSpans:
+        """The spans of a trace."""
+        part = slice(first, stop)
+
+        def same(one: int, other: int) -> bool:
+            rows = self.order[[first + one, first + other]]
+            content = self._table.select(CONTENT).take(pa.array(rows)).to_pylist()
+            return bool(content[0] == content[1])
+
+        return TraceSpans(
+            span=self._span[part],
+            parent=self._parent[part],
+            remote=self._remote[part],
+            role=self._role[part],
+            naming=self._naming[part],
+            service=self._service[part],
+            node=self._node[part],
+            node_parent=self._node_parent[part],
+            start=self._start[part],
+            end=self._end[part],
+            same=same,
+        )
+
+    def place(self, row: int) -> tuple[Place, str]:
+        """Where a span was read, and its id."""
+        found = self._table.select(["file", "line", "span"]).take(pa.array([self.order[row]])).to_pylist()[0]
+        return Place(found["file"], found["line"]), found["span"]
+
+    def facts(self, first: int, stop: int, steps: TraceSteps | None) -> TraceFacts:
+        """What is known of a trace as a whole; `steps` is None where its spans are no tree."""
+        root = None if steps is None or steps.root is None else first + steps.root
+        top = None if steps is None or steps.top is None else first + steps.top
+        begin = root if root is not None else min(range(first, stop), key=self._start.__getitem__)
+        return TraceFacts(
+            trace=str(self._text("trace", first)),
+            session=self._agreed("session", self._session, first, stop, root),
+            workflow=self._earliest("workflow", self._workflow, first, stop, root),
+            service=self._text("service", begin),
+            top=None if top is None else self._text("label", top),
+            complete=steps is not None and steps.complete,
+            begin=steps.started[0] if steps is not None and steps.row else self._start[begin],
+            end=steps.end if steps is not None else self._start[begin],
+            rooted=root is not None,
+        )
+
+    def _pair(self, one: str, other: str) -> tuple[list[int], list[int]]:
+        """Two columns with the same number for the same string."""
+        rows = self._table.num_rows
+        both = codes(pa.chunked_array([*self._table.column(one).chunks, *self._table.column(other).chunks]))
+        return both[:rows][self.order].tolist(), both[rows:][self.order].tolist()
+
+    def _agreed(self, name: str, values: Sequence[int], first: int, stop: int, root: int | None) -> str | None:
+        """The root's value, else the one that all spans agree in that have any."""
+        if root is not None and values[root] >= 0:
+            return self._text(name, root)
+        found = set(values[first:stop]) - {-1}
+        return self._text(name, values.index(found.pop(), first, stop)) if len(found) == 1 else None
+
+    def _earliest(self, name: str, values: Sequence[int], first: int, stop: int, root: int | None) -> str | None:
+        """The root's value, else that of the span that started first among those that have one."""
+        if root is not None and values[root] >= 0:
+            return self._text(name, root)
+        rows = [row for row in range(first, stop) if values[row] >= 0]
+        return self._text(name, min(rows, key=self._start.__getitem__)) if rows else None
+
+    def _text(self, column: str, row: int) -> str | None:
+        text: str | None = self._texts[column][int(self.order[row])].as_py()
+        return text
+
+
+def codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """A number for each distinct string, -1 for null; int64 [rows]."""
+    encoded = column.combine_chunks().dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.unify_dictionaries().combine_chunks()
+    numbers: NDArray[np.int64] = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
+
+
+_CHUNK_ROWS: Final = 16384
+_CHUNK_BYTES: Final = 32 * 2**20
+_TEXTS: Final = ("system_prompt", "input_text", "output_text")
+_FROM_SPANS: Final = ("model", "input_tokens", "output_tokens", "cached_input_tokens", "finish_reason", *_TEXTS)
+_NS_PER_US: Final = 1000
+
+
+@dataclass
+class StepRows:
+    """Steps in the order they were added; rows count in the sorted partition, `trace` in `facts`."""
+
+    row: list[int] = field(default_factory=list)
+    agent: list[int] = field(default_factory=list)
+    wrapper: list[int] = field(default_factory=list)
+    parents: list[tuple[int, ...]] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    step: list[int] = field(default_factory=list)
+    leaf: list[bool] = field(default_factory=list)
+    trace: list[int] = field(default_factory=list)
+    facts: list[TraceFacts] = field(default_factory=list)
+
+    def add(self, steps: TraceSteps, first: int, facts: TraceFacts) -> None:
+        """The steps of a trace that begins at row `first`."""
+        leaves = set(steps.leaves)
+        self.row += [row + first for row in steps.row]
+        self.agent += [row + first for row in steps.agent]
+        self.wrapper += [row + first if row >= 0 else -1 for row in steps.wrapper]
+        self.parents += steps.parents
+        self.started += steps.started
+        self.ended += steps.ended
+        self.step += range(len(steps.row))
+        self.leaf += [step in leaves for step in range(len(steps.row))]
+        self.trace += [len(self.facts)] * len(steps.row)
+        self.facts.append(facts)
+
+    def add_spoiled(self, first: int, facts: TraceFacts) -> None:
+        """A trace that lost spans, as one row that is no step (number -1): its conversation has to know."""
+        lost = TraceSteps([0], [0], [-1], [()], [facts.begin], [facts.end], (), facts.end, None, None, False)
+        self.add(lost, first, facts)
+        self.step[-1] = -1
+
+    def tables(self, spans: pa.Table, order: NDArray[np.int64]) -> Iterator[pa.Table]:
+        """The rows, in stretches that fit in memory.
+
+        Args:
+            spans: the partition.
+            order: row of the partition for each row of the sorted one, int64 [rows].
+
+        Returns:
+            The columns of a trace, the `line` each row was read from, and what `Conversations` needs.
+        """
+        rows = order[np.asarray(self.row, np.int64)]
+        for start, stop in stretches(text_bytes(spans)[rows]):
+            yield self._table(spans, order, slice(start, stop))
+
+    def _table(self, spans: pa.Table, order: NDArray[np.int64], part: slice) -> pa.Table:
+        rows = pa.array(order[self.row[part]])
+        trace = np.asarray(self.trace[part], np.int64)
+        columns = {name: spans.column(name).take(rows) for name in _FROM_SPANS}
+        wrapper = np.asarray(self.wrapper[part], np.int64)
+        if (wrapper >= 0).any():
+            around = pa.array(order[np.maximum(wrapper, 0)], mask=wrapper < 0)
+            columns = {name: pc.coalesce(column, spans.column(name).take(around)) for name, column in columns.items()}
+        started, ended = np.asarray(self.started[part], np.int64), np.asarray(self.ended[part], np.int64)
+        first = int(trace.min())
+        facts = self.facts[first : int(trace.max()) + 1]
+        of_trace = pa.array(trace - first)
+        texts = {
+            "workflow_type": [one.told_type for one in facts],
+            "workflow_id": [one.workflow_id for one in facts],
+            "trace": [one.trace for one in facts],
+            "workflow": [one.workflow for one in facts],
+            "service": [one.service for one in facts],
+            "top": [one.top for one in facts],
+        }
+        columns |= {name: pa.array(values, pa.string()).take(of_trace) for name, values in texts.items()}
+        truths = {"complete": [one.complete for one in facts], "rooted": [one.rooted for one in facts]}
+        columns |= {name: pa.array(values, pa.bool_()).take(of_trace) for name, values in truths.items()}
+        times = {"trace_begin": [one.begin for one in facts], "trace_end": [one.end for one in facts]}
+        columns |= {name: pa.array(values, pa.int64()).take(of_trace) for name, values in times.items()}
+        return pa.table(
+            columns
+            | {
+                "agent": spans.column("label").take(pa.array(order[self.agent[part]])),
+                "kind": pc.if_else(pc.equal(spans.column("role").take(rows), int(Role.TOOL)), "tool", "llm"),
+                "step": pa.array(self.step[part], pa.int32()),
+                "parent_steps": pa.array(self.parents[part], pa.list_(pa.int32())),
+                "started_at": pa.array(started // _NS_PER_US).cast(TIMESTAMP),
+                "ended_at": pa.array(ended // _NS_PER_US, mask=ended == NEVER_ENDED).cast(TIMESTAMP),
+                "start": pa.array(started),
+                "leaf": pa.array(self.leaf[part], pa.bool_()),
+                "line": spans.column("line").take(rows),
+            }
+        )
+
+
+def text_bytes(table: pa.Table) -> NDArray[np.int64]:
+    """Bytes of text in each row, int64 [rows]."""
+    total = np.zeros(table.num_rows, np.int64)
+    for name in _TEXTS:
+        total += pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy()
+    return total
+
+
+def stretches(row_bytes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """(start, stop) of stretches of rows, bounded in rows and in bytes; `row_bytes` is int64 [rows]."""
+    ends = np.cumsum(row_bytes)
+    start = 0
+    while start < len(ends):
+        limit = _CHUNK_BYTES + (int(ends[start - 1]) if start else 0)
+        stop = min(start + _CHUNK_ROWS, max(start + 1, int(np.searchsorted(ends, limit, side="right"))), len(ends))
+        yield start, stop
+        start = stop
