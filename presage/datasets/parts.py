@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from presage.datasets.adapters.parquet import open_parquet, row_batches
+from presage.datasets.adapters.tabular import open_parquet, row_batches
 from presage.datasets.manifest import Manifest, Part, is_store, load, part_folder, save, sweep, sync
 from presage.datasets.schema import conform, state_sizes, with_schema
 from presage.errors import TraceError

@@ -310,6 +310,6 @@ def test_parquet_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_telling_a_frame_from_a_path_does_not_import_pandas() -> None:
-    code = "import sys; from presage.datasets.adapters.frame import is_frame; assert not is_frame('t.csv')"
+    code = "import sys; from presage.datasets.adapters.tabular import is_frame; assert not is_frame('t.csv')"
     done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('pandas' in sys.modules)"], check=False)
     assert done.returncode == 0

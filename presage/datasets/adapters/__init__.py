@@ -5,9 +5,8 @@ checked later and across all sources (`presage.datasets.read`, which keeps all i
 which does not). A new format is one module, one line in `READERS` or `JOINING` and, where a file name
 tells it, one in `SUFFIXES`; where only the content does, one in `detect`.
 
-Parquet, CSV and data frames (`frame.py`, which is no format of a file) share their second half, `tabular.py`. Formats
-of spans share their second half: `intake.py` takes spans from `otlp.py`, `span_dump.py` or `mlflow_export.py`,
-by the names in `otel.py`, `openinference.py` and `mlflow_names.py`; `span_tree.py` says how a tree becomes steps.
+Spans, from `span_files.py` or `mlflow_traces.py`, are read by the attribute names in `conventions.py`, spilled by
+`intake.py`, and become workflows in `workflows.py`; `span_tree.py` says how a tree becomes steps.
 """
 
 from __future__ import annotations
@@ -16,15 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from presage.datasets.adapters.csv_trace import read_csv
 from presage.datasets.adapters.jsonl import read_jsonl
-from presage.datasets.adapters.mlflow_export import is_mlflow, read_mlflow
-from presage.datasets.adapters.otlp import is_otlp
-from presage.datasets.adapters.parquet import read_parquet
+from presage.datasets.adapters.mlflow_traces import is_mlflow, read_mlflow
 from presage.datasets.adapters.recording import is_recording, read_recording
 from presage.datasets.adapters.source import JoiningReader, Reader, Source
-from presage.datasets.adapters.span_dump import is_span
-from presage.datasets.adapters.span_files import read_spans
+from presage.datasets.adapters.span_files import is_otlp, is_span, read_spans
+from presage.datasets.adapters.tabular import read_csv, read_parquet
 from presage.datasets.adapters.text_files import JSON_SUFFIXES, first_document
 
 __all__ = ["JOINING", "READERS", "SUFFIXES", "Reader", "Source", "detect"]

@@ -1,20 +1,35 @@
-"""`--format otel` and `--format openinference`: files of spans, whichever convention names their attributes.
+"""Files of spans: OTLP JSON lines of OpenTelemetry's collector, and spans as one JSON object each.
 
-Both arrive as OTLP JSON lines or as dumps of single spans, and one application may write both, so the two formats are
-one reader: every document is looked at for itself, and every span for all conventions.
+`--format otel` and `--format openinference` are one reader: one application may write both shapes and both
+conventions, so every document is looked at for itself, and every span for all conventions.
+
+OTLP as JSON is an envelope of resources, scopes and spans. Ids are hex (or base64, as protobuf's own JSON has it: they
+are only compared), 64-bit numbers may be strings, an attribute's value is wrapped in its type. The envelope is decoded
+into structures of just the fields that are read, which is cheaper than dictionaries. Lines of logs and metrics, which
+an exporter may write into the same file, hold no spans and are passed over.
+
+A single span is what OpenTelemetry's `span.to_json()`, Phoenix and its data frames write:
+
+    {"name": …, "context": {"trace_id": …, "span_id": …}, "parent_id": …,
+     "start_time": …, "end_time": …, "attributes": {…}}
+
+Keys may be flat ("context.trace_id", "attributes.llm.model_name"), attributes may be nested, times are ISO 8601 or
+numbers: nanoseconds, microseconds, milliseconds or seconds since 1970, told apart by their size.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from presage.datasets.adapters.attributes import FLATTENED, PLAN, Found, keep, keep_event
 from presage.datasets.adapters.intake import Intake
-from presage.datasets.adapters.otlp import decode, is_otlp, take_otlp
 from presage.datasets.adapters.partitions import Partitions
 from presage.datasets.adapters.source import Source, named
-from presage.datasets.adapters.span_dump import is_span, take_span
 from presage.datasets.adapters.text_files import Documents, Place, files_of
 from presage.datasets.adapters.workflows import Workflows
 from presage.errors import TraceError
@@ -23,7 +38,7 @@ _PARTITION_BYTES: Final = 32 * 2**20
 _FEWEST, _MOST = 4, 256
 _GZIP_SAVES: Final = 10
 _REPORT_BYTES: Final = 8 * 2**20
-_KINDS: Final = {list: "array", str: "string", bool: "true or false", type(None): "null"}
+_JSON_KINDS: Final = {list: "array", str: "string", bool: "true or false", type(None): "null"}
 
 
 def read_spans(
@@ -104,5 +119,257 @@ def described(document: Any) -> str:
     if is_otlp(document):
         return "OTLP JSON, which is --format otel"
     if not isinstance(document, dict):
-        return f"a JSON {_KINDS.get(type(document), 'number')}"
+        return f"a JSON {_JSON_KINDS.get(type(document), 'number')}"
     return f"a JSON object with the keys {', '.join(sorted(document)[:8]) or '(none)'}"
+
+
+_SIGNALS: Final = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics", "resourceProfiles"})
+_PARENT_IS_REMOTE: Final = 0x300  # flags: whether the parent is remote is known, and it is
+
+
+class _Value(msgspec.Struct, gc=False, frozen=True, rename="camel"):
+    string_value: str | None = None
+    int_value: int | str | None = None
+    double_value: float | str | None = None  # NaN is a string
+    bool_value: bool | None = None
+    array_value: dict[str, Any] | None = None
+    kvlist_value: dict[str, Any] | None = None
+
+
+class _Attribute(msgspec.Struct, gc=False):
+    key: str
+    value: _Value = _Value()
+
+
+class _Event(msgspec.Struct, gc=False):
+    name: str = ""
+    attributes: list[_Attribute] | None = None
+
+
+class _Span(msgspec.Struct, gc=False, rename="camel"):
+    trace_id: str = ""
+    span_id: str = ""
+    parent_span_id: str | None = None
+    name: str = ""
+    flags: int | None = None
+    start_time_unix_nano: int | str | None = None
+    end_time_unix_nano: int | str | None = None
+    attributes: list[_Attribute] | None = None
+    events: list[_Event] | None = None
+
+
+class _Scope(msgspec.Struct, gc=False):
+    spans: list[_Span] | None = None
+
+
+class _Resource(msgspec.Struct, gc=False):
+    attributes: list[_Attribute] | None = None
+
+
+class _ResourceSpans(msgspec.Struct, gc=False, rename="camel"):
+    resource: _Resource | None = None
+    scope_spans: list[_Scope] | None = None
+    instrumentation_library_spans: list[_Scope] | None = None  # what collectors before 0.60 wrote
+
+
+class Envelope(msgspec.Struct, gc=False, rename="camel"):
+    """A line of OTLP: the spans of some resources."""
+
+    resource_spans: list[_ResourceSpans] | None = None
+
+
+_decode: Final[Callable[[bytes], Envelope]] = msgspec.json.Decoder(Envelope).decode
+
+
+def decode(line: bytes) -> Any:
+    """A line as an `Envelope` if it is one with spans, else as any JSON.
+
+    Raises:
+        msgspec.DecodeError: it is no JSON.
+    """
+    try:
+        envelope = _decode(line)
+        if envelope.resource_spans is not None:
+            return envelope
+    except msgspec.ValidationError:
+        pass  # JSON, but no envelope, or a broken one: `take_otlp` says which
+    return msgspec.json.decode(line)
+
+
+def is_otlp(document: Any) -> bool:
+    """Whether a document is OTLP, of any signal."""
+    return isinstance(document, Envelope) or (isinstance(document, dict) and not _SIGNALS.isdisjoint(document))
+
+
+def take_otlp(document: Any, place: Place, intake: Intake) -> None:
+    """Hand over every span of a document that `is_otlp`.
+
+    Raises:
+        TraceError: the envelope or a span in it is not as OTLP has it, and bad spans are not skipped.
+    """
+    if not isinstance(document, Envelope):
+        try:
+            document = msgspec.convert(document, Envelope)
+        except msgspec.ValidationError as error:
+            intake.refuse(place, f"not as OTLP has it: {error}: export the spans again", "line that is no OTLP")
+            return
+    for resource in document.resource_spans or ():
+        shared: Found = {}
+        service = None
+        for attribute in (resource.resource.attributes if resource.resource else None) or ():
+            if attribute.key == "service.name":
+                service = attribute.value.string_value or None
+            elif attribute.key in PLAN:
+                shared[attribute.key] = _value(attribute.value)
+        for scope in resource.scope_spans or resource.instrumentation_library_spans or ():
+            for span in scope.spans or ():
+                _take_otlp_span(span, place, service, shared, intake)
+
+
+def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Found, intake: Intake) -> None:
+    found = shared.copy()
+    try:
+        for attribute in span.attributes or ():
+            key = attribute.key
+            if key in PLAN:
+                text = attribute.value.string_value
+                found[key] = text if text is not None else _value(attribute.value)
+            elif key.startswith(FLATTENED):
+                keep(found, key, _value(attribute.value))
+        for event in span.events or ():
+            if event.name.startswith("gen_ai."):
+                keep_event(found, event.name, {one.key: _value(one.value) for one in event.attributes or ()})
+        start, end = int(span.start_time_unix_nano or 0), int(span.end_time_unix_nano or 0)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        message = f"span {span.span_id}: a number or a list in it is not as OTLP has it: export the spans again"
+        intake.refuse(place, message, "span that is no OTLP", span.trace_id)
+        return
+    intake.take(
+        place,
+        found,
+        trace=span.trace_id,
+        span=span.span_id,
+        parent=span.parent_span_id,
+        name=span.name,
+        start=start or None,
+        end=end or None,
+        service=service,
+        remote=(span.flags or 0) & _PARENT_IS_REMOTE == _PARENT_IS_REMOTE,
+    )
+
+
+def _value(value: _Value) -> Any:
+    """An attribute's value without its type."""
+    if value.string_value is not None:
+        return value.string_value
+    if value.int_value is not None:
+        return int(value.int_value)
+    if value.double_value is not None:
+        return value.double_value
+    if value.bool_value is not None:
+        return value.bool_value
+    if value.array_value is not None:
+        return [_inner(one) for one in value.array_value.get("values") or ()]
+    if value.kvlist_value is not None:
+        return {one["key"]: _inner(one.get("value")) for one in value.kvlist_value.get("values") or ()}
+    return None
+
+
+def _inner(wrapped: Any) -> Any:
+    """A value inside a list or an object, which was not decoded further."""
+    return None if wrapped is None else _value(msgspec.convert(wrapped, _Value))
+
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_FLAT: Final = "attributes."
+_LATEST_S: Final = 10**11  # in seconds this is the year 5138, in milliseconds 1973
+
+
+def is_span(document: Any) -> bool:
+    """Whether a JSON object is one span."""
+    return isinstance(document, dict) and (isinstance(document.get("context"), dict) or "context.span_id" in document)
+
+
+def take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
+    """Hand over one span.
+
+    Raises:
+        TraceError: it is not as such dumps have it, and bad spans are not skipped.
+    """
+    context = document.get("context")
+    ids = context if isinstance(context, dict) else {}
+    trace = _id(ids.get("trace_id", document.get("context.trace_id")))
+    resource = document.get("resource")
+    resource = resource.get("attributes") if isinstance(resource, dict) else None
+    service = resource.get("service.name") if isinstance(resource, dict) else None
+    found: Found = {}
+    if isinstance(resource, dict):
+        for key, value in resource.items():
+            keep(found, key, value)
+    for key, value in _attributes(document):
+        keep(found, key, value)
+    try:
+        for event in document.get("events") or ():
+            if event["name"].startswith("gen_ai."):
+                keep_event(found, event["name"], event.get("attributes") or {})
+        start, end = time_ns(document.get("start_time")), time_ns(document.get("end_time"))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        message = "a span whose events or times cannot be read; ISO 8601 or a number since 1970 is wanted: export again"
+        intake.refuse(place, message, "span with unreadable times", trace)
+        return
+    intake.take(
+        place,
+        found,
+        trace=trace,
+        span=_id(ids.get("span_id", document.get("context.span_id"))),
+        parent=_id(document.get("parent_id", document.get("parent_span_id"))),
+        name=document.get("name"),
+        start=start,
+        end=end,
+        service=service if isinstance(service, str) and service else None,
+    )
+
+
+def time_ns(value: Any) -> int | None:
+    """A time in nanoseconds since 1970.
+
+    Raises:
+        ValueError: no time can be meant.
+    """
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        moment = dt.datetime.fromisoformat(value)
+        since = (moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)) - _EPOCH
+        return ((since.days * 86400 + since.seconds) * 10**6 + since.microseconds) * 1000
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("no time")
+    for scale in (10**9, 10**6, 10**3):
+        if abs(value) < _LATEST_S * (10**9 // scale):
+            return round(value * scale)
+    return int(value)
+
+
+def _attributes(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    attributes = document.get("attributes")
+    if isinstance(attributes, dict):
+        yield from _flat("", attributes)
+    yield from _flat("", {key[len(_FLAT) :]: value for key, value in document.items() if key.startswith(_FLAT)})
+
+
+def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Nested attributes under their dotted names; an object that is an attribute itself stays one."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if name in PLAN:
+            yield name, value
+        elif isinstance(value, dict):
+            yield from _flat(f"{name}.", value)
+        elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+            yield from _flat(f"{name}.", {str(i): inner for i, inner in enumerate(value)})
+        else:
+            yield name, value
+
+
+def _id(value: Any) -> Any:
+    return value.removeprefix("0x") if isinstance(value, str) else value

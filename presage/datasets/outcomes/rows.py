@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
-from presage.datasets.adapters.parquet import open_parquet, row_batches
+from presage.datasets.adapters.tabular import open_parquet, row_batches
 from presage.datasets.adapters.text_files import SUFFIXES as JSON_SUFFIXES
 from presage.datasets.adapters.text_files import CsvRows, Documents, Place
 from presage.datasets.outcomes.schema import normalise
