@@ -12,7 +12,7 @@ from presage.cli.boundary import Boundary
 from presage.cli.output import Output, Report
 
 if TYPE_CHECKING:
-    from presage.datasets.outcomes.read import OutcomesRead
+    from presage.datasets.outcomes.files import OutcomesRead
 
 Files = Annotated[
     list[Path],
@@ -31,7 +31,7 @@ app = typer.Typer(
 
 def read(paths: list[Path], skip_bad: bool, out: Output, report: Report) -> OutcomesRead:
     """The outcomes; says what was skipped, averaged and contradicted."""
-    from presage.datasets.outcomes.read import read_outcomes
+    from presage.datasets.outcomes.files import read_outcomes
 
     found = read_outcomes(paths, skip_bad, lambda _: report("reading outcomes", None))
     for reason, count in found.skipped.items():
@@ -62,8 +62,8 @@ def generate(
     as_json: options.Json = False,
 ) -> None:
     """Draw prompts and what became of them from a law whose probabilities are known."""
+    from presage.datasets.outcomes.files import write_outcomes
     from presage.datasets.outcomes.law import generate_outcomes
-    from presage.datasets.outcomes.write import write_outcomes
     from presage.errors import ConfigurationError
 
     out = Output(as_json)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli_samples import run
 
+from presage.datasets.outcomes.files import write_outcomes
 from presage.datasets.outcomes.law import TOPICS, generate_outcomes
-from presage.datasets.outcomes.write import write_outcomes
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from presage.datasets.outcomes.read import read_outcomes
+from presage.datasets.outcomes.files import read_outcomes
 from presage.datasets.outcomes.schema import keys_of, outcomes_digest, prompt_keys
 from presage.errors import TraceError
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from presage.datasets.outcomes.families import families
+from presage.datasets.outcomes.split import families
 from presage.errors import ConfigurationError
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from presage.datasets.outcomes.files import read_outcomes, write_outcomes
 from presage.datasets.outcomes.law import generate_outcomes
-from presage.datasets.outcomes.read import read_outcomes
 from presage.datasets.outcomes.schema import outcomes_digest
-from presage.datasets.outcomes.write import write_outcomes
 from presage.errors import OutputError
 
 

@@ -212,8 +212,8 @@ def test_remaining_length_on_ones_own_traces(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_router_on_ones_own_outcomes(tmp_path: Path) -> None:
+    from presage.datasets.outcomes.files import write_outcomes
     from presage.datasets.outcomes.law import generate_outcomes
-    from presage.datasets.outcomes.write import write_outcomes
 
     write_outcomes(generate_outcomes(500, 0).outcomes, tmp_path / "outcomes.jsonl")
     executed, found = run("router", tmp_path, {"OUTCOMES": "outcomes.jsonl"}, {"judged": "list(judged)"})

@@ -13,9 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.datasets.outcomes.families import families
 from presage.datasets.outcomes.schema import Outcomes, outcomes_digest
-from presage.datasets.outcomes.split import choose_models, split_outcomes
+from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.errors import TraceError
 from presage.predictors.router import RouterConfig, RouterPredictor
 from presage.training.metrics import RESAMPLES

@@ -14,9 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from presage.datasets.outcomes.families import families
 from presage.datasets.outcomes.schema import Outcomes, outcomes_digest, prompt_keys
-from presage.datasets.outcomes.split import choose_models, split_outcomes
+from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.errors import TraceError
 from presage.predictors.router import RouterConfig, RouterPredictor, Scorer
 from presage.training.baselines import check_names, choose_names

@@ -1,0 +1,391 @@
+"""Outcomes in files: what every command that takes OUTCOMES reads first, and the file that one writes.
+
+A row is a prompt, a model and whether the model solved it, and optionally the task, output tokens and cost; other
+columns are ignored. Files are JSONL, Parquet or CSV (gzip is recognised by content) and are read in portions; what is
+kept is each prompt once and five numbers a row. No message shows a prompt.
+
+Rows of one prompt are joined across files. Where a model has several rows for a prompt, its label is their mean, and
+so are its tokens and its cost; the reading says how many rows that concerns, and how many prompts and models are
+contradicted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from presage.datasets.adapters.tabular import open_parquet, row_batches
+from presage.datasets.adapters.text_files import JSON_SUFFIXES, CsvRows, Documents, Place
+from presage.datasets.outcomes.schema import Outcomes, normalise
+from presage.datasets.schema import listed
+from presage.errors import OutputError, TraceError
+
+_TELL_EVERY: Final = 8192
+
+
+@dataclass(frozen=True)
+class OutcomesRead:
+    """Outcomes, and what was found on the way.
+
+    Attributes:
+        outcomes: of all files together.
+        rows: with a label.
+        duplicates: rows beyond the first of their prompt and model.
+        contradictions: pairs of a prompt and a model whose rows have different labels.
+        skipped: how many rows were left out for each reason: those without a label, and under `skip_bad` the bad ones.
+    """
+
+    outcomes: Outcomes
+    rows: int
+    duplicates: int
+    contradictions: int
+    skipped: Mapping[str, int]
+
+
+def read_outcomes(
+    paths: Sequence[str | Path], skip_bad: bool = False, progress: Callable[[int], None] | None = None
+) -> OutcomesRead:
+    """Reads outcomes.
+
+    Args:
+        paths: `.jsonl`, `.jsonl.gz`, `.json`, `.csv`, `.csv.gz` and `.parquet` files, or folders of them.
+        skip_bad: count bad rows instead of raising.
+        progress: called with the number of rows read since its last call.
+
+    Raises:
+        TraceError: a file is missing or damaged, a row is not as wanted (names file, row and column), or no row has a
+            label.
+    """
+    if not paths:
+        raise TraceError("no outcomes given: name at least one .jsonl, .jsonl.gz, .csv or .parquet file")
+    gathered, skipped = _Gathered(), Counter[str]()
+
+    def on_bad(message: str, reason: str) -> None:
+        if not skip_bad:
+            raise TraceError(message)
+        skipped[reason] += 1
+
+    read = 0
+    for file in [file for path in paths for file in files_of(Path(path))]:
+        for row in outcome_rows(file, on_bad):
+            if row is None:
+                skipped[NO_LABEL] += 1
+            else:
+                gathered.add(row)
+            read += 1
+            if progress is not None and read % _TELL_EVERY == 0:
+                progress(_TELL_EVERY)
+    if progress is not None and read % _TELL_EVERY:
+        progress(read % _TELL_EVERY)
+    if not len(gathered.correct):
+        found = ", ".join(f"{count} × {reason}" for reason, count in sorted(skipped.items())) or "the files are empty"
+        raise TraceError(f"no row with a label among the outcomes ({found}); rows with correct 0 or 1 are wanted")
+    return gathered.finish(dict(skipped))
+
+
+class _Gathered:
+    """Rows on their way into a matrix."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.task: list[str | None] = []
+        self.row_of: dict[str, int] = {}
+        self.model_of: dict[str, int] = {}
+        self.row, self.model = array("q"), array("q")
+        self.correct, self.tokens, self.cost = array("d"), array("d"), array("d")
+
+    def add(self, row: OutcomeRow) -> None:
+        at = self.row_of.setdefault(row.key, len(self.prompts))
+        if at == len(self.prompts):
+            self.prompts.append(row.prompt)
+            self.task.append(row.task)
+        elif self.task[at] is None:
+            self.task[at] = row.task
+        self.row.append(at)
+        self.model.append(self.model_of.setdefault(row.model, len(self.model_of)))
+        self.correct.append(row.correct)
+        self.tokens.append(row.output_tokens)
+        self.cost.append(row.cost)
+
+    def finish(self, skipped: Mapping[str, int]) -> OutcomesRead:
+        models = sorted(self.model_of)
+        column = np.empty(len(models), np.int64)
+        column[[self.model_of[name] for name in models]] = np.arange(len(models))
+        shape = (len(self.prompts), len(models))
+        cell = np.frombuffer(self.row, np.int64) * len(models) + column[np.frombuffer(self.model, np.int64)]
+        correct = np.frombuffer(self.correct)
+        matrix, labels = _mean(cell, correct, shape)
+        return OutcomesRead(
+            Outcomes(
+                tuple(self.prompts),
+                tuple(models),
+                matrix,
+                _mean(cell, np.frombuffer(self.tokens), shape)[0],
+                _mean(cell, np.frombuffer(self.cost), shape)[0],
+                tuple(self.task),
+            ),
+            rows=len(correct),
+            duplicates=len(correct) - int((labels > 0).sum()),
+            contradictions=_contradicted(cell, correct, shape),
+            skipped=skipped,
+        )
+
+
+def _mean(
+    cell: NDArray[np.int64], values: NDArray[np.float64], shape: tuple[int, int]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Mean of the values of each cell, float32 `shape`, NaN where there is none, and their count."""
+    known = ~np.isnan(values)
+    size = shape[0] * shape[1]
+    count = np.bincount(cell[known], minlength=size)
+    total = np.bincount(cell[known], weights=values[known], minlength=size)
+    mean = np.divide(total, count, out=np.full(size, np.nan), where=count > 0)
+    return mean.astype(np.float32).reshape(shape), count.reshape(shape)
+
+
+def _contradicted(cell: NDArray[np.int64], correct: NDArray[np.float64], shape: tuple[int, int]) -> int:
+    size = shape[0] * shape[1]
+    low, high = np.full(size, np.inf), np.full(size, -np.inf)
+    np.minimum.at(low, cell, correct)
+    np.maximum.at(high, cell, correct)
+    return int((low < high).sum())
+
+
+REQUIRED: Final = ("prompt", "model", "correct")
+OPTIONAL: Final = ("task", "output_tokens", "cost")
+PARQUET: Final = ".parquet"
+CSV: Final = (".csv", ".csv.gz")
+NO_LABEL: Final = "no label"
+
+
+class OutcomeRow(NamedTuple):
+    """One row, checked; NaN where a number is unknown."""
+
+    prompt: str
+    key: str
+    model: str
+    correct: float
+    task: str | None
+    output_tokens: float
+    cost: float
+
+
+class OnBad(Protocol):
+    """Told of a row that cannot be taken; raises, or returns to go on with the next."""
+
+    def __call__(self, message: str, reason: str) -> None:
+        """`message` names file, row and column; `reason` is a short phrase to count by."""
+        ...
+
+
+class _BadRowError(Exception):
+    """What is wrong with a row: column, message, reason."""
+
+    def __init__(self, column: str, message: str, reason: str) -> None:
+        self.column, self.message, self.reason = column, message, reason
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a path, by name: itself, or the JSON, Parquet and CSV files of a folder.
+
+    Raises:
+        TraceError: a folder without any, or a name that says none of these.
+    """
+    suffixes = (*JSON_SUFFIXES, PARQUET, *CSV)
+    if not path.is_dir():
+        if not path.name.endswith(suffixes):
+            raise TraceError(f"{path}: outcomes are read from {', '.join(suffixes)} files: rename or convert the file")
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.name.endswith(suffixes) and file.is_file())
+    if not files:
+        raise TraceError(f"{path}: a folder without {', '.join(suffixes)} files: check the path")
+    return files
+
+
+def outcome_rows(file: Path, on_bad: OnBad) -> Iterator[OutcomeRow | None]:
+    """The rows of a file; None for a row whose `correct` is null.
+
+    Raises:
+        TraceError: the file cannot be read, or lacks a column that is required; and what `on_bad` raises.
+    """
+    if file.name.endswith(PARQUET):
+        rows = _parquet(file)
+    else:
+        rows = _csv(file, on_bad) if file.name.endswith(CSV) else _json(file, on_bad)
+    for place, row in rows:
+        try:
+            yield _checked(row)
+        except _BadRowError as bad:
+            column = f', column "{bad.column}"' if bad.column else ""
+            on_bad(f"{file}, {place}{column}: {bad.message}", bad.reason)
+
+
+def _json(file: Path, on_bad: OnBad) -> Iterator[tuple[str, Any]]:
+    def torn(place: Place, message: str, reason: str, line: bytes) -> None:
+        on_bad(f"{file}, line {place.line}: {message}", f"line with {reason}")
+
+    for place, document in Documents([file], torn, msgspec.json.decode):
+        yield f"line {place.line}", document
+
+
+def _csv(file: Path, on_bad: OnBad) -> Iterator[tuple[str, Any]]:
+    rows = CsvRows(file)
+    _check_columns(file, rows.names)
+    for row in rows:
+        if row.problem:
+            on_bad(f"{file}, line {row.line}: {row.problem}", f"line with {row.reason}")
+            continue
+        found: dict[str, Any] = dict(zip(rows.names, row.fields, strict=True))
+        meant = {name: _meant(found[name]) for name in ("correct", "output_tokens", "cost") if name in found}
+        yield f"line {row.line}", found | meant | {"task": found.get("task") or None}
+
+
+def _meant(field: str) -> bool | float | str | None:
+    """What a field of CSV means that is no text; a string where it means nothing known."""
+    word = field.strip().lower()
+    if word in ("true", "false"):
+        return word == "true"
+    try:
+        return float(word) if word else None
+    except ValueError:
+        return field
+
+
+def _check_columns(file: Path, names: Sequence[str]) -> None:
+    if missing := [name for name in REQUIRED if name not in names]:
+        raise TraceError(
+            f'{file}: no column "{missing[0]}"; found: {listed(names)}; the columns prompt, model and correct are '
+            "wanted: rename them"
+        )
+    if twice := [name for name in (*REQUIRED, *OPTIONAL) if names.count(name) > 1]:
+        raise TraceError(f'{file}: column "{twice[0]}" stands there twice, one is wanted: drop or rename the other')
+
+
+def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        with open_parquet(file) as opened:
+            names = opened.schema_arrow.names
+            _check_columns(file, names)
+            row = 0
+            for table, _ in row_batches(opened, [name for name in (*REQUIRED, *OPTIONAL) if name in names]):
+                for found in table.to_pylist():
+                    row += 1
+                    yield f"row {row}", found
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, TraceError):
+            raise
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TraceError(f"{file}: cannot be read as Parquet ({detail[:200]}): copy or write the file again") from error
+
+
+def _checked(row: Any) -> OutcomeRow | None:
+    if not isinstance(row, Mapping):
+        raise _BadRowError(
+            "", f"a JSON {type(row).__name__}; one JSON object a line is wanted: repair it", "no JSON object"
+        )
+    for column in REQUIRED:
+        if column not in row:
+            raise _BadRowError(
+                column, "missing; prompt, model and correct are wanted in every row: add it", f"no {column}"
+            )
+    prompt, model = _required_text(row, "prompt"), _required_text(row, "model")
+    key = normalise(prompt)
+    if not key:
+        raise _BadRowError(
+            "prompt", "no text but white space; the text of the request is wanted: drop the row", "no text"
+        )
+    tokens, cost = _amount(row, "output_tokens"), _amount(row, "cost")
+    task = None if row.get("task") is None else _required_text(row, "task")
+    if row["correct"] is None or row["correct"] != row["correct"]:  # NaN of a float column without pandas' nulls
+        return None
+    return OutcomeRow(prompt, key, model, _label(row["correct"]), task, tokens, cost)
+
+
+def _required_text(row: Mapping[str, Any], column: str) -> str:
+    value = row[column]
+    if not isinstance(value, str):
+        raise _BadRowError(
+            column, f"type {type(value).__name__}; a string is wanted: convert it", f"{column} of a wrong type"
+        )
+    if not value:
+        raise _BadRowError(column, "an empty string; text is wanted: drop the row or fill it in", f"no {column}")
+    return value
+
+
+def _label(value: Any) -> float:
+    if not isinstance(value, bool | int | float):
+        what = f"type {type(value).__name__}"
+    elif not 0 <= value <= 1:  # not of NaN either
+        what = f"{value}"
+    else:
+        return float(value)
+    raise _BadRowError(
+        "correct", f"{what}; 0 or 1, or a share of tries between them, is wanted: correct it", "label not 0..1"
+    )
+
+
+def _amount(row: Mapping[str, Any], column: str) -> float:
+    value = row.get(column)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _BadRowError(
+            column, f"type {type(value).__name__}; a number is wanted: convert it", f"{column} of a wrong type"
+        )
+    if not 0 <= value < math.inf:
+        raise _BadRowError(
+            column, f"{value}; a finite number, 0 or more, is wanted: correct it", f"{column} out of range"
+        )
+    return float(value)
+
+
+def write_outcomes(outcomes: Outcomes, path: Path) -> int:
+    """Writes a `.jsonl` file, whole or not at all, in the place of one that is there; returns the number of rows.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    rows = np.argwhere(~np.isnan(outcomes.correct)).tolist()
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with fresh.open("x", encoding="utf-8") as file:
+            for prompt, model in rows:
+                file.write(json.dumps(_row(outcomes, prompt, model), ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror}); choose another file") from error
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+    return len(rows)
+
+
+def _row(outcomes: Outcomes, prompt: int, model: int) -> dict[str, object]:
+    correct, tokens, cost = (
+        float(of[prompt, model]) for of in (outcomes.correct, outcomes.output_tokens, outcomes.cost)
+    )
+    row: dict[str, object] = {"prompt": outcomes.prompts[prompt], "model": outcomes.models[model], "correct": correct}
+    if outcomes.task[prompt] is not None:
+        row["task"] = outcomes.task[prompt]
+    if not np.isnan(tokens):
+        row["output_tokens"] = int(tokens)
+    if not np.isnan(cost):
+        row["cost"] = cost
+    return row
