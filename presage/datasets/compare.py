@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.origin import Origin
+from presage.datasets.source import Origin
 from presage.datasets.validate import workflow_codes
 
 

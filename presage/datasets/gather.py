@@ -11,11 +11,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from presage.datasets.adapters.source import Workflow, named
 from presage.datasets.journal import Journal, SourcesRead
 from presage.datasets.paths_to_spill import PathsToSpill
 from presage.datasets.read import Chunks, join, open_source
 from presage.datasets.schema import trace_schema
+from presage.datasets.source import Workflow, named
 from presage.datasets.spill import Run, Schemas, Spilled, spill
 
 _GROUP_BYTES: Final = 32 * 2**20

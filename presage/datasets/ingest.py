@@ -24,11 +24,11 @@ from presage.datasets.compare import drop_repeats
 from presage.datasets.gather import Feed, Gathered, Input, Progress, gather, inputs_of
 from presage.datasets.journal import Journal, Planned, RangeWritten
 from presage.datasets.manifest import MANIFEST, Manifest, writing
-from presage.datasets.origin import Origin
 from presage.datasets.parts import commit, write_parts
 from presage.datasets.present import not_yet_in
 from presage.datasets.read import without
 from presage.datasets.schema import validate
+from presage.datasets.source import Origin
 from presage.datasets.spill import ranges, read_range
 from presage.datasets.store import unwritten
 from presage.datasets.validate import refuse_all_skipped, sort_out, workflow_codes, workflow_count

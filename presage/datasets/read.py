@@ -18,10 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from presage.datasets.adapters import JOINING, READERS, SUFFIXES, detect
-from presage.datasets.adapters.source import JoiningReader, Source, Workflow, named
 from presage.datasets.adapters.tabular import is_frame, read_frame
-from presage.datasets.origin import Origin
 from presage.datasets.schema import concat, drop_invalid, trace_schema, validate
+from presage.datasets.source import JoiningReader, Origin, Source, Workflow, named
 from presage.datasets.store import is_store, scan_store
 from presage.errors import TraceError
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from presage.datasets.columns import cast_column, cast_state, state_size
 from presage.datasets.digest import digest
-from presage.datasets.origin import Origin
+from presage.datasets.source import Origin
 from presage.datasets.validate import drop_invalid, validate
 from presage.errors import TraceError
 

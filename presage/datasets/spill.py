@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.adapters.source import Source, Workflow
-from presage.datasets.origin import Origin
 from presage.datasets.schema import concat, state_sizes, trace_schema, with_schema
+from presage.datasets.source import Origin, Source, Workflow
 
 _RUN_BYTES: Final = 64 * 2**20
 _BATCH_BYTES: Final = 2**18

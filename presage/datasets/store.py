@@ -26,12 +26,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs
 
-from presage.datasets.adapters.source import Source
 from presage.datasets.manifest import WORK, is_store, load, writing
-from presage.datasets.origin import Origin
 from presage.datasets.parts import commit, part_rows, write_parts
 from presage.datasets.present import not_yet_in
 from presage.datasets.schema import concat, conform, validate
+from presage.datasets.source import Origin, Source
 from presage.datasets.validate import canonical_order, workflow_count
 from presage.errors import OutputError, TraceError
 

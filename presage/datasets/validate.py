@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.origin import Origin
+from presage.datasets.source import Origin
 from presage.errors import TraceError
 
 _PER_WORKFLOW = ("task", "success", "complete")

@@ -15,9 +15,8 @@ from cli_samples import GOOD, rows, run, write
 
 from presage.datasets import gather
 from presage.datasets.adapters import READERS
-from presage.datasets.adapters.source import Source
-from presage.datasets.origin import Origin
 from presage.datasets.schema import conform
+from presage.datasets.source import Origin, Source
 from presage.datasets.store import read_store
 
 

@@ -19,9 +19,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, set_span_in_context
 
-from presage.datasets.adapters.source import Source
-from presage.datasets.origin import Origin
 from presage.datasets.schema import concat, validate
+from presage.datasets.source import Origin, Source
 
 SECOND = 1_000_000_000
 BEGIN = 1_767_225_600 * SECOND

@@ -25,12 +25,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.datasets import gather, ingest, spill
-from presage.datasets.adapters.source import Source
 from presage.datasets.ingest import Feed, IngestReport
 from presage.datasets.journal import Journal
 from presage.datasets.manifest import WORK
-from presage.datasets.origin import Origin
 from presage.datasets.schema import digest
+from presage.datasets.source import Origin, Source
 from presage.datasets.store import append, is_store, read_store
 from presage.errors import OutputError, TraceError
 

@@ -18,10 +18,10 @@ from typing import Final
 from presage.datasets.adapters.jsonl import read_jsonl
 from presage.datasets.adapters.mlflow_traces import is_mlflow, read_mlflow
 from presage.datasets.adapters.recording import is_recording, read_recording
-from presage.datasets.adapters.source import JoiningReader, Reader, Source
 from presage.datasets.adapters.span_files import is_otlp, is_span, read_spans
 from presage.datasets.adapters.tabular import read_csv, read_parquet
 from presage.datasets.adapters.text_files import JSON_SUFFIXES, first_document
+from presage.datasets.source import JoiningReader, Reader, Source
 
 __all__ = ["JOINING", "READERS", "SUFFIXES", "Reader", "Source", "detect"]
 

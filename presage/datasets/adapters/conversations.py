@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.adapters.partitions import Partitions
-from presage.datasets.adapters.source import Workflow
+from presage.datasets.adapters.intake import Partitions
 from presage.datasets.adapters.span_tree import Siblings
+from presage.datasets.source import Workflow
 
 UNKNOWN_SERVICE: Final = "unknown_service"  # what OpenTelemetry's SDKs call a service without a name
 _MANY: Final = 2

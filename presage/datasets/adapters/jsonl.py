@@ -22,10 +22,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.adapters.source import Source, Workflow, salvage
 from presage.datasets.adapters.text_files import DamagedGzipError, not_utf8, numbered_lines, whole_characters
 from presage.datasets.columns import REFUSALS, first_refused
-from presage.datasets.origin import Origin, RowError
 from presage.datasets.schema import (
     KNOWN_COLUMNS,
     REQUIRED,
@@ -35,6 +33,7 @@ from presage.datasets.schema import (
     refuse_misspelt,
     trace_schema,
 )
+from presage.datasets.source import Origin, RowError, Source, Workflow, salvage
 from presage.errors import TraceError
 
 _BATCH_ROWS: Final = 8192

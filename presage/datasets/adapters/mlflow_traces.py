@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from presage.datasets.adapters.attributes import Found, keep
-from presage.datasets.adapters.intake import Intake
+from presage.datasets.adapters.intake import Intake, Partitions
 from presage.datasets.adapters.messages import from_json
-from presage.datasets.adapters.partitions import Partitions
-from presage.datasets.adapters.source import Source
 from presage.datasets.adapters.span_files import described, read_documents, time_ns
 from presage.datasets.adapters.text_files import Place
 from presage.datasets.adapters.workflows import Workflows
+from presage.datasets.source import Source
 from presage.errors import TraceError
 
 if TYPE_CHECKING:

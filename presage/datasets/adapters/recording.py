@@ -36,8 +36,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.adapters.source import Source
-from presage.datasets.origin import Origin
 from presage.datasets.recording import (
     FILE_NAME,
     INSTANCE_FOLDER,
@@ -54,6 +52,7 @@ from presage.datasets.recording import (
     WHOLE,
 )
 from presage.datasets.schema import STATE_COLUMNS, conform, trace_schema
+from presage.datasets.source import Origin, Source
 from presage.errors import TraceError
 
 _CHUNK_BYTES: Final = 16 * 2**20

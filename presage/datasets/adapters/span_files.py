@@ -27,11 +27,10 @@ from typing import Any, Final
 import msgspec
 
 from presage.datasets.adapters.attributes import FLATTENED, PLAN, Found, keep, keep_event
-from presage.datasets.adapters.intake import Intake
-from presage.datasets.adapters.partitions import Partitions
-from presage.datasets.adapters.source import Source, named
+from presage.datasets.adapters.intake import Intake, Partitions
 from presage.datasets.adapters.text_files import Documents, Place, files_of
 from presage.datasets.adapters.workflows import Workflows
+from presage.datasets.source import Source, named
 from presage.errors import TraceError
 
 _PARTITION_BYTES: Final = 32 * 2**20

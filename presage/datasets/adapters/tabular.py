@@ -33,10 +33,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from presage.datasets.adapters.source import Source, Workflow, salvage
 from presage.datasets.adapters.text_files import CsvRow, CsvRows
 from presage.datasets.columns import REFUSALS, first_failure, first_refused, wanted
-from presage.datasets.origin import Origin, RowError
 from presage.datasets.schema import (
     COLUMN_TYPES,
     KNOWN_COLUMNS,
@@ -47,6 +45,7 @@ from presage.datasets.schema import (
     state_sizes,
     trace_schema,
 )
+from presage.datasets.source import Origin, RowError, Source, Workflow, salvage
 from presage.errors import TraceError
 
 if TYPE_CHECKING:

@@ -22,14 +22,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.adapters.conversations import Conversations, TraceFacts
-from presage.datasets.adapters.intake import Intake
-from presage.datasets.adapters.partitions import Partitions
-from presage.datasets.adapters.source import Source, Workflow
+from presage.datasets.adapters.intake import Intake, Partitions
 from presage.datasets.adapters.span_tree import NEVER_ENDED, BrokenTreeError, TraceSpans, TraceSteps, steps_of
 from presage.datasets.adapters.spans import CONTENT, Role
 from presage.datasets.adapters.text_files import Place
-from presage.datasets.origin import Origin
 from presage.datasets.schema import TIMESTAMP, conform, trace_schema
+from presage.datasets.source import Origin, Source, Workflow
 from presage.errors import TraceError
 
 

@@ -70,7 +70,7 @@ def study_shift(
     Args:
         outcomes: with tasks of at least two families.
         config: of the router; the head linear.
-        pattern: what names the family of a task, as `presage.datasets.outcomes.families.families`.
+        pattern: what names the family of a task, as `presage.datasets.outcomes.split.families`.
         most: families left out at most, the largest.
         seed: of the splits and of the bootstrap.
         resamples: of the bootstrap.
