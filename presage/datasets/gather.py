@@ -1,22 +1,29 @@
-"""The sources of an ingestion, read a group at a time here or on Ray, and remembered in its journal."""
+"""The sources of an ingestion, read a group at a time here or on Ray Data, and remembered in its journal.
+
+Here and on Ray the same function reads a group of paths (`PathsToSpill.spill`). Ray is imported in `spill_on_ray` and
+nowhere else. Without a cluster named by `RAY_ADDRESS` it starts one of its own on this machine. The workers write their
+runs where the store is, so they must see the same file system.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 
-from presage.datasets.journal import Journal, SourcesRead
-from presage.datasets.paths_to_spill import PathsToSpill
 from presage.datasets.read import Chunks, join, open_source
 from presage.datasets.schema import trace_schema
 from presage.datasets.source import Workflow, named
-from presage.datasets.spill import Run, Schemas, Spilled, spill
+from presage.datasets.spill import Journal, Run, Schemas, SourcesRead, Spilled, spill
+from presage.errors import ConfigurationError, OutputError, PresageError, TraceError
 
 _GROUP_BYTES: Final = 32 * 2**20
 
@@ -130,8 +137,6 @@ def gather(
                 folder = str(journal.folder.absolute())
                 tasks.append(PathsToSpill(numbers, paths, size, source_format, skip_bad, folder, name))
         if on_ray:
-            from presage.datasets.on_ray import spill_on_ray
-
             yield from spill_on_ray(tasks, meter.add)
         else:
             yield from (task.spill(meter.add) for task in tasks)
@@ -195,3 +200,92 @@ def _identity(path: Path) -> tuple[str, int]:
     files = [(file.relative_to(path).as_posix(), file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
     told = "\n".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in files)
     return hashlib.sha256(told.encode()).hexdigest(), sum(stat.st_size for _, stat in files)
+
+
+class PathsToSpill(msgspec.Struct):
+    """A group of paths to read, and how; says everything, so that another process can do it."""
+
+    numbers: list[int]
+    paths: list[str]
+    size: int
+    source_format: str
+    skip_bad: bool
+    folder: str
+    prefix: str
+
+    def spill(self, progress: Callable[[int], None] = lambda _: None) -> tuple[list[Spilled], list[Run]]:
+        """Read the group into runs; as `presage.datasets.spill.spill`."""
+        opened = [open_source(path, source_format=self.source_format, skip_bad=self.skip_bad) for path in self.paths]
+        sources = zip(self.numbers, self.paths, opened, strict=True)
+        return spill(((n, path, begin()) for n, path, begin in sources), Path(self.folder), self.prefix, progress)
+
+
+class _Answer(msgspec.Struct):
+    """What a worker gives back; an error travels as its words, since an exception may not survive the journey."""
+
+    sources: list[Spilled] = []
+    runs: list[Run] = []
+    read_bytes: int = 0
+    bad_input: str | None = None
+    not_written: str | None = None
+
+
+def spill_on_ray(
+    tasks: Sequence[PathsToSpill], progress: Callable[[int], None]
+) -> Iterator[tuple[list[Spilled], list[Run]]]:
+    """Read groups of paths, in whatever order they end.
+
+    Args:
+        tasks: the groups.
+        progress: called with the bytes on disk of each group that was read.
+
+    Raises:
+        TraceError: as the readers.
+        OutputError: a worker could not write its runs.
+        ConfigurationError: Ray is not installed.
+    """
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ConfigurationError(
+            "Ray is not installed, which is wanted to read traces on a cluster: pip install 'presage[distributed]', or "
+            "leave --ray out"
+        ) from error
+    if not tasks:
+        return
+
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    try:
+        items = [{"task": msgspec.json.encode(task).decode()} for task in tasks]
+        answers = ray.data.from_items(items, override_num_blocks=len(items)).map(_answer)
+        for row in answers.iter_rows():
+            answer = msgspec.json.decode(row["answer"], type=_Answer)
+            if answer.bad_input is not None:
+                raise TraceError(answer.bad_input)
+            if answer.not_written is not None:
+                raise OutputError(answer.not_written)
+            progress(answer.read_bytes)
+            yield answer.sources, answer.runs
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _answer(row: dict[str, Any]) -> dict[str, Any]:
+    """On a worker."""
+    task = msgspec.json.decode(row["task"], type=PathsToSpill)
+    try:
+        sources, runs = task.spill()
+        answer = _Answer(sources, runs, task.size)
+    except OSError as error:
+        answer = _Answer(not_written=f"{task.folder}: cannot be written by a Ray worker ({error.strerror or error})")
+    except PresageError as error:
+        answer = _Answer(bad_input=str(error))
+    return {"answer": msgspec.json.encode(answer).decode()}

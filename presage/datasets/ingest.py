@@ -20,17 +20,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.compare import drop_repeats
 from presage.datasets.gather import Feed, Gathered, Input, Progress, gather, inputs_of
-from presage.datasets.journal import Journal, Planned, RangeWritten
-from presage.datasets.manifest import MANIFEST, Manifest, writing
-from presage.datasets.parts import commit, write_parts
-from presage.datasets.present import not_yet_in
+from presage.datasets.parts import MANIFEST, Manifest, commit, write_parts, writing
 from presage.datasets.read import without
 from presage.datasets.schema import validate
 from presage.datasets.source import Origin
-from presage.datasets.spill import ranges, read_range
-from presage.datasets.store import unwritten
+from presage.datasets.spill import Journal, Planned, RangeWritten, ranges, read_range
+from presage.datasets.store import differing, not_yet_in, unwritten
 from presage.datasets.validate import refuse_all_skipped, sort_out, workflow_codes, workflow_count
 from presage.errors import PresageError, TraceError
 
@@ -233,3 +229,40 @@ def _begun_since(table: pa.Table, origin: Origin, since: dt.datetime) -> tuple[p
     keep = ~(untimed | early)[codes]
     counted = {reason: count for reason, count in reasons.items() if count}
     return table.filter(pa.array(keep)), origin.filtered(keep), counted
+
+
+def drop_repeats(table: pa.Table, origin: Origin) -> tuple[pa.Table, Origin, int]:
+    """Leave out every workflow of a source that an earlier source has with the same content.
+
+    One that a source before has with other content stays, for the checks to name.
+
+    Args:
+        table: a conforming table in any order.
+        origin: of its rows.
+
+    Returns:
+        The remaining rows, their origin, and how many times a workflow was left out.
+    """
+    if len(origin.names) < 2 or not table.num_rows:
+        return table, origin, 0
+    codes, steps = workflow_codes(table), table["step"].to_numpy()
+    pairs, pair = np.unique(codes * len(origin.names) + origin.sources, return_inverse=True)
+    code_of_pair = pairs // len(origin.names)
+    begins = np.searchsorted(code_of_pair, code_of_pair)
+    turn = (np.arange(len(pairs)) - begins)[pair]  # 0 for the rows of the first source that has the workflow
+    keep = np.ones(table.num_rows, bool)
+    repeats = 0
+    for nth in range(1, int(turn.max()) + 1):
+        later = np.flatnonzero(turn == nth)
+        first = np.flatnonzero((turn == 0) & np.isin(codes, codes[later]))
+        counts = [np.bincount(codes[rows], minlength=codes.max() + 1) for rows in (first, later)]
+        equally_long = (counts[0] == counts[1])[codes]
+        first, aligned = first[equally_long[first]], later[equally_long[later]]
+        first, aligned = (rows[np.lexsort((steps[rows], codes[rows]))] for rows in (first, aligned))
+        unlike, _ = differing(table.take(pa.array(first)), table.take(pa.array(aligned)))
+        same = np.setdiff1d(codes[aligned], codes[aligned][unlike])
+        keep[later[np.isin(codes[later], same)]] = False
+        repeats += len(same)
+    if keep.all():
+        return table, origin, 0
+    return table.filter(pa.array(keep)), origin.filtered(keep), repeats

@@ -23,15 +23,15 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs
+from numpy.typing import NDArray
 
-from presage.datasets.manifest import WORK, is_store, load, writing
-from presage.datasets.parts import commit, part_rows, write_parts
-from presage.datasets.present import not_yet_in
-from presage.datasets.schema import concat, conform, validate
+from presage.datasets.parts import WORK, Manifest, commit, is_store, load, part_rows, rows_of, write_parts, writing
+from presage.datasets.schema import concat, conform, validate, with_schema
 from presage.datasets.source import Origin, Source
-from presage.datasets.validate import canonical_order, workflow_count
+from presage.datasets.validate import canonical_order, workflow_codes, workflow_count
 from presage.errors import OutputError, TraceError
 
 __all__ = ["AppendReport", "append", "is_store", "open_store", "read_store", "scan_store"]
@@ -163,3 +163,84 @@ def scan_store(store: str | Path, *, progress: Callable[[int], None] | None = No
                 progress(table.num_rows)
             yield Source(table, Origin.of(str(root), table.num_rows, first=first), read_bytes=position - told)
             told, first = position, first + table.num_rows
+
+
+def not_yet_in(table: pa.Table, root: Path, manifest: Manifest) -> tuple[pa.Table, int]:
+    """The workflows that a store lacks, and how many it has already.
+
+    Args:
+        table: a valid trace in canonical order.
+        root: folder of the store.
+        manifest: what is in it.
+
+    Raises:
+        TraceError: a workflow is there with other content; a part is damaged.
+    """
+    found = []
+    for name in pc.unique(table["workflow_type"]).to_pylist():
+        parts = [part for part in manifest.parts if part.workflow_type == name]
+        if parts:
+            ids = pc.unique(table["workflow_id"].filter(pc.equal(table["workflow_type"], name)))
+            found += [rows for part in parts for rows in rows_of(ids, root, part, manifest.sizes)]
+    if not found:
+        return table, 0
+    stored = concat(found, [str(root)] * len(found))
+    keys = ["workflow_type", "workflow_id"]
+    codes = workflow_codes(pa.concat_tables([table.select(keys), stored.select(keys)]))
+    here, there = codes[: table.num_rows], codes[table.num_rows :]
+    again = np.isin(here, there)
+    given = table.filter(pa.array(again))
+    _check_same(given, here[again], stored.take(pa.array(canonical_order(stored))), np.sort(there), str(root))
+    return table.filter(pa.array(~again)), workflow_count(given)
+
+
+def _check_same(
+    given: pa.Table,
+    here: NDArray[np.int64],
+    stored: pa.Table,
+    there: NDArray[np.int64],
+    store: str,
+) -> None:
+    """Both tables in canonical order, each with the code of the workflow of each row."""
+    # One schema for both: a column only one of them has is null in the other, which is a difference if it has states.
+    schema = concat([stored.slice(0, 0), given.slice(0, 0)], [store, "the trace to append"]).schema
+    lengths = [np.bincount(codes, minlength=int(there.max()) + 1) for codes in (there, here)]
+    other_length = np.flatnonzero(lengths[0] != lengths[1])
+    if len(other_length):
+        code = other_length[0]
+        row = int(np.flatnonzero(here == code)[0])
+        what = f"it has {lengths[0][code]} steps there and {lengths[1][code]} here"
+    else:
+        rows, columns = differing(with_schema(stored, schema), with_schema(given, schema))
+        if not rows.any():
+            return
+        row = int(np.argmax(rows))
+        column = next(name for name, first in columns.items() if first == row)
+        what = f"column {column!r} differs"
+    raise TraceError(
+        f"workflow {given['workflow_id'][row].as_py()!r} ({given['workflow_type'][row].as_py()}) is already in {store} "
+        f"with other content: {what}. A workflow is written once, when it has ended: use another store, or give the "
+        "new run another workflow_id"
+    )
+
+
+def differing(one: pa.Table, other: pa.Table) -> tuple[NDArray[np.bool_], dict[str, int]]:
+    """Which rows differ between two tables of equal length and schema.
+
+    Returns:
+        bool [rows], and for each column that differs the first row where it does.
+    """
+    rows = np.zeros(one.num_rows, bool)
+    columns: dict[str, int] = {}
+    for name in one.column_names:
+        left, right = one[name], other[name]
+        if left.equals(right):
+            continue
+        if pa.types.is_nested(left.type):  # Arrow compares no lists; few are looked at, since this ends in an error
+            found = np.array([left[row] != right[row] for row in range(len(left))])
+        else:
+            same = pc.or_(pc.fill_null(pc.equal(left, right), False), pc.and_(pc.is_null(left), pc.is_null(right)))
+            found = ~same.to_numpy()
+        columns[name] = int(np.argmax(found))
+        rows |= found
+    return rows, columns

@@ -26,10 +26,10 @@ from hypothesis import strategies as st
 
 from presage.datasets import gather, ingest, spill
 from presage.datasets.ingest import Feed, IngestReport
-from presage.datasets.journal import Journal
-from presage.datasets.manifest import WORK
+from presage.datasets.parts import WORK
 from presage.datasets.schema import digest
 from presage.datasets.source import Origin, Source
+from presage.datasets.spill import Journal
 from presage.datasets.store import append, is_store, read_store
 from presage.errors import OutputError, TraceError
 
