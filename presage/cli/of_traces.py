@@ -30,7 +30,7 @@ class OfTraces:
 
     def digest(self, data: pa.Table) -> str:
         """Of the rows, whatever files they came in."""
-        from presage.datasets.digest import digest
+        from presage.datasets.schema import digest
 
         return f"sha256:{digest(data)}"
 

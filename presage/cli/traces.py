@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,9 @@ import typer
 from presage.cli import options
 from presage.cli.output import Output
 from presage.datasets.adapters import READERS
+from presage.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from presage.datasets.ingest import Feed
 
 app = typer.Typer(no_args_is_help=True, help="Bring traces into a store, describe them, or generate some.")
@@ -77,7 +77,6 @@ def ingest(
 ) -> None:
     """Check traces and add them to a store, all or nothing; memory stays bounded however many there are."""
     from presage.datasets.ingest import ingest as bring_in
-    from presage.datasets.since import parse_moment
 
     out = Output(as_json)
     moment = None if since is None else parse_moment(since, "--since")
@@ -107,7 +106,7 @@ def ingest(
     out.result(data, *lines)
 
 
-def _experiment(name: str, tracking_uri: str | None, since: datetime | None, skip_bad: bool) -> Feed:
+def _experiment(name: str, tracking_uri: str | None, since: dt.datetime | None, skip_bad: bool) -> Feed:
     from presage.datasets.adapters.mlflow_traces import read_mlflow_experiment
     from presage.datasets.ingest import Feed
 
@@ -214,3 +213,31 @@ def _description(data: dict[str, Any]) -> list[Any]:
 
 def _reasons(shares: dict[str, float]) -> str:
     return ", ".join(f"{reason} {share:.1%}" for reason, share in list(shares.items())[:6])
+
+
+def parse_moment(text: str, name: str) -> dt.datetime:
+    """A time with its zone.
+
+    Args:
+        text: ISO 8601 with a zone, or epoch seconds.
+        name: of the option, for the error.
+
+    Raises:
+        ConfigurationError: it is neither, or out of the range of times.
+    """
+    wanted = (
+        "a date and time in ISO 8601 with a zone (2026-01-31T00:00:00Z, 2026-01-31T09:30+02:00) or epoch seconds is "
+        "wanted"
+    )
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = None
+    try:
+        moment = dt.datetime.fromisoformat(text) if seconds is None else dt.datetime.fromtimestamp(seconds, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        hint = "" if seconds is None else " (milliseconds?)"
+        raise ConfigurationError(f"{name} {text!r}: no such time{hint}; {wanted}") from None
+    if moment.tzinfo is None:
+        raise ConfigurationError(f"{name} {text!r}: no zone; {wanted}: add Z for UTC")
+    return moment

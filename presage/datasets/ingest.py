@@ -23,11 +23,10 @@ import pyarrow as pa
 from presage.datasets.gather import Feed, Gathered, Input, Progress, gather, inputs_of
 from presage.datasets.parts import MANIFEST, Manifest, commit, write_parts, writing
 from presage.datasets.read import without
-from presage.datasets.schema import validate
 from presage.datasets.source import Origin
 from presage.datasets.spill import Journal, Planned, RangeWritten, ranges, read_range
 from presage.datasets.store import differing, not_yet_in, unwritten
-from presage.datasets.validate import refuse_all_skipped, sort_out, workflow_codes, workflow_count
+from presage.datasets.validate import refuse_all_skipped, sort_out, validate, workflow_codes, workflow_count
 from presage.errors import PresageError, TraceError
 
 __all__ = ["Feed", "IngestReport", "Progress", "ingest"]

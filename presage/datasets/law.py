@@ -37,8 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.known_laws import LAWS
-from presage.datasets.law_graph import Law
+from presage.datasets.known_laws import LAWS, Law
 from presage.datasets.schema import trace_schema
 from presage.errors import ConfigurationError
 

@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 
 from presage.datasets.adapters import JOINING, READERS, SUFFIXES, detect
 from presage.datasets.adapters.tabular import is_frame, read_frame
-from presage.datasets.schema import concat, drop_invalid, trace_schema, validate
+from presage.datasets.schema import concat, trace_schema
 from presage.datasets.source import JoiningReader, Origin, Source, Workflow, named
 from presage.datasets.store import is_store, scan_store
+from presage.datasets.validate import drop_invalid, validate
 from presage.errors import TraceError
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from presage.datasets.parts import WORK, Manifest, commit, is_store, load, part_rows, rows_of, write_parts, writing
-from presage.datasets.schema import concat, conform, validate, with_schema
+from presage.datasets.schema import concat, conform, with_schema
 from presage.datasets.source import Origin, Source
-from presage.datasets.validate import canonical_order, workflow_codes, workflow_count
+from presage.datasets.validate import canonical_order, validate, workflow_codes, workflow_count
 from presage.errors import OutputError, TraceError
 
 __all__ = ["AppendReport", "append", "is_store", "open_store", "read_store", "scan_store"]

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from presage.datasets.describe import describe
-from presage.datasets.digest import digest
+from presage.datasets.schema import digest
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
 from presage.features.input_profiles import FULL, PROFILES

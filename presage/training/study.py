@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from presage.datasets.describe import describe
-from presage.datasets.digest import digest
+from presage.datasets.schema import digest
 from presage.datasets.split import Split
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.states import STATE_COLUMN, TEXT_COLUMN, States

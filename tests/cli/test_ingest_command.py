@@ -1,7 +1,8 @@
-"""`presage traces ingest`: what it prints, and what it refuses."""
+"""`presage traces ingest`: what it prints, and what it refuses; moments as users write them."""
 
 from __future__ import annotations
 
+import datetime as dt
 import shutil
 import sys
 import types
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 from cli_samples import GOOD, rows, run, write
 
+from presage.cli.traces import parse_moment
 from presage.datasets import gather
 from presage.datasets.adapters import READERS
 from presage.datasets.schema import conform
 from presage.datasets.source import Origin, Source
 from presage.datasets.store import read_store
+from presage.errors import ConfigurationError
 
 
 def test_what_was_added_repeated_and_there_is_told(tmp_path: Path) -> None:
@@ -117,3 +120,31 @@ def test_ray_makes_the_same_store_and_names_bad_input(tmp_path: Path, monkeypatc
     refused = run("traces", "ingest", *paths, bad, "--to", tmp_path / "refused", "--ray")
     assert "bad.jsonl, line 1: not JSON" in refused.complaint
     assert not (tmp_path / "refused").exists()
+
+
+NEW_YEAR = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-01-01T00:00:00Z", "2026-01-01 01:00+01:00", "20260101T000000+0000", "1767225600", "1767225600.0"]
+)
+def test_one_moment_in_many_spellings(text: str) -> None:
+    assert parse_moment(text, "--since") == NEW_YEAR
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("2026-01-01", "no zone"),
+        ("2026-01-01T00:00:00", "no zone"),
+        ("yesterday", "no such time"),
+        ("", "no such time"),
+        ("1767225600000", "no such time \\(milliseconds\\?\\)"),
+        ("nan", "no such time"),
+        ("inf", "no such time"),
+        ("2026-13-01T00:00:00Z", "no such time"),
+    ],
+)
+def test_what_is_no_moment_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--since '{text}': {words}"):
+        parse_moment(text, "--since")

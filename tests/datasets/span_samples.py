@@ -19,8 +19,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, set_span_in_context
 
-from presage.datasets.schema import concat, validate
+from presage.datasets.schema import concat
 from presage.datasets.source import Origin, Source
+from presage.datasets.validate import validate
 
 SECOND = 1_000_000_000
 BEGIN = 1_767_225_600 * SECOND

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from presage.datasets.known_laws import END, Branch, Law
 from presage.datasets.law import LAWS, Generated, generate
-from presage.datasets.law_graph import END, Branch, Law
-from presage.datasets.schema import digest, state_sizes, trace_schema, validate
+from presage.datasets.schema import digest, state_sizes, trace_schema
+from presage.datasets.validate import validate
 from presage.errors import ConfigurationError
 
 TINY = Law(

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from presage.datasets.length_law import generate_lengths
-from presage.datasets.schema import validate
-from presage.datasets.validate import canonical_order
+from presage.datasets.validate import canonical_order, validate
 from presage.errors import ConfigurationError
 from presage.features.lengths import LengthEncoder, length_rows
 

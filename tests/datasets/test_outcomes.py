@@ -1,4 +1,4 @@
-"""Outcomes: rows in, one matrix out; what is refused and how it is said."""
+"""Outcomes: rows in, one matrix out; what is refused and how it is said; written ones are read as they were."""
 
 import gzip
 import json
@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from presage.datasets.outcomes.files import read_outcomes
+from presage.datasets.outcomes.files import read_outcomes, write_outcomes
+from presage.datasets.outcomes.law import generate_outcomes
 from presage.datasets.outcomes.schema import keys_of, outcomes_digest, prompt_keys
-from presage.errors import TraceError
+from presage.errors import OutputError, TraceError
 
 ROWS = [
     {
@@ -223,3 +224,19 @@ def test_keys_are_those_of_the_normalised_prompt_and_the_digest_knows_no_order(t
     assert len(keys_of(["\ud800"])) == 1
     assert outcomes_digest(read) == outcomes_digest(read.take(np.array([1, 0])))
     assert outcomes_digest(read) != outcomes_digest(read.take(np.array([1])))
+
+
+def test_written_and_read_are_the_same(tmp_path: Path) -> None:
+    drawn = generate_outcomes(80, 3).outcomes
+    rows = write_outcomes(drawn, tmp_path / "new" / "outcomes.jsonl")
+    found = read_outcomes([tmp_path / "new"])
+    assert rows == found.rows == int((~np.isnan(drawn.correct)).sum())
+    assert outcomes_digest(found.outcomes) == outcomes_digest(drawn)
+    assert found.outcomes.task == drawn.task
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_outcomes(generate_outcomes(3, 0).outcomes, tmp_path / "file" / "outcomes.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

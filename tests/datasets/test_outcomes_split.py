@@ -1,4 +1,4 @@
-"""Splits of outcomes by prompt, the choice of models, and the law that makes outcomes."""
+"""Splits of outcomes by prompt, the choice of models, families of tasks, and the law that makes outcomes."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from presage.datasets.outcomes.law import generate_outcomes
 from presage.datasets.outcomes.schema import Outcomes, prompt_keys
-from presage.datasets.outcomes.split import choose_models, split_outcomes
+from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.errors import ConfigurationError, TraceError
 
 
@@ -101,3 +101,19 @@ def test_the_same_seed_draws_the_same() -> None:
 def test_a_law_out_of_range_is_refused(prompts: int, missing: float) -> None:
     with pytest.raises(ConfigurationError):
         generate_outcomes(prompts, 0, missing=missing)
+
+
+def test_the_benchmark_names_the_family_and_its_parts_are_one() -> None:
+    assert families(["mmlu/law", "mmlu/art", "gsm8k", None]) == ["mmlu", "mmlu", "gsm8k", None]
+    assert families(["arc_easy_train", "arc_easy_test", "mbpp"]) == ["arc_easy", "arc_easy", "mbpp"]
+
+
+def test_of_one_benchmark_each_subject_is_a_family() -> None:
+    assert families(["mmlu/law", "mmlu/art_test", None]) == ["mmlu/law", "mmlu/art", None]
+
+
+def test_a_pattern_names_it_by_its_first_group_or_by_all_that_matches() -> None:
+    assert families(["arc_easy", "arc_hard", "mbpp", None], "^[^_]+") == ["arc", "arc", "mbpp", None]
+    assert families(["a/x-1", "b/x-2", "b"], "/(x)") == ["x", "x", None]
+    with pytest.raises(ConfigurationError, match="no regular expression"):
+        families(["a"], "(")

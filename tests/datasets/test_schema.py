@@ -12,16 +12,8 @@ from dataset_samples import raw, row, trace, traces, workflow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.datasets.schema import (
-    SCHEMA_VERSION,
-    check_version,
-    concat,
-    conform,
-    digest,
-    drop_invalid,
-    trace_schema,
-    validate,
-)
+from presage.datasets.schema import SCHEMA_VERSION, check_version, concat, conform, digest, trace_schema
+from presage.datasets.validate import drop_invalid, validate
 from presage.errors import TraceError
 
 

@@ -1,10 +1,11 @@
-"""Splits keep tasks whole, lose nothing, and say by what rule they were made."""
+"""Splits keep tasks whole, lose nothing, and say by what rule they were made; a task has one key in every trace."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from dataset_samples import row, trace, traces, workflow
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from presage.datasets.read import read_traces
 from presage.datasets.split import split
+from presage.datasets.tasks import task_keys, task_of
 from presage.errors import ConfigurationError, TraceError
 
 
@@ -113,3 +115,26 @@ def test_autocoderover_is_split_by_task(workflows_folder: Path) -> None:
     made = split(read_traces([workflows_folder / "autocoderover.jsonl.gz"]).table, 0.2, 0)
     assert "spread over the time of others (autocoderover, autocoderover_validate)" in made.rule
     assert len(set(made.test["task"].to_pylist())) == 47
+
+
+def tasks_of(*rows: tuple[str, str, str | None]) -> pa.Table:
+    types, ids, tasks = zip(*rows, strict=True)
+    return pa.table({"workflow_type": types, "workflow_id": ids, "task": pa.array(tasks, pa.string())})
+
+
+def test_runs_of_one_task_share_a_key_across_types_and_traces() -> None:
+    first = task_keys(tasks_of(("fix", "a", "t1"), ("fix", "b", "t2"), ("check", "c", "t1")))
+    again = task_keys(tasks_of(("other", "z", "t1")))
+    assert first[0] == first[2] == again[0]
+    assert first[0] != first[1]
+
+
+def test_a_workflow_without_a_task_is_a_task_of_its_own() -> None:
+    table = tasks_of(("fix", "a", None), ("fix", "a", None), ("check", "a", None))
+    keys = task_keys(table)
+    assert keys[0] == keys[1] != keys[2]
+    assert task_of(table).to_pylist() == ["fix\x1fa", "fix\x1fa", "check\x1fa"]
+
+
+def test_keys_are_those_that_models_on_disk_carry() -> None:
+    np.testing.assert_array_equal(task_keys(tasks_of(("fix", "a", "t1"))), np.array([3012898748006197707], np.uint64))

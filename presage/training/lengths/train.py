@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from presage.datasets.describe import describe
-from presage.datasets.digest import digest
+from presage.datasets.schema import digest
 from presage.datasets.tasks import task_keys
 from presage.features.input_profiles import PROFILES
 from presage.features.lengths import LengthEncoder, LengthRows, Target, length_rows
