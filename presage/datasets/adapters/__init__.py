@@ -5,7 +5,7 @@ checked later and across all sources (`presage.datasets.read`, which keeps all i
 which does not). A new format is one module, one line in `READERS` or `JOINING` and, where a file name
 tells it, one in `SUFFIXES`; where only the content does, one in `detect`.
 
-Spans, from `span_files.py` or `mlflow_traces.py`, are read by the attribute names in `conventions.py`, spilled by
+Spans, from `span_files.py` or `mlflow_traces.py`, are read by the attribute names in `spans.py`, spilled by
 `intake.py`, and become workflows in `workflows.py`; `span_tree.py` says how a tree becomes steps.
 """
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from presage.datasets.adapters.conventions import MESSAGE_EVENTS, MLFLOW, OPENINFERENCE, OTEL, USAGE
 from presage.datasets.adapters.messages import finish_reason, from_json, plain, split_system, unflattened
-from presage.datasets.adapters.spans import Naming, Role
+from presage.datasets.adapters.spans import MESSAGE_EVENTS, MLFLOW, OPENINFERENCE, OTEL, USAGE, Naming, Role
 
 CONVENTIONS: Final = (OTEL, OPENINFERENCE, MLFLOW)
 

@@ -1,11 +1,17 @@
-"""What a span is to us, whatever wrote it: the one record between the formats and the trees.
+"""What a span is to us, and the attribute names of OpenTelemetry, OpenInference and MLflow that fill its fields.
 
-A format module turns its files into `Span`s; `span_tree.py` and `workflows.py` know nothing else. A record keeps what
-a step may need (tokens, texts, names) and what the tree needs (ids, times, the role), and is spilled to disk as a row.
+`Span` is the one record between the formats and the trees. It keeps what a step may need (tokens, texts, names) and
+what the tree needs (ids, times, the role), and is spilled to disk as a row.
+
+A span may carry names of several conventions at once (instrumentors write both while names change), and spans of
+several may meet in one tree, so the adapters look for all of them on every span. Where two conventions give a field,
+the one named first in `attributes.CONVENTIONS` wins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -98,3 +104,144 @@ SPAN_SCHEMA: Final = pa.schema(
 )
 CONTENT: Final = tuple(name for name in SPAN_SCHEMA.names if name not in ("file", "line"))
 """The columns in which two reports of one span must agree."""
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What one convention calls things.
+
+    Args:
+        kind: attributes that tell what a span is, with the role for each value, in lower case. A value that is not
+            listed is `Role.OTHER`.
+        names: for each field of a step its attributes, the best first.
+        messages: for `system`, `input` and `output` the attributes that hold messages or text, the best first; one that
+            ends in a dot is the prefix of messages spread over numbered attributes.
+    """
+
+    kind: Mapping[str, Mapping[str, Role]]
+    names: Mapping[str, tuple[str, ...]]
+    messages: Mapping[str, tuple[str, ...]]
+
+
+OTEL: Final = Convention(
+    kind={
+        "gen_ai.operation.name": {
+            "chat": Role.LLM,
+            "text_completion": Role.LLM,
+            "generate_content": Role.LLM,
+            "execute_tool": Role.TOOL,
+            "invoke_agent": Role.AGENT,
+            "invoke_workflow": Role.WORKFLOW,
+        },
+        # OpenLLMetry: before it knew operation names, and for its own decorators.
+        "traceloop.span.kind": {
+            "tool": Role.TOOL,
+            "agent": Role.AGENT,
+            "task": Role.CHAIN,
+            "workflow": Role.WORKFLOW,
+        },
+        "llm.request.type": {"chat": Role.LLM, "completion": Role.LLM},
+    },
+    names={
+        "agent": ("gen_ai.agent.name",),
+        "agent_id": ("gen_ai.agent.id",),
+        "tool": ("gen_ai.tool.name",),
+        "entity": ("traceloop.entity.name",),
+        "session": ("gen_ai.conversation.id", "traceloop.association.properties.session_id"),
+        "workflow": ("gen_ai.workflow.name", "traceloop.workflow.name"),
+        "graph_path": (
+            "traceloop.association.properties.langgraph_checkpoint_ns",
+            "traceloop.association.properties.langgraph_node",
+        ),
+        "model": ("gen_ai.request.model", "gen_ai.response.model"),
+        "provider": ("gen_ai.provider.name", "gen_ai.system"),
+        "input_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+        "output_tokens": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+        "cached_input_tokens": (
+            "gen_ai.usage.cache_read.input_tokens",
+            "gen_ai.usage.cache_read_input_tokens",
+        ),
+        "finish_reason": (
+            "gen_ai.response.finish_reasons",
+            "gen_ai.response.finish_reason",
+            "gen_ai.response.stop_reason",
+            "llm.response.finish_reason",
+            "llm.response.stop_reason",
+        ),
+    },
+    messages={
+        "system": ("gen_ai.system_instructions",),
+        "input": ("gen_ai.input.messages", "gen_ai.prompt.", "gen_ai.prompt", "gen_ai.tool.call.arguments"),
+        "output": ("gen_ai.output.messages", "gen_ai.completion.", "gen_ai.completion", "gen_ai.tool.call.result"),
+    },
+)
+"""OpenTelemetry's GenAI conventions and OpenLLMetry's, new and older spellings: they are in development and rename
+attributes, and a trace recorded last year must still read. Log records, where some instrumentations put prompts, are
+not read: texts come from attributes and events of spans."""
+
+MESSAGE_EVENTS: Final = {
+    "gen_ai.system.message": "system",
+    "gen_ai.user.message": "user",
+    "gen_ai.assistant.message": "assistant",
+    "gen_ai.tool.message": "tool",
+    "gen_ai.choice": "output",
+}
+"""Older span events that are one message each, and its role; "output" is what the model answered."""
+
+
+# Phoenix and Arize instrumentors.
+OPENINFERENCE: Final = Convention(
+    kind={
+        "openinference.span.kind": {
+            "llm": Role.LLM,
+            "tool": Role.TOOL,
+            "agent": Role.AGENT,
+            "chain": Role.CHAIN,
+        }
+    },
+    names={
+        "agent": ("agent.name", "graph.node.name"),
+        "node": ("graph.node.id",),
+        "node_parent": ("graph.node.parent_id",),
+        "tool": ("tool.name",),
+        "session": ("session.id",),
+        "model": ("llm.model_name", "llm.request.model_name", "llm.response.model_name"),
+        "input_tokens": ("llm.token_count.prompt",),
+        "output_tokens": ("llm.token_count.completion",),
+        "cached_input_tokens": (
+            "llm.token_count.prompt_details.cache_read",
+            "llm.token_count.prompt_details.cache_input",
+        ),
+        "finish_reason": ("llm.finish_reason",),
+        "metadata": ("metadata",),
+    },
+    messages={"input": ("llm.input_messages.", "input.value"), "output": ("llm.output_messages.", "output.value")},
+)
+
+
+# MLflow's values are JSON, also where MLflow exports them as OTLP.
+MLFLOW: Final = Convention(
+    kind={
+        "mlflow.spanType": {
+            "chat_model": Role.LLM,
+            "llm": Role.LLM,
+            "tool": Role.TOOL,
+            "agent": Role.AGENT,
+            "chain": Role.CHAIN,
+            "task": Role.CHAIN,
+            "workflow": Role.WORKFLOW,
+        }
+    },
+    names={
+        "session": ("mlflow.trace.session",),
+        "model": ("mlflow.llm.model",),
+        "usage": ("mlflow.chat.tokenUsage",),
+    },
+    messages={"input": ("mlflow.spanInputs",), "output": ("mlflow.spanOutputs",)},
+)
+USAGE: Final = {
+    "input_tokens": "input_tokens",
+    "output_tokens": "output_tokens",
+    "cached_input_tokens": "cache_read_input_tokens",
+}
+"""Columns, and the keys of the usage object that hold them."""
