@@ -25,6 +25,12 @@ REFUSALS: Final = (OverflowError, TypeError, UnicodeEncodeError, pa.ArrowExcepti
 """What Arrow raises for Python values that are not of a type."""
 
 
+def dictionary_encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """A column of strings as indices into its distinct values, in one chunk even where the strings fill several."""
+    encoded = column.combine_chunks().dictionary_encode()
+    return encoded.unify_dictionaries().combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+
+
 def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin: Origin) -> pa.ChunkedArray:
     """Cast a column of a raw table to its type in the trace.
 

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from presage.datasets.adapters.tabular import open_parquet, row_batches
+from presage.datasets.adapters.tabular import first_line, open_parquet, row_batches
 from presage.datasets.schema import SCHEMA_VERSION, conform, state_sizes, trace_schema, with_schema
 from presage.errors import TraceError
 
@@ -315,8 +315,12 @@ def _opened(folder: Path, part: Part) -> Iterator[pq.ParquetFile]:
         message = f"{folder}: part {part.path} is gone; joined with others, if the store was written to: read it again"
         raise TraceError(message) from error
     except (pa.ArrowException, OSError) as error:
-        detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise TraceError(f"{folder}: a part cannot be read ({detail}): restore it or ingest again") from error
+        raise unreadable(folder, error) from error
+
+
+def unreadable(root: Path, error: Exception) -> TraceError:
+    """The error of a store with a part that cannot be read."""
+    return TraceError(f"{root}: a part cannot be read ({first_line(error)}): restore it or ingest again")
 
 
 def _conforming(rows: pa.Table, part: Part, folder: Path, sizes: tuple[int | None, int | None]) -> pa.Table:

@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from presage.datasets.columns import dictionary_encoded
 from presage.datasets.parts import WORK, Part
 from presage.datasets.schema import concat, state_sizes, trace_schema, with_schema
 from presage.datasets.source import Origin, Source, Workflow
@@ -187,7 +188,7 @@ def keys(table: pa.Table) -> NDArray[np.uint64]:
 
 
 def _hashes(column: pa.ChunkedArray) -> NDArray[np.uint64]:
-    encoded = column.combine_chunks().dictionary_encode()
+    encoded = dictionary_encoded(column)
     of_value = np.array([zlib.crc32(value.encode()) for value in encoded.dictionary.to_pylist()], np.uint64)
     hashes: NDArray[np.uint64] = of_value[encoded.indices.to_numpy()]
     return hashes

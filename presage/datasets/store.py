@@ -28,7 +28,18 @@ import pyarrow.dataset as ds
 import pyarrow.fs
 from numpy.typing import NDArray
 
-from presage.datasets.parts import WORK, Manifest, commit, is_store, load, part_rows, rows_of, write_parts, writing
+from presage.datasets.parts import (
+    WORK,
+    Manifest,
+    commit,
+    is_store,
+    load,
+    part_rows,
+    rows_of,
+    unreadable,
+    write_parts,
+    writing,
+)
 from presage.datasets.schema import concat, conform, with_schema
 from presage.datasets.source import Origin, Source
 from presage.datasets.validate import canonical_order, validate, workflow_codes, workflow_count
@@ -136,8 +147,7 @@ def read_store(
     try:
         table = dataset.to_table(columns=list(dict.fromkeys([*wanted, *_KEYS])), filter=only)
     except (pa.ArrowException, OSError) as error:
-        detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise TraceError(f"{store}: a part cannot be read ({detail}): restore it or ingest again") from error
+        raise unreadable(Path(store), error) from error
     order = canonical_order(table)
     if not np.array_equal(order, np.arange(len(order))):
         table = table.take(pa.array(order))

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from presage.datasets.columns import dictionary_encoded
+
 
 def task_of(table: pa.Table) -> pa.ChunkedArray:
     """The task of every step; a workflow without one is a task of its own."""
@@ -25,7 +27,7 @@ def task_of(table: pa.Table) -> pa.ChunkedArray:
 
 def task_keys(table: pa.Table) -> NDArray[np.uint64]:
     """A key for the task of every step, uint64 [rows]; equal tasks have equal keys in every trace."""
-    encoded = pc.dictionary_encode(task_of(table).combine_chunks())
+    encoded = dictionary_encoded(task_of(table))
     digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in encoded.dictionary.to_pylist()]
     keys = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
     indices: NDArray[np.int64] = encoded.indices.to_numpy(zero_copy_only=False)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from presage.datasets.columns import dictionary_encoded
 from presage.datasets.source import Origin
 from presage.errors import TraceError
 
@@ -133,9 +134,7 @@ def _order(table: pa.Table, codes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _ranks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int]:
     """Each row's place among the sorted distinct strings."""
-    encoded = column.combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.unify_dictionaries().combine_chunks()
+    encoded = dictionary_encoded(column)
     places = np.empty(len(encoded.dictionary), np.int64)
     places[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(places))
     return places[encoded.indices.to_numpy(zero_copy_only=False)], len(places)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from presage.datasets.adapters.attributes import Found, interpret
 from presage.datasets.adapters.spans import SPAN_SCHEMA, Role, Span
 from presage.datasets.adapters.text_files import Place
+from presage.datasets.columns import dictionary_encoded
 from presage.errors import OutputError, TraceError
 
 _BATCH_SPANS: Final = 16384
@@ -229,9 +230,7 @@ class Partitions:
 
 def _homes(column: pa.ChunkedArray, partitions: int) -> NDArray[np.int64]:
     """The partition of each row, the same in every process; int64 [rows]."""
-    encoded = column.combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.unify_dictionaries().combine_chunks()
+    encoded = dictionary_encoded(column)
     home = np.array([zlib.crc32(key.encode()) % partitions for key in encoded.dictionary.to_pylist()], np.int64)
     homes: NDArray[np.int64] = home[encoded.indices.to_numpy(zero_copy_only=False)]
     return homes

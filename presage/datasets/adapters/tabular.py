@@ -183,6 +183,11 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
 
 
+def first_line(error: Exception) -> str:
+    """What Arrow or the system says of a file, on one short line."""
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
 def row_batches(
     file: pq.ParquetFile, columns: list[str], groups: Iterable[int] | None = None
 ) -> Iterator[tuple[pa.Table, int]]:
@@ -247,11 +252,11 @@ def _parquet_batches(path: Path) -> Iterator[Batch]:
                 yield Batch(_ParquetRows(rows, foreign), Origin.of(name, rows.num_rows, first=first), position)
                 first += rows.num_rows
     except (pa.ArrowException, OSError) as error:
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        detail = first_line(error)
         what_to_do = "copy or write the file again"
         if detail.startswith("Expected all lists to be of size"):
             what_to_do = "Arrow does not read back lists of a fixed size where some are null: write plain lists"
-        raise TraceError(f"{path}: cannot be read as Parquet ({detail[:200]}): {what_to_do}") from error
+        raise TraceError(f"{path}: cannot be read as Parquet ({detail}): {what_to_do}") from error
 
 
 _CSV_BATCH_ROWS: Final = 8192

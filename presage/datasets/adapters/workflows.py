@@ -26,6 +26,7 @@ from presage.datasets.adapters.intake import Intake, Partitions
 from presage.datasets.adapters.span_tree import NEVER_ENDED, BrokenTreeError, TraceSpans, TraceSteps, steps_of
 from presage.datasets.adapters.spans import CONTENT, Role
 from presage.datasets.adapters.text_files import Place
+from presage.datasets.columns import dictionary_encoded
 from presage.datasets.schema import TIMESTAMP, conform, trace_schema
 from presage.datasets.source import Origin, Source, Workflow
 from presage.errors import TraceError
@@ -248,9 +249,7 @@ class TraceColumns:
 
 def codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """A number for each distinct string, -1 for null; int64 [rows]."""
-    encoded = column.combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.unify_dictionaries().combine_chunks()
+    encoded = dictionary_encoded(column)
     numbers: NDArray[np.int64] = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     return numbers
 

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.adapters.tabular import open_parquet, row_batches
+from presage.datasets.adapters.tabular import first_line, open_parquet, row_batches
 from presage.datasets.adapters.text_files import JSON_SUFFIXES, CsvRows, Documents, Place
 from presage.datasets.outcomes.schema import Outcomes, normalise
 from presage.datasets.schema import listed
@@ -288,8 +288,8 @@ def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, TraceError):
             raise
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TraceError(f"{file}: cannot be read as Parquet ({detail[:200]}): copy or write the file again") from error
+        message = f"{file}: cannot be read as Parquet ({first_line(error)}): copy or write the file again"
+        raise TraceError(message) from error
 
 
 def _checked(row: Any) -> OutcomeRow | None:
