@@ -122,7 +122,7 @@ def _teach(
     import pyarrow as pa
 
     from presage.datasets.split import split
-from presage.datasets.tasks import task_keys
+    from presage.datasets.tasks import task_keys
     from presage.errors import TraceError
     from presage.serving_hooks.replay.taught import teach
     from presage.serving_hooks.replay.workload import workload

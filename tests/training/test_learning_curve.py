@@ -11,8 +11,8 @@ import pytest
 
 from presage.datasets.law import generate
 from presage.datasets.read import read_traces
-from presage.datasets.tasks import task_keys
 from presage.datasets.store import append
+from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, TraceError
 from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
