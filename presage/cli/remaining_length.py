@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.features.lengths import Target
-    from presage.predictors.ahead import GivenModel
     from presage.registry.length_gates import LengthEvidence
     from presage.registry.verdict import Verdict
 
@@ -106,14 +105,6 @@ class RemainingLength(OfTraces):
         told.append(f"\n{f'not judged: {left_out}; ' if left_out else ''}one step takes {metrics['latency_us']:.1f} µs")
         return told
 
-    def warnings(self, metrics: dict[str, Any]) -> list[str]:
-        """Tasks that the next-agent model learnt from, too."""
-        from presage.training.lengths.ahead import NEXT_AGENT_TASKS
-
-        shared = metrics["data"].get(NEXT_AGENT_TASKS)
-        said = f"{shared} test workflows run a task the next-agent model learnt from: the figures may be too good"
-        return super().warnings(metrics) + ([said] if shared else [])
-
     def forecast(self, data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
         """The quantiles after the last step."""
         last = rows[-1]
@@ -149,21 +140,6 @@ def target_of(name: str) -> Target:
     if name == "step":
         return "step"
     raise ConfigurationError(f"--target {name}: wanted remaining (this step and all later ones) or step (this one)")
-
-
-def given_model(reference: str, tracking_uri: str | None) -> GivenModel:
-    """The next-agent model that a reference means; a plain folder is known by its name, wherever it lies.
-
-    Raises:
-        ArtefactError, RegistryError: there is none, or it is of another kind.
-    """
-    from presage.cli.options import open_registry
-    from presage.predictors.ahead import GivenModel
-    from presage.registry.resolve import resolve
-
-    found = resolve(reference, lambda: open_registry(tracking_uri))
-    called = f"{found.name} version {found.version}" if found.name else found.folder.resolve().name
-    return GivenModel.load(found.folder, called)
 
 
 def quantiles_of(text: str) -> tuple[float, ...]:

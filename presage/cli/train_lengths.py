@@ -35,15 +35,6 @@ def remaining_length(
         str,
         typer.Option(help="auto: prompts and answers are read where held-out tasks show that it helps; text; or none."),
     ] = "auto",
-    next_agent: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="A next-agent model that says what it expects to follow each step: an artefact folder, "
-            "models:/NAME@ALIAS or models:/NAME/VERSION. It becomes part of the predictor.",
-            show_default=False,
-        ),
-    ] = None,
     test: options.Test = None,
     config: options.ConfigFile = None,
     settings: options.Settings = None,
@@ -51,13 +42,7 @@ def remaining_length(
     baselines: options.Baselines = "default",
     out_folder: options.OutFolder = None,
     report_folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--report",
-            help="Folder for the full report: with --next-agent adds the figures without it, which take a further "
-            "training.",
-            show_default=False,
-        ),
+        Path | None, typer.Option("--report", help="Folder for metrics.json and report.", show_default=False)
     ] = None,
     name: Annotated[str, typer.Option(help="Model to register a version of.")] = "remaining-length",
     register: options.Register = True,
@@ -68,7 +53,7 @@ def remaining_length(
     """Train the predictor of remaining output tokens, judge it beside every baseline, and register it."""
     from dataclasses import replace
 
-    from presage.cli.remaining_length import RemainingLength, given_model, quantiles_of, target_of
+    from presage.cli.remaining_length import RemainingLength, quantiles_of, target_of
     from presage.predictors.remaining_length import RemainingLengthConfig
     from presage.training.configuration import read_configuration
     from presage.training.lengths.texts import TEXTS
@@ -79,26 +64,19 @@ def remaining_length(
     configuration = replace(read_configuration(RemainingLengthConfig, config, settings or (), LIMITS), **own)
     configuration.check()
     wanted, what, texts = choose_baselines(baselines), target_of(target), options.states(states, TEXTS)
-    given = given_model(next_agent, tracking_uri) if next_agent is not None else None
 
     def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Trained:
-        training = train_lengths(
+        return train_lengths(
             table,
             test_table,
             configuration,
             target=what,
             seed=seed,
             texts=texts,
-            next_agent=given,
             baselines=wanted,
             name=name,
             progress=report,
         )
-        if report_folder is not None:
-            from presage.training.lengths.evidence import further_evidence
-
-            training.metrics.update(further_evidence(training, table, test_table, configuration, seed, report))
-        return training
 
     carry_out(
         Job(RemainingLength(), traces, test or [], skip_bad, out_folder, report_folder, name, register, tracking_uri),

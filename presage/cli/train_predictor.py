@@ -36,7 +36,6 @@ app.command(
     "remaining-length",
     epilog="Examples:\n\n"
     "train-predictor remaining-length traces/\n\n"
-    "train-predictor remaining-length traces/ --next-agent models:/next-agent@champion\n\n"
     "train-predictor remaining-length traces/ --target step --quantiles 0.5,0.99 --name step-length",
 )(remaining_length)
 app.command(

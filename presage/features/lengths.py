@@ -1,9 +1,8 @@
 """What a predictor of lengths sees of a step, and what it is to predict: one definition for training and serving.
 
 Chimera §3.4: token counts of the system prompt, the user prompt and the full prompt, workflow type, agent, model, and
-a sketch of the user prompt. Ours: how far the workflow has come and which agents came before
-(`history.py`), a sketch of what the previous step answered, and, where a predictor of it is at hand, which steps are
-expected to come (`Ahead`).
+a sketch of the user prompt. Ours: how far the workflow has come and which agents came before (`history.py`), and a
+sketch of what the previous step answered.
 
 The trace counts the tokens of full prompts only. Those of a system prompt and of a user prompt are taken as a quarter
 of their characters; trees compare, so the factor means nothing to them. Where a prompt was not counted, its texts
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -117,39 +116,6 @@ _PER_ROW: Final = (
 )
 
 
-class Ahead(Protocol):
-    """What is expected to follow a step, as A more numbers, known before the step produces its output."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What the A numbers are."""
-        ...
-
-    def of_table(self, table: pa.Table) -> NDArray[np.float32]:
-        """Of every step of a trace in canonical order, float32 [rows, A]."""
-        ...
-
-    def of_steps(self, steps: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:
-        """Of the last of the given steps of one workflow, float32 [A]."""
-        ...
-
-    def open(self, workflow_type: str) -> NDArray[np.float32]:
-        """A workflow before its first step, for `begun` and `completed` to move."""
-        ...
-
-    def begun(self, workflow: NDArray[np.float32], step: Mapping[str, Any]) -> NDArray[np.float32]:
-        """A step begins in it: what `of_steps` says of it, float32 [A]."""
-        ...
-
-    def completed(self, workflow: NDArray[np.float32], step: Mapping[str, Any]) -> None:
-        """That step's output is complete."""
-        ...
-
-    def to_artefact(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Configuration (JSON values) and tensors, as an artefact keeps them."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class LengthEncoder:
     """Makes rows from a trace, or one from the steps of a request. Fitted on training traces.
@@ -159,14 +125,12 @@ class LengthEncoder:
         models: M names of models, sorted.
         tracked: the agents whose calls are counted one by one, indices in the vocabulary, rising.
         sketch: of user prompts and of answers; None where training had no text.
-        ahead: what is expected to follow; None where nothing expects it. An artefact keeps it beside the encoder.
     """
 
     vocabulary: Vocabulary
     models: tuple[str, ...]
     tracked: tuple[int, ...]
     sketch: Sketch | None
-    ahead: Ahead | None = None
 
     @classmethod
     def fit(cls, table: pa.Table, sketch: Sketch | None = None) -> LengthEncoder:
@@ -184,8 +148,7 @@ class LengthEncoder:
         tracked = tuple(f"{what}_{agent}" for what in ("calls", "since") for agent in self.tracked)
         dimensions = range(self.sketch.size) if self.sketch is not None else range(0)
         sketch = tuple(f"{of}_{i}" for of in ("prompt", "answer") for i in dimensions)
-        ahead = self.ahead.names if self.ahead is not None else ()
-        return PROMPT + PROGRESS + before + tracked + sketch + ahead
+        return PROMPT + PROGRESS + before + tracked + sketch
 
     def model(self, name: Any) -> int:
         """Index of a model: M for one that training never saw, M + 1 for none."""
@@ -209,20 +172,15 @@ class LengthEncoder:
         outputs = np.array([count_of(step, "output_tokens") for step in steps], np.float32)
         course = self.course(agents, outputs, np.array([0, len(steps)]))[-1]
         answer = self.sketched(steps[-2] if len(steps) > 1 else {}, "output_text")
-        ahead = self.ahead.of_steps(steps) if self.ahead is not None else _NOTHING
         return (
             self.vocabulary.workflow_type(last["workflow_type"]),
             int(agents[-1]),
             self.model(last.get("model")),
-            self.joined(last, course, answer, ahead),
+            self.joined(last, course, answer),
         )
 
     def joined(
-        self,
-        step: Mapping[str, Any],
-        course: NDArray[np.float32],
-        answer: NDArray[np.float32],
-        ahead: NDArray[np.float32],
+        self, step: Mapping[str, Any], course: NDArray[np.float32], answer: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         """The numbers of a step, float32 [F], from the step and what is known from before it.
 
@@ -230,17 +188,16 @@ class LengthEncoder:
             step: columns of the trace by name; its output is not looked at.
             course: float32 [C], as `course` has it.
             answer: float32 [S], `sketched` of the step before.
-            ahead: float32 [A]; empty where there is no `ahead`.
 
         Raises:
             InputError: a negative or no number of tokens, or a text that is none.
         """
         system, user = _length(_text(step, "system_prompt")), _length(_text(step, "input_text"))
         prompt = _prompt_tokens(system, user, count_of(step, "input_tokens"))
-        return np.concatenate([prompt, course, self.sketched(step, "input_text"), answer, ahead], dtype=np.float32)
+        return np.concatenate([prompt, course, self.sketched(step, "input_text"), answer], dtype=np.float32)
 
     def observed(self, rows: LengthRows, sources: Sources) -> LengthRows:
-        """The rows as a trace without all other sources makes them; the labels stay, and so does what `ahead` says."""
+        """The rows as a trace without all other sources makes them; the labels stay."""
         numbers, model = rows.numbers.copy(), rows.model
         if TEXT not in sources:
             # Where a prompt was not counted, its texts stand in.
@@ -256,7 +213,7 @@ class LengthEncoder:
 
     def _of_texts(self) -> range:
         """The columns of `numbers` that are of a sketch."""
-        ends = len(self.names) - (len(self.ahead.names) if self.ahead is not None else 0)
+        ends = len(self.names)
         return range(ends - 2 * (self.sketch.size if self.sketch is not None else 0), ends)
 
     def sketched(self, step: Mapping[str, Any], column: str) -> NDArray[np.float32]:
@@ -328,20 +285,13 @@ class LengthEncoder:
         )
 
 
-def length_rows(
-    table: pa.Table,
-    encoder: LengthEncoder,
-    target: Target = "remaining",
-    *,
-    ahead: NDArray[np.float32] | None = None,
-) -> LengthRows:
+def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remaining") -> LengthRows:
     """Rows of a trace in canonical order (as `read_traces` returns it).
 
     Args:
         table: the trace.
         encoder: makes the numbers.
         target: what the labels count.
-        ahead: float32 [rows, A], in the place of what `encoder.ahead` says: it would be too sure of its own training.
 
     Raises:
         TraceError: the trace has no LLM step.
@@ -366,8 +316,6 @@ def length_rows(
     if encoder.sketch is not None:
         prompts, answers = prompts_and_answers(table)
         numbers += [of[llm] for of in np.split(encoder.sketch.transform(prompts + answers), 2)]
-    if encoder.ahead is not None:
-        numbers.append((encoder.ahead.of_table(table) if ahead is None else ahead)[llm])
     cut = ~np.asarray(table["complete"].to_numpy(), bool)
     return LengthRows(
         vocabulary=vocabulary,

@@ -38,7 +38,7 @@ from presage.predictors.mixture import fit_weights
 from presage.predictors.ngram import BackoffNgram
 from presage.predictors.parts import COMPONENTS, PATTERNS, NextAgentConfig, Parts
 from presage.predictors.projected import project_all, unrolled, with_presence
-from presage.predictors.running import completed, forecast_trace, opened, prefill_trace, prefilled
+from presage.predictors.running import completed, forecast_trace, opened, prefilled
 from presage.predictors.steps import check_steps, has_output, log_tokens
 
 if TYPE_CHECKING:
@@ -204,24 +204,6 @@ class NextAgentPredictor:
             engine,
             out,
         )
-        return out
-
-    def without_states(
-        self,
-        offsets: NDArray[np.int64],
-        workflow_type: NDArray[np.int32],
-        agent: NDArray[np.int32],
-        sizes: NDArray[np.float32],
-        *,
-        last: bool = False,
-    ) -> NDArray[np.float32]:
-        """Probabilities float32 [n, K, V+1] at prefill by ids and token counts; arguments as those of `Prefixes`.
-
-        With `last` of each workflow's last step alone, [W, K, V+1].
-        """
-        rows = len(offsets) - 1 if last else len(agent)
-        out = np.empty((rows, self.horizon, self.vocabulary.outcomes), np.float32)
-        prefill_trace(offsets, workflow_type, agent, sizes, last, self._engine, out)
         return out
 
     def open(self, workflow_type: str) -> Workflow:

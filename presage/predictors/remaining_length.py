@@ -12,7 +12,7 @@ hardly seen at all, its upper quantiles are the widest there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError, TraceError
 from presage.features.input_profiles import TEXT, TOKENS, Sources
 from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, LengthRows, Target
-from presage.predictors.ahead import AgentsAhead
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.forecast import Source
 from presage.predictors.lengths.boosted import BoostedLengths
@@ -251,15 +250,13 @@ class RemainingLengthPredictor:
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Writes the artefact: config.json and model.safetensors, nothing executable."""
-        ahead = self.encoder.ahead
-        of_ahead, ahead_tensors = ahead.to_artefact() if ahead is not None else (None, {})
         write_artefact(
             Path(folder),
             kind=KIND,
             config={
                 "predictor": asdict(self.config),
                 "encoder": self.encoder.to_config(),
-                "next_agent": of_ahead,
+                "next_agent": None,  # part of the format: without it the digests of artefacts would change
                 "estimator": self._estimator.name,
                 "target": self.target,
                 "seed": self.seed,
@@ -267,7 +264,6 @@ class RemainingLengthPredictor:
             tensors={
                 **{f"encoder/{name}": array for name, array in self.encoder.to_tensors().items()},
                 **{f"estimator/{name}": array for name, array in self._estimator.to_tensors().items()},
-                **{f"next_agent/{name}": array for name, array in ahead_tensors.items()},
                 "training/tasks": self.trained_on,
             },
             training_data=training_data or {},
@@ -286,9 +282,8 @@ class RemainingLengthPredictor:
             predictor = cls(RemainingLengthConfig.from_dict(config["predictor"]), config["seed"])
             predictor.target, predictor.losses = config["target"], {}
             predictor.encoder = LengthEncoder.from_artefact(config["encoder"], under(artefact.tensors, "encoder/"))
-            if (of_ahead := config.get("next_agent")) is not None:
-                ahead = AgentsAhead.from_artefact(of_ahead, under(artefact.tensors, "next_agent/"))
-                predictor.encoder = replace(predictor.encoder, ahead=ahead)
+            if config.get("next_agent") is not None:
+                raise ValueError("it reads a next-agent model, which is no longer supported")
             predictor._estimator = ESTIMATORS[config["estimator"]].from_tensors(
                 under(artefact.tensors, "estimator/"), predictor.quantiles, predictor.config.min_evidence
             )

@@ -99,34 +99,3 @@ def forecast_trace(
             prefilled(row, agent[i], known[0], state, engine, out[0, i])
             state = completion_states[i] if has_completion[i] else completion_states[i, :0]
             completed(row, known[1], state, engine, out[1, i])
-
-
-@njit(cache=True, fastmath=FAST, error_model="numpy", nogil=True)
-def prefill_trace(
-    offsets: NDArray[np.int64],
-    workflow_type: NDArray[np.int32],
-    agent: NDArray[np.int32],
-    sizes: NDArray[np.float32],
-    last: bool,
-    engine: Engine,
-    out: NDArray[np.float32],
-) -> None:
-    """Forecasts at prefill of every step, float32 [n, K, V+1], or with `last` of last steps alone, [W, K, V+1].
-
-    What `forecast_trace` answers at that moment where no step has a state, without the forecasts nobody asks for.
-    """
-    numbers = engine.numbers
-    row = np.empty(numbers[INPUTS] + numbers[SUMS] + numbers[PREFIX], np.float32)
-    inputs, sums = row[: numbers[INPUTS]], row[numbers[INPUTS] : numbers[INPUTS] + numbers[SUMS]]
-    hidden, none = row[numbers[INPUTS] + numbers[SUMS] :], np.empty(0, np.float32)
-    p, c = numbers[PREFILL], numbers[COMPLETION]
-    for w in range(len(offsets) - 1):
-        opened(row, workflow_type[w], engine)
-        for i in range(offsets[w], offsets[w + 1]):
-            known = np.where(np.isnan(sizes[i]), np.float32(0.0), sizes[i])
-            if i > offsets[w]:
-                step_prefix(inputs, hidden, engine)
-            at_prefill(inputs, sums, agent[i], known[0], none, numbers[AGENTS], p, c)
-            if not last or i == offsets[w + 1] - 1:
-                forecast_row(inputs, hidden, 0, engine, out[w if last else i])
-            at_completion(inputs, sums, known[1], none, numbers[AGENTS], p, c)

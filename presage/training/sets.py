@@ -70,17 +70,8 @@ def check_known_agents(table: pa.Table, vocabulary: Vocabulary) -> None:
 
 def shared_tasks(parts: Split) -> int:
     """Test workflows whose task, or who themselves, stand in the training part too: 0 after a split of ours."""
-    return _heads_among(parts.test, task_keys(parts.train))
-
-
-def learnt_from(table: pa.Table, predictor: LearntFrom) -> int:
-    """Workflows of a trace whose task the predictor learnt from."""
-    return _heads_among(table, predictor.trained_on)
-
-
-def _heads_among(table: pa.Table, keys: NDArray[np.uint64]) -> int:
-    heads = table.filter(pc.equal(table["step"], 0))
-    return int(np.isin(task_keys(heads), keys).sum())
+    heads = parts.test.filter(pc.equal(parts.test["step"], 0))
+    return int(np.isin(task_keys(heads), task_keys(parts.train)).sum())
 
 
 def workflow_names(table: pa.Table) -> tuple[str, ...]:

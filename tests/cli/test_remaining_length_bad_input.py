@@ -232,3 +232,10 @@ def test_a_training_that_is_refused_registers_nothing(tmp_path: Path) -> None:
     path, uri = write(tmp_path / "traces.jsonl", lines), ("--tracking-uri", f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert message in Ran(train_predictor, "remaining-length", path, *uri).complaint
     assert run("models", *uri, "--json").json["models"] == []
+
+
+def test_a_folder_no_report_fits_into_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    complaint = train(tmp_path, traced(), "--report", tmp_path / "file").complaint
+    assert "--report" in complaint
+    assert "is a file" in complaint

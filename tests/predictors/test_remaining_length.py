@@ -178,3 +178,12 @@ def test_an_artefact_that_lacks_a_tensor_is_refused(forest: RemainingLengthPredi
         write_artefact(tmp_path / "cut", kind=KIND, config=whole.config, tensors=tensors, training_data={})
         with pytest.raises(ArtefactError):
             RemainingLengthPredictor.load(tmp_path / "cut")
+
+
+def test_an_artefact_that_reads_a_next_agent_model_is_refused(forest: RemainingLengthPredictor, tmp_path: Path) -> None:
+    forest.save(tmp_path / "model")
+    whole = read_artefact(tmp_path / "model", kind=KIND)
+    config = {**whole.config, "next_agent": {"model": "next-agent version 3"}}
+    write_artefact(tmp_path / "old", kind=KIND, config=config, tensors=whole.tensors, training_data={})
+    with pytest.raises(ArtefactError, match="no longer supported"):
+        RemainingLengthPredictor.load(tmp_path / "old")

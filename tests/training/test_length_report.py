@@ -193,21 +193,6 @@ def test_a_bar_with_a_name_no_file_can_hold_is_a_whole_drawing() -> None:
     assert bars({"a\x00<b>": 1.0})[1][0] == "a\ufffd<b>"
 
 
-def test_what_the_next_agent_model_adds_is_told_where_there_is_one(metrics: Json) -> None:
-    title = "What the next-agent model adds"
-    assert title not in markdown(document(metrics))
-    assert title not in markdown(document({**metrics, "without_next_agent": None}))
-    rival, gain = metrics["baselines"]["rough"], metrics["differences"]["rough"]
-    text = markdown(document({**metrics, "without_next_agent": {"figures": rival, "difference": gain}}))
-    section = text.split(f"## {title}")[1].split("##")[0]
-    for of in (metrics, rival):
-        assert interval(of["tau_distance"]["all"], of["tau_distance_ci95"]["all"]) in section
-    order, loss = gain["tau_distance"]["all"], gain["pinball"]["0.9"]
-    assert f"{signed(order['difference'])} [{signed(order['ci95'][0])}, {signed(order['ci95'][1])}]" in section
-    tenths = [f"{one:+.1f}".replace("-", "−") for one in (loss["difference"], *loss["ci95"])]
-    assert f"{tenths[0]} [{tenths[1]}, {tenths[2]}]" in section
-
-
 def test_which_estimator_was_kept_is_told_where_there_was_a_choice(metrics: Json) -> None:
     losses = {"forest": {"0.5": 11.14, "0.9": 7.0, "0.99": 3.0}, "boosted": {"0.5": 12.25, "0.9": 8.0, "0.99": 2.0}}
     made = {"fit_seconds": 1.0, "latency_us": 2.0, "size_bytes": 3, "versions": {}}

@@ -17,12 +17,11 @@ class LengthWorkflow:
     The numbers are those of `LengthEncoder.vector` on the steps so far; a test holds that.
     """
 
-    __slots__ = ("_ahead", "_answer", "_course", "_encoder", "_type")
+    __slots__ = ("_answer", "_course", "_encoder", "_type")
 
     def __init__(self, encoder: LengthEncoder, workflow_type: str) -> None:
         self._encoder, self._type = encoder, encoder.vocabulary.workflow_type(workflow_type)
         self._course = encoder.open()
-        self._ahead = encoder.ahead.open(workflow_type) if encoder.ahead is not None else None
         self._answer = encoder.sketched({}, "output_text")
 
     def begun(self, step: Mapping[str, Any]) -> tuple[int, int, int, NDArray[np.float32]]:
@@ -33,10 +32,7 @@ class LengthWorkflow:
         """
         encoder, agent = self._encoder, self._encoder.vocabulary.agent(step["agent"])
         course = self._course.begun(agent)
-        expected = np.empty(0, np.float32)
-        if encoder.ahead is not None and self._ahead is not None:
-            expected = encoder.ahead.begun(self._ahead, step)
-        numbers = encoder.joined(step, course, self._answer, expected)
+        numbers = encoder.joined(step, course, self._answer)
         self._answer = encoder.sketched({}, "output_text")
         return self._type, agent, encoder.model(step.get("model")), numbers
 
@@ -49,5 +45,3 @@ class LengthWorkflow:
         encoder = self._encoder
         self._course.completed(float(np.float32(count_of(step, "output_tokens"))))
         self._answer = encoder.sketched(step, "output_text")
-        if encoder.ahead is not None and self._ahead is not None:
-            encoder.ahead.completed(self._ahead, step)

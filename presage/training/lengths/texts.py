@@ -110,9 +110,7 @@ class LengthTexts:
         found = np.empty((len(mine), sketch.size), np.float32)
         found[mine] = sketch.out_of_fold(part, self.fold[mine], known) if relevant else sketch.rows(part)
         found[~mine] = sketch.rows(self.corpus.take(~mine))
-        at = len(encoder.names) - (len(encoder.ahead.names) if encoder.ahead is not None else 0)
-        before, after = np.split(self.rows.numbers, [at], axis=1)
-        numbers = np.concatenate([before, *np.split(found, 2), after], axis=1)
+        numbers = np.concatenate([self.rows.numbers, *np.split(found, 2)], axis=1)
         return replace(encoder, sketch=sketch), replace(self.rows, numbers=numbers)
 
 

@@ -2,8 +2,7 @@
 
 As `presage.training.next_agent`, in the same order: test tasks are set apart first, vocabularies and the sketch are
 made from the training part alone, and a calibration part of it, never the test set, chooses the estimator and makes its
-quantiles cover. Baselines need no calibration, so they learn from the whole training part. Where a next-agent model
-says what it expects to follow, each training row is told by one that did not learn from its task (`ahead.py`).
+quantiles cover. Baselines need no calibration, so they learn from the whole training part.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
@@ -22,12 +21,10 @@ from presage.datasets.schema import digest
 from presage.datasets.tasks import task_keys
 from presage.features.input_profiles import PROFILES
 from presage.features.lengths import LengthEncoder, LengthRows, Target, length_rows
-from presage.predictors.ahead import AgentsAhead, GivenModel
 from presage.predictors.lengths.baselines import LENGTH_BASELINES, Constant
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.baselines import check_names, choose_names
 from presage.training.configuration import Limits
-from presage.training.lengths.ahead import expected_out_of_fold
 from presage.training.lengths.evaluate import LengthEvaluation, Predict, evaluate
 from presage.training.lengths.texts import Texts, choose_texts
 from presage.training.sets import SHARED_TASKS, check_known_agents, set_apart, shared_tasks, tasks_apart, workflow_names
@@ -72,7 +69,6 @@ def train_lengths(
     target: Target = "remaining",
     seed: int = 0,
     texts: Texts = "auto",
-    next_agent: GivenModel | None = None,
     baselines: Sequence[str] = tuple(LENGTH_BASELINES),
     name: str | None = None,
     progress: Progress | None = None,
@@ -86,7 +82,6 @@ def train_lengths(
         target: "remaining" tokens of this and all later steps, or those of this "step" alone.
         seed: of the splits, of every fit and of the bootstrap.
         texts: "auto" reads them where held-out tasks show that they help; "text" and "none" are not asked.
-        next_agent: says at each step what it expects to follow; becomes part of the predictor.
         baselines: names out of `LENGTH_BASELINES`.
         name: of the model, for the record.
         progress: told what is being done.
@@ -101,12 +96,7 @@ def train_lengths(
     parts = set_apart(table, test, seed)
     tell("reading prompts", None)
     encoder = LengthEncoder.fit(parts.train)
-    expected = None
-    if next_agent is not None:
-        ahead = AgentsAhead.fit(next_agent, parts.train, encoder)
-        encoder = replace(encoder, ahead=ahead)
-        expected = expected_out_of_fold(parts.train, ahead, seed, tell)
-    rows = length_rows(parts.train, encoder, target, ahead=expected.numbers if expected is not None else None)
+    rows = length_rows(parts.train, encoder, target)
     apart = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
     choice = choose_texts(parts.train, encoder, rows, apart, texts, seed, lambda doing: tell(doing, None))
     encoder, learning = choice.encoder, choice.rows
@@ -114,9 +104,8 @@ def train_lengths(
     inner, calibration = learning.take(~apart), learning.take(apart)
 
     begun = time.perf_counter()
-    learnt = [task_keys(parts.train), *([next_agent.predictor.trained_on] if next_agent is not None else [])]
     predictor = RemainingLengthPredictor(config, seed).fit(
-        inner, calibration, encoder=encoder, trained_on=np.concatenate(learnt), progress=tell
+        inner, calibration, encoder=encoder, trained_on=task_keys(parts.train), progress=tell
     )
     fit_seconds = time.perf_counter() - begun
     quantiles = tuple(predictor.quantiles)
@@ -143,7 +132,6 @@ def train_lengths(
             SHARED_TASKS: shared_tasks(parts),
             "training steps of workflows that were cut": int(learning.lower_bound.sum()),
             "texts": choice.name if encoder.sketch is not None else "not recorded, or not read",
-            **(expected.facts(parts.test) if expected is not None else {}),
             "seed": seed,
             "digest of the training traces": training_data["digest"],
             "digest of the test traces": f"sha256:{digest(parts.test)}",
@@ -154,12 +142,7 @@ def train_lengths(
             for name, losses in predictor.losses.items()
         },
         "traces": describe(parts.train),
-        "config": {
-            **asdict(config),
-            "target": target,
-            "chosen": predictor.estimator.name,
-            "next_agent": next_agent.called if next_agent is not None else None,
-        },
+        "config": {**asdict(config), "target": target, "chosen": predictor.estimator.name},
         "versions": versions(),
         "fit_seconds": round(fit_seconds, 2),
         "latency_us": quantiles_latency_us(predictor, held),

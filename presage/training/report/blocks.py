@@ -143,11 +143,6 @@ def signed_interval(value: float | None, ends: Sequence[float | None]) -> str:
     return signed(value) if value is None else f"{signed(value)} [{signed(ends[0])}, {signed(ends[1])}]"
 
 
-def signed_tokens(value: float | None, ends: Sequence[float | None]) -> str:
-    """A difference in tokens with its interval, to a tenth."""
-    return signed(value, 1) if value is None else f"{signed(value, 1)} [{signed(ends[0], 1)}, {signed(ends[1], 1)}]"
-
-
 def count(value: float) -> str:
     """How many, the thousands apart."""
     return f"{value:,.0f}"

@@ -1,7 +1,6 @@
 """The report of a predictor of remaining output tokens, from its `metrics.json`.
 
-Keys that a cheaper run leaves out ("data", "traces", "config", "estimators", "without_next_agent") leave out their
-section.
+Keys that a cheaper run leaves out ("data", "traces", "config", "estimators") leave out their section.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from presage.training.report.blocks import (
     interval,
     number,
     signed_interval,
-    signed_tokens,
 )
 from presage.training.report.next_agent import data, made
 from presage.training.report.plot import Axis, Point, bar_plot, line_plot, share_axis
@@ -38,7 +36,6 @@ def document(metrics: Metrics) -> Document:
         _order(metrics),
         _queue(metrics),
         _bounds(metrics),
-        _without_next_agent(metrics),
         _by_type(metrics),
         _estimators(metrics),
         made(metrics),
@@ -219,36 +216,6 @@ def _type_cells(name: str, of: Any, quantiles: list[str]) -> list[str]:
         number(of["pinball"].get("0.5"), 1),
         *(number(of["coverage"][q]) for q in quantiles),
     ]
-
-
-def _without_next_agent(metrics: Metrics) -> Section | None:
-    """The same training without the next-agent model, where a report was asked for and there is one."""
-    found = metrics.get("without_next_agent")
-    if found is None:
-        return None
-    quantiles = list(metrics["pinball"])
-    rows = [
-        Row(
-            [
-                name,
-                *(interval(of["tau_distance"][s], of["tau_distance_ci95"][s]) for s in ("all", "arrival")),
-                *(number(of["pinball"][q], 1) for q in quantiles),
-            ]
-        )
-        for name, of in (("with", metrics), ("without", found["figures"]))
-    ]
-    gain = found["difference"]
-    orders = (gain["tau_distance"][s] for s in ("all", "arrival"))
-    losses = (gain["pinball"][q] for q in quantiles)
-    cells = [
-        "with, less without [paired 95 %]",
-        *(signed_interval(of["difference"], of["ci95"]) for of in orders),
-        *(signed_tokens(of["difference"], of["ci95"]) for of in losses),
-    ]
-    rows.append(Row(cells))
-    told = "The same training without what the next-agent model expects; below 0 the model helps."
-    head = ["", "tau distance, all steps [95 %]", "at arrival", *(f"pinball {q}" for q in quantiles)]
-    return Section("What the next-agent model adds", [Text(told), Table(head, rows)])
 
 
 def _estimators(metrics: Metrics) -> Section | None:

@@ -7,7 +7,7 @@ Their trace, texts included, is masked to the input profile `engine` and goes th
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from presage.features.input_profiles import PROFILES, masked
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.prefixes import prefixes_of
-from presage.predictors.ahead import AgentsAhead, GivenModel
 from presage.predictors.boosting import BoostingConfig
 from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.network_weights import NetworkConfig
@@ -88,7 +87,6 @@ def predictors() -> tuple[NextAgentPredictor, RemainingLengthPredictor]:
     config = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=5), refit=False)
     agents = fit_predictor(table, config, states="captured").predictor
     encoder = LengthEncoder.fit(table)
-    encoder = replace(encoder, ahead=AgentsAhead.fit(GivenModel(agents, "next-agent", ""), table, encoder))
     rows = length_rows(table, encoder)
     texts = LengthTexts.of(table, rows, 0)
     assert texts is not None
