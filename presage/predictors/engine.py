@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.inputs import SIZE_COUNT, inputs_size, sums_size
+from presage.features.inputs import inputs_size, sums_size
 from presage.predictors.boosting import TreeEnsemble
 from presage.predictors.network_weights import ORDER, NetworkWeights
 from presage.predictors.ngram import NgramTable
@@ -27,7 +27,7 @@ ENSEMBLES: Final = 10
 HEADER: Final = ENSEMBLES + len(TREES) + 1
 
 # Parts of `floats`: the network's arrays in their order, then these.
-FLOATS: Final = (*ORDER, "batch_first", "batch_last", "thresholds", "scale", "base", "log_rows", "shares")
+FLOATS: Final = (*ORDER, "thresholds", "scale", "base", "log_rows", "shares")
 (
     RECENT_TABLE,
     KIND,
@@ -45,8 +45,6 @@ FLOATS: Final = (*ORDER, "batch_first", "batch_last", "thresholds", "scale", "ba
     STEP_STATES,
     STEP_HIDDEN,
     STEP_HIDDEN_BIAS,
-    BATCH_FIRST,
-    BATCH_LAST,
     THRESHOLDS,
     SCALE,
     BASE,
@@ -66,11 +64,10 @@ class Engine(NamedTuple):
     """A named tuple, since that is what compiled code takes whole.
 
     Attributes:
-        floats: float32, the parts FLOATS end to end. For batches at prefill the rows of encoded, dense and from_prefix
-            stacked, and of head and skip, without those of the completion state, which is 0 there. Of the trees (one
-            ensemble of TREES after the other; all of DEPTH levels): thresholds [DEPTH, trees], scales [5, K (V+1)] and
-            the base [K (V+1)] they start from. Logarithms of the n-gram's rows [C, K, V+1]. Shares [PATTERNS, 2, 3,
-            K (V+1)]: how much network, trees and n-gram are believed, repeated for every outcome.
+        floats: float32, the parts FLOATS end to end. Of the trees (one ensemble of TREES after the other; all of DEPTH
+            levels): thresholds [DEPTH, trees], scales [5, K (V+1)] and the base [K (V+1)] they start from. Logarithms
+            of the n-gram's rows [C, K, V+1]. Shares [PATTERNS, 2, 3, K (V+1)]: how much network, trees and n-gram are
+            believed, repeated for every outcome.
         numbers: int32, the header, where each part begins, then the parts: inputs compared [DEPTH, trees], n-gram rows
             by hash slot, evidence [T+1, V+1].
         leaves: int8 [trees 2^DEPTH, ≥ K (V+1)], in units of scale, filled up with zeros to a multiple of ABREAST.
@@ -106,11 +103,7 @@ def build_engine(
     agents = evidence.shape[1] - 1
     ensembles = [trees[name] for name in TREES]
     floats: list[NDArray[np.floating]] = [network.arrays[name] for name in ORDER]
-    done = SIZE_COUNT + widths[0]
-    at_prefill = np.r_[:done, done + widths[1] : len(network.arrays["dense"])]
     floats += [
-        np.concatenate([network.arrays["encoded"], network.arrays["dense"][at_prefill], network.arrays["from_prefix"]]),
-        np.concatenate([network.arrays["head"], network.arrays["skip"][at_prefill]]),
         np.concatenate([ensemble.threshold for ensemble in ensembles]).T,
         np.stack([ensemble.scale for ensemble in ensembles]),
         np.sum([ensemble.base for ensemble in ensembles], axis=0),

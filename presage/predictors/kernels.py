@@ -1,7 +1,7 @@
 """The compiled forecast: network, trees and n-gram over one input vector, mixed. What a scheduler's thread runs.
 
 Sums run in a fixed order and the exponential is our own, so the same row gives the same bits in a trace, alone and in
-another process. `batch.py` does the same for many rows by matrix products.
+another process.
 """
 
 from __future__ import annotations

@@ -27,11 +27,10 @@ from presage.features.input_profiles import STATES, TEXT, TOKENS, Source, Source
 from presage.features.inputs import inputs_size, known, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
-from presage.features.projection import columns_of, project_rows, project_state
+from presage.features.projection import columns_of, project_state
 from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
-from presage.predictors.batch import prefilled_many
 from presage.predictors.engine import Engine, build_engine, with_shares
 from presage.predictors.forecast import Forecast
 from presage.predictors.mixture import fit_weights
@@ -208,17 +207,11 @@ class NextAgentPredictor:
 
     def open(self, workflow_type: str) -> Workflow:
         """A workflow of this type before its first step."""
-        workflow: Workflow = self.open_many([workflow_type])[0].copy()  # a view would keep the table beside it
-        return workflow
-
-    def open_many(self, workflow_types: Sequence[str]) -> NDArray[np.float32]:
-        """Workflows before their first step, one a row: float32 [B, row]."""
         widths = self._parts.widths
         width = inputs_size(len(self.vocabulary.agents), *widths) + sums_size(*widths)
-        rows = np.empty((len(workflow_types), width + self._parts.network.prefix_size), np.float32)
-        for row, name in zip(rows, workflow_types, strict=True):
-            opened(row, self.vocabulary.workflow_type(name), self._engine)
-        return rows
+        workflow = np.empty(width + self._parts.network.prefix_size, np.float32)
+        opened(workflow, self.vocabulary.workflow_type(workflow_type), self._engine)
+        return workflow
 
     def project(self, moment: Moment, state: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """A raw state float32 [d] as the kernels take it, float32 [p] or [c]; empty for none."""
@@ -227,15 +220,6 @@ class NextAgentPredictor:
         columns, bias = self._columns[moment]
         out = np.empty(len(bias), np.float32)
         project_state(state, columns, bias, out)
-        return out
-
-    def project_many(self, moment: Moment, states: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Raw states float32 [B, d], all finite, as `prefilled_many` takes them, float32 [B, p]."""
-        if moment not in self._columns:
-            return np.empty((len(states), 0), np.float32)
-        columns, bias = self._columns[moment]
-        out = np.empty((len(states), len(bias)), np.float32)
-        project_rows(np.ascontiguousarray(states), columns, bias, out)
         return out
 
     def projection(self, moment: Moment) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
@@ -261,18 +245,6 @@ class NextAgentPredictor:
     def completed(self, workflow: Workflow, tokens: float, state: NDArray[np.float32], out: NDArray[np.float32]) -> int:
         """The step's output is complete; see `running.completed`."""
         return completed(workflow, tokens, state, self._engine, out)
-
-    def prefilled_many(
-        self,
-        workflows: NDArray[np.float32],
-        agent: NDArray[np.int32],
-        tokens: NDArray[np.float32],
-        states: NDArray[np.float32],
-        out: NDArray[np.float32],
-        evidence: NDArray[np.int32],
-    ) -> None:
-        """A step begins in each of B workflows; see `batch.prefilled_many`."""
-        prefilled_many(workflows, agent, tokens, states, self._engine, out, evidence)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> Forecast:
         """What comes after the given steps of one workflow.

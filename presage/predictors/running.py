@@ -1,8 +1,7 @@
 """A model over running workflows: the steps a server takes, compiled, and the same steps over a whole trace.
 
 A workflow is one row of floats: its input vector [F], the sums behind it, the GRU's state [g]. `prefilled` and
-`completed` move it by half a step each; batches and whole traces call the same two, so evaluation and serving cannot
-differ.
+`completed` move it by half a step each; whole traces call the same two, so evaluation and serving cannot differ.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from presage.features.projection import (
     Projection,
     columns_of,
     fit_projection,
-    project_rows,
     project_state,
     project_states,
 )
@@ -176,19 +175,6 @@ def test_training_rows_without_any_state_give_an_empty_projection() -> None:
     assert projected.shape == (prefixes.steps, projection.size)
     assert not projected.any()
     assert np.isfinite(projection(np.ones((2, 4), np.float32))).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 11), st.integers(1, 9), st.integers(1, 70), st.integers(0, 1000))
-def test_every_state_is_multiplied_and_nothing_else_is_written(rows: int, width: int, size: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    states = rng.normal(size=(rows, size)).astype(np.float32)
-    weights, bias = rng.normal(size=(size, width)).astype(np.float32), rng.normal(size=width).astype(np.float32)
-    room = np.full((rows + 2, width), 7, np.float32)
-    project_rows(states, columns_of(weights), bias, room[:rows])
-    wanted = states.astype(float) @ weights.astype(float) + bias
-    np.testing.assert_allclose(room[:rows], wanted, rtol=1e-4, atol=1e-4)
-    assert (room[rows:] == 7).all()
 
 
 @pytest.mark.parametrize("width", [1, 4, 5, 16])

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from presage.features.inputs import inputs_size, sums_size
 from presage.predictors import engine as e
-from presage.predictors.batch import prefilled_many
 from presage.predictors.encoding import encode_all, encoding_size
 from presage.predictors.engine import with_shares
 from presage.predictors.kernels import exponential, forecast_row, network_logits, softmax_rows, step_prefix, tree_logits
@@ -227,7 +226,7 @@ def test_other_shares_leave_the_engine_as_it_was() -> None:
 
 @settings(max_examples=60)
 @given(WORDS, st.integers(0, 10_000), st.integers(1, 5), st.sampled_from([(3, 2), (0, 0), (5, 0), (0, 4)]))
-def test_a_trace_and_a_workflow_alone_give_the_same_bits_and_a_batch_the_same_numbers(
+def test_a_trace_and_a_workflow_alone_give_the_same_bits(
     words: list[str], seed: int, horizon: int, widths: tuple[int, int]
 ) -> None:
     sample = sample_of(words, seed, horizon=horizon, widths=widths)
@@ -238,7 +237,7 @@ def test_a_trace_and_a_workflow_alone_give_the_same_bits_and_a_batch_the_same_nu
     np.testing.assert_allclose(trace.sum(axis=-1), 1.0, atol=1e-5)
     sizes = np.nan_to_num(p.sizes)
     here, has_here, done, has_done = sample.states
-    alone, batch = rows_of(sample), rows_of(sample)
+    alone = rows_of(sample)
     out = np.empty(trace.shape[2:], np.float32)
     for step in range(max(map(len, words))):
         going = [w for w, word in enumerate(words) if step < len(word)]
@@ -251,16 +250,6 @@ def test_a_trace_and_a_workflow_alone_give_the_same_bits_and_a_batch_the_same_nu
             state = done[row] if has_done[row] else NOTHING
             completed(alone[w], sizes[row, 1], state, engine, out)
             np.testing.assert_array_equal(out, trace[1, row])
-        if has_here[at].all() or not widths[0]:  # a batch has a state for each workflow or for none
-            rows, outs, found = (
-                batch[going],
-                np.empty((len(going), *out.shape), np.float32),
-                np.empty(len(at), np.int32),
-            )
-            prefilled_many(rows, p.agent[at], sizes[at, 0], here[at], engine, outs, found)
-            np.testing.assert_allclose(outs, trace[0, at], rtol=2e-5, atol=1e-7)
-            assert found.tolist() == sample.evidence[p.workflow_type[going], p.agent[at]].tolist()
-        batch[going] = alone[going]
 
 
 @settings(max_examples=20)

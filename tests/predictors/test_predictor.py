@@ -208,27 +208,6 @@ def test_step_by_step_a_workflow_is_forecast_as_in_its_trace(states: States) -> 
     assert list(said.agents[0]) == list(model.vocabulary.agents)
 
 
-def test_a_batch_is_its_workflows_one_by_one(tiny: Tiny) -> None:
-    model = tiny.training.predictor
-    kinds = ["retry", "other", "retry"]
-    batch = model.open_many(kinds)
-    states = np.random.default_rng(0).normal(size=(3, 16)).astype(np.float32)
-    projected = np.stack([model.project("prefill", state) for state in states])
-    np.testing.assert_allclose(model.project_many("prefill", states), projected, rtol=1e-4, atol=1e-5)
-    agent = np.array([0, 1, model.vocabulary.unknown], np.int32)
-    tokens = np.array([1, 2, 0], np.float32)
-    out = np.empty((3, model.horizon, model.vocabulary.outcomes), np.float32)
-    evidence = np.empty(3, np.int32)
-    model.prefilled_many(batch, agent, tokens, projected, out, evidence)
-    for i, kind in enumerate(kinds):
-        workflow, alone = model.open(kind), np.empty_like(out[0])
-        assert model.prefilled(workflow, agent[i], tokens[i], projected[i], alone) == evidence[i]
-        np.testing.assert_allclose(out[i], alone, rtol=2e-5)
-        np.testing.assert_allclose(batch[i], workflow, rtol=1e-5)
-    assert evidence[0] > 0
-    assert evidence[1:].tolist() == [0, 0]
-
-
 @pytest.mark.parametrize("case", WORKFLOWS)
 def test_workflows_of_every_shape_are_answered(tiny: Tiny, case: str) -> None:
     said = tiny.training.predictor.forecast(WORKFLOWS[case])
