@@ -21,8 +21,7 @@ from paper_baselines.neural import NeuralConfig
 from paper_baselines.rgcn import Rgcn
 from paper_baselines.tcn import Tcn
 from paper_baselines.transformer import Transformer
-from presage.predictors.estimator import NextAgentEstimator
-from presage.training.baselines import Baseline
+from presage.training.baselines import Baseline, NextAgentEstimator
 
 
 def _of(make: Callable[[int], NextAgentEstimator]) -> Baseline:

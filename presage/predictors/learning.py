@@ -20,8 +20,7 @@ from presage.predictors.boosting import TreeEnsemble, fit_trees, tree_limits
 from presage.predictors.network import Examples, fit_network
 from presage.predictors.network_weights import NetworkWeights
 from presage.predictors.ngram import BackoffNgram
-from presage.predictors.parts import COMPONENTS, PATTERNS, TREES, NextAgentConfig, Parts
-from presage.predictors.projected import project_all, unrolled
+from presage.predictors.parts import COMPONENTS, PATTERNS, TREES, NextAgentConfig, Parts, project_all, unrolled
 
 NGRAM_ORDER: Final = 3
 _EVEN_SHARE: Final = np.float32(1 / 3)

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,9 +32,7 @@ from torch import nn
 
 from presage.features.history import RECENT
 from presage.features.inputs import NO_STATE, SIZE_COUNT
-from presage.predictors.encoding import encode_all, encoding_size
-from presage.predictors.network_weights import NetworkConfig, NetworkWeights
-from presage.predictors.ragged import batches, one_thread, rows_and_padding
+from presage.predictors.network_weights import NetworkConfig, NetworkWeights, encode_all, encoding_size
 
 with warnings.catch_warnings():
     # It imports tqdm.auto, which warns in every notebook where ipywidgets are not installed.
@@ -384,3 +383,35 @@ def _export(
         "step_hidden_bias": rnn["bias_hh_l0"],
     }
     return NetworkWeights({name: np.ascontiguousarray(array.numpy(), np.float16) for name, array in arrays.items()})
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Matrices this small lose time to a second thread, and most of it where other programs want the cores too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def batches(lengths: NDArray[np.int64], steps: int, rng: np.random.Generator | None) -> Sequence[NDArray[np.int64]]:
+    """Workflows in batches of about `steps` rows, workflows of like length together so that padding stays small."""
+    key = lengths.astype(float) if rng is None else lengths * rng.uniform(0.8, 1.25, len(lengths))
+    order = np.argsort(key, kind="stable")
+    group = (np.cumsum(lengths[order]) - 1) // steps
+    parts = [order[group == g] for g in np.unique(group)]
+    return parts if rng is None else [parts[i] for i in rng.permutation(len(parts))]
+
+
+def rows_and_padding(
+    offsets: NDArray[np.int64], workflows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of some workflows, int64 [m], and the padded view of them, int64 [w, T]: an index of those rows, m the
+    padding behind a workflow's end."""
+    lengths = (offsets[1:] - offsets[:-1])[workflows]
+    rows = np.concatenate([np.arange(offsets[w], offsets[w + 1]) for w in workflows])
+    padded = np.full((len(workflows), int(lengths.max())), len(rows))
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.arange(len(rows))
+    return rows, padded

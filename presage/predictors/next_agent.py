@@ -6,7 +6,7 @@ vector, and a back-off n-gram. Where an agent was hardly seen the forecast backs
 workflow type was, to the n-gram alone.
 
 `fit` learns on training prefixes, stops and weighs on validation prefixes, then learns again on both with what it
-found. Every forecast, in training, evaluation and serving, is made by the kernels of `running.py`.
+found. Every forecast, in training, evaluation and serving, is made by the kernels of `kernels.py`.
 
 One model answers whatever a step brings: token counts or none, a state or none (`features/input_profiles.py`). The
 network learns with whole sources dropped, trees that read a source stand apart from those that do without it, and each
@@ -32,17 +32,17 @@ from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.engine import Engine, build_engine, with_shares
-from presage.predictors.forecast import Forecast
-from presage.predictors.mixture import fit_weights
+from presage.predictors.forecast import Forecast, check_steps, has_output, log_tokens
+from presage.predictors.kernels import completed, forecast_trace, opened, prefilled
 from presage.predictors.ngram import BackoffNgram
-from presage.predictors.parts import COMPONENTS, PATTERNS, NextAgentConfig, Parts
-from presage.predictors.projected import project_all, unrolled, with_presence
-from presage.predictors.running import completed, forecast_trace, opened, prefilled
-from presage.predictors.steps import check_steps, has_output, log_tokens
+from presage.predictors.parts import COMPONENTS, PATTERNS, NextAgentConfig, Parts, project_all, unrolled, with_presence
 
 if TYPE_CHECKING:
     from presage.predictors.boosting import TreeEnsemble
     from presage.predictors.learning import Projected
+from scipy.optimize import minimize
+
+from presage.predictors.probabilities import FLOOR, softmax
 
 KIND: Final = "next-agent"
 PRIOR_WEIGHTS: Final = (0.45, 0.6, 0.05)
@@ -239,11 +239,11 @@ class NextAgentPredictor:
         state: NDArray[np.float32],
         out: NDArray[np.float32],
     ) -> int:
-        """A step begins; see `running.prefilled`."""
+        """A step begins; see `kernels.prefilled`."""
         return prefilled(workflow, agent, tokens, state, self._engine, out)
 
     def completed(self, workflow: Workflow, tokens: float, state: NDArray[np.float32], out: NDArray[np.float32]) -> int:
-        """The step's output is complete; see `running.completed`."""
+        """The step's output is complete; see `kernels.completed`."""
         return completed(workflow, tokens, state, self._engine, out)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> Forecast:
@@ -334,3 +334,41 @@ class NextAgentPredictor:
 
 
 _NOTHING: Final = np.empty(0, np.float32)
+
+
+PRIOR_STRENGTH: Final = 50.0
+"""Pull towards the prior weights, in nats a squared unit: a few held-out workflows cannot silence a component."""
+
+
+def fit_weights(
+    components: Sequence[NDArray[np.float32]], outcomes: NDArray[np.int32], prior: Sequence[float]
+) -> NDArray[np.float32]:
+    """Weights float32 [M, K], none negative, of M components (each float32 [n, K, V+1]) on labels int32 [n, K].
+
+    p ∝ Π_m p_m^w_m, for each horizon and moment (Genest and Zidek 1986: the logarithmic pool). The linear mixture
+    Σ_m w_m p_m is too unsure of itself when its parts are each well calibrated (Ranjan and Gneiting 2010 prove that it
+    must be); the logarithmic one may sharpen, since its weights need not sum to one, and costs one softmax instead of
+    one a component. With weights (0, 0, 1) it is the n-gram; a component that misleads on held-out traces gets weight
+    0. Finding the weights is convex: multinomial logistic regression with one coefficient a component.
+
+    `prior` holds the M weights that are returned where no label counts; a component whose prior is 0 is left out.
+    """
+    start = np.asarray(prior, float)
+    bounds = [(0.0, None if weight > 0 else 0.0) for weight in start]
+    weights = np.empty((len(components), outcomes.shape[1]), np.float32)
+    for k in range(outcomes.shape[1]):
+        rows = np.flatnonzero((outcomes[:, k] >= 0) & (outcomes[:, k] < components[0].shape[2]))
+        logarithms = np.stack([np.log(np.maximum(p[rows, k].astype(float), FLOOR)) for p in components])
+        labels = (np.arange(len(rows)), outcomes[rows, k])
+
+        def loss(w: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            p = softmax(np.tensordot(w, logarithms, 1))  # noqa: B023  (called within this turn of the loop)
+            value = -np.log(np.maximum(p[labels], FLOOR)).sum()  # noqa: B023
+            expected = (p * logarithms).sum(axis=(1, 2))  # noqa: B023
+            gradient = expected - logarithms[:, *labels].sum(axis=1)  # noqa: B023
+            away = w - start
+            return float(value + PRIOR_STRENGTH * away @ away / 2), gradient + PRIOR_STRENGTH * away
+
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+        weights[:, k] = found.x
+    return weights

@@ -1,8 +1,11 @@
-"""Arithmetic on forecasts: softmax, cross-entropy over the labels that count."""
+"""Arithmetic on forecasts: softmax, cross-entropy over the labels that count, and how far confidence is from right."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,3 +38,42 @@ def cross_entropy(probabilities: NDArray[np.floating], outcomes: NDArray[np.int3
     """Mean negative log-likelihood in nats over all positions and horizons that count; 0 where none does."""
     given, counts = label_probability(probabilities, outcomes)
     return float(-np.log(np.maximum(given[counts], FLOOR)).mean()) if counts.any() else 0.0
+
+
+BINS: Final = 15
+"""Equal-width bins of confidence; bin b holds b/15 up to, but not including, (b+1)/15, the last one 1 as well."""
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """One bin of confidence: `positions` forecasts, as sure as `confidence` on the mean, right at `accuracy`."""
+
+    low: float
+    high: float
+    positions: int
+    confidence: float
+    accuracy: float
+
+
+def filled_bins(positions: NDArray[Any], sure: NDArray[Any], hits: NDArray[Any]) -> tuple[ReliabilityBin, ...]:
+    """The bins that hold a position.
+
+    Args:
+        positions: [B], forecasts in each of the bins, which divide 0 to 1 evenly.
+        sure: [B], sum of their confidences.
+        hits: [B], how many of them were right.
+    """
+    size = len(positions)
+    return tuple(
+        ReliabilityBin(b / size, (b + 1) / size, int(count), float(sure[b] / count), float(hits[b] / count))
+        for b, count in enumerate(positions)
+        if count
+    )
+
+
+def calibration_error(bins: Iterable[ReliabilityBin]) -> float:
+    """Expected calibration error of one horizon, between 0 and 1: the mean gap of confidence and accuracy."""
+    rows = tuple(bins)
+    total = sum(row.positions for row in rows)
+    gap = sum(row.positions * abs(row.accuracy - row.confidence) for row in rows)
+    return gap / total if total else math.nan

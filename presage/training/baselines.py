@@ -15,12 +15,29 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
 from presage.features.moment import PREFILL, Moment
 from presage.features.prefixes import Prefixes
-from presage.predictors.estimator import NextAgentEstimator
+
+
+class NextAgentEstimator(Protocol):
+    """Fits on training prefixes and forecasts the next K outcomes of any prefixes over the same vocabulary."""
+
+    name: str
+
+    def fit(self, train: Prefixes, validation: Prefixes) -> Self:
+        """Learns from `train`; `validation` (other tasks) serves early stopping and the choice of weights."""
+        ...
+
+    def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
+        """Probabilities float32 [n, K, V+1] of each outcome 1..K steps ahead, at this moment of every step."""
+        ...
+
 
 Make = Callable[[int, int], NextAgentEstimator]
 """Makes a baseline from a seed and the number of steps it will learn from."""

@@ -9,9 +9,8 @@ from presage.features.history import RECENT, history_size
 from presage.features.inputs import SIZE_COUNT, inputs_size, known, unroll
 from presage.features.prefixes import Prefixes
 from presage.predictors.boosting import UNREACHED, TreeEnsemble
-from presage.predictors.encoding import encode_all, encoding_size
 from presage.predictors.engine import Engine, build_engine
-from presage.predictors.network_weights import NetworkWeights
+from presage.predictors.network_weights import NetworkWeights, encode_all, encoding_size
 from presage.predictors.ngram import BackoffNgram
 from presage.predictors.parts import PATTERNS, TREES
 

@@ -12,11 +12,21 @@ from numpy.typing import NDArray
 
 from presage.features.inputs import inputs_size, sums_size
 from presage.predictors import engine as e
-from presage.predictors.encoding import encode_all, encoding_size
 from presage.predictors.engine import with_shares
-from presage.predictors.kernels import exponential, forecast_row, network_logits, softmax_rows, step_prefix, tree_logits
+from presage.predictors.kernels import (
+    completed,
+    exponential,
+    forecast_row,
+    forecast_trace,
+    network_logits,
+    opened,
+    prefilled,
+    softmax_rows,
+    step_prefix,
+    tree_logits,
+)
+from presage.predictors.network_weights import encode_all, encoding_size
 from presage.predictors.probabilities import softmax
-from presage.predictors.running import completed, forecast_trace, opened, prefilled
 
 WORDS = st.lists(st.text("abcx", min_size=1, max_size=7), min_size=1, max_size=5)
 TWO_TYPES = ("t", "u")

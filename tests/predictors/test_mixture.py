@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from presage.features.prefixes import MASKED
-from presage.predictors.mixture import fit_weights
+from presage.predictors.next_agent import fit_weights
 from presage.predictors.probabilities import cross_entropy, label_probability, softmax
 
 PRIOR = (0.5, 0.5, 0.1)

@@ -19,7 +19,9 @@ from presage.predictors.network import (
     _loss,
     _Network,
     _Tensors,
+    batches,
     fit_network,
+    rows_and_padding,
 )
 from presage.predictors.network_weights import ORDER, NetworkConfig, NetworkWeights
 
@@ -272,3 +274,20 @@ def test_it_learns_what_order_alone_says() -> None:
     logits = by_kernels(weights, drawn)[0].reshape(drawn.prefixes.steps, HORIZON, -1)
     asked = drawn.prefixes.position == 8
     assert (logits[asked, 0].argmax(axis=1) == drawn.prefixes.outcomes[asked, 0]).mean() > 0.99
+
+
+# --- batches of workflows of every length ---
+
+
+def test_every_workflow_is_in_one_batch() -> None:
+    lengths = np.array([3, 50, 1, 7, 7, 20, 2, 90])
+    for rng in (None, np.random.default_rng(0)):
+        parts = batches(lengths, 25, rng)
+        assert sorted(np.concatenate(parts).tolist()) == list(range(8))
+        assert len(parts) <= -(-lengths.sum() // 25)
+
+
+def test_the_padded_view_has_every_row_once_in_its_place() -> None:
+    rows, padded = rows_and_padding(np.array([0, 2, 5, 6]), np.array([1, 2]))
+    assert rows.tolist() == [2, 3, 4, 5]
+    assert padded.tolist() == [[0, 1, 2], [3, 4, 4]]

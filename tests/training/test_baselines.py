@@ -13,8 +13,16 @@ from presage.datasets.law import generate
 from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.estimator import NextAgentEstimator
-from presage.training.baselines import BASELINES, Baseline, Behind, behind, choose, last_words, worst
+from presage.training.baselines import (
+    BASELINES,
+    Baseline,
+    Behind,
+    NextAgentEstimator,
+    behind,
+    choose,
+    last_words,
+    worst,
+)
 
 
 @pytest.mark.parametrize(

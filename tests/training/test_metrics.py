@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from presage.features.prefixes import MASKED
 from presage.predictors.bootstrap import ratio_ci
-from presage.predictors.reliability import BINS, calibration_error
+from presage.predictors.probabilities import BINS, calibration_error
 from presage.training.metrics import Claims, Figures, claims_of_forecasts, claims_of_labels, measure, reliability
 
 UNSEEN = 3  # over two agents and END

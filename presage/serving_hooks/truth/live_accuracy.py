@@ -2,7 +2,7 @@
 
 Of the latest workflows of each, `window` of them: older ones are forgotten whole. Definitions are those of evaluation:
 accuracy is the share of positions, intervals are by bootstrap over workflows (`predictors/bootstrap.py`), since events
-inside one workflow depend on each other, and calibration error has the bins of `predictors/reliability.py`.
+inside one workflow depend on each other, and calibration error has the bins of `predictors/probabilities.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS, Moment
 from presage.predictors.bootstrap import share_ci
-from presage.predictors.reliability import calibration_error, filled_bins
+from presage.predictors.probabilities import calibration_error, filled_bins
 from presage.serving_hooks.truth.outcomes import Followed, LengthTally
 
 RESAMPLES: Final = 1000

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from presage.features.moment import MOMENTS, Moment
 from presage.predictors.forecast import Source
-from presage.predictors.reliability import BINS
+from presage.predictors.probabilities import BINS
 from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast
 
 COUNTS: Final = "counts"

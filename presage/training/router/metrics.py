@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.predictors.bootstrap import ratio_ci
-from presage.predictors.reliability import ReliabilityBin, calibration_error
+from presage.predictors.probabilities import ReliabilityBin, calibration_error
 from presage.training.metrics import RESAMPLES, reliability
 
 _CHUNK: Final = 4_000_000  # weights at a time: 32 MB, whatever the number of prompts

@@ -33,8 +33,7 @@ from presage.predictors.boosting import BoostingConfig
 from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.parts import NextAgentConfig
-from presage.predictors.projected import project_all, unrolled
+from presage.predictors.parts import NextAgentConfig, project_all, unrolled
 from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
