@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.output import Output
+from presage.cli.output import Output, table
 
 if TYPE_CHECKING:
     from presage.serving_hooks.replay.calibrate import Calibrated
@@ -51,8 +51,6 @@ def calibrate_cost(
 
 
 def _told(found: Calibrated, to: Path) -> list[Any]:
-    from presage.cli.tables import table
-
     cost = found.cost
     rows = [
         ["an iteration, whatever is in it", f"{1e3 * cost.iteration_s:.4g} ms"],

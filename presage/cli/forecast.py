@@ -1,4 +1,4 @@
-"""`presage evaluate` and `presage forecast`: ask a model, registered or in a folder."""
+"""`presage evaluate`, `presage forecast` and `presage route`: ask a model, registered or in a folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.output import Output
+from presage.cli.output import Output, number, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from presage.predictors.routing.choice import Choice
+
 
 Model = Annotated[
     str,
@@ -39,7 +42,7 @@ def evaluate(
     as_json: options.Json = False,
 ) -> None:
     """Judge a model on traces, a router on outcomes, that it was not trained on, beside a baseline."""
-    from presage.cli.kinds import load
+    from presage.cli.load import load
 
     out = Output(as_json)
     with out.working() as report:
@@ -48,9 +51,9 @@ def evaluate(
         kind = loaded.kind
         if precision is not None:
             loaded = kind.at_precision(loaded, precision)
-        judged_on, left_out = kind.held_out(kind.read(traces, skip_bad, out, report), [loaded.predictor])
+        judged_on, left_out = kind.data.held_out(kind.data.read(traces, skip_bad, out, report), [loaded.predictor])
         if left_out:
-            out.note(f"{left_out} {kind.unit} left out: the model was trained on them")
+            out.note(f"{left_out} {kind.data.unit} left out: the model was trained on them")
         report("forecasting", None)
         metrics = kind.metrics(loaded, judged_on, seed)
     data = {**metrics, "left_out": left_out}
@@ -72,7 +75,7 @@ def forecast(
     as_json: options.Json = False,
 ) -> None:
     """Say what comes after the steps of one running workflow: agents and END, tokens left, or which model solves it."""
-    from presage.cli.kinds import load
+    from presage.cli.load import load
 
     out = Output(as_json)
     with out.working() as report:
@@ -100,3 +103,110 @@ def _one_workflow(steps: Path, out: Output) -> list[dict[str, Any]]:
             f"{path}: steps of {len(workflows)} workflows; a forecast is of one: keep the rows of one workflow_id"
         )
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+def route(
+    model: Model,
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT|-", help="The prompt; - reads standard input.", show_default=False)
+    ],
+    costs: Annotated[
+        Path | None,
+        typer.Option(help='A TOML file, a line a model: "its name" = cost of a request.', show_default=False),
+    ] = None,
+    max_cost: Annotated[
+        float | None,
+        typer.Option(help="The likeliest model that costs at most so much.", min=0.0, show_default=False),
+    ] = None,
+    min_quality: Annotated[
+        float | None,
+        typer.Option(
+            help="The cheapest model that is at least so likely to solve it.", min=0.0, max=1.0, show_default=False
+        ),
+    ] = None,
+    tracking_uri: options.TrackingUri = None,
+    as_json: options.Json = False,
+) -> None:
+    """Pick a served model for a prompt: the likeliest to solve it, or the best within a limit."""
+    from presage.cli.load import load
+    from presage.errors import ArtefactError
+    from presage.predictors.routing.choice import choose
+
+    out = Output(as_json)
+    with out.working() as report:
+        prices = read_costs(costs) if costs is not None else {}
+        report("loading the model", None)
+        loaded = load(model, lambda: options.open_registry(tracking_uri))
+        if loaded.kind.name != "router":
+            raise ArtefactError(f"{model}: a {loaded.kind.name} predictor; a router is wanted: train-predictor router")
+        text = _standard_input() if prompt == "-" else prompt
+        found = loaded.predictor.forecast(text).to_dict()
+        choice = choose(found["probabilities"], prices, found["pick"], max_cost=max_cost, min_quality=min_quality)
+    data = {
+        "model": loaded.name or model,
+        "version": loaded.version,
+        **found,
+        "choice": choice.model,
+        "reason": choice.reason,
+        "limit_kept": choice.kept,
+    }
+    out.result(data, *(_told(data, prices, choice, loaded.called) if not as_json else ()))
+
+
+def _standard_input() -> str:
+    import sys
+
+    from presage.errors import InputError
+
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise InputError("standard input: not UTF-8; the text of one prompt in UTF-8 is wanted: convert it") from None
+
+
+def read_costs(path: Path) -> dict[str, float]:
+    """Costs of a request by model.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a cost is not a number, 0 or more.
+    """
+    import math
+    import tomllib
+
+    from presage.datasets.adapters.text_files import utf8_text
+    from presage.errors import ConfigurationError
+
+    try:
+        found = tomllib.loads(utf8_text(path))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f'{path}: cannot be read as TOML ({error}); wanted lines such as "small-model" = 0.2'
+        ) from error
+    for name, cost in found.items():
+        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
+            raise ConfigurationError(
+                f"{path}: the cost of {name!r} is {cost!r}; wanted a number, 0 or more (a name with dots in quotes)"
+            )
+    return {name: float(cost) for name, cost in found.items()}
+
+
+def _told(data: dict[str, Any], prices: dict[str, float], choice: Choice, called: str) -> list[Any]:
+    likely = sorted(data["probabilities"].items(), key=lambda item: -item[1])
+    rows = [
+        [
+            name,
+            number(p),
+            f"{prices[name]:g}" if name in prices else "–",
+            str(data["evidence"][name]),
+            "← " + choice.reason if name == choice.model else "",
+        ]
+        for name, p in likely
+    ]
+    shown = table("", ["model", "solves it", "cost", "training labels", ""], rows)
+    shown.columns[-1].justify = "left"
+    said = f"\n{called}; source {data['source']}"
+    if data["source"] == "back-off":
+        said += (
+            ": not enough evidence, too far from the training prompts; little more than the base rates of the models"
+        )
+    return [shown, said]

@@ -1,6 +1,6 @@
-"""What the commands do differently for each kind of predictor: the one place where they part.
+"""What the commands do differently for each kind of predictor: one description a kind, all of them listed in `load`.
 
-A command loads an artefact, whatever its kind, and asks the `Kind` that goes with it to judge, to compare and to tell.
+A command loads an artefact, whatever its kind, and asks the `Kind` that goes with it to judge, to compare and to show.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from presage.cli import options
 from presage.cli.output import Output, Report
 
 if TYPE_CHECKING:
-    from presage.registry.connect import Registry
+    import pyarrow as pa
+
     from presage.registry.verdict import Verdict
 
 
@@ -42,98 +44,143 @@ class Loaded:
         """What people know it by."""
         return f"{self.name} version {self.version}" if self.name else self.source
 
+    @property
+    def artefact_evidence(self) -> dict[str, Any]:
+        """What the gates of every kind ask of the artefact."""
+        from presage.predictors.artefact import artefact_size_bytes, find_pickles
 
-class Kind(Protocol):
-    """One kind of predictor, to the commands. What it learns from and is judged on is its data: traces, or outcomes.
+        return {
+            "size_bytes": artefact_size_bytes(self.folder),
+            "pickles": tuple(str(path.relative_to(self.folder)) for path in find_pickles(self.folder)),
+        }
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a kind learns from and is judged on.
 
     Attributes:
-        name: as artefacts have it.
-        unit: what its data consists of: "workflows" or "prompts".
+        unit: what it consists of: "workflows" or "prompts".
+        read: the data in files, valid, less bad rows if told so; says what was skipped.
+        held_out: the part that none of the predictors was trained on, and how many units were left out.
+        digest: one name for its content, "sha256:…".
+        example: a few rows as an example of what MLflow serves: no text of a user, states of zeros.
+    """
+
+    unit: str
+    read: Callable[[list[Path], bool, Output, Report], Any]
+    held_out: Callable[[Any, list[Any]], tuple[Any, int]]
+    digest: Callable[[Any], str]
+    example: Callable[[Any], list[dict[str, Any]]]
+
+
+class Judges(Protocol):
+    """Answers for the gates."""
+
+    def __call__(
+        self,
+        candidate: Loaded,
+        champion: Loaded | None,
+        data: Any,
+        seed: int,
+        /,
+        *,
+        name: str,
+        version: int,
+        profile: str,
+    ) -> Verdict:
+        """The verdict on a candidate, both judged on the same data under an input profile."""
+        ...
+
+
+def _no_precision(loaded: Loaded, precision: str) -> Loaded:
+    from presage.errors import ConfigurationError
+
+    raise ConfigurationError(
+        f"--precision {precision}: {loaded.called} is no router with a transformer; leave the option out"
+    )
+
+
+def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = predictor.forecast(rows).to_dict()
+    return found
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of predictor, to the commands.
+
+    Attributes:
+        name: as artefacts have it, and the subcommand of `train-predictor`.
         legend: what the figures of `headline` are.
         advice: what to try where a baseline won.
+        data: traces, or outcomes.
+        train: the subcommand.
+        examples: of the subcommand, for its help.
+        metrics: the object of the command contract: the predictor judged on data it was not trained on, with a seed.
+        verdict: the gates' answer on a candidate.
+        tables: metrics for people, the predictor called as it is.
+        forecast: a forecast for people, from its JSON values, what the predictor is called, and the steps it is after.
+        headline: the figures of a registered version that matter most, by what they are called.
+        warnings: what makes the figures of a training too good, if anything, for people.
+        ask: the forecast of a predictor after the steps of one workflow, JSON values.
+        at_precision: the same at another precision; raises ConfigurationError where there is none to choose.
     """
 
     name: str
-    unit: str
     legend: str
     advice: str
-
-    def read(self, paths: list[Path], skip_bad: bool, out: Output, report: Report) -> Any:
-        """The data in these files, valid; says what was skipped."""
-        ...
-
-    def held_out(self, data: Any, predictors: list[Any]) -> tuple[Any, int]:
-        """The part that none of the predictors was trained on, and how many units were left out."""
-        ...
-
-    def digest(self, data: Any) -> str:
-        """One name for the content of the data, "sha256:…"."""
-        ...
-
-    def example(self, data: Any) -> list[dict[str, Any]]:
-        """A few rows as an example of what MLflow serves: no text of a user, states of zeros."""
-        ...
-
-    def warnings(self, metrics: dict[str, Any]) -> list[str]:
-        """What makes the figures of a training too good, if anything, for people."""
-        ...
-
-    def at_precision(self, loaded: Loaded, precision: str) -> Loaded:
-        """The same at another precision; raises ConfigurationError where there is none to choose."""
-        ...
-
-    def metrics(self, loaded: Loaded, data: Any, seed: int) -> dict[str, Any]:
-        """The object of the command contract: the predictor judged on data it was not trained on."""
-        ...
-
-    def verdict(
-        self, candidate: Loaded, champion: Loaded | None, data: Any, seed: int, *, name: str, version: int, profile: str
-    ) -> Verdict:
-        """The gates' answer on a candidate, both judged on the same data under an input profile."""
-        ...
-
-    def tables(self, metrics: dict[str, Any], called: str) -> list[Any]:
-        """`metrics` for people."""
-        ...
-
-    def ask(self, predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The forecast after the steps `rows` of one workflow, JSON values."""
-        ...
-
-    def forecast(self, data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
-        """A forecast after the steps `rows`, for people."""
-        ...
-
-    def headline(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """The figures of a registered version that matter most, by what they are called."""
-        ...
+    data: Data
+    train: Callable[..., None]
+    examples: str
+    metrics: Callable[[Loaded, Any, int], dict[str, Any]]
+    verdict: Judges
+    tables: Callable[[dict[str, Any], str], list[Any]]
+    forecast: Callable[[dict[str, Any], str, list[dict[str, Any]]], list[Any]]
+    headline: Callable[[Mapping[str, float]], dict[str, str]]
+    warnings: Callable[[dict[str, Any]], list[str]]
+    ask: Callable[[Any, list[dict[str, Any]]], dict[str, Any]] = _ask
+    at_precision: Callable[[Loaded, str], Loaded] = _no_precision
 
 
-def kind_of(name: str) -> Kind:
-    """The kind of that name.
+def _held_out(table: pa.Table, predictors: list[Any]) -> tuple[pa.Table, int]:
+    """The workflows of tasks that none of the predictors learnt from."""
+    from presage.training.sets import held_out
 
-    Raises:
-        ArtefactError: there is none.
-    """
-    from presage.cli.next_agent import NextAgent
-    from presage.cli.remaining_length import RemainingLength
-    from presage.cli.router import Router
-    from presage.errors import ArtefactError
-
-    kinds: tuple[Kind, ...] = (NextAgent(), RemainingLength(), Router())
-    for kind in kinds:
-        if kind.name == name:
-            return kind
-    known = ", ".join(kind.name for kind in kinds)
-    raise ArtefactError(f"a predictor of kind {name!r}; these commands know the kinds {known}")
+    return held_out(table, *predictors)
 
 
-def load(reference: str, registry: Callable[[], Registry]) -> Loaded:
-    """The predictor that a reference means: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or a folder."""
-    from presage.predictors.artefact import read_artefact
-    from presage.registry.resolve import resolve
-    from presage.registry.table import load_predictor
+def _digest(table: pa.Table) -> str:
+    """Of the rows, whatever files they came in."""
+    from presage.datasets.schema import digest
 
-    found = resolve(reference, registry)
-    kind = kind_of(read_artefact(found.folder).kind)
-    return Loaded(found.folder, kind, load_predictor(found.folder), found.name, found.version, reference)
+    return f"sha256:{digest(table)}"
+
+
+def _example(table: pa.Table) -> list[dict[str, Any]]:
+    """The first steps of one workflow: names and numbers, no text, and states of zeros."""
+    import pyarrow.compute as pc
+
+    first = table.filter(pc.equal(table["workflow_id"], table["workflow_id"][0])).slice(0, 3)
+    kept = ("workflow_type", "step", "agent", "kind", "input_tokens", "output_tokens")
+    example = []
+    for row in first.select(kept).to_pylist():
+        row["workflow_id"] = "example"
+        for state in ("prefill_state", "completion_state"):
+            if state in table.column_names:
+                row[state] = [0.0] * table.schema.field(state).type.list_size
+        example.append(row)
+    return example
+
+
+TRACES = Data("workflows", options.read, _held_out, _digest, _example)
+"""Of the kinds that forecast workflows."""
+
+
+def shared_tasks(metrics: dict[str, Any]) -> list[str]:
+    """A warning if test workflows run a task that something was trained on."""
+    from presage.training.sets import SHARED_TASKS
+
+    shared = metrics["data"][SHARED_TASKS]
+    said = f"{shared} test workflows run a task that is in the training traces: the figures may be too good"
+    return [said] if shared else []

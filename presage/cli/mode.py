@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.output import Output
+from presage.cli.output import Output, table
 from presage.cli.server import ApiKey, Url, ask
 from presage.errors import ConfigurationError
 from presage.serving_hooks.vllm.config import ADMIN_KEY_HEADER, ADMIN_KEY_VARIABLE, ModeName, PolicyName
@@ -56,8 +56,6 @@ def mode(
 
 
 def _told(engines: list[dict[str, Any]]) -> list[Any]:
-    from presage.cli.tables import table
-
     shown: list[Any] = []
     for number, engine in enumerate(engines):
         if not engine:

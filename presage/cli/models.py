@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from presage.cli import options, promoted_figures, replay_gate
-from presage.cli.boundary import REFUSED
-from presage.cli.output import Output
+from presage.cli import options, replay_gate
+from presage.cli.output import REFUSED, Output, table
+from presage.cli.retrain_check import keep_figures, promotion_figures
 
 _SEED = 0
 """Of the bootstrap behind a verdict: the same traces give the same verdict."""
@@ -69,7 +69,7 @@ def promote(
     Exit code 3 when a gate refuses. Verdict and figures become tags of the version either way. Of one that passes the
     figures are kept that an engine holds its live forecasts against.
     """
-    from presage.cli.kinds import load
+    from presage.cli.load import load
     from presage.errors import ArtefactError, ConfigurationError, RegistryError
     from presage.features.input_profiles import TARGETS
     from presage.registry.floors import floor_gates
@@ -114,9 +114,9 @@ def promote(
                 f"{holder}, a {champion.kind.name} one; no comparison: register each kind under its own name"
             )
         judged = [one.predictor for one in (candidate, champion) if one is not None]
-        judged_on, left_out = kind.held_out(kind.read(traces, skip_bad, out, report), judged)
+        judged_on, left_out = kind.data.held_out(kind.data.read(traces, skip_bad, out, report), judged)
         if left_out:
-            out.note(f"{left_out} {kind.unit} left out: a judged version was trained on them")
+            out.note(f"{left_out} {kind.data.unit} left out: a judged version was trained on them")
         against = f", against the {alias}, version {holder}" if champion else ""
         report(f"judging version {version}{against}", None)
         verdict = kind.verdict(
@@ -129,9 +129,9 @@ def promote(
             verdict = replace(verdict, gates=verdict.gates + gates)
             if not dry_run:
                 replay_gate.keep(registry, name, version, replayed)
-        held_against = promoted_figures.measured(candidate, judged_on, out) if verdict.promoted else None
+        held_against = promotion_figures(candidate, judged_on, out) if verdict.promoted else None
         if held_against is not None and not dry_run:  # before the alias moves: an engine may load the version at once
-            promoted_figures.keep(registry, name, version, held_against)
+            keep_figures(registry, name, version, held_against)
         done = carry_out(
             registry,
             name,
@@ -140,7 +140,7 @@ def promote(
             alias=alias,
             profile=target,
             dry_run=dry_run,
-            data_digest=kind.digest(judged_on),
+            data_digest=kind.data.digest(judged_on),
         )
     data = {**verdict.to_dict(), "alias": alias, "profile": target, "previous": done.previous, "moved": done.moved}
     data["dry_run"] = dry_run
@@ -181,8 +181,7 @@ def _listing(listed: list[dict[str, Any]], uri: str) -> list[Any]:
 
 def _of_kind(name: str, entries: list[dict[str, Any]]) -> Any:
     """The versions of one kind: every kind has figures of its own."""
-    from presage.cli.kinds import kind_of
-    from presage.cli.tables import table
+    from presage.cli.load import kind_of
     from presage.errors import ArtefactError
 
     try:
@@ -217,8 +216,6 @@ def _standing(entry: dict[str, Any]) -> str:
 
 
 def _verdict(data: dict[str, Any]) -> list[Any]:
-    from presage.cli.tables import table
-
     rows = [["passed" if gate["passed"] else "REFUSED", gate["name"], gate["reason"]] for gate in data["gates"]]
     head = f"{data['name']} version {data['version']}"
     holder = f" (held by version {data['previous']})" if data["previous"] else ""

@@ -1,18 +1,23 @@
-"""What the commands do with next-agent predictors: judge, compare, tell."""
+"""Next-agent predictors, to the commands: `train-predictor next-agent`, and how they are judged, compared and shown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count, takewhile
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from presage.cli.kinds import Loaded
-from presage.cli.of_traces import OfTraces
-from presage.cli.tables import accuracies, number, profile_accuracies, table
+import typer
+
+from presage.cli import options
+from presage.cli.kinds import TRACES, Kind, Loaded, shared_tasks
+from presage.cli.output import Output, Report, number, table
+from presage.cli.training import Job, Trained, carry_out
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from rich.table import Table
 
     from presage.predictors.next_agent import NextAgentPredictor
     from presage.registry.gates import Budget, Evidence
@@ -24,78 +29,149 @@ _BYTES_AN_AGENT: Final = 25_000
 _LIKELIEST: Final = 3
 
 
-class NextAgent(OfTraces):
-    """See `presage.cli.kinds.Kind`."""
+def next_agent(
+    traces: options.Traces,
+    test: options.Test = None,
+    config: options.ConfigFile = None,
+    settings: options.Settings = None,
+    horizon: Annotated[int, typer.Option(help="How many steps ahead.", min=1)] = 3,
+    seed: options.Seed = 0,
+    states: Annotated[
+        str,
+        typer.Option(
+            help="Semantic states: captured (hidden states), text, none, or auto: the one that forecasts best on "
+            "validation tasks, the simplest where they are level."
+        ),
+    ] = "auto",
+    text_encoder: Annotated[
+        str, typer.Option(help="For --states text: sketch (seconds), or a folder or hub name of a transformer.")
+    ] = "sketch",
+    baselines: Annotated[
+        str,
+        typer.Option(
+            help="What to compare with, separated by commas: default (counting, trees, the published predictor), "
+            "none, names (a wrong one lists them), or module:name for a baseline of your own.",
+            metavar="NAMES",
+        ),
+    ] = "default",
+    out_folder: options.OutFolder = None,
+    report_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            help="Folder for the full report: adds the learning curve and an ablation of the parts, which take "
+            "further trainings.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Model to register a version of.")] = "next-agent",
+    register: options.Register = True,
+    skip_bad: options.SkipBad = False,
+    tracking_uri: options.TrackingUri = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train the next-agent predictor, judge it beside every baseline, and register it."""
+    from presage.predictors.parts import NextAgentConfig
+    from presage.training.baselines import choose
+    from presage.training.configuration import read_configuration
+    from presage.training.next_agent import LIMITS, train
 
-    name = "next-agent"
-    legend = "accuracy 1, 2, … steps ahead"
-    advice = (
-        "more workflows (presage study learning-curve shows whether they help), agent names that tell roles apart, "
-        "recorded texts or hidden states (presage study states), or --set network.epochs and boosting.rounds"
+    configuration = read_configuration(NextAgentConfig, config, settings or (), LIMITS)
+    wanted, source = choose(baselines), options.states(states)
+
+    def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Trained:
+        training = train(
+            table,
+            test_table,
+            configuration,
+            horizon=horizon,
+            seed=seed,
+            states=source,
+            text_encoder=text_encoder,
+            baselines=wanted,
+            name=name,
+            progress=report,
+        )
+        if report_folder is not None:
+            from presage.training.learning_curve import Recipe
+            from presage.training.study import further_evidence
+
+            recipe = Recipe(configuration, horizon, seed, source, text_encoder)
+            training.metrics.update(further_evidence(training, table, test_table, recipe, report))
+        return training
+
+    carry_out(
+        Job(NEXT_AGENT, traces, test or [], skip_bad, out_folder, report_folder, name, register, tracking_uri),
+        fit,
+        Output(as_json),
+        params={"seed": seed, "horizon": horizon},
+        tags=lambda metrics: {"presage.states": str(metrics["data"]["states"])},
     )
 
-    def metrics(self, loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
-        """Judged beside the n-gram it carries."""
-        from presage.training.next_agent import evaluate_model
 
-        judged = evaluate_model(
-            loaded.predictor, table, seed, model=loaded.name or loaded.source, version=loaded.version
-        )
-        return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
+def _metrics(loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
+    """Judged beside the n-gram it carries."""
+    from presage.training.next_agent import evaluate_model
 
-    def verdict(
-        self,
-        candidate: Loaded,
-        champion: Loaded | None,
-        table: pa.Table,
-        seed: int,
-        *,
-        name: str,
-        version: int,
-        profile: str,
-    ) -> Verdict:
-        """Accuracy against champion and n-gram, calibration, likelihood, latency, size."""
-        import numpy as np
+    judged = evaluate_model(loaded.predictor, table, seed, model=loaded.name or loaded.source, version=loaded.version)
+    return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
 
-        from presage.registry.gates import judge
 
-        return judge(
-            _evidence(candidate, table, seed, profile),
-            None if champion is None else _evidence(champion, table, seed, profile),
-            _budget(candidate.predictor),
-            name=name,
-            version=version,
-            rng=np.random.default_rng(seed),
-        )
+def _verdict(
+    candidate: Loaded,
+    champion: Loaded | None,
+    table: pa.Table,
+    seed: int,
+    *,
+    name: str,
+    version: int,
+    profile: str,
+) -> Verdict:
+    """Accuracy against champion and n-gram, calibration, likelihood, latency, size."""
+    import numpy as np
 
-    def tables(self, metrics: dict[str, Any], called: str) -> list[Any]:
-        """Accuracy at both moments, and under each input profile."""
-        return [
-            *accuracies(metrics, called),
-            profile_accuracies(metrics),
-            f"\none forecast takes {metrics['latency_us']:.1f} µs",
-        ]
+    from presage.registry.gates import judge
 
-    def forecast(self, data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
-        """The likeliest agents at each step ahead, and END."""
-        lines = []
-        for k, horizon in enumerate(data["horizons"], start=1):
-            likeliest = sorted(horizon["agents"].items(), key=lambda item: -item[1])[:_LIKELIEST]
-            lines.append([str(k), *(f"{agent} {p:.3f}" for agent, p in likeliest), f"{horizon['end']:.3f}"])
-        shown = min(_LIKELIEST, len(data["horizons"][0]["agents"]))
-        head = ["steps ahead", *(f"likeliest {n + 1}" for n in range(shown)), "END"]
-        last = rows[-1]
-        after = f"After step {len(rows) - 1} ({last['agent']}, {data['moment']}) of {last['workflow_id']}"
-        source = f"source {data['source']}, {data['evidence']} training steps of this agent in this workflow type"
-        return [table(after, head, lines), f"\n{called}; {source}"]
+    return judge(
+        _evidence(candidate, table, seed, profile),
+        None if champion is None else _evidence(champion, table, seed, profile),
+        _budget(candidate.predictor),
+        name=name,
+        version=version,
+        rng=np.random.default_rng(seed),
+    )
 
-    def headline(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Accuracy 1 to K steps ahead at both moments."""
-        told = {}
-        for moment in ("prefill", "completion"):
-            ahead = takewhile(figures.__contains__, (f"{moment}_accuracy_{k}" for k in count(1)))
-            told[moment] = " ".join(number(figures[name]) for name in ahead) or "–"
-        return told
+
+def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
+    """Accuracy at both moments, and under each input profile."""
+    return [
+        *_accuracies(metrics, called),
+        _profile_accuracies(metrics),
+        f"\none forecast takes {metrics['latency_us']:.1f} µs",
+    ]
+
+
+def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
+    """The likeliest agents at each step ahead, and END."""
+    lines = []
+    for k, horizon in enumerate(data["horizons"], start=1):
+        likeliest = sorted(horizon["agents"].items(), key=lambda item: -item[1])[:_LIKELIEST]
+        lines.append([str(k), *(f"{agent} {p:.3f}" for agent, p in likeliest), f"{horizon['end']:.3f}"])
+    shown = min(_LIKELIEST, len(data["horizons"][0]["agents"]))
+    head = ["steps ahead", *(f"likeliest {n + 1}" for n in range(shown)), "END"]
+    last = rows[-1]
+    after = f"After step {len(rows) - 1} ({last['agent']}, {data['moment']}) of {last['workflow_id']}"
+    source = f"source {data['source']}, {data['evidence']} training steps of this agent in this workflow type"
+    return [table(after, head, lines), f"\n{called}; {source}"]
+
+
+def _headline(figures: Mapping[str, float]) -> dict[str, str]:
+    """Accuracy 1 to K steps ahead at both moments."""
+    told = {}
+    for moment in ("prefill", "completion"):
+        ahead = takewhile(figures.__contains__, (f"{moment}_accuracy_{k}" for k in count(1)))
+        told[moment] = " ".join(number(figures[name]) for name in ahead) or "–"
+    return told
 
 
 def _budget(predictor: NextAgentPredictor) -> Budget:
@@ -109,7 +185,7 @@ def _budget(predictor: NextAgentPredictor) -> Budget:
 
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Evidence:
     """What the gates want to know of a version, measured on these traces under an input profile."""
-    from presage.predictors.artefact import FORMAT_VERSION, artefact_size_bytes, find_pickles
+    from presage.predictors.artefact import FORMAT_VERSION
     from presage.registry.gates import Evidence, Schema
     from presage.training.next_agent import NGRAM, evaluate_model
 
@@ -119,9 +195,8 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Evide
         workflows=judged.workflows,
         moments=_moments(judged.evaluation.moments),
         latency_us=judged.latency_us,
-        size_bytes=artefact_size_bytes(loaded.folder),
         schema=Schema(predictor.horizon, FORMAT_VERSION, frozenset(predictor.vocabulary.workflow_types)),
-        pickles=tuple(str(path.relative_to(loaded.folder)) for path in find_pickles(loaded.folder)),
+        **loaded.artefact_evidence,
         floor=_moments(judged.evaluation.baselines[NGRAM]),
     )
 
@@ -130,3 +205,62 @@ def _moments(figures: ByMoment) -> dict[str, Any]:
     from presage.registry.gates import MomentEvidence
 
     return {moment: MomentEvidence(of.correct, of.positions, of.nll, of.ece) for moment, of in figures.items()}
+
+
+def _accuracies(metrics: dict[str, Any], name: str) -> Iterator[Table]:
+    """Accuracy of a predictor and its baselines, a table a moment."""
+    for moment, figures in metrics["moments"].items():
+        horizons = range(len(figures["accuracy"]))
+        rows = [[name, *(_interval(figures, k) for k in horizons), number(figures["ece"][0])]]
+        rows += [
+            [baseline, *(_interval(of[moment], k) for k in horizons), number(of[moment]["ece"][0])]
+            for baseline, of in metrics["baselines"].items()
+        ]
+        states = "" if figures["states"] else ", without states"
+        head = [
+            f"{metrics['workflows']} workflows",
+            *(f"{k + 1} step{'s' * (k > 0)} ahead" for k in horizons),
+            "ECE, 1 step",
+        ]
+        yield table(f"\nAccuracy at {moment}{states}, with 95 % intervals", head, rows)
+
+
+def _profile_accuracies(metrics: dict[str, Any]) -> Table:
+    """Accuracy and calibration by what serving can see."""
+    rows = []
+    for profile, of in metrics["profiles"].items():
+        for moment, figures in of["moments"].items():
+            ece = " / ".join(number(value) for value in figures["ece"])
+            name = f"{profile}, {moment}{'' if figures['states'] else ', no states'}"
+            rows.append([name, *(_interval(figures, k) for k in range(len(figures["accuracy"]))), ece])
+    horizons = range(len(next(iter(metrics["moments"].values()))["accuracy"]))
+    head = ["inputs, moment", *(f"{k + 1} step{'s' * (k > 0)} ahead" for k in horizons), "ECE"]
+    return table("\nAccuracy by what is at hand when serving (engine: what vLLM's scheduler supplies)", head, rows)
+
+
+def _interval(figures: Mapping[str, Any], k: int) -> str:
+    low, high = figures["ci95"][k]
+    return f"{number(figures['accuracy'][k])} [{number(low)}, {number(high)}]"
+
+
+NEXT_AGENT = Kind(
+    name="next-agent",
+    legend="accuracy 1, 2, … steps ahead",
+    advice=(
+        "more workflows (presage study learning-curve shows whether they help), agent names that tell roles apart, "
+        "recorded texts or hidden states (presage study states), or --set network.epochs and boosting.rounds"
+    ),
+    data=TRACES,
+    train=next_agent,
+    examples="train-predictor next-agent traces/\n\n"
+    "train-predictor next-agent traces/ --test later/ --out runs/a --no-register\n\n"
+    "train-predictor next-agent traces/ --report evidence/        # a page to read in two minutes\n\n"
+    "train-predictor next-agent traces/ --set network.epochs=10 --set boosting.rounds=0\n\n"
+    "A wrong --set names every key there is.",
+    metrics=_metrics,
+    verdict=_verdict,
+    tables=_tables,
+    forecast=_forecast,
+    headline=_headline,
+    warnings=shared_tasks,
+)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.boundary import Boundary
-from presage.cli.output import Output, Report
+from presage.cli.output import Boundary, Output, Report, number, table
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes.files import OutcomesRead
@@ -108,8 +107,6 @@ def _description(found: OutcomesRead) -> dict[str, Any]:
 
 
 def _told(data: dict[str, Any]) -> list[Any]:
-    from presage.cli.tables import number, table
-
     rows = [
         [
             name,

@@ -1,7 +1,13 @@
-"""What a command says: its result on standard output, its progress on standard error.
+"""What a command says, and how it ends: its result on standard output, all else on standard error.
 
 While a command works, whatever a library prints goes to standard error, so that `--json` is one object and no more.
-On a terminal progress is a bar; elsewhere it is a line for each thing that begins.
+On a terminal progress is a bar; elsewhere it is a line for each thing that begins. An error is one line and one code:
+
+0  done
+1  our failure
+2  bad input or usage, or a result that could not be written
+3  refused by a gate
+130  interrupted; typer's own usage errors are 2 as well
 """
 
 from __future__ import annotations
@@ -11,18 +17,29 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from presage.errors import OutputError
+import typer
+from typer.core import TyperGroup
+
+from presage.errors import OutputError, PresageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
+
+FAILED: Final = 1
+BAD_INPUT: Final = 2
+REFUSED: Final = 3
+INTERRUPTED: Final = 130
+
+TRACEBACK: Final = "PRESAGE_TRACEBACK"
 
 Report = Callable[[str, float | None], None]
 """Told what is being done and its share that is done, 0 to 1, or None where that is not known."""
-
 
 _WIDE = 160
 
@@ -109,3 +126,55 @@ def _lines() -> Iterator[Report]:
         last = doing
 
     yield report
+
+
+class Boundary(TyperGroup):
+    """A group of commands whose errors become one line and an exit code; usage errors are left to typer."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the command that was asked for, and exits."""
+        try:
+            return super().main(*args, **kwargs)
+        except PresageError as error:
+            _explain(error, str(error))
+            sys.exit(BAD_INPUT)
+        except Exception as error:
+            # Only the kind of error: what a library says of it may repeat the private text of a trace.
+            _explain(error, f"failed unexpectedly: {type(error).__name__} (set {TRACEBACK}=1 to see all of it)")
+            sys.exit(FAILED)
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Inside `main`, which would make 1 of an interrupt."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _say("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _explain(error: Exception, line: str) -> None:
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    _say(" ".join(line.split()))
+
+
+def _say(line: str) -> None:
+    print(f"presage: {line}", file=sys.stderr)
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table, its first column on the left and the others on the right. No name is taken for markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=Text(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    for index, name in enumerate(head):
+        made.add_column(Text(name), justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure, or a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -13,14 +13,12 @@ from presage.cli import (
     outcomes,
     replay,
     retrain_check,
-    route,
     serve,
     status,
     study,
     traces,
-    vllm_check,
 )
-from presage.cli.boundary import Boundary
+from presage.cli.output import Boundary
 
 app = typer.Typer(
     cls=Boundary,
@@ -46,7 +44,7 @@ app.command(
 )(forecast.forecast)
 app.command(
     epilog='Example:  presage route models:/router@champion "Prove that ..." --costs costs.toml --min-quality 0.8',
-)(route.route)
+)(forecast.route)
 app.command(epilog="Example:  presage replay traces/ --policy stock,oracle --concurrency 32 --cache-tokens 64000")(
     replay.replay
 )
@@ -66,7 +64,7 @@ app.command(
 app.command(epilog="Example:  presage status http://localhost:8000 --watch 2")(status.status)
 app.command(epilog="Example:  presage mode http://localhost:8000 shadow --policy eviction")(mode.mode)
 app.command(epilog="Example:  presage explain http://localhost:8000 r1 --type review --picture r1.svg")(explain.explain)
-app.command(epilog="Example:  presage vllm-check --registry sqlite:///mlflow.db --json")(vllm_check.vllm_check)
+app.command(epilog="Example:  presage vllm-check --registry sqlite:///mlflow.db --json")(serve.vllm_check)
 
 
 def main() -> None:

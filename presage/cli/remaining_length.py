@@ -1,13 +1,19 @@
-"""What the commands do with predictors of remaining output tokens: judge, compare, tell."""
+"""Predictors of remaining output tokens, to the commands: `train-predictor remaining-length`, and how they are judged,
+compared and shown.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from presage.cli.kinds import Loaded
-from presage.cli.of_traces import OfTraces
-from presage.cli.tables import number, table
+import typer
+
+from presage.cli import options
+from presage.cli.kinds import TRACES, Kind, Loaded, shared_tasks
+from presage.cli.output import Output, Report, number, table
+from presage.cli.training import Job, Trained, carry_out
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,117 +23,181 @@ if TYPE_CHECKING:
     from presage.registry.verdict import Verdict
 
 
-class RemainingLength(OfTraces):
-    """See `presage.cli.kinds.Kind`."""
+def remaining_length(
+    traces: options.Traces,
+    target: Annotated[
+        str, typer.Option(help="remaining: output tokens of this and all later steps; step: of this step alone.")
+    ] = "remaining",
+    estimator: Annotated[
+        str | None,
+        typer.Option(
+            help="forest, boosted, ridge, or auto: the one that loses least on the calibration part.",
+            show_default=False,
+        ),
+    ] = None,
+    quantiles: Annotated[
+        str | None,
+        typer.Option(help="Which quantiles to predict, rising; 0.5,0.9,0.99 unless set.", show_default=False),
+    ] = None,
+    states: Annotated[
+        str,
+        typer.Option(help="auto: prompts and answers are read where held-out tasks show that it helps; text; or none."),
+    ] = "auto",
+    test: options.Test = None,
+    config: options.ConfigFile = None,
+    settings: options.Settings = None,
+    seed: options.Seed = 0,
+    baselines: options.Baselines = "default",
+    out_folder: options.OutFolder = None,
+    report_folder: Annotated[
+        Path | None, typer.Option("--report", help="Folder for metrics.json and report.", show_default=False)
+    ] = None,
+    name: Annotated[str, typer.Option(help="Model to register a version of.")] = "remaining-length",
+    register: options.Register = True,
+    skip_bad: options.SkipBad = False,
+    tracking_uri: options.TrackingUri = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train the predictor of remaining output tokens, judge it beside every baseline, and register it."""
+    from dataclasses import replace
 
-    name = "remaining-length"
-    advice = (
-        "more workflows, output_tokens on every LLM step, --estimator forest or boosted, recorded prompts, or --states "
-        "none where texts only tell workflows apart"
-    )
-    legend = "tau distance over all steps and at arrival (0 best, .5 none), pinball loss in tokens by quantile"
+    from presage.predictors.remaining_length import RemainingLengthConfig
+    from presage.training.configuration import read_configuration
+    from presage.training.lengths.texts import TEXTS
+    from presage.training.lengths.train import LIMITS, choose_baselines, train_lengths
 
-    def metrics(self, loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
-        """Judged beside the best constant for these traces."""
-        from presage.training.lengths.train import evaluate_lengths
+    own: dict[str, Any] = {"estimator": estimator} if estimator is not None else {}
+    own |= {"quantiles": _quantiles_of(quantiles)} if quantiles is not None else {}
+    configuration = replace(read_configuration(RemainingLengthConfig, config, settings or (), LIMITS), **own)
+    configuration.check()
+    wanted, what, texts = choose_baselines(baselines), _target_of(target), options.states(states, TEXTS)
 
-        judged = evaluate_lengths(
-            loaded.predictor, table, seed, model=loaded.name or loaded.source, version=loaded.version
-        )
-        return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
-
-    def verdict(
-        self,
-        candidate: Loaded,
-        champion: Loaded | None,
-        table: pa.Table,
-        seed: int,
-        *,
-        name: str,
-        version: int,
-        profile: str,
-    ) -> Verdict:
-        """Order and numbers against champion and constant, coverage, latency, size."""
-        from presage.registry.length_gates import LengthBudget, judge_lengths
-
-        return judge_lengths(
-            _evidence(candidate, table, seed, profile),
-            None if champion is None else _evidence(champion, table, seed, profile),
-            LengthBudget(),
-            name=name,
-            version=version,
+    def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Trained:
+        return train_lengths(
+            table,
+            test_table,
+            configuration,
+            target=what,
             seed=seed,
+            texts=texts,
+            baselines=wanted,
+            name=name,
+            progress=report,
         )
 
-    def tables(self, metrics: dict[str, Any], called: str) -> list[Any]:
-        """Order, numbers, honesty, and what the order is worth in a queue."""
-        judged = {called: metrics, **metrics["baselines"]}
-        quantiles = list(metrics["pinball"])
-        head = [
-            f"{metrics['workflows']} workflows, {metrics['steps']} steps",
-            "tau distance, all",
-            "at arrival",
-            *(f"pinball {q}" for q in quantiles),
-            *(f"within {q}" for q in quantiles),
+    carry_out(
+        Job(REMAINING_LENGTH, traces, test or [], skip_bad, out_folder, report_folder, name, register, tracking_uri),
+        fit,
+        Output(as_json),
+        params={"seed": seed},
+        tags=lambda metrics: {
+            "presage.target": str(metrics["target"]),
+            "presage.states": str(metrics["data"]["texts"]),
+        },
+    )
+
+
+def _metrics(loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
+    """Judged beside the best constant for these traces."""
+    from presage.training.lengths.train import evaluate_lengths
+
+    judged = evaluate_lengths(loaded.predictor, table, seed, model=loaded.name or loaded.source, version=loaded.version)
+    return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
+
+
+def _verdict(
+    candidate: Loaded,
+    champion: Loaded | None,
+    table: pa.Table,
+    seed: int,
+    *,
+    name: str,
+    version: int,
+    profile: str,
+) -> Verdict:
+    """Order and numbers against champion and constant, coverage, latency, size."""
+    from presage.registry.length_gates import LengthBudget, judge_lengths
+
+    return judge_lengths(
+        _evidence(candidate, table, seed, profile),
+        None if champion is None else _evidence(champion, table, seed, profile),
+        LengthBudget(),
+        name=name,
+        version=version,
+        seed=seed,
+    )
+
+
+def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
+    """Order, numbers, honesty, and what the order is worth in a queue."""
+    judged = {called: metrics, **metrics["baselines"]}
+    quantiles = list(metrics["pinball"])
+    head = [
+        f"{metrics['workflows']} workflows, {metrics['steps']} steps",
+        "tau distance, all",
+        "at arrival",
+        *(f"pinball {q}" for q in quantiles),
+        *(f"within {q}" for q in quantiles),
+    ]
+    rows = [
+        [
+            name,
+            *(_interval(of, "tau_distance", scope, 3) for scope in ("all", "arrival")),
+            *(number(of["pinball"][q], 1) for q in quantiles),
+            *(number(of["coverage"][q]) for q in quantiles),
         ]
-        rows = [
+        for name, of in judged.items()
+    ]
+    told: list[Any] = [table("\nOutput tokens: order (0 best, .5 none), loss in tokens, coverage", head, rows)]
+    if len(metrics["by_workflow_type"]) > 1:
+        of_types = [
             [
-                name,
-                *(_interval(of, "tau_distance", scope, 3) for scope in ("all", "arrival")),
+                kind,
+                str(of["workflows"]),
+                number(of["tau_distance"]["all"]),
                 *(number(of["pinball"][q], 1) for q in quantiles),
                 *(number(of["coverage"][q]) for q in quantiles),
             ]
-            for name, of in judged.items()
+            for kind, of in metrics["by_workflow_type"].items()
         ]
-        told: list[Any] = [table("\nOutput tokens: order (0 best, .5 none), loss in tokens, coverage", head, rows)]
-        if len(metrics["by_workflow_type"]) > 1:
-            of_types = [
-                [
-                    kind,
-                    str(of["workflows"]),
-                    number(of["tau_distance"]["all"]),
-                    *(number(of["pinball"][q], 1) for q in quantiles),
-                    *(number(of["coverage"][q]) for q in quantiles),
-                ]
-                for kind, of in metrics["by_workflow_type"].items()
-            ]
-            told.append(table("\nBy workflow type", ["", "workflows", "tau distance", *head[3:]], of_types))
-        told.append(_profiles(metrics["profiles"], quantiles))
-        if metrics["queue"] is not None:
-            queue = metrics["queue"]
-            waits = [
-                [name, f"{tokens:,.0f}", f"{queue['saved'][name]:.1%}"]
-                for name, tokens in queue["completion_tokens"].items()
-            ]
-            title = f"\nMean completion in a queue with one server, busy {queue['load']:.0%} of the time"
-            told.append(table(title, ["policy", "tokens of service", "saved"], waits))
-        left_out = ", ".join(f"{count} steps ({why})" for why, count in metrics["left_out_steps"].items() if count)
-        told.append(f"\n{f'not judged: {left_out}; ' if left_out else ''}one step takes {metrics['latency_us']:.1f} µs")
-        return told
-
-    def forecast(self, data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
-        """The quantiles after the last step."""
-        last = rows[-1]
-        lines = [
-            [f"{100 * float(q):g} % of such steps: at most", f"{tokens:,.0f}"]
-            for q, tokens in data["quantiles"].items()
+        told.append(table("\nBy workflow type", ["", "workflows", "tau distance", *head[3:]], of_types))
+    told.append(_profiles(metrics["profiles"], quantiles))
+    if metrics["queue"] is not None:
+        queue = metrics["queue"]
+        waits = [
+            [name, f"{tokens:,.0f}", f"{queue['saved'][name]:.1%}"]
+            for name, tokens in queue["completion_tokens"].items()
         ]
-        title = f"Output tokens at step {len(rows) - 1} ({last['agent']}) of {last['workflow_id']}"
-        source = f"source {data['source']}, {data['evidence']} training steps behind it"
-        if not data["calibrated"]:
-            source += "; NOT CALIBRATED: the upper quantiles promise nothing here"
-        return [table(title, ["", "tokens"], lines), f"\n{called}; {source}"]
-
-    def headline(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Tau distance, and the pinball loss of each quantile."""
-        losses = sorted((float(name.removeprefix("pinball_")), name) for name in figures if name.startswith("pinball_"))
-        return {
-            "tau distance": " ".join(number(figures.get(f"tau_distance_{scope}")) for scope in ("all", "arrival")),
-            "pinball": ", ".join(f"{q:g}: {number(figures[name], 1)}" for q, name in losses) or "–",
-        }
+        title = f"\nMean completion in a queue with one server, busy {queue['load']:.0%} of the time"
+        told.append(table(title, ["policy", "tokens of service", "saved"], waits))
+    left_out = ", ".join(f"{count} steps ({why})" for why, count in metrics["left_out_steps"].items() if count)
+    told.append(f"\n{f'not judged: {left_out}; ' if left_out else ''}one step takes {metrics['latency_us']:.1f} µs")
+    return told
 
 
-def target_of(name: str) -> Target:
+def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
+    """The quantiles after the last step."""
+    last = rows[-1]
+    lines = [
+        [f"{100 * float(q):g} % of such steps: at most", f"{tokens:,.0f}"] for q, tokens in data["quantiles"].items()
+    ]
+    title = f"Output tokens at step {len(rows) - 1} ({last['agent']}) of {last['workflow_id']}"
+    source = f"source {data['source']}, {data['evidence']} training steps behind it"
+    if not data["calibrated"]:
+        source += "; NOT CALIBRATED: the upper quantiles promise nothing here"
+    return [table(title, ["", "tokens"], lines), f"\n{called}; {source}"]
+
+
+def _headline(figures: Mapping[str, float]) -> dict[str, str]:
+    """Tau distance, and the pinball loss of each quantile."""
+    losses = sorted((float(name.removeprefix("pinball_")), name) for name in figures if name.startswith("pinball_"))
+    return {
+        "tau distance": " ".join(number(figures.get(f"tau_distance_{scope}")) for scope in ("all", "arrival")),
+        "pinball": ", ".join(f"{q:g}: {number(figures[name], 1)}" for q, name in losses) or "–",
+    }
+
+
+def _target_of(name: str) -> Target:
     """What is to be predicted.
 
     Raises:
@@ -142,7 +212,7 @@ def target_of(name: str) -> Target:
     raise ConfigurationError(f"--target {name}: wanted remaining (this step and all later ones) or step (this one)")
 
 
-def quantiles_of(text: str) -> tuple[float, ...]:
+def _quantiles_of(text: str) -> tuple[float, ...]:
     """The numbers of a comma-separated list; whether they are quantiles is the configuration's to say.
 
     Raises:
@@ -180,7 +250,7 @@ def _interval(of: dict[str, Any], figure: str, key: str, digits: int) -> str:
 
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> LengthEvidence:
     """What the gates want to know of a version, measured on these traces under an input profile."""
-    from presage.predictors.artefact import FORMAT_VERSION, artefact_size_bytes, find_pickles
+    from presage.predictors.artefact import FORMAT_VERSION
     from presage.registry.length_gates import LengthEvidence, LengthSchema
     from presage.training.lengths.train import FLOOR, evaluate_lengths
 
@@ -192,12 +262,31 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Lengt
         counts=judged.evaluation.figures,
         floor=judged.evaluation.baselines[FLOOR],
         latency_us=judged.latency_us,
-        size_bytes=artefact_size_bytes(loaded.folder),
         schema=LengthSchema(
             judged.evaluation.target,
             tuple(predictor.quantiles),
             FORMAT_VERSION,
             frozenset(predictor.encoder.vocabulary.workflow_types),
         ),
-        pickles=tuple(str(path.relative_to(loaded.folder)) for path in find_pickles(loaded.folder)),
+        **loaded.artefact_evidence,
     )
+
+
+REMAINING_LENGTH = Kind(
+    name="remaining-length",
+    legend="tau distance over all steps and at arrival (0 best, .5 none), pinball loss in tokens by quantile",
+    advice=(
+        "more workflows, output_tokens on every LLM step, --estimator forest or boosted, recorded prompts, or --states "
+        "none where texts only tell workflows apart"
+    ),
+    data=TRACES,
+    train=remaining_length,
+    examples="train-predictor remaining-length traces/\n\n"
+    "train-predictor remaining-length traces/ --target step --quantiles 0.5,0.99 --name step-length",
+    metrics=_metrics,
+    verdict=_verdict,
+    tables=_tables,
+    forecast=_forecast,
+    headline=_headline,
+    warnings=shared_tasks,
+)

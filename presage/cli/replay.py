@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from presage.cli import options, replay_requests
-from presage.cli.boundary import INTERRUPTED
-from presage.cli.output import Output
-from presage.cli.replay_parts import divide
+from presage.cli import options
+from presage.cli.output import INTERRUPTED, Output, Report
+from presage.cli.replay_tables import replay_tables
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from presage.serving_hooks.replay.arrivals import Arrivals
+    from presage.serving_hooks.replay.policies import Policy
     from presage.serving_hooks.replay.runs import Setting
+    from presage.serving_hooks.replay.taught import Taught
+    from presage.serving_hooks.replay.workload import Convention, Workload
+
 
 _CONCURRENCY: Final = 16
 """Workflows under way at once, where nobody says how they come."""
 
 _POLICIES: Final = "stock,lifecycle,hierarchical,oracle"
 
-_SHOWN: Final = {
-    "hit rate": ("hit_rate", 3),
-    "completion s": ("completion_mean_s", 1),
-    "its p95": ("completion_p95_s", 1),
-    "first token s": ("ttft_mean_s", 2),
-    "queueing s": ("queueing_mean_s", 2),
-    "worst": ("longest_wait_s", 1),
-    "makespan s": ("makespan_s", 0),
-    "output tokens/s": ("throughput_tokens_per_s", 0),
-    "preempted": ("preemptions", 0),
-    "recomputed tokens": ("recomputed_tokens", 0),
-}
+_TAUGHT: Final = 0.5
+"""Share of the traces that is replayed where the rest has to teach."""
 
 
 def replay(
@@ -140,10 +135,10 @@ def replay(
     check_switches(policies, settings_of_hooks())
     out = Output(as_json)
     with out.working() as report:
-        plain = replay_requests.are_requests(traces)
+        plain = are_requests(traces)
         if plain:
             given = {"--lengths": lengths, "--train-traces": train_traces, "--scheduler": scheduler}
-            held = replay_requests.read(traces, convention, pause_s, forecasts, policies, given, out, report)
+            held = read_plain_requests(traces, convention, pause_s, forecasts, policies, given, out, report)
             setting, rule = Setting(held.jobs, convention, arrivals, machine, forecasts), None
         else:
             table = options.read(traces, skip_bad, out, report)
@@ -170,11 +165,11 @@ def replay(
             "policies": result(done),
         }
         if plain:
-            found["workload"] |= replay_requests.told(held)
+            found["workload"] |= plain_workload(held)
         if report_folder is not None:
             write_metrics(report_folder, found)
             write_report(report_folder, found)
-    out.result(found, *(_told(found) if not as_json else ()))
+    out.result(found, *(replay_tables(found) if not as_json else ()))
     if interrupted:
         out.note(f"interrupted: {len(done)} of {len(policies) * seeds} runs were done, and only they are counted")
         raise typer.Exit(INTERRUPTED)
@@ -200,40 +195,215 @@ def _workload(setting: Setting, left_out: int, arrivals: Arrivals) -> dict[str, 
     }
 
 
-def _told(found: Mapping[str, Any]) -> list[Any]:
-    """For people."""
-    from presage.cli.replay_tables import evictions, figure, queueing, shares, tiers
-    from presage.cli.tables import table
+class Parts(NamedTuple):
+    """What is replayed and who foretells.
 
-    held, engine = found["workload"], found["engine"]
-    host = f" and {engine['host_cache_tokens']} in the host" if engine["host_cache_tokens"] else ""
-    lines: list[Any] = [
-        f"{held['workflows']} workflows, {held['requests']} requests, {_came(held)}; {held['prompts']} prompts; "
-        f"a cache of {engine['cache_tokens']} tokens{host}; costs: {engine['cost']['source']}"
-    ]
-    if held["left_out"]:
-        lines.append(f"{held['left_out']} workflows left out: sizes of their requests were not recorded")
-    rows = [
-        [name, *(figure(of[shown], digits) for shown, digits in _SHOWN.values())]
-        for name, of in found["policies"].items()
-    ]
-    title = f"\nMean over {found['seeds']} seeds, ± half of its 95 % interval"
-    lines.append(table(title, ["policy", *_SHOWN], rows))
-    policies = found["policies"]
-    for more in (shares(policies, _SHOWN), queueing(policies), tiers(policies), evictions(policies)):
-        if more is not None:
-            lines.append(table(*more))
-    for name, of in found["policies"].items():
-        if "at_once" in of:
-            lines.append(f"{name}: {of['at_once']} workflows at once")
-        if "switched_off" in of:
-            lines.append(f"{name}: {', '.join(of['switched_off'])} failed and switched itself off")
-    return lines
+    Attributes:
+        table: workflows to be replayed.
+        forecasts: as `source` takes it.
+        lengths: folder of a remaining-length model; None for none.
+        taught: what a training part teaches; None where nobody wants to know.
+        rule: how the replayed ones were chosen; None where all are replayed.
+    """
+
+    table: pa.Table
+    forecasts: str
+    lengths: str | None
+    taught: Taught | None
+    rule: str | None
 
 
-def _came(held: Mapping[str, Any]) -> str:
-    if held["as_recorded"]:
-        return "as recorded"
-    if held["concurrency"] is not None:
-        return f"{held['concurrency']} at once"
-    return f"{held['rate']:g} a second with cv {held['cv']:g}"
+def divide(
+    table: pa.Table,
+    policies: Sequence[Policy],
+    forecasts: str,
+    lengths: str | None,
+    train_traces: list[Path] | None,
+    convention: Convention,
+    skip_bad: bool,
+    tracking_uri: str | None,
+    out: Output,
+    report: Report,
+) -> Parts:
+    """Leaves out what models and baselines have learnt from, or will.
+
+    Args:
+        table: the traces.
+        policies: that are compared; what none of them asks for is not made.
+        forecasts, lengths: references as the user gave them.
+        train_traces: that teach in place of a part of the traces.
+        convention: prompts are assembled by.
+        skip_bad: leave out broken workflows of `train_traces`.
+        tracking_uri: of the registry.
+        out: told what was left out.
+        report: told what is being done.
+    """
+    from presage.serving_hooks.replay.forecasts import MARKOV, check_lengths, known
+
+    check_lengths(forecasts, lengths)
+    wanted = {who for policy in policies for who in policy.foretellers}
+    rules = []
+    folders: list[str | None] = [forecasts, None]
+    if "asked" in wanted and (lengths is not None or not known(forecasts)):
+        table, folders, left_out = _models(table, forecasts, lengths, tracking_uri, report)
+        if left_out:
+            rules.append(f"{left_out} workflows left out: a model was trained on them")
+    taught = None
+    if "transitions" in wanted or ("asked" in wanted and forecasts == MARKOV):
+        table, taught, rule = _teach(table, train_traces, convention, skip_bad, out, report)
+        rules.append(rule)
+    for rule in rules:
+        out.note(rule)
+    return Parts(table, folders[0] or forecasts, folders[1], taught, "; ".join(rules) or None)
+
+
+def _models(
+    table: pa.Table, forecasts: str, lengths: str | None, tracking_uri: str | None, report: Report
+) -> tuple[pa.Table, list[str | None], int]:
+    from presage.predictors.next_agent import NextAgentPredictor
+    from presage.predictors.remaining_length import RemainingLengthPredictor
+    from presage.registry.resolve import resolve
+    from presage.serving_hooks.replay.forecasts import known
+    from presage.training.sets import LearntFrom, held_out
+
+    report("loading the models", None)
+
+    def found(name: str) -> Path:
+        return resolve(name, lambda: options.open_registry(tracking_uri)).folder
+
+    folders: list[str | None] = [None, None]
+    models: list[LearntFrom] = []
+    if not known(forecasts):
+        folder = found(forecasts)
+        folders[0] = str(folder)
+        models.append(NextAgentPredictor.load(folder))
+    if lengths is not None:
+        folder = found(lengths)
+        folders[1] = str(folder)
+        models.append(RemainingLengthPredictor.load(folder))
+    table, left_out = held_out(table, *models)
+    return table, folders, left_out
+
+
+def _teach(
+    table: pa.Table,
+    train_traces: list[Path] | None,
+    convention: Convention,
+    skip_bad: bool,
+    out: Output,
+    report: Report,
+) -> tuple[pa.Table, Taught, str]:
+    import numpy as np
+    import pyarrow as pa
+
+    from presage.datasets.split import split
+    from presage.datasets.tasks import task_keys
+    from presage.errors import TraceError
+    from presage.serving_hooks.replay.taught import teach
+    from presage.serving_hooks.replay.workload import workload
+
+    if train_traces:
+        training = options.read(train_traces, skip_bad, out, report)
+        own = np.isin(task_keys(table), task_keys(training), invert=True)
+        if not own.any():
+            raise TraceError("all workflows are of tasks that --train-traces hold too: give others to be replayed")
+        replayed = table.filter(pa.array(own))
+    else:
+        parts = split(table, _TAUGHT, 0)
+        training, replayed = parts.train, parts.test
+    learnt = workload(training, convention, 0.0).jobs
+    how = "--train-traces taught" if train_traces else f"{len(learnt)} workflows of other tasks taught"
+    rule = f"{_workflows(replayed)} of {_workflows(table)} workflows are replayed; {how} transitions and the trigram"
+    return replayed, teach(training, learnt), rule
+
+
+def _workflows(table: pa.Table) -> int:
+    import pyarrow.compute as pc
+
+    return int(pc.sum(pc.equal(table["step"], 0)).as_py())
+
+
+def are_requests(paths: Sequence[Path]) -> bool:
+    """Whether the traces are plain requests and not steps of workflows.
+
+    Raises:
+        TraceError: some are and some are not.
+    """
+    from presage.datasets.requests import holds_requests
+    from presage.errors import TraceError
+
+    plain = [path for path in paths if path.exists() and holds_requests(path)]
+    if plain and len(plain) < len(paths):
+        raise TraceError(
+            f"{plain[0]} holds plain requests and others of these traces steps of workflows: replay them one after the "
+            "other"
+        )
+    return bool(plain)
+
+
+def read_plain_requests(
+    paths: Sequence[Path],
+    convention: Convention,
+    pause_s: float | None,
+    forecasts: str,
+    policies: Sequence[Policy],
+    given: Mapping[str, object],
+    out: Output,
+    report: Report,
+) -> Workload:
+    """The requests as jobs; says what cannot be answered with them.
+
+    Args:
+        paths: of the traces.
+        convention: prompts of workflows would be assembled by.
+        pause_s: mean pause between steps; None where nothing was said.
+        forecasts: reference as the user gave it.
+        policies: that are compared.
+        given: further options of workflows by name; None where nothing was said.
+        out: told what cannot be answered.
+        report: told what is being done.
+
+    Raises:
+        TraceError: a file is not as wanted.
+        ConfigurationError: an option asks for what they do not have.
+    """
+    from presage.datasets.requests import HASH_TOKENS, read_requests
+    from presage.errors import ConfigurationError
+    from presage.serving_hooks.replay.forecasts import MARKOV, known
+    from presage.serving_hooks.replay.requests import requests_workload
+
+    for option, value in (
+        ("--opening-tokens", convention.opening_tokens),
+        ("--closing-tokens", convention.closing_tokens),
+        ("--pause-s", pause_s),
+        *given.items(),
+    ):
+        if value:
+            raise ConfigurationError(f"{option} is of workflows, and these traces hold plain requests: leave it out")
+    for policy in policies:
+        if "transitions" in policy.foretellers:
+            raise ConfigurationError(
+                f"--policy {policy.name} learns from workflows, and these traces hold plain requests: leave it out"
+            )
+    if forecasts == MARKOV or not known(forecasts):
+        raise ConfigurationError(
+            f"--forecasts {forecasts}: it foretells workflows, and these traces hold plain requests: leave it out"
+        )
+    report("reading requests", None)
+    found = requests_workload(read_requests(paths), HASH_TOKENS)
+    shared = "" if hashed(found) else ", nor what prompts share, so nothing can be found again"
+    out.note(
+        "these traces hold plain requests: no workflows, so whatever a policy does for workflows is idle, and nothing "
+        f"is foretold{shared}"
+    )
+    return found
+
+
+def hashed(of: Workload) -> bool:
+    """Whether it is known what prompts share."""
+    return any(job.steps[0].hashed for job in of.jobs)
+
+
+def plain_workload(of: Workload) -> dict[str, Any]:
+    """What of the object of a replay is otherwise for plain requests."""
+    return {"workflows": 0, "prompts": "hash-ids" if hashed(of) else "nothing-shared"}

@@ -1,22 +1,37 @@
-"""`presage retrain-check`: are the models still what they were promoted as, on traces recorded since?"""
+"""`presage retrain-check`: are the models still what they were promoted as, on traces recorded since?
+
+Also what live forecasts of a version are held against: measured when it is promoted, and kept in its run. Measured as
+an engine forecasts that knows names and sizes alone: without texts, which the hooks do not read, and without hidden
+states, which not every engine hands out. With states forecasts are better; that raises no alarm. Only workflows that
+have ended count: what a workflow looks like that was broken off hangs on where.
+"""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from presage.cli import options
-from presage.cli.boundary import REFUSED
-from presage.cli.output import Output, Report
+from presage.cli.output import REFUSED, Output, Report, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.cli.kinds import Loaded
+    from presage.registry.connect import Registry
+    from presage.serving_hooks.truth.promoted import Promoted
+    from presage.serving_hooks.truth.recorded import Said
 
 DUE = REFUSED
+
+AT_LEAST: Final = 20
+"""Workflows of a type that figures are made of."""
+
+_NAMED: Final = 8
 
 
 def retrain_check(
@@ -43,8 +58,7 @@ def retrain_check(
 
     Exit code 3 when retraining is due for any workflow type, 0 when it is not.
     """
-    from presage.cli.kinds import load
-    from presage.cli.said import said
+    from presage.cli.load import load
     from presage.serving_hooks.truth.promoted import promoted_by_type
     from presage.serving_hooks.truth.recorded import followed_of
     from presage.serving_hooks.truth.retrain_check import retrain_check as check
@@ -56,10 +70,10 @@ def retrain_check(
         promoted = {}
         if promoted_on:
             table = _unseen(promoted_on, loaded, skip_bad, out, report)
-            promoted = promoted_by_type(followed_of(table, said(loaded, table)))
+            promoted = promoted_by_type(followed_of(table, forecasts_of(loaded, table)))
         table = _unseen(traces, loaded, skip_bad, out, report)
         report("forecasting", None)
-        forecasts = said(loaded, table)
+        forecasts = forecasts_of(loaded, table)
         report("holding forecasts against what came", None)
         found = check(followed_of(table, forecasts), promoted, _known_types(loaded))
         data = {"models": {kind: one.called for kind, one in loaded.items()}, **found.to_dict()}
@@ -106,8 +120,6 @@ def _known_types(loaded: dict[str, Loaded]) -> set[str]:
 
 
 def _told(data: dict[str, Any]) -> list[Any]:
-    from presage.cli.tables import table
-
     rows = [
         [name, "DUE" if of["due"] else "not due", str(of["workflows"]), str(of["watched"]), _why(of)]
         for name, of in data["workflow_types"].items()
@@ -128,3 +140,84 @@ def _why(of: dict[str, Any]) -> str:
     if of["never_seen"]:
         return "no model has seen this workflow type"
     return "too few workflows to tell" if not of["watched"] else ""
+
+
+def promotion_figures(candidate: Loaded, table: pa.Table, out: Output) -> dict[str, Promoted] | None:
+    """Figures by workflow type; None for a predictor that no engine holds against what comes.
+
+    Args:
+        candidate: the version.
+        table: traces that it was not trained on, in canonical order.
+        out: told of which types there were too few workflows.
+    """
+    import pyarrow.compute as pc
+
+    from presage.features.input_profiles import PROFILES, masked
+    from presage.serving_hooks.truth.promoted import promoted_by_type
+    from presage.serving_hooks.truth.recorded import followed_of
+
+    kind = candidate.kind.name
+    if kind not in ("next-agent", "remaining-length"):
+        return None
+    if kind == "remaining-length" and candidate.predictor.target != "remaining":
+        return None
+    bare = masked(table, PROFILES["ids+tokens"])
+    ended = [of for of in followed_of(bare, forecasts_of({kind: candidate}, bare)) if of.ended]
+    found = promoted_by_type(ended, AT_LEAST)
+    if few := sorted(set(pc.unique(table["workflow_type"]).to_pylist()) - found.keys()):
+        more = f" and {len(few) - _NAMED} more" if len(few) > _NAMED else ""
+        out.note(
+            f"fewer than {AT_LEAST} workflows that ended of {', '.join(map(repr, few[:_NAMED]))}{more}: an engine "
+            "will hold these workflow types against their own first workflows"
+        )
+    return found
+
+
+def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str, Promoted]) -> None:
+    """Puts the figures into the run of the version, in the place of those of an earlier promotion.
+
+    The file is whole before it is handed over; one of which the copy is cut does not parse, and counts as none.
+
+    Raises:
+        RegistryError: the registry does not take it.
+    """
+    from presage.registry.attach import attach
+    from presage.serving_hooks.truth.promoted_file import FILE, FOLDER, written
+
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / FILE
+        file.write_text(written(promoted), encoding="utf-8")
+        attach(registry, name, version, [file], FOLDER)
+
+
+def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> Said:
+    """What the models forecast at every row.
+
+    Args:
+        loaded: by kind: one of next agents, one of the tokens that remain, or both.
+        table: n rows in canonical order.
+    """
+    from dataclasses import replace
+
+    import numpy as np
+    import pyarrow.compute as pc
+
+    from presage.features.lengths import length_rows
+    from presage.features.prefixes import prefixes_of
+    from presage.serving_hooks.truth.recorded import Said
+
+    found = Said()
+    if "next-agent" in loaded:
+        of = loaded["next-agent"]
+        predictor = of.predictor
+        prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon)
+        both = predictor.predict_both(prefixes.with_states(predictor.source.states(table)))
+        found = replace(found, agents=predictor.vocabulary.agents, probabilities=both, version=of.version)
+    llm = np.asarray(pc.equal(table["kind"], "llm").to_numpy(), bool)
+    if "remaining-length" in loaded and llm.any():
+        of = loaded["remaining-length"]
+        predictor = of.predictor
+        tokens = np.full((table.num_rows, len(predictor.quantiles)), np.nan, np.float32)
+        tokens[llm] = predictor.predict(length_rows(table, predictor.encoder))
+        found = replace(found, quantiles=predictor.quantiles, tokens=tokens, lengths_version=of.version)
+    return found

@@ -1,181 +1,321 @@
-"""What the commands do with routers: judge, compare, tell."""
+"""Routers, to the commands: `train-predictor router`, and how they are judged, compared and shown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from presage.cli import outcomes
-from presage.cli.kinds import Loaded
-from presage.cli.output import Output, Report
-from presage.cli.tables import number, table
+import typer
+
+from presage.cli import options, outcomes
+from presage.cli.kinds import Data, Kind, Loaded
+from presage.cli.output import Output, Report, number, table
+from presage.cli.training import Job, carry_out
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes.schema import Outcomes
+    from presage.predictors.routing.transformer import TransformerScorer
     from presage.registry.router_gates import RouterBudget, RouterComparison
     from presage.registry.verdict import Verdict
     from presage.training.router.evaluate import RouterFigures, Told
+    from presage.training.router.train import FitScorer, RouterTraining
 
+_TRANSFORMER: Final = "Head transformer:"
 _TRANSFORMER_MS: Final = 2_000.0
 _TRANSFORMER_BYTES: Final = 2_000_000_000
 
 
-class Router:
-    """See `presage.cli.kinds.Kind`."""
+def router(
+    data: outcomes.Files,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="linear: terms of the prompt, seconds on a CPU. transformer: an encoder fine-tuned, for a GPU; the "
+            "default where --encoder or --start-from is given.",
+            show_default=False,
+        ),
+    ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="A hub name or a folder. Head transformer: what is fine-tuned (answerdotai/ModernBERT-large unless "
+            "given). Head linear: a sentence encoder to read beside the terms.",
+            show_default=False,
+        ),
+    ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help=f"{_TRANSFORMER} a router to train further; models it knows start where they stood.",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help=f"{_TRANSFORMER} passes over the prompts.", min=1)] = 5,
+    lr: Annotated[float, typer.Option("--lr", "--learning-rate", help=f"{_TRANSFORMER} learning rate.")] = 1e-5,
+    batch_size: Annotated[int, typer.Option(help=f"{_TRANSFORMER} prompts a step and device.", min=1)] = 16,
+    head_tokens: Annotated[
+        int | None, typer.Option(help=f"{_TRANSFORMER} tokens kept of a long prompt's beginning.", min=1)
+    ] = None,
+    tail_tokens: Annotated[int | None, typer.Option(help=f"{_TRANSFORMER} and of its end.", min=0)] = None,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help=f"{_TRANSFORMER} less memory, more time.")
+    ] = False,
+    checkpoints: Annotated[
+        Path, typer.Option(help=f"{_TRANSFORMER} the training's working folder, deleted at the end.")
+    ] = Path("router-checkpoints"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help=f"{_TRANSFORMER} go on from the last checkpoint of a killed training.")
+    ] = False,
+    test: options.Test = None,
+    config: options.ConfigFile = None,
+    settings: options.Settings = None,
+    seed: options.Seed = 0,
+    baselines: options.Baselines = "default",
+    out_folder: options.OutFolder = None,
+    name: Annotated[str, typer.Option(help="Model to register a version of.")] = "router",
+    register: options.Register = True,
+    skip_bad: options.SkipBad = False,
+    tracking_uri: options.TrackingUri = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train the router on outcomes, judge it beside every baseline, and register it."""
+    from dataclasses import replace
 
-    name = "router"
-    unit = "prompts"
-    advice = "more labelled prompts of your own traffic, --encoder with a sentence encoder, or --head transformer"
-    legend = "mean average precision over models, calibration error, accuracy of the picks and of the best single model"
+    from presage.errors import ConfigurationError
+    from presage.predictors.router import RouterConfig
+    from presage.training.configuration import read_configuration
+    from presage.training.router.train import LIMITS, choose_baselines, train_router
 
-    def read(self, paths: list[Path], skip_bad: bool, out: Output, report: Report) -> Outcomes:
-        """The outcomes as one matrix."""
-        return outcomes.read(paths, skip_bad, out, report).outcomes
-
-    def held_out(self, data: Outcomes, predictors: list[Any]) -> tuple[Outcomes, int]:
-        """The prompts that none of the routers learnt from."""
-        from presage.training.router.evaluate import held_out
-
-        return held_out(data, *predictors)
-
-    def digest(self, data: Outcomes) -> str:
-        """Of prompts, models and labels, whatever files they came in."""
-        from presage.datasets.outcomes.schema import outcomes_digest
-
-        return f"sha256:{outcomes_digest(data)}"
-
-    def example(self, data: Outcomes) -> list[dict[str, Any]]:
-        """A prompt of ours: those of the outcomes are a user's."""
-        return [{"prompt": "Which of these numbers is prime: 21, 23, 25?"}]
-
-    def warnings(self, metrics: dict[str, Any]) -> list[str]:
-        """None: prompts of the training set are left out of the test set."""
-        return []
-
-    def at_precision(self, loaded: Loaded, precision: str) -> Loaded:
-        """Of the transformer."""
-        return replace(loaded, predictor=loaded.predictor.at_precision(precision))
-
-    def metrics(self, loaded: Loaded, data: Outcomes, seed: int) -> dict[str, Any]:
-        """Judged beside its own base rates."""
-        from presage.training.router.train import evaluate_router
-
-        judged = evaluate_router(
-            loaded.predictor, data, seed, model=loaded.name or loaded.source, version=loaded.version
+    configuration = read_configuration(RouterConfig, config, settings or (), LIMITS)
+    if head is None and (encoder is not None or start_from is not None):
+        head = "transformer"
+    if head is not None:
+        configuration = replace(configuration, head=head)  # type: ignore[arg-type]  # checked below
+    if encoder is not None and configuration.head == "linear":
+        configuration = replace(configuration, encoder=encoder)
+    configuration.check()
+    wanted = choose_baselines(baselines)
+    if start_from is not None and (encoder, head_tokens, tail_tokens) != (None, None, None):
+        raise ConfigurationError(
+            "--start-from brings its encoder and what it reads of a prompt: leave --encoder, --head-tokens and "
+            "--tail-tokens out"
         )
-        return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
 
-    def verdict(
-        self,
-        candidate: Loaded,
-        champion: Loaded | None,
-        data: Outcomes,
-        seed: int,
-        *,
-        name: str,
-        version: int,
-        profile: str,
-    ) -> Verdict:
-        """Order, picks and probabilities against champion and base rates, calibration, latency, size.
+    def learner(report: Report) -> FitScorer | None:
+        if configuration.head != "transformer":
+            return None
+        from presage.predictors.routing.transformer import HEAD_TOKENS, TAIL_TOKENS
+        from presage.training.router.finetune import Start
+        from presage.training.router.finetune_trainer import FinetuneConfig
 
-        A router reads prompts and nothing else, so it is judged with them whatever the profile.
-        """
-        from presage.predictors.artefact import FORMAT_VERSION, artefact_size_bytes, find_pickles
-        from presage.registry.router_gates import RouterEvidence, RouterSchema, judge_router
-        from presage.training.router.baselines import BaseRate
-        from presage.training.router.evaluate import compare_routers
-        from presage.training.router.train import evaluate_router
+        start = Start(
+            encoder,
+            None if start_from is None else _scorer_of(start_from, tracking_uri),
+            HEAD_TOKENS if head_tokens is None else head_tokens,
+            TAIL_TOKENS if tail_tokens is None else tail_tokens,
+            seed,
+        )
+        how = FinetuneConfig(epochs, lr, batch_size, gradient_checkpointing=gradient_checkpointing, seed=seed)
+        how.check()
 
-        judged = evaluate_router(candidate.predictor, data, seed)
-        found, floor = judged.evaluation, BaseRate.name
-        against = None
-        if champion is not None:
-            both = compare_routers(candidate.predictor, champion.predictor, data, seed)
-            its = RouterSchema(FORMAT_VERSION, frozenset(champion.predictor.models))
-            against = (its, _compared("the champion", both.mine, both.its, both.differences))
-        return judge_router(
-            RouterEvidence(
-                labels=found.figures.ranking.labels,
-                prompts=found.figures.ranking.prompts,
-                ece=found.figures.ranking.ece,
-                latency_ms=judged.latency_us / 1000,
-                size_bytes=artefact_size_bytes(candidate.folder),
-                schema=RouterSchema(FORMAT_VERSION, frozenset(candidate.predictor.models)),
-                floor=_compared("the base rates", found.figures, found.baselines[floor], found.differences[floor]),
-                pickles=tuple(str(path.relative_to(candidate.folder)) for path in find_pickles(candidate.folder)),
-            ),
-            against,
-            _budget(candidate.predictor.config.head),
+        def learn(learnt: Outcomes, validation: Outcomes) -> TransformerScorer:
+            done = start.finetune(learnt, validation, how, checkpoints, resume, report)
+            if not done.main_process:  # under `accelerate launch` one process saves and registers
+                raise typer.Exit
+            return done.scorer
+
+        return learn
+
+    def fit(learnt: Outcomes, test_set: Outcomes | None, report: Report) -> RouterTraining:
+        return train_router(
+            learnt,
+            test_set,
+            configuration,
+            seed=seed,
+            baselines=wanted,
             name=name,
-            version=version,
+            fit_scorer=learner(report),
+            progress=report,
         )
 
-    def tables(self, metrics: dict[str, Any], called: str) -> list[Any]:
-        """Order, picks and honesty; models; cost against quality."""
-        judged = {called: metrics, **metrics["baselines"]}
-        rows = [
-            [
-                name,
-                _interval(of, "macro_map"),
-                number(of["macro_auroc"]),
-                _interval(of, "brier"),
-                number(of["ece"]),
-                _interval(of, "picked_accuracy"),
-            ]
-            for name, of in judged.items()
+    carry_out(
+        Job(ROUTER, data, test or [], skip_bad, out_folder, None, name, register, tracking_uri),
+        fit,
+        Output(as_json),
+        params={"seed": seed},
+        tags=lambda metrics: {"presage.head": str(metrics["config"]["head"])},
+    )
+
+
+def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:
+    """The transformer inside a router.
+
+    Raises:
+        ArtefactError: it is no router, or one without a transformer.
+    """
+    from presage.errors import ArtefactError
+    from presage.predictors.routing.transformer import TransformerScorer
+    from presage.registry.resolve import resolve
+    from presage.registry.table import load_predictor
+
+    found = resolve(reference, lambda: options.open_registry(tracking_uri))
+    scorer = getattr(load_predictor(found.folder), "scorer", None)
+    if not isinstance(scorer, TransformerScorer):
+        raise ArtefactError(f"--start-from {reference}: a router with the head transformer is wanted")
+    return scorer
+
+
+def _read(paths: list[Path], skip_bad: bool, out: Output, report: Report) -> Outcomes:
+    """The outcomes as one matrix."""
+    return outcomes.read(paths, skip_bad, out, report).outcomes
+
+
+def _held_out(data: Outcomes, predictors: list[Any]) -> tuple[Outcomes, int]:
+    """The prompts that none of the routers learnt from."""
+    from presage.training.router.evaluate import held_out
+
+    return held_out(data, *predictors)
+
+
+def _digest(data: Outcomes) -> str:
+    """Of prompts, models and labels, whatever files they came in."""
+    from presage.datasets.outcomes.schema import outcomes_digest
+
+    return f"sha256:{outcomes_digest(data)}"
+
+
+def _example(data: Outcomes) -> list[dict[str, Any]]:
+    """A prompt of ours: those of the outcomes are a user's."""
+    return [{"prompt": "Which of these numbers is prime: 21, 23, 25?"}]
+
+
+def _at_precision(loaded: Loaded, precision: str) -> Loaded:
+    """Of the transformer."""
+    return replace(loaded, predictor=loaded.predictor.at_precision(precision))
+
+
+def _metrics(loaded: Loaded, data: Outcomes, seed: int) -> dict[str, Any]:
+    """Judged beside its own base rates."""
+    from presage.training.router.train import evaluate_router
+
+    judged = evaluate_router(loaded.predictor, data, seed, model=loaded.name or loaded.source, version=loaded.version)
+    return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
+
+
+def _verdict(
+    candidate: Loaded,
+    champion: Loaded | None,
+    data: Outcomes,
+    seed: int,
+    *,
+    name: str,
+    version: int,
+    profile: str,
+) -> Verdict:
+    """Order, picks and probabilities against champion and base rates, calibration, latency, size.
+
+    A router reads prompts and nothing else, so it is judged with them whatever the profile.
+    """
+    from presage.predictors.artefact import FORMAT_VERSION
+    from presage.registry.router_gates import RouterEvidence, RouterSchema, judge_router
+    from presage.training.router.baselines import BaseRate
+    from presage.training.router.evaluate import compare_routers
+    from presage.training.router.train import evaluate_router
+
+    judged = evaluate_router(candidate.predictor, data, seed)
+    found, floor = judged.evaluation, BaseRate.name
+    against = None
+    if champion is not None:
+        both = compare_routers(candidate.predictor, champion.predictor, data, seed)
+        its = RouterSchema(FORMAT_VERSION, frozenset(champion.predictor.models))
+        against = (its, _compared("the champion", both.mine, both.its, both.differences))
+    return judge_router(
+        RouterEvidence(
+            labels=found.figures.ranking.labels,
+            prompts=found.figures.ranking.prompts,
+            ece=found.figures.ranking.ece,
+            latency_ms=judged.latency_us / 1000,
+            schema=RouterSchema(FORMAT_VERSION, frozenset(candidate.predictor.models)),
+            floor=_compared("the base rates", found.figures, found.baselines[floor], found.differences[floor]),
+            **candidate.artefact_evidence,
+        ),
+        against,
+        _budget(candidate.predictor.config.head),
+        name=name,
+        version=version,
+    )
+
+
+def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
+    """Order, picks and honesty; models; cost against quality."""
+    judged = {called: metrics, **metrics["baselines"]}
+    rows = [
+        [
+            name,
+            _interval(of, "macro_map"),
+            number(of["macro_auroc"]),
+            _interval(of, "brier"),
+            number(of["ece"]),
+            _interval(of, "picked_accuracy"),
         ]
-        head = [f"{metrics['prompts']} prompts, {metrics['labels']} labels"]
-        head += ["macro mAP", "AUROC", "Brier", "ECE", "picked accuracy"]
-        told: list[Any] = [table("\nWhich model solves it, with 95 % intervals", head, rows)]
-        best = metrics["best_single_model"]
-        if best is not None:
-            low, high = metrics["gain_over_best_single_ci95"]
-            told.append(
-                f"\nbest single model {best} {number(metrics['best_single'])} (ours less it: 95 % {number(low)} to "
-                f"{number(high)}), at random {number(metrics['random'])}, oracle {number(metrics['oracle'])}, on "
-                f"{metrics['prompts_with_every_label']} prompts with every label"
-            )
-        of_models = [
-            [
-                name,
-                str(of["labels"]),
-                *(number(of[f]) for f in ("base_rate", "average_precision", "auroc", "brier", "ece")),
-                number(metrics["picked_shares"].get(name)),
-            ]
-            for name, of in sorted(metrics["by_model"].items(), key=lambda item: -(item[1]["base_rate"] or 0.0))
+        for name, of in judged.items()
+    ]
+    head = [f"{metrics['prompts']} prompts, {metrics['labels']} labels"]
+    head += ["macro mAP", "AUROC", "Brier", "ECE", "picked accuracy"]
+    told: list[Any] = [table("\nWhich model solves it, with 95 % intervals", head, rows)]
+    best = metrics["best_single_model"]
+    if best is not None:
+        low, high = metrics["gain_over_best_single_ci95"]
+        told.append(
+            f"\nbest single model {best} {number(metrics['best_single'])} (ours less it: 95 % {number(low)} to "
+            f"{number(high)}), at random {number(metrics['random'])}, oracle {number(metrics['oracle'])}, on "
+            f"{metrics['prompts_with_every_label']} prompts with every label"
+        )
+    of_models = [
+        [
+            name,
+            str(of["labels"]),
+            *(number(of[f]) for f in ("base_rate", "average_precision", "auroc", "brier", "ece")),
+            number(metrics["picked_shares"].get(name)),
         ]
-        head = ["model", "labels", "solves", "average precision", "AUROC", "Brier", "ECE", "picked for"]
-        told.append(table("\nBy model", head, of_models))
-        if metrics["cost_quality"] is not None:
-            told += _costs(metrics["cost_quality"])
-        return [*told, f"\none prompt takes {metrics['latency_us'] / 1000:.2f} ms"]
+        for name, of in sorted(metrics["by_model"].items(), key=lambda item: -(item[1]["base_rate"] or 0.0))
+    ]
+    head = ["model", "labels", "solves", "average precision", "AUROC", "Brier", "ECE", "picked for"]
+    told.append(table("\nBy model", head, of_models))
+    if metrics["cost_quality"] is not None:
+        told += _costs(metrics["cost_quality"])
+    return [*told, f"\none prompt takes {metrics['latency_us'] / 1000:.2f} ms"]
 
-    def ask(self, predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Of the last step's input."""
-        from presage.errors import InputError
 
-        prompt = rows[-1].get("input_text")
-        if prompt is None:
-            raise InputError(
-                "the last step has no input_text, which is what a router reads; add it, or ask with "
-                '`presage route MODEL "prompt"`'
-            )
-        found: dict[str, Any] = predictor.forecast(prompt).to_dict()
-        return found
+def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the last step's input."""
+    from presage.errors import InputError
 
-    def forecast(self, data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
-        """The models, the likeliest first."""
-        likely = sorted(data["probabilities"].items(), key=lambda item: -item[1])
-        lines = [[name, number(p), "← pick" if name == data["pick"] else ""] for name, p in likely]
-        title = f"Step {len(rows) - 1} ({rows[-1]['agent']}) of {rows[-1]['workflow_id']}"
-        return [table(title, ["model", "solves it", ""], lines), f"\n{called}; source {data['source']}"]
+    prompt = rows[-1].get("input_text")
+    if prompt is None:
+        raise InputError(
+            "the last step has no input_text, which is what a router reads; add it, or ask with "
+            '`presage route MODEL "prompt"`'
+        )
+    found: dict[str, Any] = predictor.forecast(prompt).to_dict()
+    return found
 
-    def headline(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Macro mAP, calibration, and picks beside the best single model."""
-        names = {"macro mAP": "macro_map", "ECE": "ece", "picked": "picked_accuracy", "best single": "best_single"}
-        return {called: number(figures.get(name)) for called, name in names.items()}
+
+def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
+    """The models, the likeliest first."""
+    likely = sorted(data["probabilities"].items(), key=lambda item: -item[1])
+    lines = [[name, number(p), "← pick" if name == data["pick"] else ""] for name, p in likely]
+    title = f"Step {len(rows) - 1} ({rows[-1]['agent']}) of {rows[-1]['workflow_id']}"
+    return [table(title, ["model", "solves it", ""], lines), f"\n{called}; source {data['source']}"]
+
+
+def _headline(figures: Mapping[str, float]) -> dict[str, str]:
+    """Macro mAP, calibration, and picks beside the best single model."""
+    names = {"macro mAP": "macro_map", "ECE": "ece", "picked": "picked_accuracy", "best single": "best_single"}
+    return {called: number(figures.get(name)) for called, name in names.items()}
 
 
 def _interval(of: dict[str, Any], figure: str) -> str:
@@ -222,3 +362,24 @@ def _compared(rival: str, mine: RouterFigures, its: RouterFigures, differences: 
         picked_accuracy=of("picked_accuracy", mine.picking.picked_accuracy, its.picking.picked_accuracy),
         brier=of("brier", mine.ranking.brier, its.ranking.brier),
     )
+
+
+ROUTER = Kind(
+    name="router",
+    legend="mean average precision over models, calibration error, accuracy of the picks and of the best single model",
+    advice="more labelled prompts of your own traffic, --encoder with a sentence encoder, or --head transformer",
+    data=Data("prompts", _read, _held_out, _digest, _example),
+    train=router,
+    examples="train-predictor router outcomes.jsonl.gz\n\n"
+    "train-predictor router outcomes/ --encoder answerdotai/ModernBERT-large --checkpoints run-1\n\n"
+    "train-predictor router outcomes/ --encoder ./ModernBERT-base --checkpoints run-1 --resume\n\n"
+    "train-predictor router newer/ --start-from models:/router@champion      # new models beside the old ones",
+    metrics=_metrics,
+    verdict=_verdict,
+    tables=_tables,
+    forecast=_forecast,
+    headline=_headline,
+    warnings=lambda _: [],  # prompts of the training set are left out of the test set
+    ask=_ask,
+    at_precision=_at_precision,
+)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options, outcomes
-from presage.cli.output import Output, Report
-from presage.cli.tables import number
-from presage.cli.tables import table as text_table
+from presage.cli.output import Output, Report, number
+from presage.cli.output import table as text_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.output import Output
+from presage.cli.output import Output, number, table
 from presage.datasets.adapters import READERS
 from presage.errors import ConfigurationError
 
@@ -173,8 +173,6 @@ def generate(
 
 
 def _description(data: dict[str, Any]) -> list[Any]:
-    from presage.cli.tables import number, table
-
     parts: list[Any] = [f"{data['workflows']} workflows, {data['steps']} steps"]
     for name, of in data["workflow_types"].items():
         length, spans = of["length"], (of["started_at"] or ["unknown", "unknown"])

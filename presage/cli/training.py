@@ -94,8 +94,8 @@ def carry_out(
             check_name(job.name)
             report("asking the registry", None)
             registry = options.open_registry(job.tracking_uri)
-        data = job.kind.read(job.data, job.skip_bad, output, report)
-        test = job.kind.read(job.test, job.skip_bad, output, report) if job.test else None
+        data = job.kind.data.read(job.data, job.skip_bad, output, report)
+        test = job.kind.data.read(job.test, job.skip_bad, output, report) if job.test else None
         training = fit(data, test, report)
         report("writing the artefact", None)
         training.save(folder)
@@ -103,7 +103,7 @@ def carry_out(
         if registry is not None:
             report("registering", None)
             made = _register(
-                registry, folder, training, job.name, job.kind.example(data), params, tags(training.metrics)
+                registry, folder, training, job.name, job.kind.data.example(data), params, tags(training.metrics)
             )
             training.metrics["version"] = made.version
             if job.out is not None:

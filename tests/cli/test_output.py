@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from presage.cli.output import Output
-from presage.cli.tables import table
+from presage.cli.output import Output, table
 
 
 def test_off_a_terminal_each_thing_that_begins_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:

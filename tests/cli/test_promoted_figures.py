@@ -10,9 +10,9 @@ import pytest
 from cli_samples import Ran, run, train
 from tiny_model import Tiny
 
-from presage.cli.kinds import load
+from presage.cli.load import load
 from presage.cli.output import Output
-from presage.cli.promoted_figures import measured
+from presage.cli.retrain_check import promotion_figures
 from presage.cli.train_predictor import app as train_predictor
 from presage.datasets.law import generate
 from presage.datasets.store import append, read_store
@@ -141,7 +141,9 @@ def test_too_few_workflows_of_a_type_are_left_out_and_that_is_said(
     names = ["rare" if workflow in rare else "retry" for workflow in table["workflow_id"].to_pylist()]
     two = table.set_column(at, table.schema.field(at), pa.array(names)).sort_by("workflow_type")
     loaded = load("models:/next-agent/1", lambda: open_registry(uri))
-    assert {name: of.workflows for name, of in (measured(loaded, two, Output(False)) or {}).items()} == {"retry": 31}
+    assert {name: of.workflows for name, of in (promotion_figures(loaded, two, Output(False)) or {}).items()} == {
+        "retry": 31
+    }
     assert "fewer than 20 workflows that ended of 'rare'" in capsys.readouterr().err
 
 
