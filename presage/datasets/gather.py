@@ -79,13 +79,15 @@ def inputs_of(sources: Sequence[str | Path | Feed], source_format: str, skip_bad
     """
     found = []
     for paths in join([source for source in sources if not isinstance(source, Feed)], source_format):
-        name, told = named(paths), [_identity(path) for path in paths]
+        name, identities = named(paths), [_identity(path) for path in paths]
         if len(paths) == 1:
-            found.append(Input(paths[0], name, *told[0]))
+            found.append(Input(paths[0], name, *identities[0]))
             continue
         feed = Feed(name, open_source(*paths, source_format=source_format, skip_bad=skip_bad))
-        identity = "\n".join(f"{path.absolute()}:{one}" for path, (one, _) in zip(paths, told, strict=True))
-        found.append(Input(feed, name, hashlib.sha256(identity.encode()).hexdigest(), sum(size for _, size in told)))
+        identity = "\n".join(f"{path.absolute()}:{one}" for path, (one, _) in zip(paths, identities, strict=True))
+        found.append(
+            Input(feed, name, hashlib.sha256(identity.encode()).hexdigest(), sum(size for _, size in identities))
+        )
     found += [Input(feed, feed.name, uuid.uuid4().hex, None) for feed in sources if isinstance(feed, Feed)]
     return found
 
@@ -198,8 +200,8 @@ def _identity(path: Path) -> tuple[str, int]:
         stat = path.stat()
         return f"{stat.st_size}:{stat.st_mtime_ns}", stat.st_size
     files = [(file.relative_to(path).as_posix(), file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
-    told = "\n".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in files)
-    return hashlib.sha256(told.encode()).hexdigest(), sum(stat.st_size for _, stat in files)
+    stats = "\n".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in files)
+    return hashlib.sha256(stats.encode()).hexdigest(), sum(stat.st_size for _, stat in files)
 
 
 class PathsToSpill(msgspec.Struct):

@@ -38,7 +38,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.known_laws import LAWS, Law
-from presage.datasets.schema import trace_schema
+from presage.datasets.schema import filled, trace_schema
 from presage.errors import ConfigurationError
 
 __all__ = ["LAWS", "Generated", "Law", "generate"]
@@ -360,10 +360,7 @@ def _table(
         "completion_state": _as_states(states[1]),
     }
     schema = trace_schema(states[0].shape[1], states[1].shape[1])
-    return pa.table(
-        [columns[field.name] if field.name in columns else pa.nulls(steps, field.type) for field in schema],
-        schema=schema,
-    )
+    return filled(columns, steps, schema)
 
 
 def _parents(step: NDArray[np.int64]) -> pa.ListArray:

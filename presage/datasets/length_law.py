@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.schema import trace_schema
+from presage.datasets.schema import filled, trace_schema
 from presage.errors import ConfigurationError
 
 _EPOCH_US: Final = 1_750_000_000_000_000
@@ -213,8 +213,4 @@ def _table(
         "input_text": pa.array(words, pa.large_string()).take(pa.array(workflow)),
         "complete": pa.array(complete[workflow]),
     }
-    schema = trace_schema()
-    return pa.table(
-        [columns[field.name] if field.name in columns else pa.nulls(steps, field.type) for field in schema],
-        schema=schema,
-    )
+    return filled(columns, steps, trace_schema())

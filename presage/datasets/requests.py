@@ -93,7 +93,7 @@ def _lines(path: Path) -> Iterator[PlainRequest]:
         try:
             line = msgspec.convert(document, _Line)
         except msgspec.ValidationError as error:
-            raise TraceError(f"{path}, line {place.line}: {_said(error)}") from None
+            raise TraceError(f"{path}, line {place.line}: {_in_words(error)}") from None
         ids = tuple(line.hash_ids or ())
         if len(ids) > -(-line.input_length // HASH_TOKENS):
             raise TraceError(
@@ -103,7 +103,7 @@ def _lines(path: Path) -> Iterator[PlainRequest]:
         yield PlainRequest(line.timestamp / 1e3, line.input_length, line.output_length, ids)
 
 
-def _said(error: msgspec.ValidationError) -> str:
+def _in_words(error: msgspec.ValidationError) -> str:
     text = str(error)
     missing = next((name for name in _LENGTHS if f"`{name}`" in text and "missing" in text), None)
     if missing:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -248,11 +248,15 @@ def with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """A conforming table under a schema that may have state columns the table lacks: they are null."""
     if table.schema.equals(schema, check_metadata=True):
         return table
-    columns = [
-        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
+    return filled({name: table.column(name) for name in table.column_names}, table.num_rows, schema)
+
+
+def filled(columns: Mapping[str, Any], rows: int, schema: pa.Schema) -> pa.Table:
+    """A table of a schema out of columns by name; those that are not there are null."""
+    return pa.table(
+        [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in schema],
+        schema=schema,
+    )
 
 
 _ADDED: Final = frozenset({"finish_reason", "state_layer"})

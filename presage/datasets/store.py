@@ -167,12 +167,12 @@ def scan_store(store: str | Path, *, progress: Callable[[int], None] | None = No
     root, first = Path(store), 1
     manifest = load(root)
     for part in manifest.parts:
-        told = 0
+        reported = 0
         for table, position in part_rows(root, part, manifest.sizes):
             if progress is not None:
                 progress(table.num_rows)
-            yield Source(table, Origin.of(str(root), table.num_rows, first=first), read_bytes=position - told)
-            told, first = position, first + table.num_rows
+            yield Source(table, Origin.of(str(root), table.num_rows, first=first), read_bytes=position - reported)
+            reported, first = position, first + table.num_rows
 
 
 def not_yet_in(table: pa.Table, root: Path, manifest: Manifest) -> tuple[pa.Table, int]:

@@ -54,7 +54,7 @@ class TraceFacts:
         return self.session or self.trace
 
     @property
-    def told_type(self) -> str:
+    def known_type(self) -> str:
         """The workflow type, as far as this trace tells it."""
         return self.workflow or self.top or self.service or UNKNOWN_SERVICE
 
@@ -94,7 +94,7 @@ class Conversations:
         if facts.workflow is None and not facts.rooted:
             return
         service = facts.service or UNKNOWN_SERVICE
-        for seen, value in ((self._types, facts.told_type), (self._named, facts.workflow)):
+        for seen, value in ((self._types, facts.known_type), (self._named, facts.workflow)):
             known: set[Any] = seen.setdefault(service, set())
             if len(known) < _MANY:
                 known.add(value)

@@ -31,6 +31,7 @@ from presage.datasets.schema import (
     concat,
     conform,
     refuse_misspelt,
+    state_sizes,
     trace_schema,
 )
 from presage.datasets.source import Origin, RowError, Source, Workflow, salvage
@@ -129,10 +130,10 @@ class _JsonlReader:
         self.skip_bad = skip_bad
         self.skipped: Counter[str] = Counter()
         self.spoiled: set[Workflow] = set()
-        self.sizes: dict[str, int] = {}
+        self.sizes: tuple[int | None, int | None] = (None, None)
         self.last: Workflow | None = None
         self.position = 0
-        self.told = 0
+        self.reported = 0
 
     def batches(self) -> Iterator[_Lines]:
         """Batches of lines that are not blank; the last may be empty, where only the end of the file was bad."""
@@ -174,11 +175,11 @@ class _JsonlReader:
             Origin.of(self.name, len(numbers), np.asarray(numbers, np.int64)),
             dict(self.skipped),
             frozenset(self.spoiled),
-            self.position - self.told,
+            self.position - self.reported,
         )
         self.skipped.clear()
         self.spoiled.clear()
-        self.told = self.position
+        self.reported = self.position
         return source
 
     def _typed(self, batch: _Lines) -> tuple[list[int], pa.Table]:
@@ -249,7 +250,11 @@ class _JsonlReader:
 
     def _build(self, numbers: list[int], values: Mapping[str, list[Any]]) -> pa.Table:
         origin = Origin.of(self.name, len(numbers), np.asarray(numbers, np.int64))
-        return conform(pa.table({name: self._column(name, of, origin) for name, of in values.items()}), origin)
+        table = pa.table({name: self._column(name, of, origin) for name, of in values.items()})
+        table = conform(table, origin, self.sizes)
+        found = state_sizes(table.schema)
+        self.sizes = (self.sizes[0] or found[0], self.sizes[1] or found[1])
+        return table
 
     def _column(self, column: str, values: list[Any], origin: Origin) -> pa.Array:
         allowed, wanted, arrow_type = _KINDS[column]
@@ -259,7 +264,10 @@ class _JsonlReader:
             message = f"type {type(values[row]).__name__}; {wanted} is wanted: convert it"
             raise origin.bad(row, column, message, f"{column} of a wrong type")
         if column in STATE_COLUMNS:
-            return self._states(column, values, origin)
+            for row, value in enumerate(values):
+                if value and not set(map(type, value)) <= _NUMBERS:
+                    message = "an array of numbers only is wanted: repair it"
+                    raise origin.bad(row, column, message, f"{column} not of numbers")
         if column == "parent_steps":
             for row, value in enumerate(values):
                 if value and not set(map(type, value)) <= {int}:
@@ -272,26 +280,6 @@ class _JsonlReader:
             row = first_refused(values, raw_type)
             message = f"the value does not fit {wanted} (too large, or text that is no valid Unicode): correct it"
             raise origin.bad(row, column, message, f"{column} does not fit") from None
-
-    def _states(self, column: str, values: list[list[Any] | None], origin: Origin) -> pa.Array:
-        states: list[np.ndarray[Any, np.dtype[np.float64]] | None] = []
-        for row, value in enumerate(values):
-            if value is None:
-                states.append(None)
-                continue
-            size = self.sizes.setdefault(column, len(value))
-            if len(value) != size or not size:
-                message = (
-                    f"a state of {len(value)} numbers where the rows before have {size}: mixed state sizes. States of "
-                    "one trace come from one model and are never empty: drop the column or repair the row"
-                )
-                raise origin.bad(row, column, message, f"{column} of another size")
-            if not set(map(type, value)) <= _NUMBERS:
-                raise origin.bad(
-                    row, column, "an array of numbers only is wanted: repair it", f"{column} not of numbers"
-                )
-            states.append(np.asarray(value, np.float64))
-        return pa.array(states, pa.list_(pa.float64()))
 
 
 def _workflow(row: _Row) -> Workflow | None:
@@ -327,6 +315,8 @@ def _raw_type(column: str, found: set[type]) -> pa.DataType:
     """The Arrow type of values of these types."""
     if column == "parent_steps":
         return pa.list_(pa.int64())
+    if column in STATE_COLUMNS:
+        return pa.list_(pa.float64())
     if str in found:
         return pa.string()
     if _KINDS[column] is _TRUTH and found <= {bool}:

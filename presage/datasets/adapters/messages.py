@@ -34,14 +34,14 @@ def split_system(value: Any) -> tuple[str | None, str | None]:
     """(system text, other text) of what went into a model."""
     system: list[str] = []
     other: list[str] = []
-    for role, text in _said(value, "user"):
+    for role, text in _messages(value, "user"):
         (system if role == "system" else other).append(text)
     return _BETWEEN.join(system) or None, _BETWEEN.join(other) or None
 
 
 def plain(value: Any) -> str | None:
     """All text of a value: what a model or a tool gave back, or system instructions."""
-    return _BETWEEN.join(text for _, text in _said(value, "assistant")) or None
+    return _BETWEEN.join(text for _, text in _messages(value, "assistant")) or None
 
 
 def finish_reason(value: Any) -> str | None:
@@ -89,7 +89,7 @@ def from_json(value: Any) -> Any:
     return value
 
 
-def _said(value: Any, role: str) -> Iterator[tuple[str, str]]:
+def _messages(value: Any, role: str) -> Iterator[tuple[str, str]]:
     """(role, text) of each message in a value, in order."""
     value = _numbered(from_json(value))
     if isinstance(value, list):
@@ -97,11 +97,11 @@ def _said(value: Any, role: str) -> Iterator[tuple[str, str]]:
             yield from _one(role, value)  # parts of one message, as in system instructions
         else:
             for part in value:
-                yield from _said(part, role)
+                yield from _messages(part, role)
     elif not isinstance(value, dict):
         yield from _one(role, value)
     elif isinstance(value.get("message"), dict):
-        yield from _said(value["message"], role)
+        yield from _messages(value["message"], role)
     elif _is_message(value):
         speaker = str(value.get("role", value.get("type")))
         yield from _one(_ROLES.get(speaker, speaker), value)
@@ -109,7 +109,7 @@ def _said(value: Any, role: str) -> Iterator[tuple[str, str]]:
         for key in ("instructions", "system"):
             yield from _one("system", value.get(key))
         inner = next((key for key in _CONTAINERS if value.get(key) and key != "contents"), None)
-        yield from _said(value[inner], role) if inner is not None else _one(role, value)
+        yield from _messages(value[inner], role) if inner is not None else _one(role, value)
 
 
 def _one(role: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -133,7 +133,7 @@ class Workflows:
         conversations.learn(facts)
         if bad or steps is None:
             if not facts.waits:
-                return facts.told_type, facts.workflow_id
+                return facts.known_type, facts.workflow_id
             later.add_spoiled(first, facts)
         elif steps.row:
             (later if facts.waits else now).add(steps, first, facts)
@@ -323,7 +323,7 @@ class StepRows:
         facts = self.facts[first : int(trace.max()) + 1]
         of_trace = pa.array(trace - first)
         texts = {
-            "workflow_type": [one.told_type for one in facts],
+            "workflow_type": [one.known_type for one in facts],
             "workflow_id": [one.workflow_id for one in facts],
             "trace": [one.trace for one in facts],
             "workflow": [one.workflow for one in facts],
