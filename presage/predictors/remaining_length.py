@@ -23,15 +23,12 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError, TraceError
 from presage.features.input_profiles import TEXT, TOKENS, Sources
-from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, LengthRows, Target
+from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, LengthRows, Target, count_of
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.forecast import Source, check_steps
 from presage.predictors.lengths.boosted import BoostedLengths
-from presage.predictors.lengths.estimator import labels_of
 from presage.predictors.lengths.forest import ForestLengths
-from presage.predictors.lengths.log_estimator import FLOOR, MIN_EVIDENCE, LogEstimator
-from presage.predictors.lengths.ridge import RidgeLengths
-from presage.predictors.lengths.running import LengthWorkflow
+from presage.predictors.lengths.log_estimator import FLOOR, MIN_EVIDENCE, LogEstimator, RidgeLengths, labels_of
 
 KIND: Final = "remaining-length"
 ESTIMATORS: Final[Mapping[str, type[LogEstimator]]] = MappingProxyType(
@@ -293,3 +290,39 @@ class RemainingLengthPredictor:
                 raise ValueError("the estimator was fitted on other numbers than the encoder makes")
             predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
         return predictor
+
+
+class LengthWorkflow:
+    """A workflow before its first step; `begun` and `completed` move it by half a step each.
+
+    The numbers are those of `LengthEncoder.vector` on the steps so far; a test holds that.
+    """
+
+    __slots__ = ("_answer", "_course", "_encoder", "_type")
+
+    def __init__(self, encoder: LengthEncoder, workflow_type: str) -> None:
+        self._encoder, self._type = encoder, encoder.vocabulary.workflow_type(workflow_type)
+        self._course = encoder.open()
+        self._answer = encoder.sketched({}, "output_text")
+
+    def begun(self, step: Mapping[str, Any]) -> tuple[int, int, int, NDArray[np.float32]]:
+        """A step begins: as `LengthEncoder.vector`.
+
+        Raises:
+            InputError: a negative or no number of tokens, or a text that is none; the workflow is lost with it.
+        """
+        encoder, agent = self._encoder, self._encoder.vocabulary.agent(step["agent"])
+        course = self._course.begun(agent)
+        numbers = encoder.joined(step, course, self._answer)
+        self._answer = encoder.sketched({}, "output_text")
+        return self._type, agent, encoder.model(step.get("model")), numbers
+
+    def completed(self, step: Mapping[str, Any]) -> None:
+        """The step that began last has produced its output.
+
+        Raises:
+            InputError: as `begun`.
+        """
+        encoder = self._encoder
+        self._course.completed(float(np.float32(count_of(step, "output_tokens"))))
+        self._answer = encoder.sketched(step, "output_text")

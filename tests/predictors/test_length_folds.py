@@ -9,8 +9,7 @@ from presage.datasets.tasks import parts, task_folds
 from presage.features.lengths import LengthRows
 from presage.predictors.lengths.boosted import BoostedLengths
 from presage.predictors.lengths.forest import ForestLengths
-from presage.predictors.lengths.inputs import InputEncoding
-from presage.predictors.lengths.linear import LogLine
+from presage.predictors.lengths.linear import InputEncoding, LogLine
 from presage.predictors.lengths.log_estimator import LogEstimator
 
 OURS = (ForestLengths, BoostedLengths)

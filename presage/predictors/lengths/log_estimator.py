@@ -17,18 +17,52 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.datasets.tasks import parts, task_folds
+from presage.errors import TraceError
 from presage.features.input_profiles import Sources
 from presage.features.lengths import LEARNT_PROFILES, LengthRows, join_rows, profiles_of
 from presage.predictors.lengths.conformal import Conformal
-from presage.predictors.lengths.estimator import labels_of, rising
-from presage.predictors.lengths.inputs import CATEGORIES, InputEncoding
-from presage.predictors.lengths.linear import LogLine, line_helps, with_line
+from presage.predictors.lengths.linear import CATEGORIES, InputEncoding, LogLine, line_helps, with_line
+
+
+class LengthEstimator(Protocol):
+    """Quantiles of how many tokens are left, from rows alone."""
+
+    name: str
+
+    def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
+        """Learns from `train`; `calibration` (other tasks) makes its quantiles cover. Quantiles rise, in (0, 1)."""
+        ...
+
+    def predict(self, rows: LengthRows) -> NDArray[np.float32]:
+        """Output tokens float32 [n, Q], not falling along Q, 0 or more."""
+        ...
+
+
+def labels_of(rows: LengthRows) -> tuple[LengthRows, NDArray[np.float64]]:
+    """The rows whose label is known, and log(1 + tokens), float64 [m]. Bounds of cut workflows are no labels.
+
+    Raises:
+        TraceError: no label is known.
+    """
+    labelled = rows.take(rows.labelled)
+    if not len(labelled):
+        raise TraceError(
+            f"none of {len(rows)} LLM steps has a known number of tokens to learn from ({int(rows.lower_bound.sum())} "
+            "are of workflows that were cut): output_tokens is wanted on every LLM step of complete workflows"
+        )
+    return labelled, np.log1p(labelled.remaining.astype(np.float64))
+
+
+def rising(tokens: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Quantiles made to neither fall along the last axis nor below 0."""
+    return np.maximum.accumulate(np.maximum(tokens, np.float32(0.0)), axis=-1)
+
 
 FLOOR: Final = 100
 """Rows to calibrate on a workflow type needs for quantiles of its own; quantiles beyond .99 need more."""
@@ -310,3 +344,26 @@ def _evidence(rows: LengthRows) -> NDArray[np.int32]:
     shape = len(rows.vocabulary.workflow_types) + 1, len(rows.vocabulary.agents) + 1
     cell = np.ravel_multi_index((rows.workflow_type, rows.agent), shape)
     return np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape).astype(np.int32)
+
+
+class RidgeLengths(LogEstimator):
+    """The line alone, calibrated: the same doubt everywhere. Where traces are few, trees only add noise to the line."""
+
+    name = "ridge"
+    starts = True
+
+    def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
+        return [self._no_more(fold.left) for fold in folds]
+
+    def _above_line(self, inputs: NDArray[np.float32]) -> Bands:
+        return self._no_more(inputs[:, 0])
+
+    def _no_more(self, like: NDArray[Any]) -> Bands:
+        """Nothing above the line, and a doubt of 1."""
+        return np.zeros((*like.shape, len(self.quantiles)), np.float32), np.ones(like.shape, np.float32)
+
+    def _own_tensors(self) -> dict[str, NDArray[Any]]:
+        return {}
+
+    def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None:
+        """There is nothing to hold."""

@@ -12,12 +12,16 @@ As in vLLM, the lower key goes first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from presage.features.lengths import LengthRows
+from presage.predictors.bootstrap import ratio_ci
+from presage.training.lengths.metrics import Share
 
 FIRST_COME: Final = "first come"
 SHORTEST_STEP: Final = "shortest step, known exactly"
@@ -28,6 +32,8 @@ LOAD: Final = 0.9
 
 DRAWS: Final = 5
 """How often arrival times are drawn; every policy meets the same ones."""
+LOADS_DRAWS: Final = 20
+"""The same at several loads, where the interval is the doubt of the arrivals, not of workflows or training."""
 
 
 @dataclass(frozen=True)
@@ -131,3 +137,66 @@ def compare(
         for name, keys in policies.items():
             sums[name] += float((completions(work, keys, offsets, arrivals) - arrivals).mean())
     return QueueFigures({name: value / draws for name, value in sums.items()}, workflows, load)
+
+
+@dataclass(frozen=True)
+class Queued:
+    """The workflows of rows that can stand in a queue: those whose every step is known.
+
+    Attributes:
+        taken: bool [n], the rows that take part, m of them.
+        work: float64 [m], output tokens of each step.
+        offsets: int64 [W+1], the steps of each workflow.
+    """
+
+    taken: NDArray[np.bool_]
+    work: NDArray[np.float64]
+    offsets: NDArray[np.int64]
+
+
+def queued(rows: LengthRows) -> Queued | None:
+    """The workflows of rows whose every step is known; None where there is none."""
+    whole = np.ones(int(rows.workflow.max()) + 1, bool)
+    whole[rows.workflow[~rows.labelled]] = False
+    taken = whole[rows.workflow]
+    if not taken.any():
+        return None
+    workflow, label = rows.workflow[taken], rows.remaining[taken].astype(np.float64)
+    work = label
+    if rows.target == "remaining":
+        last = np.diff(workflow, append=-1) != 0
+        # Labels are float32 sums: their differences may miss 0 by a little.
+        work = np.maximum(np.where(last, label, label - np.append(label[1:], 0.0)), 0.0)
+    offsets = np.append(np.flatnonzero(np.diff(workflow, prepend=-1)), len(workflow)).astype(np.int64)
+    return Queued(taken, work, offsets)
+
+
+def saved_at_loads(
+    waiting: Queued,
+    predicted: Mapping[str, NDArray[np.floating]],
+    loads: Sequence[float],
+    seed: int,
+    draws: int = LOADS_DRAWS,
+) -> dict[str, list[Share]]:
+    """The share of the mean completion under first come that each policy takes away, a `Share` a load.
+
+    Args:
+        waiting: the workflows.
+        predicted: by name of the policy, tokens forecast for each row, [n]; lower first.
+        loads: shares of the time the server is busy, each between 0 and 1.
+        seed: of the arrivals and of the bootstrap over draws.
+        draws: of the arrivals; every policy meets the same ones.
+    """
+    keys = {name: forecast[waiting.taken].astype(np.float64) for name, forecast in predicted.items()}
+    found: dict[str, list[Share]] = {}
+    for load in loads:
+        runs = [
+            compare(waiting.work, keys, waiting.offsets, seed + draw, load=load, draws=1).completion
+            for draw in range(draws)
+        ]
+        first = np.array([run[FIRST_COME] for run in runs])
+        for name in runs[0]:
+            left = np.array([run[name] for run in runs])
+            low, high = ratio_ci(left, first, np.random.default_rng(seed))
+            found.setdefault(name, []).append(Share(1 - float(left.sum() / first.sum()), (1 - high, 1 - low)))
+    return found

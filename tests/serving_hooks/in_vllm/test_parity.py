@@ -30,11 +30,10 @@ from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.prefixes import prefixes_of
 from presage.predictors.boosting import BoostingConfig
-from presage.predictors.lengths.running import LengthWorkflow
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.parts import NextAgentConfig, project_all, unrolled
-from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.remaining_length import LengthWorkflow, RemainingLengthConfig, RemainingLengthPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.vllm.forecasts import Forecasts
