@@ -45,7 +45,7 @@ def test_nothing_heavy_is_loaded_for(doing: str) -> None:
         "presage.serving_hooks.forecasting.forecaster",
         "presage.serving_hooks.forecasting.sources",
         "presage.registry.gates",
-        "presage.registry.length_gates",
+        "presage.registry.evidence",
     ],
 )
 def test_serving_and_gates_load_neither_torch_nor_mlflow(module: str) -> None:

@@ -16,7 +16,7 @@ from presage.cli.output import Output, Report
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from presage.registry.verdict import Verdict
+    from presage.registry.gates import Verdict
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ _Name = Annotated[str, typer.Argument(help="Registered model, such as next-agent
 
 def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = False) -> None:
     """List registered versions with aliases, verdicts and headline figures."""
-    from presage.registry.listing import list_models
+    from presage.registry.promote import list_models
 
     out = Output(as_json)
     with out.working() as report:
@@ -72,7 +72,7 @@ def promote(
     from presage.cli.load import load
     from presage.errors import ArtefactError, ConfigurationError, RegistryError
     from presage.features.input_profiles import TARGETS
-    from presage.registry.floors import floor_gates
+    from presage.registry.gates import floor_gates
     from presage.registry.promote import promote as carry_out
 
     out = Output(as_json)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from presage.predictors.next_agent import NextAgentPredictor
-    from presage.registry.gates import Budget, Evidence
-    from presage.registry.verdict import Verdict
+    from presage.registry.evidence import NextAgentBudget, NextAgentEvidence
+    from presage.registry.gates import Verdict
     from presage.training.evaluate import ByMoment
 
 _AGENTS_OF_BUDGET: Final = 30
@@ -130,9 +130,9 @@ def _verdict(
     """Accuracy against champion and n-gram, calibration, likelihood, latency, size."""
     import numpy as np
 
-    from presage.registry.gates import judge
+    from presage.registry.evidence import judge_next_agent
 
-    return judge(
+    return judge_next_agent(
         _evidence(candidate, table, seed, profile),
         None if champion is None else _evidence(champion, table, seed, profile),
         _budget(candidate.predictor),
@@ -174,35 +174,35 @@ def _headline(figures: Mapping[str, float]) -> dict[str, str]:
     return told
 
 
-def _budget(predictor: NextAgentPredictor) -> Budget:
+def _budget(predictor: NextAgentPredictor) -> NextAgentBudget:
     """The budget for thirty agents, and room for each one more: its column in every leaf, table and count."""
-    from presage.registry.gates import Budget
+    from presage.registry.evidence import NextAgentBudget
 
-    usual = Budget()
+    usual = NextAgentBudget()
     more = max(0, len(predictor.vocabulary.agents) - _AGENTS_OF_BUDGET)
     return replace(usual, size_bytes=usual.size_bytes + more * _BYTES_AN_AGENT)
 
 
-def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Evidence:
+def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextAgentEvidence:
     """What the gates want to know of a version, measured on these traces under an input profile."""
     from presage.predictors.artefact import FORMAT_VERSION
-    from presage.registry.gates import Evidence, Schema
+    from presage.registry.evidence import NextAgentEvidence, NextAgentSchema
     from presage.training.next_agent import NGRAM, evaluate_model
 
     predictor: NextAgentPredictor = loaded.predictor
     judged = evaluate_model(predictor, table, seed, profile=profile, model=loaded.name, version=loaded.version)
-    return Evidence(
+    return NextAgentEvidence(
         workflows=judged.workflows,
         moments=_moments(judged.evaluation.moments),
         latency_us=judged.latency_us,
-        schema=Schema(predictor.horizon, FORMAT_VERSION, frozenset(predictor.vocabulary.workflow_types)),
+        schema=NextAgentSchema(predictor.horizon, FORMAT_VERSION, frozenset(predictor.vocabulary.workflow_types)),
         **loaded.artefact_evidence,
         floor=_moments(judged.evaluation.baselines[NGRAM]),
     )
 
 
 def _moments(figures: ByMoment) -> dict[str, Any]:
-    from presage.registry.gates import MomentEvidence
+    from presage.registry.evidence import MomentEvidence
 
     return {moment: MomentEvidence(of.correct, of.positions, of.nll, of.ece) for moment, of in figures.items()}
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.features.lengths import Target
-    from presage.registry.length_gates import LengthEvidence
-    from presage.registry.verdict import Verdict
+    from presage.registry.evidence import LengthEvidence
+    from presage.registry.gates import Verdict
 
 
 def remaining_length(
@@ -116,7 +116,7 @@ def _verdict(
     profile: str,
 ) -> Verdict:
     """Order and numbers against champion and constant, coverage, latency, size."""
-    from presage.registry.length_gates import LengthBudget, judge_lengths
+    from presage.registry.evidence import LengthBudget, judge_lengths
 
     return judge_lengths(
         _evidence(candidate, table, seed, profile),
@@ -251,7 +251,7 @@ def _interval(of: dict[str, Any], figure: str, key: str, digits: int) -> str:
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> LengthEvidence:
     """What the gates want to know of a version, measured on these traces under an input profile."""
     from presage.predictors.artefact import FORMAT_VERSION
-    from presage.registry.length_gates import LengthEvidence, LengthSchema
+    from presage.registry.evidence import LengthEvidence, LengthSchema
     from presage.training.lengths.train import FLOOR, evaluate_lengths
 
     predictor = loaded.predictor

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.registry.connect import Registry
-    from presage.registry.verdict import Gate
+    from presage.registry.gates import Gate
     from presage.serving_hooks.replay.runs import Done, Setting
     from presage.serving_hooks.replay.workload import Workload
 
@@ -172,7 +172,7 @@ class ReplayGate:
         Raises:
             TraceError: the traces cannot be replayed; says why.
         """
-        from presage.registry.replay_gates import judge_replay
+        from presage.registry.evidence import judge_replay
         from presage.serving_hooks.replay.engine import check_fits
         from presage.serving_hooks.replay.policies import POLICIES, STOCK
         from presage.serving_hooks.replay.runs import Setting, result
@@ -218,7 +218,7 @@ def keep(registry: Registry, name: str, version: int, found: Mapping[str, Any]) 
     Raises:
         RegistryError: the registry does not take it.
     """
-    from presage.registry.attach import attach
+    from presage.registry.connect import attach
     from presage.training.report.files import write_metrics, write_report
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -238,7 +238,7 @@ def _check_agents(one: Loaded | None, held: Workload) -> None:
 
 
 def _figures(runs: Sequence[Done]) -> Any:
-    from presage.registry.replay_gates import Replayed
+    from presage.registry.evidence import Replayed
 
     return Replayed(
         tuple(run.figures["hit_rate"] for run in runs),

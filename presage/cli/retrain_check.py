@@ -181,7 +181,7 @@ def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str
     Raises:
         RegistryError: the registry does not take it.
     """
-    from presage.registry.attach import attach
+    from presage.registry.connect import attach
     from presage.serving_hooks.truth.promoted_file import FILE, FOLDER, written
 
     with tempfile.TemporaryDirectory() as scratch:

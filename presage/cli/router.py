@@ -17,8 +17,8 @@ from presage.cli.training import Job, carry_out
 if TYPE_CHECKING:
     from presage.datasets.outcomes.schema import Outcomes
     from presage.predictors.routing.transformer import TransformerScorer
-    from presage.registry.router_gates import RouterBudget, RouterComparison
-    from presage.registry.verdict import Verdict
+    from presage.registry.evidence import RouterBudget, RouterComparison
+    from presage.registry.gates import Verdict
     from presage.training.router.evaluate import RouterFigures, Told
     from presage.training.router.train import FitScorer, RouterTraining
 
@@ -220,7 +220,7 @@ def _verdict(
     A router reads prompts and nothing else, so it is judged with them whatever the profile.
     """
     from presage.predictors.artefact import FORMAT_VERSION
-    from presage.registry.router_gates import RouterEvidence, RouterSchema, judge_router
+    from presage.registry.evidence import RouterEvidence, RouterSchema, judge_router
     from presage.training.router.baselines import BaseRate
     from presage.training.router.evaluate import compare_routers
     from presage.training.router.train import evaluate_router
@@ -342,7 +342,7 @@ def _costs(curve: dict[str, Any]) -> list[Any]:
 
 def _budget(head: str) -> RouterBudget:
     """A transformer takes its time and its room; what a linear router may take is the default."""
-    from presage.registry.router_gates import RouterBudget
+    from presage.registry.evidence import RouterBudget
 
     if head == "transformer":
         return RouterBudget(latency_ms=_TRANSFORMER_MS, size_bytes=_TRANSFORMER_BYTES)
@@ -350,7 +350,8 @@ def _budget(head: str) -> RouterBudget:
 
 
 def _compared(rival: str, mine: RouterFigures, its: RouterFigures, differences: Any) -> RouterComparison:
-    from presage.registry.router_gates import Compared, RouterComparison
+    from presage.registry.evidence import RouterComparison
+    from presage.registry.gates import Compared
 
     def of(figure: str, one: float, other: float) -> Compared:
         told: Told = differences[figure]

@@ -145,7 +145,7 @@ def _register(
     params: Mapping[str, Any],
     tags: dict[str, str],
 ) -> Any:
-    from presage.registry.floors import floor_tags
+    from presage.registry.gates import floor_tags
     from presage.registry.package import register
     from presage.training.report.files import report_files
 

@@ -4,12 +4,16 @@ A `Registry` is opened once, at the edge, from one URI, and handed to everything
 globally. What MLflow offers only as environment variables (retries, progress bars) is set where the user has not set
 it, because its own default of seven growing retries lets a command hang for minutes on a server that is down.
 
+`attach` and `attached` put files beside a registered version, into its run, where MLflow's UI shows them, and read
+them again.
+
 MLflow's client is loaded when a registry is opened (about two seconds), never when this module is imported.
 """
 
 import logging
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,3 +206,44 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 del os.environ[key]
             else:
                 os.environ[key] = value
+
+
+def attach(registry: Registry, name: str, version: int, files: Sequence[Path], folder: str) -> None:
+    """Copy files into a folder of the run of a version; what was there under the same names is replaced.
+
+    Args:
+        registry: where.
+        name: registered model.
+        version: whose run.
+        files: to be copied.
+        folder: among the artifacts of the run.
+
+    Raises:
+        RegistryError: no such version, or the registry does not take the files.
+    """
+    run_id = registry.version(name, version).run_id
+    with speaking(registry.uri, f"keeping {folder} of {name!r} version {version}"):
+        for file in files:
+            registry.client.log_artifact(run_id, str(file), folder)
+
+
+def attached(registry: Registry, name: str, version: int, folder: str, file: str) -> bytes | None:
+    """The content of a file that was attached; None where there is none.
+
+    Args:
+        registry: where.
+        name: registered model.
+        version: whose run.
+        folder: among the artifacts of the run.
+        file: its name in there.
+
+    Raises:
+        RegistryError: no such version, or the registry does not hand the file out.
+    """
+    run_id = registry.version(name, version).run_id
+    path = f"{folder}/{file}"
+    with speaking(registry.uri, f"reading {path} of {name!r} version {version}"):
+        if not run_id or path not in {found.path for found in registry.client.list_artifacts(run_id, folder)}:
+            return None
+        with tempfile.TemporaryDirectory() as scratch:
+            return Path(registry.client.download_artifacts(run_id, path, scratch)).read_bytes()

@@ -1,17 +1,90 @@
-"""What goes into and comes out of a registered version when MLflow serves it, by kind of predictor."""
+"""What goes into and comes out of a registered version when MLflow serves it, by kind of predictor.
+
+Steps of workflows for whatever forecasts them (`table.py`); prompts for a router: one row a prompt in, one row a prompt
+out, in the same order.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pandas as pd  # type: ignore[import-untyped]
 
+from presage.errors import InputError
 from presage.predictors.artefact import read_artefact
-from presage.registry import prompts, table
+from presage.registry.table import example_table, forecast_workflows, signature
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
+
+PROMPT: Final = "prompt"
+
+
+class Answer(Protocol):
+    """What a router says of a prompt."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, with `source` and `probabilities`."""
+        ...
+
+
+class Router(Protocol):
+    """What answers for one prompt."""
+
+    def forecast(self, prompt: str) -> Answer:
+        """Probabilities of each model."""
+        ...
+
+
+def route_prompts(router: Router, table: pd.DataFrame) -> pd.DataFrame:
+    """Probabilities for every prompt of a table.
+
+    Args:
+        router: answers for one prompt.
+        table: the column `prompt`.
+
+    Returns:
+        One row a prompt: `source` and `forecast` (the whole answer, JSON values).
+
+    Raises:
+        InputError: the column or a value is missing.
+    """
+    answers = [router.forecast(prompt).to_dict() for prompt in _prompts(table)]
+    return pd.DataFrame([(answer["source"], answer) for answer in answers], columns=["source", "forecast"])
+
+
+def example_prompts(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """An input example as MLflow can write it.
+
+    Raises:
+        InputError: it has no row, or a prompt is missing.
+    """
+    prompts = _prompts(example if isinstance(example, pd.DataFrame) else pd.DataFrame([dict(row) for row in example]))
+    if not prompts:
+        raise InputError("the input example has no row; wanted at least one prompt")
+    return pd.DataFrame({PROMPT: prompts})
+
+
+def prompt_signature() -> "ModelSignature":
+    """The MLflow signature of every registered router: prompts in, probabilities out."""
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import AnyType, ColSpec, Schema
+
+    answer = ColSpec(AnyType(), "forecast")  # type: ignore[no-untyped-call]  # untyped in MLflow
+    return ModelSignature(
+        inputs=Schema([ColSpec("string", PROMPT)]), outputs=Schema([ColSpec("string", "source"), answer])
+    )
+
+
+def _prompts(table: pd.DataFrame) -> list[str]:
+    if PROMPT not in table.columns:
+        raise InputError(f"found columns {', '.join(map(str, table.columns)) or 'none'}; wanted the column {PROMPT}")
+    prompts: list[Any] = table[PROMPT].tolist()
+    for row, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise InputError(f"row {row}: the prompt is a {type(prompt).__name__}; wanted text")
+    return prompts
 
 
 @dataclass(frozen=True)
@@ -29,8 +102,8 @@ class Form:
     answer: Callable[[Any, pd.DataFrame], pd.DataFrame]
 
 
-_STEPS: Final = Form(table.example_table, table.signature, table.forecast_workflows)
-_PROMPTS: Final = Form(prompts.example_prompts, prompts.signature, prompts.route_prompts)
+_STEPS: Final = Form(example_table, signature, forecast_workflows)
+_PROMPTS: Final = Form(example_prompts, prompt_signature, route_prompts)
 
 
 def form_of(kind: str) -> Form:

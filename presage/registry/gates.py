@@ -1,150 +1,193 @@
-"""Whether a next-agent version may take an alias: figures in, a verdict out.
+"""Gates: what a version of a predictor has to pass before it takes an alias, and the verdict they come to.
 
-Knows nothing of MLflow, of traces or of how the figures came about; the caller measures candidate and champion on the
-same held-out traces. Every gate is always judged, so that a refusal names everything that is wrong at once.
+A gate is one row of evidence, judged: a figure, what it is held against, and why it passed or not. `evidence.py` makes
+the rows of each kind of predictor; whether a row passes is decided here. Every gate is always judged, so that a refusal
+names everything that is wrong at once. Nothing here knows of MLflow, of traces or of how the figures came about.
 
 Why not `mlflow.models.MetricThreshold`: it asks for a minimal *improvement* over a baseline by a fixed amount, and
 "not worse than the champion beyond a paired interval over workflows" has no spelling in it; using it for the plain
 budgets alone would put two vocabularies into one verdict, and load MLflow to compare two numbers.
 
-The accuracy gates are up to 2 moments × K horizons, each refusing an equally good candidate in at most 2.5 % of cases.
-They are not corrected for being many: they are strongly correlated, and a false refusal costs one more look.
+Baselines are not part of an artefact, so a training compares them once, on its held-out tasks. The result travels with
+the version as a tag for each target (`floor_tags`), and is a gate there (`floor_gates`): a version that lost to a
+baseline beyond the interval is not promoted.
 """
 
+import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
+from presage.features.input_profiles import TARGETS
 
-from presage.predictors.bootstrap import paired_difference_ci
-from presage.registry.verdict import (
-    Gate,
-    Verdict,
-    budget_gate,
-    evidence_gate,
-    forgotten_types,
-    pickle_gate,
-    schema_gate,
-)
+AT_LEAST: Final = 30
+"""Test workflows (or prompts) below which a lost comparison refuses nothing: intervals of fewer are too narrow, and of
+dozens of comparisons one is lost by chance."""
+
+TAG: Final = "presage.baselines."
+"""Followed by a target: the tag with the trained baselines and the comparisons lost under the target's profile."""
+
+NEGLIGIBLE: Final = 0.01
+"""A baseline that is better by at most this share of its own figure is no reason to refuse, however sure it is."""
 
 
 @dataclass(frozen=True)
-class Budget:
-    """The limits of the gates; the defaults are those of `docs/registry.md`.
+class Gate:
+    """One question and its answer.
 
     Attributes:
-        latency_us: median of one warm forecast with its state, microseconds. Several times the design's 30 µs: it
-            shall catch a model of the wrong kind, not a busy machine.
-        size_bytes: the artefact's own files.
-        ece: expected calibration error at any moment and horizon, on top of what sampling alone explains.
-        ece_loss: how much more calibration error than the champion's, again on top of sampling.
-        nll_loss: how much more negative log-likelihood than the champion's, nats a position.
-        workflows: how many workflows must stand behind the figures.
+        name: for example `"accuracy-prefill-1"`.
+        passed: whether this gate lets the version pass.
+        value: the figure judged; None where it is no number, or nothing could be measured.
+        limit: what the figure was held against; None where there is no number.
+        reason: one sentence for people.
     """
 
-    latency_us: float = 200.0
-    size_bytes: int = 1_500_000
-    ece: float = 0.10
-    ece_loss: float = 0.02
-    nll_loss: float = 0.05
-    workflows: int = 10
+    name: str
+    passed: bool
+    value: float | None
+    limit: float | None
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The gate as JSON values."""
+        return {
+            "name": self.name,
+            "passed": self.passed,
+            "value": _json_number(self.value),
+            "limit": _json_number(self.limit),
+            "reason": self.reason,
+        }
 
 
 @dataclass(frozen=True)
-class MomentEvidence:
-    """The figures of one moment (prefill or completion). W workflows, K horizons.
+class Verdict:
+    """All gates of one version; it may be promoted when every one let it pass."""
 
-    Attributes:
-        correct: `int[W, K]`, positions where the likeliest outcome was the true one.
-        positions: `int[W, K]`, positions judged: nothing after END or past a cut.
-        nll: K numbers, nats a position; NaN where nothing was judged.
-        ece: K numbers between 0 and 1; NaN where nothing was judged.
-    """
-
-    correct: NDArray[Any]
-    positions: NDArray[Any]
-    nll: tuple[float, ...]
-    ece: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Schema:
-    """What a version promises to those that use it.
-
-    Attributes:
-        horizon: K, the number of steps forecast.
-        version: version of the feature schema.
-        workflow_types: those it knows.
-    """
-
-    horizon: int
+    name: str
     version: int
-    workflow_types: frozenset[str]
+    gates: tuple[Gate, ...]
+
+    @property
+    def promoted(self) -> bool:
+        """True when all gates passed."""
+        return all(gate.passed for gate in self.gates)
+
+    @property
+    def refusals(self) -> tuple[Gate, ...]:
+        """The gates that did not let the version pass."""
+        return tuple(gate for gate in self.gates if not gate.passed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{"name", "version", "promoted", "gates": [{"name", "passed", "value", "limit", "reason"}, …]}`."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "promoted": self.promoted,
+            "gates": [gate.to_dict() for gate in self.gates],
+        }
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What was measured of one version on some held-out traces.
+class Compared:
+    """One figure of a candidate beside a rival's, NaN where nothing was judged.
 
     Attributes:
-        workflows: W ids, unique over workflow types, in the order of the rows of `correct` and `positions`.
-        moments: by name, `"prefill"` and `"completion"`.
-        latency_us: median of one warm forecast, microseconds.
-        size_bytes: the artefact's own files.
-        schema: what the version promises.
-        pickles: names of files that are or may hide a pickle.
-        floor: the best n-gram baseline on the same traces, by moment; empty where none was measured.
+        mine, its: the candidate's and the rival's.
+        ci95: of candidate − rival, paired.
     """
 
-    workflows: tuple[str, ...]
-    moments: Mapping[str, MomentEvidence]
-    latency_us: float
-    size_bytes: int
-    schema: Schema
-    pickles: tuple[str, ...] = ()
-    floor: Mapping[str, MomentEvidence] = field(default_factory=dict)
+    mine: float
+    its: float
+    ci95: tuple[float, float]
 
 
-def judge(
-    candidate: Evidence,
-    champion: Evidence | None,
-    budget: Budget,
-    *,
-    name: str,
-    version: int,
-    rng: np.random.Generator,
-) -> Verdict:
-    """Judge a candidate against the present champion, or, where there is none, against its n-gram floor.
+def at_most(name: str, value: float, limit: float, reason: str) -> Gate:
+    """Passes up to a limit; NaN never passes."""
+    return Gate(name, bool(value <= limit), float(value), float(limit), reason)
+
+
+def at_least(name: str, value: float, limit: float, reason: str) -> Gate:
+    """Passes from a limit up; NaN never passes."""
+    return Gate(name, bool(value >= limit), float(value), float(limit), reason)
+
+
+def plain(name: str, passed: bool, reason: str) -> Gate:
+    """Has no number to judge."""
+    return Gate(name, passed, None, None, reason)
+
+
+def no_worse(name: str, of: Compared, against: str, *, higher_is_better: bool, digits: int = 4) -> Gate:
+    """Refuses where the whole interval of candidate − rival lies on the wrong side of zero.
 
     Args:
-        candidate: figures of the version that asks for promotion.
-        champion: figures of the present holder of the alias, from the same workflows; None for the first.
-        budget: the limits.
-        name: registered model.
-        version: the candidate's version.
-        rng: source of the bootstrap; the same state gives the same verdict.
-
-    Raises:
-        ValueError: the figures to be compared are not of the same workflows and positions.
+        name: of the gate.
+        of: the figures.
+        against: the rival and its figure, in words.
+        higher_is_better: which side is the wrong one.
+        digits: after the point, in the reason.
     """
-    gates = [_evidence(candidate, budget), _schema(candidate, champion)]
-    gates += _accuracy("accuracy", candidate, champion, champion.moments if champion else {}, "the champion", rng)
-    if candidate.floor:
-        gates += _accuracy("floor", candidate, None, candidate.floor, "the best n-gram", rng)
-    elif champion is None:
-        reason = (
-            "no champion and no n-gram baseline to compare with: the first champion must show that it beats counting"
-        )
-        gates.append(Gate("floor", passed=False, value=None, limit=None, reason=reason))
-    gates += _calibration(candidate, champion, budget)
-    gates += _nll(candidate, champion, budget)
-    gates.append(budget_gate("latency", candidate.latency_us, budget.latency_us, "µs for one warm forecast"))
-    gates.append(budget_gate("size", candidate.size_bytes, budget.size_bytes, "bytes of artefact"))
-    gates.append(pickle_gate(candidate.pickles))
-    return Verdict(name, version, tuple(gates))
+    low, high = of.ci95
+    reason = (
+        f"{of.mine:.{digits}f} against {against}: difference {of.mine - of.its:+.{digits}f}, "
+        f"95 % interval [{low:+.{digits}f}, {high:+.{digits}f}]"
+    )
+    return at_least(name, high, 0.0, reason) if higher_is_better else at_most(name, low, 0.0, reason)
+
+
+def evidence_gate(found: int, wanted: int, what: str = "workflows") -> Gate:
+    """Whether enough workflows, or prompts, stand behind the figures."""
+    return at_least("evidence", found, wanted, f"{found} {what} stand behind the figures, at least {wanted} wanted")
+
+
+def schema_gate(broken: Sequence[str] | None) -> Gate:
+    """Whether the champion's promises are kept: those that are not, in words; None where there is no champion."""
+    if broken is None:
+        return plain("schema", True, "no champion whose promises must be kept")
+    return plain("schema", not broken, "; ".join(broken) or "keeps the champion's promises")
+
+
+def forgotten(mine: Set[str], its: Set[str], what: str = "workflow types") -> list[str]:
+    """Says which names the champion knows and the candidate does not, if there are such."""
+    if not (lost := sorted(its - mine)):
+        return []
+    return [f"does not know {len(lost)} of the champion's {what}: {', '.join(lost[:5])}"]
+
+
+def artefact_gates(
+    latency: float, most_latency: float, unit: str, size_bytes: int, most_bytes: int, pickles: Sequence[str]
+) -> list[Gate]:
+    """Latency and size against their limits, and that the artefact is data only.
+
+    Args:
+        latency, most_latency: in one unit.
+        unit: that unit, and what takes so long.
+        size_bytes, most_bytes: of the artefact.
+        pickles: names of files that are or may hide a pickle.
+    """
+    data_only = f"may hide code: {', '.join(pickles[:3])}" if pickles else "data only: JSON and safetensors"
+    return [
+        at_most("latency", latency, most_latency, f"{latency:,.6g} {unit}, at most {most_latency:,.6g} wanted"),
+        at_most(
+            "size", size_bytes, most_bytes, f"{size_bytes:,.6g} bytes of artefact, at most {most_bytes:,.6g} wanted"
+        ),
+        at_most("pickle", len(pickles), 0, data_only),
+    ]
+
+
+def calibration_gate(name: str, ece: float, limit: float, sampling: float, wanted: str) -> Gate:
+    """Expected calibration error against a limit, on top of what sampling alone explains.
+
+    Args:
+        name: of the gate.
+        ece: expected calibration error.
+        limit: without the share of sampling.
+        sampling: `sampling_ece` of the positions judged.
+        wanted: the limit in words.
+    """
+    reason = f"calibration error {ece:.4f}, wanted at most {wanted} + {sampling:.4f} that sampling explains"
+    return at_most(name, ece, limit + sampling, reason)
 
 
 def sampling_ece(positions: int, bins: int = 15) -> float:
@@ -160,106 +203,51 @@ def sampling_ece(positions: int, bins: int = 15) -> float:
     return math.sqrt(2 / math.pi) / 2 * math.sqrt(bins / positions) if positions else math.inf
 
 
-def _evidence(candidate: Evidence, budget: Budget) -> Gate:
-    judged = [moment.positions.any(axis=1) for moment in candidate.moments.values()]
-    workflows = int(np.logical_or.reduce(judged).sum()) if judged else 0
-    return evidence_gate(workflows, budget.workflows)
+def floor_tags(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """The tags of a version, from the metrics of its training: of each baseline the comparison it won most clearly."""
+    found = {}
+    judged = metrics["workflows"] if "workflows" in metrics else metrics["prompts"]
+    for target, profile in TARGETS.items():
+        lost = metrics["profiles"][profile]["behind"] if "profiles" in metrics else metrics["behind"]
+        worst = {one["baseline"]: one for one in sorted(lost, key=_share)}
+        kept = {name: worst.get(name) for name in sorted(metrics["baselines"])}
+        found[TAG + target] = json.dumps({"baselines": kept, "lost": len(lost), "judged": judged})
+    return found
 
 
-def _schema(candidate: Evidence, champion: Evidence | None) -> Gate:
-    if champion is None:
-        return schema_gate(None)
-    mine, its = candidate.schema, champion.schema
-    broken = []
-    if mine.horizon != its.horizon:
-        broken.append(f"horizon {mine.horizon}, the champion's is {its.horizon}")
-    if mine.version != its.version:
-        broken.append(f"feature schema {mine.version}, the champion's is {its.version}")
-    broken += forgotten_types(mine.workflow_types, its.workflow_types)
-    if missing := sorted(champion.moments.keys() - candidate.moments.keys()):
-        broken.append(f"not judged at {', '.join(missing)}")
-    return schema_gate(broken)
+def lost_by_target(tags: Mapping[str, str]) -> dict[str, int]:
+    """How many comparisons with baselines a version lost in training, by what it may be promoted to."""
+    return {target: int(json.loads(tags[TAG + target])["lost"]) for target in TARGETS if TAG + target in tags}
 
 
-def _accuracy(
-    gate: str,
-    candidate: Evidence,
-    other: Evidence | None,
-    moments: Mapping[str, MomentEvidence],
-    rival: str,
-    rng: np.random.Generator,
-) -> Iterator[Gate]:
-    """Refused where even the upper end of the interval of candidate − rival lies below zero."""
-    if other is not None and other.workflows != candidate.workflows:
-        raise ValueError(f"candidate and {rival} were judged on different workflows; judge both on the same traces")
-    for moment, horizon, mine, its in _both(candidate.moments, moments):
-        positions = mine.positions[:, horizon]
-        if not np.array_equal(positions, its.positions[:, horizon]):
-            raise ValueError(
-                f"candidate and {rival} were judged on different positions at {moment}, horizon {horizon + 1}; "
-                "judge both on the same traces"
-            )
-        name, total = f"{gate}-{moment}-{horizon + 1}", int(positions.sum())
-        if not total:
-            yield Gate(name, passed=True, value=None, limit=None, reason="no position reaches this horizon")
-            continue
-        correct, rivals = mine.correct[:, horizon], its.correct[:, horizon]
-        low, high = paired_difference_ci(correct, rivals, positions, rng)
-        reason = (
-            f"{correct.sum() / total:.4f} against {rival}'s {rivals.sum() / total:.4f} on {total} positions: "
-            f"difference {(correct.sum() - rivals.sum()) / total:+.4f}, 95 % interval [{low:+.4f}, {high:+.4f}]"
-        )
-        yield Gate(name, high >= 0, high, 0.0, reason)
+def floor_gates(tags: Mapping[str, str], target: str) -> list[Gate]:
+    """One gate for each baseline of the version's training, under the profile of the target."""
+    if TAG + target not in tags:
+        reason = "no baseline was kept with this version: it was trained by an earlier version of Presage"
+        return [plain("baselines", True, reason)]
+    kept = json.loads(tags[TAG + target])
+    return [_floor_gate(f"floor-{name}", lost, kept["judged"]) for name, lost in kept["baselines"].items()]
 
 
-def _calibration(candidate: Evidence, champion: Evidence | None, budget: Budget) -> Iterator[Gate]:
-    for moment, mine in candidate.moments.items():
-        for horizon, total in enumerate(mine.positions.sum(axis=0).tolist()):
-            name = f"calibration-{moment}-{horizon + 1}"
-            if not total:
-                yield Gate(name, passed=True, value=None, limit=None, reason="no position reaches this horizon")
-                continue
-            sampling = sampling_ece(total)
-            limit = budget.ece + sampling
-            against = f"at most {budget.ece} + {sampling:.4f} that sampling explains"
-            its = _at(champion, moment, "ece", horizon)
-            if its is not None and its + budget.ece_loss + sampling < limit:
-                limit = its + budget.ece_loss + sampling
-                against = (
-                    f"at most the champion's {its:.4f} + {budget.ece_loss} + {sampling:.4f} that sampling explains"
-                )
-            value = mine.ece[horizon]
-            yield Gate(name, value <= limit, value, limit, f"calibration error {value:.4f}, wanted {against}")
+def _floor_gate(name: str, lost: Mapping[str, Any] | None, judged: int) -> Gate:
+    if lost is None:
+        return plain(name, True, "not better beyond the interval in training")
+    share, (low, high) = _share(lost), lost["ci95"]
+    reason = (
+        f"on the tasks held out in training it is better {lost['at']} by {lost['by']:.4g}, 95 % interval "
+        f"[{low:.4g}, {high:.4g}], {share:.1%} of its own figure; at most {NEGLIGIBLE:.0%} is let pass"
+    )
+    if judged < AT_LEAST:
+        reason += f"; it was judged on {judged}, and fewer than {AT_LEAST} are too few to refuse by"
+        return Gate(name, passed=True, value=share, limit=None, reason=reason)
+    return at_most(name, share, NEGLIGIBLE, reason)
 
 
-def _nll(candidate: Evidence, champion: Evidence | None, budget: Budget) -> Iterator[Gate]:
-    for moment, mine in candidate.moments.items():
-        for horizon, total in enumerate(mine.positions.sum(axis=0).tolist()):
-            name, value = f"nll-{moment}-{horizon + 1}", mine.nll[horizon]
-            its = _at(champion, moment, "nll", horizon)
-            if not total:
-                yield Gate(name, passed=True, value=None, limit=None, reason="no position reaches this horizon")
-            elif its is None:
-                reason = f"{value:.4f} nats a position, wanted a finite number; no champion to compare with"
-                yield Gate(name, math.isfinite(value), value, None, reason)
-            else:
-                limit = its + budget.nll_loss
-                reason = f"{value:.4f} nats a position, wanted at most the champion's {its:.4f} + {budget.nll_loss}"
-                yield Gate(name, value <= limit and math.isfinite(value), value, limit, reason)
+def _share(one: Mapping[str, Any]) -> float:
+    """How much better the baseline is, as a share of its own figure."""
+    return float(one["by"]) / max(float(one["of"]), 1e-9)
 
 
-def _both(
-    mine: Mapping[str, MomentEvidence], other: Mapping[str, MomentEvidence]
-) -> Iterator[tuple[str, int, MomentEvidence, MomentEvidence]]:
-    """Moments and horizons that both sides have; one that only the champion has is a matter of the schema gate."""
-    for moment in [moment for moment in mine if moment in other]:
-        for horizon in range(min(mine[moment].correct.shape[1], other[moment].correct.shape[1])):
-            yield moment, horizon, mine[moment], other[moment]
-
-
-def _at(champion: Evidence | None, moment: str, figure: str, horizon: int) -> float | None:
-    """The champion's figure there; None where it has none."""
-    if champion is None or moment not in champion.moments:
-        return None
-    figures: tuple[float, ...] = getattr(champion.moments[moment], figure)
-    return figures[horizon] if horizon < len(figures) and math.isfinite(figures[horizon]) else None
+def _json_number(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if value is not None and math.isfinite(value) else None

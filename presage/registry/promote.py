@@ -1,7 +1,8 @@
 """Carry out a verdict: write it down, move the alias, remember who held it, and go back.
 
-Verdict, figures and reasons become tags of the version, for refusals too. Who held an alias before is kept as a stack
-in a tag of the registered model, `presage.history.ALIAS`, so that roll-back can be repeated down to the first holder.
+Verdict, figures and reasons become tags of the version, for refusals too; `list_models` reads them. Who held an alias
+before is kept as a stack in a tag of the registered model, `presage.history.ALIAS`, so that roll-back can be repeated
+down to the first holder.
 The alias itself moves last when promoting and first when rolling back: after a crash in between, the top of the stack
 is the holder itself, and that is skipped.
 
@@ -12,11 +13,11 @@ be lost. An alias moved by hand in the MLflow UI is not in the history; the next
 import json
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from presage.errors import RegistryError
-from presage.registry.connect import Registry, speaking
-from presage.registry.verdict import Verdict
+from presage.registry.connect import Registry, pages, speaking
+from presage.registry.gates import Verdict, lost_by_target
 
 CHAMPION: Final = "champion"
 
@@ -186,3 +187,50 @@ def _write_history(registry: Registry, name: str, alias: str, history: list[int]
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def list_models(registry: Registry) -> list[dict[str, Any]]:
+    """All versions of all models that Presage registered, by name and newest first.
+
+    Versions of others in a shared registry are left out.
+
+    Returns:
+        One JSON-able mapping a version: `name`, `version`, `aliases`, `kind`, `verdict` (`"promoted"`, `"refused"` or
+        None when never judged), `refused_by` (names of gates), `judged_at`, `rolled_back` (bool), `registered_at`,
+        `lost` (comparisons with baselines lost in training, by what it may be promoted to), `size_bytes`,
+        `data_digest` (of the training data), `run_id` and `figures` (flat names as in `headline`).
+
+    Raises:
+        RegistryError: the registry does not answer.
+    """
+    listed = []
+    with speaking(registry.uri, "listing models"):
+        models = pages(registry.client.search_registered_models)
+    for model in sorted(models, key=lambda model: str(model.name)):
+        holders: dict[int, list[str]] = {}
+        for alias, version in model.aliases.items():
+            holders.setdefault(int(version), []).append(alias)
+        for found in reversed(registry.versions(model.name)):
+            if "presage.kind" in found.tags:
+                listed.append(_describe(found, sorted(holders.get(int(found.version), []))))
+    return listed
+
+
+def _describe(version: Any, aliases: list[str]) -> dict[str, Any]:
+    tags = version.tags
+    return {
+        "name": version.name,
+        "version": int(version.version),
+        "aliases": aliases,
+        "kind": tags["presage.kind"],
+        "verdict": tags.get(VERDICT),
+        "refused_by": [gate for gate in tags.get(f"{VERDICT}.refused_by", "").split(", ") if gate],
+        "judged_at": tags.get(f"{VERDICT}.at"),
+        "rolled_back": ROLLED_BACK in tags,
+        "registered_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(version.creation_timestamp / 1000)),
+        "lost": lost_by_target(tags),
+        "size_bytes": int(tags["presage.size_bytes"]),
+        "data_digest": tags.get("presage.data_digest"),
+        "run_id": version.run_id,
+        "figures": json.loads(tags.get("presage.figures", "{}")),
+    }

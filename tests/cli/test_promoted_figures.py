@@ -16,8 +16,7 @@ from presage.cli.retrain_check import promotion_figures
 from presage.cli.train_predictor import app as train_predictor
 from presage.datasets.law import generate
 from presage.datasets.store import append, read_store
-from presage.registry.attach import attach, attached
-from presage.registry.connect import open_registry
+from presage.registry.connect import attach, attached, open_registry
 from presage.serving_hooks.truth.drift import Drift
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.metadata import Step

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from presage.registry.floors import floor_gates, floor_tags
+from presage.registry.gates import floor_gates, floor_tags
 
 
 def lost(baseline: str, by: float, of: float) -> dict[str, Any]:

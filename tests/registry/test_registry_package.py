@@ -13,10 +13,9 @@ from registry_samples import METRICS, STEPS, EchoPredictor
 
 from presage.errors import ArtefactError, RegistryError, TraceError
 from presage.predictors.artefact import artefact_digest, find_pickles
-from presage.registry.attach import attach, attached
-from presage.registry.connect import Registry
-from presage.registry.listing import list_models
+from presage.registry.connect import Registry, attach, attached
 from presage.registry.package import RegisteredVersion, headline, register
+from presage.registry.promote import list_models
 from presage.registry.resolve import resolve
 from presage.registry.table import example_table, forecast_workflows
 

@@ -7,10 +7,9 @@ import pytest
 
 from presage.errors import RegistryError
 from presage.registry.connect import Registry
-from presage.registry.listing import list_models
+from presage.registry.gates import Gate, Verdict
 from presage.registry.package import RegisteredVersion
-from presage.registry.promote import promote, rollback
-from presage.registry.verdict import Gate, Verdict
+from presage.registry.promote import list_models, promote, rollback
 
 Register = Callable[[str], RegisteredVersion]
 

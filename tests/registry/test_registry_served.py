@@ -19,11 +19,10 @@ from tiny_model import WORKFLOWS, Tiny
 from presage.errors import RegistryError
 from presage.predictors.artefact import artefact_digest
 from presage.registry.connect import Registry, open_registry
-from presage.registry.listing import list_models
+from presage.registry.gates import Verdict
 from presage.registry.package import register
-from presage.registry.promote import promote, rollback
+from presage.registry.promote import list_models, promote, rollback
 from presage.registry.resolve import resolve
-from presage.registry.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from presage.registry.replay_gates import Replayed, judge_replay
-from presage.registry.verdict import Gate
+from presage.registry.evidence import Replayed, judge_replay
+from presage.registry.gates import Gate
 
 STOCK = Replayed((0.30, 0.32, 0.31), (20.0, 21.0, 20.5))
 

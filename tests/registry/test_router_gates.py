@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from presage.registry.router_gates import (
-    Compared,
+from presage.registry.evidence import (
     RouterBudget,
     RouterComparison,
     RouterEvidence,
     RouterSchema,
     judge_router,
 )
-from presage.registry.verdict import Verdict
+from presage.registry.gates import Compared, Verdict
 
 NAN = (math.nan, math.nan)
 

@@ -16,9 +16,9 @@ from presage.predictors.boosting import BoostingConfig
 from presage.predictors.network_weights import NetworkConfig
 from presage.predictors.parts import NextAgentConfig
 from presage.registry.connect import open_registry
+from presage.registry.gates import Gate, Verdict
 from presage.registry.package import register
 from presage.registry.promote import promote
-from presage.registry.verdict import Gate, Verdict
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.vllm.ask_registry import resolve_registry_uri
 from presage.serving_hooks.vllm.config import PresageConfig

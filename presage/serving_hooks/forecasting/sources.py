@@ -23,8 +23,7 @@ from presage.features.states import STATE_COLUMN
 from presage.predictors.artefact import artefact_digest
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
-from presage.registry.attach import attached
-from presage.registry.connect import Registry
+from presage.registry.connect import Registry, attached
 from presage.registry.promote import PROFILE
 from presage.registry.resolve import ResolvedModel, resolve
 from presage.serving_hooks.forecasting.adapters import LengthAdapter, NextAgentAdapter
