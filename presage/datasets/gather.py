@@ -28,7 +28,7 @@ from presage.errors import ConfigurationError, OutputError, PresageError, TraceE
 _GROUP_BYTES: Final = 32 * 2**20
 
 Progress = Callable[[str, float | None], None]
-"""Told what is being done and its share that is done, 0 to 1, or None where that is not known."""
+"""Called with what is being done and the share that is done, 0 to 1, or None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def gather(
         source_format: as for `read_traces`.
         skip_bad: as for `read_traces`.
         on_ray: read paths with Ray Data.
-        progress: told the share of bytes that were read.
+        progress: called with the share of bytes that were read.
 
     Raises:
         TraceError: as the readers; states of two sources, or of the store, differ in size.

@@ -75,7 +75,7 @@ def ingest(
         skip_bad: leave out workflows with a bad row and count them, instead of raising.
         source_format: "auto" goes by the file name; the name of a format reads every path as that format.
         on_ray: read the paths with Ray Data, a group of them at a time on each worker; all see the same file system.
-        progress: told what is being done.
+        progress: called with what is being done and the share that is done.
 
     Raises:
         TraceError: as `read_traces`; a workflow is in the store with other content, or in two sources with different

@@ -1,7 +1,4 @@
-"""The forecasts of a recording beside what came true: read off the steps that were recorded later.
-
-Truth is not recorded a second time: what followed a step stands in the steps and ends of its run, whenever it came.
-"""
+"""The forecasts of a recording beside what came true, which is read from the steps and ends recorded later."""
 
 from __future__ import annotations
 

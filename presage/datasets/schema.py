@@ -119,7 +119,7 @@ def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int 
     Args:
         table: any table with at least the required columns.
         source: the name for errors, or the origin of the rows.
-        sizes: widths of the prefill and the completion state, where rows before these have told them.
+        sizes: widths of the prefill and the completion state, where earlier rows have determined them.
 
     Returns:
         A table of `trace_schema(...)`, rows in the order given.

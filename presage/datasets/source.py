@@ -160,7 +160,7 @@ def salvage(
         rows: number of rows.
         build: makes the table of the rows `start` (included) to `stop` (excluded), or raises the RowError of one row,
             counted from `start`.
-        on_bad: told of each bad row, counted from 0.
+        on_bad: called with each bad row, counted from 0, and its error.
 
     Returns:
         (start, stop, table) of each stretch without a bad row, in order.

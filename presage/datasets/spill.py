@@ -365,7 +365,7 @@ class Journal:
         return entries
 
     def _sweep_abandoned(self) -> None:
-        """Remove what commands left that nobody repeated for a day."""
+        """Remove the journals of commands that were not repeated within a day."""
         for folder in self.folder.parent.glob("*"):
             with suppress(OSError):
                 if folder != self.folder and time.time() - _touched(folder) > _ABANDONED_S:

@@ -66,7 +66,7 @@ Found = dict[str, Any]
 """Attributes by name; flattened messages under their prefix, as (rest of the name, value) pairs."""
 
 Problem = Callable[[str, str, str], None]
-"""Told of a wrong value: the attribute, what is wrong with it, a short phrase to count by."""
+"""Called with a wrong value: the attribute, what is wrong with it, a short phrase to count by."""
 
 
 class Meaning(NamedTuple):

@@ -5,8 +5,8 @@ put in order: steps count over the whole conversation in start order, and a trac
 it began, by the rule that holds between siblings in `span_tree.py`.
 
 The workflow type is `gen_ai.workflow.name`, else the name of the outermost workflow, chain or agent span, else the
-service. A conversation has the type of its first trace that tells one. A trace without a root cannot tell the second:
-it is believed to be what the other traces of its service are, if those are all of one type.
+service. A conversation has the type of its first trace that tells one. A trace without a root has no
+outermost span: it gets the type of the other traces of its service, if those are all of one type.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Keys are the columns of the trace, and `task_id`, `start_time`, `end_time`; others are dropped. States are arrays of
 numbers. NaN, which `json.dumps` writes for what pandas lacks, is no value. A batch of lines is decoded by msgspec
-straight into typed rows. It says no to the first line that is not as it should be, and not always why, so that batch is
-gone through again with the standard library, line by line: that costs ten times as much, and names the line, the column
-and what was wanted. Arrow's own JSON reader takes two objects on a line for two rows, and cannot say which line was
-wrong. Memory is bounded by a batch of lines.
+straight into typed rows. msgspec refuses the first bad line, not always with the reason, so the standard library reads
+that batch again line by line: that costs ten times as much, and names the line, the column and what was wanted. Arrow's
+own JSON reader takes two objects on a line for two rows, and cannot say which line was wrong. Memory is
+bounded by a batch of lines.
 """
 
 from __future__ import annotations

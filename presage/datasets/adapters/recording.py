@@ -1,23 +1,23 @@
 """`--format recording`: the folder of an engine's recorder (`presage.datasets.recording`), also while it is written.
 
-Two readings of bounded memory: the first of numbers alone, which decides what becomes a row (`plan`), the second of
-everything, a chunk at a time. What is left out is counted whether or not bad rows are skipped: a recording is cut
-wherever its engine was, and clients name their workflows as they like.
+The reader makes two passes in bounded memory: the first reads numbers alone and decides what becomes a row (`plan`),
+the second reads everything, a chunk at a time. It counts what it leaves out whether or not bad rows are skipped: a
+recording is cut wherever its engine was, and clients name their workflows as they like.
 
-A file may be growing, torn at its end, renamed or removed while it is read. What is read of it is its whole batches;
-what is not is counted in bytes.
+A file may be growing, torn at its end, renamed or removed while it is read. The reader takes its whole batches and
+counts the remaining bytes.
 
 A workflow is named `ID@INSTANCE.RUN`. So two engines that served workflows of the same id, or one engine after its
 restart, are kept apart, always, and what a store has of one recording does not depend on what else was ingested.
 
-A run is a workflow as one engine saw it. What is decided of it must never change, for a store takes a workflow once:
+A run is a workflow as one engine saw it. Decisions about it must never change, because a store takes a workflow once:
 
 - A run waits while its engine records and has not said that it ended.
 - Steps count in the order they began. A step that is not there (dropped, in a file that was lost, running when the
   engine was killed, of an agent without a name) cuts the run: what came before it stays, and is right-censored.
 - Where the client numbered every step, and none twice, a number that is missing is a step that this engine never saw:
   it cuts the run likewise. A run that does not begin with the first step is left out.
-- A run is complete if it ended, by word or by silence, and nothing of it is missing.
+- A run is complete if the client ended it or it expired, and no step of it is missing.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Place(NamedTuple):
 
 
 class OnTorn(Protocol):
-    """Told of a line that cannot be read; raises, or returns to go on with the next."""
+    """Called with a line that cannot be read; raises to stop, or returns to continue with the next line."""
 
     def __call__(self, place: Place, message: str, reason: str, line: bytes) -> None:
         """`message` says what came and what to do, `reason` is a short phrase to count by."""
@@ -190,7 +190,7 @@ class _NoDocumentError(Exception):
 
 
 def _decode_any_bytes(text: bytes) -> Any:
-    """A format is told also where a byte is no UTF-8; its reader says so then."""
+    """Detects a format even where a byte is no UTF-8; the format's reader raises then."""
     return msgspec.json.decode(text.decode(errors="replace"))
 
 
@@ -203,7 +203,7 @@ class Documents:
 
     Args:
         files: what to read, in this order.
-        on_torn: told of what cannot be read.
+        on_torn: called with what cannot be read.
         decode: makes a document of its bytes, or raises `msgspec.DecodeError`.
     """
 

@@ -185,7 +185,7 @@ class OutcomeRow(NamedTuple):
 
 
 class OnBad(Protocol):
-    """Told of a row that cannot be taken; raises, or returns to go on with the next."""
+    """Called with a row that cannot be taken; raises to stop, or returns to continue with the next row."""
 
     def __call__(self, message: str, reason: str) -> None:
         """`message` names file, row and column; `reason` is a short phrase to count by."""
@@ -203,7 +203,7 @@ def files_of(path: Path) -> list[Path]:
     """The files of a path, by name: itself, or the JSON, Parquet and CSV files of a folder.
 
     Raises:
-        TraceError: a folder without any, or a name that says none of these.
+        TraceError: a folder without any, or a file of another kind.
     """
     suffixes = (*JSON_SUFFIXES, PARQUET, *CSV)
     if not path.is_dir():
