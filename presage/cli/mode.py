@@ -11,7 +11,7 @@ from presage.cli import options
 from presage.cli.output import Output, table
 from presage.cli.server import ApiKey, Url, ask
 from presage.errors import ConfigurationError
-from presage.serving_hooks.vllm.config import ADMIN_KEY_HEADER, ADMIN_KEY_VARIABLE, ModeName, PolicyName
+from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_HEADER, ADMIN_KEY_VARIABLE, ModeName, PolicyName
 
 PATH = "/v1/workflows/mode"
 REFUSALS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -16,14 +16,7 @@ from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.recorder.config import RecorderConfig
-
-ModeName = Literal["off", "shadow", "on"]
-PolicyName = Literal["priority", "eviction", "admission", "prefetch"]
-
-ADMIN_KEY_VARIABLE: Final = "PRESAGE_ADMIN_KEY"
-"""Environment variable with the key, unless a setting names another."""
-ADMIN_KEY_HEADER: Final = "X-Presage-Admin-Key"
-
+from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
 
 # YAML reads `on` and `off` as true and false, and means the words.
 Word = Annotated[

@@ -34,8 +34,8 @@ from presage.serving_hooks.forecasting.names import unscoped
 from presage.serving_hooks.truth.detector import SHARES
 from presage.serving_hooks.truth.following import Following
 from presage.serving_hooks.truth.outcomes import Followed, Tally, model_of
-from presage.serving_hooks.vllm.config import PolicyName
 from presage.serving_hooks.vllm.metadata import MAX_NAME
+from presage.serving_hooks.vllm.mode_names import PolicyName
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,12 @@
+"""Names of modes and policies and of the admin key, apart from `config` so that commands start without pydantic."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+ModeName = Literal["off", "shadow", "on"]
+PolicyName = Literal["priority", "eviction", "admission", "prefetch"]
+
+ADMIN_KEY_VARIABLE: Final = "PRESAGE_ADMIN_KEY"
+"""Environment variable with the key, unless a setting names another."""
+ADMIN_KEY_HEADER: Final = "X-Presage-Admin-Key"
