@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from papers import THUNDERAGENT, static_graph
 from replay import CONVENTIONS, draw
 
 from presage.datasets.schema import conform
@@ -24,7 +25,6 @@ from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.runs import Setting
-from presage.serving_hooks.replay.taught import Taught, teach
 from presage.serving_hooks.replay.workload import Convention, Job, workload
 
 REAL: Final = "autocoderover"
@@ -126,12 +126,13 @@ GROUPS: Final = {
 """In the order of their weight, so that what is not done in time is what matters least."""
 
 
-def policy_of(name: str) -> Policy:
-    """A policy by its name, with a scheduler where it names one."""
+def policy_of(name: str, learnt: Sequence[Job] = ()) -> Policy:
+    """A policy by its name, with a scheduler where it names one; a static graph has learnt from these jobs."""
+    known = {**POLICIES, **{of.name: of for of in (THUNDERAGENT, static_graph(learnt))}}
     policy, plus, scheduler = name.partition("+")
-    if policy not in POLICIES:
-        raise ConfigurationError(f"no policy {policy!r}; there are {', '.join(POLICIES)}")
-    return crossed([POLICIES[policy]], scheduler)[0] if plus else POLICIES[policy]
+    if policy not in known:
+        raise ConfigurationError(f"no policy {policy!r}; there are {', '.join(known)}")
+    return crossed([known[policy]], scheduler)[0] if plus else known[policy]
 
 
 @dataclass(frozen=True)
@@ -142,13 +143,13 @@ class Workload:
         jobs: replayed.
         convention: prompts are put together by.
         teaching: traces of others.
-        taught: what transitions and trigram learnt from them.
+        learnt: the same as jobs.
     """
 
     jobs: tuple[Job, ...]
     convention: Convention
     teaching: pa.Table
-    taught: Taught
+    learnt: tuple[Job, ...]
 
 
 @lru_cache(maxsize=4)
@@ -165,7 +166,7 @@ def workload_of(name: str, workflows: int, real: Path | None) -> Workload:
     convention = CONVENTIONS[name]
     learnt = draw(_TEACHING, convention, _LATER_SEED)
     table = traces(learnt)
-    return Workload(draw(workflows, convention), convention, table, teach(table, learnt))
+    return Workload(draw(workflows, convention), convention, table, learnt)
 
 
 def _recorded(workflows: int, real: Path | None) -> Workload:
@@ -178,8 +179,7 @@ def _recorded(workflows: int, real: Path | None) -> Workload:
     jobs = workload(parts.test, _REAL_PROMPTS).jobs
     chosen = sorted(np.random.default_rng(0).permutation(len(jobs))[:workflows])
     learnt = workload(parts.train, _REAL_PROMPTS).jobs
-    taught = teach(parts.train, learnt)
-    return Workload(tuple(jobs[number] for number in chosen), _REAL_PROMPTS, parts.train, taught)
+    return Workload(tuple(jobs[number] for number in chosen), _REAL_PROMPTS, parts.train, learnt)
 
 
 def traces(jobs: Sequence[Job]) -> pa.Table:
@@ -233,5 +233,4 @@ def setting_of(one: Cell, workflows: int, real: Path | None, models: Path) -> Se
         read_engine("invented", one.blocks * BLOCK_TOKENS),
         str(folder / "next-agent") if learnt else one.forecasts,
         str(folder / "lengths") if learnt else None,
-        held.taught,
     )

@@ -158,7 +158,7 @@ def play(cells: Sequence[Cell], kept: Kept, seeds: Sequence[int], workers: int, 
 def _run(one: Cell, key: Key, common: Common) -> dict[str, Any]:
     """In a process of several."""
     setting = setting_of(one, common.workflows, common.real, common.models)
-    policy = policy_of(key.policy)
+    policy = policy_of(key.policy, workload_of(one.workload, common.workflows, common.real).learnt)
     if key.at_once is not None:
         policy = replace(policy, at_once=key.at_once)
     begun = time.process_time()

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from presage.serving_hooks.replay.arrivals import Arrivals
     from presage.serving_hooks.replay.policies import Policy
     from presage.serving_hooks.replay.runs import Setting
-    from presage.serving_hooks.replay.taught import Taught
     from presage.serving_hooks.replay.workload import Convention, Workload
 
 
@@ -26,9 +25,6 @@ _CONCURRENCY: Final = 16
 """Workflows under way at once, where nobody says how they come."""
 
 _POLICIES: Final = "stock,lifecycle,hierarchical,oracle"
-
-_TAUGHT: Final = 0.5
-"""Share of the traces that is replayed where the rest has to teach."""
 
 
 def replay(
@@ -45,21 +41,14 @@ def replay(
         str,
         typer.Option(
             metavar="SOURCE",
-            help="Of policies that forecast: oracle, noise:0.2, counts (learnt on the way), markov-3, a model's folder "
-            "or models:/NAME@ALIAS.",
+            help="Of policies that forecast: oracle, noise:0.2, counts (learnt on the way), a model's folder or "
+            "models:/NAME@ALIAS.",
         ),
     ] = "counts",
     lengths: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL", help="Remaining-length model beside a next-agent model or counts.", show_default=False
-        ),
-    ] = None,
-    train_traces: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="What markov-3 and static-graph learn from; without it half of the tasks, and the rest is replayed.",
-            show_default=False,
         ),
     ] = None,
     scheduler: Annotated[
@@ -137,16 +126,14 @@ def replay(
     with out.working() as report:
         plain = are_requests(traces)
         if plain:
-            given = {"--lengths": lengths, "--train-traces": train_traces, "--scheduler": scheduler}
-            held = read_plain_requests(traces, convention, pause_s, forecasts, policies, given, out, report)
+            given = {"--lengths": lengths, "--scheduler": scheduler}
+            held = read_plain_requests(traces, convention, pause_s, forecasts, given, out, report)
             setting, rule = Setting(held.jobs, convention, arrivals, machine, forecasts), None
         else:
             table = options.read(traces, skip_bad, out, report)
-            parts = divide(
-                table, policies, forecasts, lengths, train_traces, convention, skip_bad, tracking_uri, out, report
-            )
+            parts = divide(table, policies, forecasts, lengths, tracking_uri, out, report)
             held, rule = workload(parts.table, convention, pause_s), parts.rule
-            setting = Setting(held.jobs, convention, arrivals, machine, parts.forecasts, parts.lengths, parts.taught)
+            setting = Setting(held.jobs, convention, arrivals, machine, parts.forecasts, parts.lengths)
         foretold = not plain and any("asked" in one.foretellers for one in policies)
         check_fits(held.jobs, machine)
         if not arrivals.random and seeds > 1:
@@ -202,14 +189,12 @@ class Parts(NamedTuple):
         table: workflows to be replayed.
         forecasts: as `source` takes it.
         lengths: folder of a remaining-length model; None for none.
-        taught: what a training part teaches; None where nobody wants to know.
         rule: how the replayed ones were chosen; None where all are replayed.
     """
 
     table: pa.Table
     forecasts: str
     lengths: str | None
-    taught: Taught | None
     rule: str | None
 
 
@@ -218,43 +203,30 @@ def divide(
     policies: Sequence[Policy],
     forecasts: str,
     lengths: str | None,
-    train_traces: list[Path] | None,
-    convention: Convention,
-    skip_bad: bool,
     tracking_uri: str | None,
     out: Output,
     report: Report,
 ) -> Parts:
-    """Leaves out what models and baselines have learnt from, or will.
+    """Leaves out what models have learnt from.
 
     Args:
         table: the traces.
         policies: that are compared; what none of them asks for is not made.
         forecasts, lengths: references as the user gave them.
-        train_traces: that teach in place of a part of the traces.
-        convention: prompts are assembled by.
-        skip_bad: leave out broken workflows of `train_traces`.
         tracking_uri: of the registry.
         out: told what was left out.
         report: told what is being done.
     """
-    from presage.serving_hooks.replay.forecasts import MARKOV, check_lengths, known
+    from presage.serving_hooks.replay.forecasts import check_lengths, known
 
     check_lengths(forecasts, lengths)
-    wanted = {who for policy in policies for who in policy.foretellers}
-    rules = []
-    folders: list[str | None] = [forecasts, None]
-    if "asked" in wanted and (lengths is not None or not known(forecasts)):
-        table, folders, left_out = _models(table, forecasts, lengths, tracking_uri, report)
-        if left_out:
-            rules.append(f"{left_out} workflows left out: a model was trained on them")
-    taught = None
-    if "transitions" in wanted or ("asked" in wanted and forecasts == MARKOV):
-        table, taught, rule = _teach(table, train_traces, convention, skip_bad, out, report)
-        rules.append(rule)
-    for rule in rules:
+    if not any("asked" in policy.foretellers for policy in policies) or (lengths is None and known(forecasts)):
+        return Parts(table, forecasts, None, None)
+    table, folders, left_out = _models(table, forecasts, lengths, tracking_uri, report)
+    rule = f"{left_out} workflows left out: a model was trained on them" if left_out else None
+    if rule is not None:
         out.note(rule)
-    return Parts(table, folders[0] or forecasts, folders[1], taught, "; ".join(rules) or None)
+    return Parts(table, folders[0] or forecasts, folders[1], rule)
 
 
 def _models(
@@ -285,44 +257,6 @@ def _models(
     return table, folders, left_out
 
 
-def _teach(
-    table: pa.Table,
-    train_traces: list[Path] | None,
-    convention: Convention,
-    skip_bad: bool,
-    out: Output,
-    report: Report,
-) -> tuple[pa.Table, Taught, str]:
-    import numpy as np
-    import pyarrow as pa
-
-    from presage.datasets.split import split
-    from presage.datasets.tasks import task_keys
-    from presage.errors import TraceError
-    from presage.serving_hooks.replay.taught import teach
-    from presage.serving_hooks.replay.workload import workload
-
-    if train_traces:
-        training = options.read(train_traces, skip_bad, out, report)
-        own = np.isin(task_keys(table), task_keys(training), invert=True)
-        if not own.any():
-            raise TraceError("all workflows are of tasks that --train-traces hold too: give others to be replayed")
-        replayed = table.filter(pa.array(own))
-    else:
-        parts = split(table, _TAUGHT, 0)
-        training, replayed = parts.train, parts.test
-    learnt = workload(training, convention, 0.0).jobs
-    how = "--train-traces taught" if train_traces else f"{len(learnt)} workflows of other tasks taught"
-    rule = f"{_workflows(replayed)} of {_workflows(table)} workflows are replayed; {how} transitions and the trigram"
-    return replayed, teach(training, learnt), rule
-
-
-def _workflows(table: pa.Table) -> int:
-    import pyarrow.compute as pc
-
-    return int(pc.sum(pc.equal(table["step"], 0)).as_py())
-
-
 def are_requests(paths: Sequence[Path]) -> bool:
     """Whether the traces are plain requests and not steps of workflows.
 
@@ -346,7 +280,6 @@ def read_plain_requests(
     convention: Convention,
     pause_s: float | None,
     forecasts: str,
-    policies: Sequence[Policy],
     given: Mapping[str, object],
     out: Output,
     report: Report,
@@ -358,7 +291,6 @@ def read_plain_requests(
         convention: prompts of workflows would be assembled by.
         pause_s: mean pause between steps; None where nothing was said.
         forecasts: reference as the user gave it.
-        policies: that are compared.
         given: further options of workflows by name; None where nothing was said.
         out: told what cannot be answered.
         report: told what is being done.
@@ -369,7 +301,7 @@ def read_plain_requests(
     """
     from presage.datasets.requests import HASH_TOKENS, read_requests
     from presage.errors import ConfigurationError
-    from presage.serving_hooks.replay.forecasts import MARKOV, known
+    from presage.serving_hooks.replay.forecasts import known
     from presage.serving_hooks.replay.requests import requests_workload
 
     for option, value in (
@@ -380,12 +312,7 @@ def read_plain_requests(
     ):
         if value:
             raise ConfigurationError(f"{option} is of workflows, and these traces hold plain requests: leave it out")
-    for policy in policies:
-        if "transitions" in policy.foretellers:
-            raise ConfigurationError(
-                f"--policy {policy.name} learns from workflows, and these traces hold plain requests: leave it out"
-            )
-    if forecasts == MARKOV or not known(forecasts):
+    if not known(forecasts):
         raise ConfigurationError(
             f"--forecasts {forecasts}: it foretells workflows, and these traces hold plain requests: leave it out"
         )

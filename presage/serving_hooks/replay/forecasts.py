@@ -1,4 +1,4 @@
-"""Who foretells in a replay: the truth, the truth with noise, counts learnt on the way, a trigram, or a trained model.
+"""Who foretells in a replay: the truth, the truth with noise, counts learnt on the way, or a trained model.
 
 The truth is that of the trace: agents in the order of step numbers, END after the last, whether the workflow was cut
 there or not. `noise:x` mixes it with a share x of the uniform distribution over all outcomes, so a forecast is right
@@ -6,8 +6,8 @@ as often but says so less surely; at 1 it says nothing. What it says of remainin
 a step drawn at random from all steps: at 1 it is that of some other step.
 
 `counts` counts what it sees while it serves, as the hooks do where there is no model: it begins knowing nothing.
-`markov-3` is the back-off trigram of a training part. A model is asked as it is in serving, without texts and states;
-that it was not trained on these workflows is the caller's business.
+A model is asked as it is in serving, without texts and states; that it was not trained on these workflows is the
+caller's business.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import NOTHING, LiveForecast
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
-from presage.serving_hooks.replay.taught import Taught
 from presage.serving_hooks.replay.workload import Job
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ HORIZON: Final = 3
 """Steps the truth looks ahead: K of the score's default."""
 
 COUNTS: Final = "counts"
-MARKOV: Final = "markov-3"
 _PATIENT: Final = Budget(deadline_s=math.inf, hang_s=None)
 """Seconds of a predictor are not those of the virtual clock; how long it takes is measured elsewhere."""
 
@@ -161,15 +159,14 @@ Source = Callable[[Sequence[Job], Callable[[], float]], "_Both"]
 
 def known(name: str) -> bool:
     """Whether a source goes by this name, and it is no model."""
-    return name in ("oracle", COUNTS, MARKOV) or name.startswith("noise:")
+    return name in ("oracle", COUNTS) or name.startswith("noise:")
 
 
-def source(name: str, taught: Taught | None = None, lengths: str | None = None) -> Source:
+def source(name: str, lengths: str | None = None) -> Source:
     """A source of forecasts by its name.
 
     Args:
-        name: oracle, noise:x with x from 0 to 1, counts, markov-3, or the folder of a next-agent model.
-        taught: what a training part teaches; for markov-3.
+        name: oracle, noise:x with x from 0 to 1, counts, or the folder of a next-agent model.
         lengths: folder of a remaining-length model, which says what is left beside a next-agent model or counts.
 
     Raises:
@@ -181,10 +178,6 @@ def source(name: str, taught: Taught | None = None, lengths: str | None = None) 
     if name.startswith("noise:"):
         share = _share(name)
         return lambda jobs, clock: Truth(jobs, share)
-    if name == MARKOV:
-        if taught is None:
-            raise ConfigurationError(f"--forecasts {name}: nothing was learnt; give a training part")
-        return lambda jobs, clock: _markov(taught)
     return _model(None if name == COUNTS else Path(name), lengths)
 
 
@@ -211,19 +204,13 @@ def _share(name: str) -> float:
     return share
 
 
-def _markov(taught: Taught) -> _Both:
-    from presage.serving_hooks.replay.markov import Markov
-
-    return Markov(taught)
-
-
 def _model(folder: Path | None, lengths: str | None) -> Source:
     from presage.predictors.next_agent import NextAgentPredictor
     from presage.predictors.remaining_length import RemainingLengthPredictor
 
     if folder is not None and not folder.is_dir():
         raise ConfigurationError(
-            f"--forecasts {folder}: no folder of a model, and none of oracle, noise:x, {COUNTS} and {MARKOV}"
+            f"--forecasts {folder}: no folder of a model, and none of oracle, noise:x and {COUNTS}"
         )
     predictor = NextAgentPredictor.load(folder) if folder is not None else None
     left = RemainingLengthPredictor.load(Path(lengths)) if lengths is not None else None

@@ -2,10 +2,8 @@
 
     stock          vLLM's own scheduler and order of free blocks
     lifecycle      blocks of ended workflows first, no forecasts (PBKV's lifecycle-aware eviction)
-    static-graph   blocks by steps to execution over the transitions of their workflow type (KVFlow): static_graph.py
     hierarchical   the scored order of free blocks (PBKV eq. 2), by the forecasts that were asked for
     admission      workflows held back or paused, no forecasts, vLLM's order of free blocks
-    thunderagent   workflows paused where they do not fit, no forecasts, vLLM's order of free blocks: pause_restore.py
     full           everything: priority, eviction, admission and prefetch, by the forecasts that were asked for
     oracle         hierarchical with the truth for a forecast
     belady         the block whose next use is furthest away is given up first, by the truth: foresight.py
@@ -19,23 +17,28 @@ Schedulers say who runs next, crossed with any of them:
     stjf           the workflow with the fewest output tokens left first, by the forecasts that were asked for
     stjf-oracle    the same by the truth
 
+A policy of your own is a `Policy` of a module of yours, named module:NAME; benchmarks/papers.py has some.
+
 A policy needs switches of the hooks; where the hooks at hand lack one it is refused, not left out in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.replay.static_graph import SETTINGS as STATIC_GRAPH_SETTINGS
+
+if TYPE_CHECKING:
+    from presage.serving_hooks.replay.forecasts import Source
 
 STOCK: Final = "stock"
 ORACLE: Final = "oracle"
 
-Foreteller = Literal["asked", "oracle", "transitions", "output"]
-"""Whose word counts: the forecasts asked for, the truth, the transitions of a workflow type, the request's output."""
+Foreteller = Literal["asked", "oracle", "output"]
+"""Whose word counts: the forecasts asked for, the truth, the request's output."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +48,25 @@ class Policy:
     Attributes:
         name: of the policy.
         settings: switches of the hooks that are on; None is vLLM without hooks.
-        foretold: who says which agents come next; None for nobody.
+        foretold: who says which agents come next, or a source of your own; None for nobody.
         ranked: who says how much work is left; None for whoever says which agents come.
-        own: what of it is no policy of the hooks: "foresight" for the order of free blocks, "pause-restore" for who is
-            held.
+        foresight: the order of free blocks is Belady's, by the truth.
         at_once: workflows under way at once; None for no limit.
         swept: the limit is found by a sweep.
         more: further settings of the hooks.
+        scheduler: makes a scheduler class of your own from the hooked one; a function of a module, since it goes to
+            other processes.
     """
 
     name: str
     settings: frozenset[str] | None
-    foretold: Foreteller | None = None
+    foretold: Foreteller | Source | None = None
     ranked: Foreteller | None = None
-    own: Literal["foresight", "pause-restore"] | None = None
+    foresight: bool = False
     at_once: int | None = None
     swept: bool = False
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    scheduler: Callable[[type[Any]], type[Any]] | None = None
 
     def presage(self, fields: Collection[str]) -> dict[str, Any] | None:
         """The object `presage` of `--additional-config`: every switch there is, on or off."""
@@ -70,7 +75,7 @@ class Policy:
         return {switch: switch in self.settings for switch in SWITCHES if switch in fields} | dict(self.more)
 
     @property
-    def foretellers(self) -> set[Foreteller]:
+    def foretellers(self) -> set[Foreteller | Source]:
         """All whose word it goes by."""
         return {who for who in (self.foretold, self.ranked) if who is not None}
 
@@ -82,13 +87,11 @@ POLICIES: Final[Mapping[str, Policy]] = {
     for policy in (
         Policy(STOCK, None),
         Policy("lifecycle", frozenset({"eviction"})),
-        Policy("static-graph", frozenset({"eviction"}), "transitions", more=STATIC_GRAPH_SETTINGS),
         Policy("hierarchical", frozenset({"eviction"}), "asked"),
         Policy("admission", frozenset({"admission"})),
-        Policy("thunderagent", frozenset({"admission"}), own="pause-restore"),
         Policy("full", frozenset(SWITCHES), "asked"),
         Policy(ORACLE, frozenset({"eviction"}), "oracle"),
-        Policy("belady", frozenset({"eviction"}), own="foresight"),
+        Policy("belady", frozenset({"eviction"}), foresight=True),
         Policy("best-fixed", frozenset({"eviction"}), "oracle", swept=True),
         Policy("shortest-job", frozenset({"priority"}), ranked="oracle"),
     )
@@ -110,12 +113,26 @@ def named(names: str) -> list[Policy]:
     """Policies by name.
 
     Args:
-        names: separated by commas; each once.
+        names: separated by commas, each once; module:NAME is a `Policy` of a module that can be imported.
 
     Raises:
         ConfigurationError: an unknown name.
     """
-    return [POLICIES[name] for name in _each(names, POLICIES, "--policy")]
+    own = {name: _own(name) for name in (part.strip() for part in names.split(",")) if ":" in name}
+    known = {**POLICIES, **own}
+    return [known[name] for name in _each(names, known, "--policy")]
+
+
+def _own(path: str) -> Policy:
+    """A policy by module:NAME."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"--policy {path!r} cannot be imported: {error}") from None
+    if not isinstance(found, Policy):
+        raise ConfigurationError(f"--policy {path!r} is a {type(found).__name__}; give the name of a Policy")
+    return found
 
 
 def check_switches(policies: Sequence[Policy], fields: Collection[str]) -> None:

@@ -20,17 +20,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from presage.errors import ConfigurationError, EngineError
+from presage.errors import EngineError
 from presage.serving_hooks.replay.arrivals import Arrivals, schedule
 from presage.serving_hooks.replay.engine_file import EngineFile
-from presage.serving_hooks.replay.forecasts import Output, source, told
+from presage.serving_hooks.replay.forecasts import Output, Source, source, told
 from presage.serving_hooks.replay.metrics import Figures, figures, over_seeds, shares
 from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
 from presage.serving_hooks.replay.prompts import Prompts
 from presage.serving_hooks.replay.records import Run
-from presage.serving_hooks.replay.static_graph import StaticGraph
 from presage.serving_hooks.replay.sweep import best, most_at_once, tried
-from presage.serving_hooks.replay.taught import Taught
 from presage.serving_hooks.replay.workload import Convention, Job
 
 
@@ -45,7 +43,6 @@ class Setting:
         engine: that runs them.
         forecasts: of policies that ask for some; see `source`.
         lengths: folder of the remaining-length model beside them, if there is one.
-        taught: what a training part teaches, if anybody wants to know.
     """
 
     jobs: tuple[Job, ...]
@@ -54,7 +51,6 @@ class Setting:
     engine: EngineFile
     forecasts: str
     lengths: str | None = None
-    taught: Taught | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ def run_one(
     jobs, engine, clock = setting.jobs, setting.engine, Clock()
     prompts = Prompts(jobs, setting.convention) if prompts is None else prompts
     prompts.hash_all(engine.block_tokens, vllm_scheduler.hashed)
-    foresight = Foresight(jobs, prompts.hashes) if policy.own == "foresight" else None
+    foresight = Foresight(jobs, prompts.hashes) if policy.foresight else None
     foretells = _foreteller(setting, policy.foretold, clock)
     ranks = _foreteller(setting, policy.ranked, clock) if policy.ranked != policy.foretold else None
     kind = scheduler_class(policy, foretells, clock, quick, ranks=ranks, foresight=foresight)
@@ -173,22 +169,16 @@ def run_one(
     return Done(policy.name, seed, found, told(status["counts"]), off, policy.at_once)
 
 
-def _foreteller(setting: Setting, who: Foreteller | None, clock: Callable[[], float]) -> Any:
+def _foreteller(setting: Setting, who: Foreteller | Source | None, clock: Callable[[], float]) -> Any:
     if who is None:
         return None
+    if callable(who):
+        return who(setting.jobs, clock)
     if who == "output":
         return Output(setting.jobs)
-    if who == "transitions":
-        return StaticGraph(_taught(setting).transitions)
     if who == "asked":
-        return source(setting.forecasts, setting.taught, setting.lengths)(setting.jobs, clock)
+        return source(setting.forecasts, setting.lengths)(setting.jobs, clock)
     return source("oracle")(setting.jobs, clock)
-
-
-def _taught(setting: Setting) -> Taught:
-    if setting.taught is None:
-        raise ConfigurationError("a static graph is wanted and nothing was learnt; give a training part")
-    return setting.taught
 
 
 def run_all(

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from presage.serving_hooks.replay.forecasts import Unread
 from presage.serving_hooks.replay.foreseen_blocks import ForeseenBlocks
 from presage.serving_hooks.replay.foresight import Foresight
-from presage.serving_hooks.replay.pause_restore import PauseRestore
 from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.stretches import StretchScheduler
 from presage.serving_hooks.vllm import compat
@@ -30,13 +29,6 @@ class HookedScheduler(Policies, StretchScheduler):
         brought are told to whoever keeps blocks."""
         self._bookkeeping.attempt(self._workflows.expire)
         self._bookkeeping.attempt(self._workflows.tell)
-
-
-class PausingScheduler(HookedScheduler):
-    """Pause and restore in the place of the hooks' admission."""
-
-    def _make_gate(self, switch: Switch) -> Any:
-        return PauseRestore(compat.cache_tokens(self), self._workflows.__contains__, type(self).clock, switch)
 
 
 class ForeseeingScheduler(HookedScheduler):
@@ -77,6 +69,8 @@ def scheduler_class(
             return Forecasts(foretells, foretells)
         return Forecasts(Unread(ranks) if foretells is None and hasattr(ranks, "close") else foretells, ranks)
 
-    base = {None: HookedScheduler, "pause-restore": PausingScheduler, "foresight": ForeseeingScheduler}[policy.own]
+    base: type[Any] = ForeseeingScheduler if policy.foresight else HookedScheduler
+    if policy.scheduler is not None:
+        base = policy.scheduler(base)
     own = {"quick": quick, "clock": staticmethod(clock), "forecasts": forecasts, "foresight": foresight}
     return type("Replayed", (base,), own)

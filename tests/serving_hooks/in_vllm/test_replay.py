@@ -23,13 +23,15 @@ from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.prompts import Prompts
 from presage.serving_hooks.replay.records import Run
 from presage.serving_hooks.replay.runs import Setting, result, run_all, run_one
-from presage.serving_hooks.replay.taught import teach
 from presage.serving_hooks.replay.vllm_policies import scheduler_class
 from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
-from replay_samples import chain, row, table
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from papers import THUNDERAGENT, static_graph
+from replay_samples import chain
 
 pytestmark = pytest.mark.vllm
 
@@ -171,16 +173,15 @@ def test_who_knows_what_has_ended_gives_up_less_that_is_in_use() -> None:
 
 def compared(convention: Convention, machine: EngineFile, many: int = 14) -> Setting:
     played = jobs(convention, many)
-    rows = [row(job.workflow_id, number, step.agent, number) for job in played for number, step in enumerate(job.steps)]
-    return Setting(played, convention, Arrivals(9), machine, "markov-3", None, teach(table(*rows), played))
+    return Setting(played, convention, Arrivals(9), machine, "noise:0.3")
 
 
 POLICIES_OF_REPLAY = [
     POLICIES["belady"],
     POLICIES["hierarchical"],
     POLICIES["oracle"],
-    POLICIES["thunderagent"],
-    POLICIES["static-graph"],
+    THUNDERAGENT,
+    static_graph(jobs(OWN)),
     POLICIES["full"],
     replace(POLICIES["best-fixed"], at_once=4),
     *crossed([POLICIES["stock"], POLICIES["lifecycle"]], "sjf,stjf,stjf-oracle"),
@@ -232,7 +233,7 @@ def test_the_best_fixed_number_is_found_and_every_seed_runs_with_it() -> None:
     assert result(done)["best-fixed"]["at_once"] == fixed[0].at_once
 
 
-def test_shorter_jobs_first_wait_less_and_the_truth_less_than_the_trigram() -> None:
+def test_shorter_jobs_first_wait_less() -> None:
     crowded = EngineFile.model_validate(
         {"cache_tokens": 64000, "most_requests": 2, "most_tokens": 128, "cost": {**COST, "context_token_s": 1e-7}}
     )

@@ -119,23 +119,6 @@ def test_an_interrupt_prints_what_was_run_and_says_so(store: Path, monkeypatch: 
     assert "1 of 2 runs" in done.stderr
 
 
-def test_what_has_to_be_learnt_is_learnt_from_other_tasks(store: Path, tmp_path: Path) -> None:
-    options = ("--seeds", 1, *CHEAP[2:], "--policy", "static-graph,hierarchical", "--forecasts", "markov-3", "--json")
-    half = ran("replay", store, *options)
-    assert half.exit_code == 0, half.stderr
-    found = json.loads(half.stdout)
-    assert found["workload"]["workflows"] == 6
-    assert found["replayed"].startswith("6 of 12 workflows are replayed; 6 workflows of other tasks taught")
-    assert found["replayed"] in half.stderr
-    others = tmp_path / "others"
-    assert ran("traces", "generate", "--law", "triage", "--workflows", 12, "--seed", 4, "--to", others).exit_code == 0
-    whole = ran("replay", store, *options, "--train-traces", others)
-    assert json.loads(whole.stdout)["workload"]["workflows"] == 12
-    same = ran("replay", store, *options, "--train-traces", store)
-    assert same.exit_code == 2
-    assert "give others to be replayed" in same.stderr
-
-
 def test_schedulers_are_crossed_and_their_gain_is_a_share_of_the_clairvoyant_one(store: Path) -> None:
     done = ran("replay", store, *CHEAP, "--scheduler", "fcfs,stjf,stjf-oracle", "--forecasts", "noise:0.2", "--json")
     assert done.exit_code == 0, done.stderr

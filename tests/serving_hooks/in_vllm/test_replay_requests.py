@@ -74,12 +74,9 @@ def test_a_trace_of_sizes_alone_is_replayed_for_time(tmp_path: Path) -> None:
 def test_what_they_cannot_answer_is_refused(tmp_path: Path) -> None:
     path = mooncake(tmp_path / "m.jsonl")
     assert "--pause-s is of workflows" in run("replay", path, "--pause-s", 1).complaint
-    for forecasts in ("models:/x@champion", "markov-3"):
-        assert "it foretells workflows" in run("replay", path, "--forecasts", forecasts).complaint
+    assert "it foretells workflows" in run("replay", path, "--forecasts", "models:/x@champion").complaint
     assert "--scheduler is of workflows" in run("replay", path, "--scheduler", "sjf").complaint
     assert "--lengths is of workflows" in run("replay", path, "--lengths", "models:/x@champion").complaint
-    assert "--train-traces is of workflows" in run("replay", path, "--train-traces", path).complaint
-    assert "static-graph learns from workflows" in run("replay", path, "--policy", "static-graph").complaint
     steps = write(tmp_path / "s.jsonl", [{"workflow_type": "t", "workflow_id": "w", "step": 0, "agent": "a"}])
     assert "one after the other" in run("replay", path, steps).complaint
     large = run("replay", path, "--cache-tokens", 640)

@@ -106,7 +106,7 @@ def test_a_policy_switches_everything_else_off() -> None:
     assert POLICIES["lifecycle"].presage((*SWITCHES, "prefetch"))["prefetch"] is False  # type: ignore[index]
 
 
-@pytest.mark.parametrize("forecasts", ["oracle", "noise:0.2", "markov-3"])
+@pytest.mark.parametrize("forecasts", ["oracle", "noise:0.2"])
 def test_who_says_itself_what_is_left_is_asked_without_a_model_of_lengths(forecasts: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--forecasts {forecasts}: {forecasts} says itself"):
         source(forecasts, lengths="lengths")

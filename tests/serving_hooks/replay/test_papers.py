@@ -1,12 +1,75 @@
-"""Pause and restore by hand: who is paused, who is restored, and that the engine never stands still."""
+"""The published policies of benchmarks/papers.py: who is paused and restored, distances on a graph, what it learns."""
 
+import sys
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
+from replay_samples import chain
 
-from presage.serving_hooks.replay.pause_restore import CHECK_S, HALF_LIFE_S, PauseRestore
+from presage.errors import ConfigurationError
+from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
+from presage.serving_hooks.replay.policies import named
+from presage.serving_hooks.replay.workload import Convention
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.modes import Switch
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from papers import (
+    CHECK_S,
+    DEEPEST,
+    HALF_LIFE_S,
+    SETTINGS,
+    THUNDERAGENT,
+    PauseRestore,
+    StaticGraph,
+    distances,
+    transitions_of,
+)
+
+RING = {"p": frozenset("q"), "q": frozenset("rp"), "r": frozenset("s")}
+
+
+def test_distances_are_the_fewest_steps_and_an_agent_may_come_again() -> None:
+    assert distances(RING, "p") == {"q": 1, "r": 2, "p": 2, "s": 3}
+    assert distances(RING, "r") == {"s": 1}
+    assert distances(RING, "s") == distances(RING, "unknown") == {}
+    assert distances(RING, "p", deepest=2) == {"q": 1, "r": 2, "p": 2}
+
+
+def test_the_nearer_agent_counts_for_more_than_all_further_ones_together() -> None:
+    graph = StaticGraph({"t": {"p": frozenset("q"), "q": frozenset("abcdefg")}})
+    said = graph.on_prefill("t", "w", "p")
+    ahead = lookahead(said.probabilities, said.agents, ScoreConfig(SETTINGS["horizon"], SETTINGS["gamma"]))
+    near, far = ahead.worth("q")[0], ahead.worth("abcdefg")[0]
+    assert near == UNIT
+    assert 0 < far < near
+    assert ahead.worth("p")[0] == 0
+
+
+def test_every_workflow_of_a_type_gets_the_same_and_others_nothing() -> None:
+    graph = StaticGraph({"t": RING})
+    one, other = (graph.on_prefill("t", name, "p").probabilities for name in "ab")
+    assert np.array_equal(one, other)
+    assert graph.on_completion("t", "a").probabilities.tolist() == one.tolist()
+    assert one.shape == (DEEPEST, 5)
+    assert not graph.on_prefill("u", "c", "p").probabilities.any()
+
+
+def test_transitions_are_those_from_parents() -> None:
+    jobs = [chain(n, agents, Convention()) for n, agents in enumerate(("pqpr", "pqr", "pqps"))]
+    assert transitions_of(jobs) == {"t": {"p": frozenset("qrs"), "q": frozenset("pr")}}
+
+
+def test_a_policy_of_a_module_goes_by_its_path() -> None:
+    assert named("stock,papers:THUNDERAGENT")[1] is THUNDERAGENT
+    for wrong in ("papers:NONE", "nowhere:THUNDERAGENT", ":x", "papers:"):
+        with pytest.raises(ConfigurationError, match="cannot be imported"):
+            named(wrong)
+    with pytest.raises(ConfigurationError, match="is a float; give the name of a Policy"):
+        named("papers:CHECK_S")
 
 
 class Engine:
