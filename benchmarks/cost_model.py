@@ -124,8 +124,7 @@ def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any
     """The same in virtual time: vLLM's scheduler, and the cost model in the place of the model."""
     from presage.serving_hooks.replay import vllm_scheduler
     from presage.serving_hooks.replay.arrivals import Schedule
-    from presage.serving_hooks.replay.clock import Clock
-    from presage.serving_hooks.replay.engine import Engine
+    from presage.serving_hooks.replay.engine import Clock, Engine
     from presage.serving_hooks.replay.policies import POLICIES
     from presage.serving_hooks.replay.prompts import Prompts
     from presage.serving_hooks.replay.vllm_policies import scheduler_class
@@ -179,9 +178,8 @@ def main() -> None:
         folder = Path(scratch)
         llm = start(folder / "model", hidden_size=args.hidden_size, inner=4 * args.hidden_size)
         # vLLM looks through all modules that are loaded when it starts, and stumbles over some.
-        from presage.serving_hooks.replay.calibrate import calibrate
+        from presage.serving_hooks.replay.calibrate import calibrate, read_step_times
         from presage.serving_hooks.replay.engine_file import checked, engine_text
-        from presage.serving_hooks.replay.step_times import read_step_times
         from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
         known, others = draw(args.workflows, 0), draw(args.workflows, 1)

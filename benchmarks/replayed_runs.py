@@ -23,8 +23,7 @@ from replayed_cells import Cell, policy_of, setting_of, workload_of
 
 from presage.serving_hooks.replay.metrics import Figures
 from presage.serving_hooks.replay.prompts import Prompts
-from presage.serving_hooks.replay.runs import run_one
-from presage.serving_hooks.replay.sweep import best, most_at_once, tried
+from presage.serving_hooks.replay.runs import best, most_at_once, run_one, tried
 
 _MOST_REQUESTS: Final = 64
 

@@ -25,9 +25,8 @@ def calibrate_cost(
     as_json: options.Json = False,
 ) -> None:
     """Fit what iterations cost to step times; writes them, with cache and limits, as an engine of `presage replay`."""
-    from presage.serving_hooks.replay.calibrate import calibrate
+    from presage.serving_hooks.replay.calibrate import calibrate, read_step_times
     from presage.serving_hooks.replay.engine_file import checked, engine_text
-    from presage.serving_hooks.replay.step_times import read_step_times
     from presage.training.report.files import write_file
 
     out = Output(as_json)

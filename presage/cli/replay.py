@@ -302,7 +302,7 @@ def read_plain_requests(
     from presage.datasets.requests import HASH_TOKENS, read_requests
     from presage.errors import ConfigurationError
     from presage.serving_hooks.replay.forecasts import known
-    from presage.serving_hooks.replay.requests import requests_workload
+    from presage.serving_hooks.replay.workload import requests_workload
 
     for option, value in (
         ("--opening-tokens", convention.opening_tokens),

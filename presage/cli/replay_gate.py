@@ -176,7 +176,7 @@ class ReplayGate:
         from presage.serving_hooks.replay.engine import check_fits
         from presage.serving_hooks.replay.policies import POLICIES, STOCK
         from presage.serving_hooks.replay.runs import Setting, result
-        from presage.serving_hooks.replay.versions import Contender, contest
+        from presage.serving_hooks.replay.side_by_side import Contender, contest
         from presage.serving_hooks.replay.workload import workload
 
         held = workload(table, self._convention, self._pause_s)

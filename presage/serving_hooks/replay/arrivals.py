@@ -1,4 +1,4 @@
-"""When jobs come: as recorded, at random, in bursts, or one for each that ends.
+"""When jobs come: as recorded, at random, in bursts, in phases of load, or one for each that ends.
 
 An order of jobs and, for each, a time; or no times and a number of jobs under way at once. Everything random comes
 from the seed.
@@ -7,7 +7,7 @@ from the seed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -90,3 +90,43 @@ def schedule(arrivals: Arrivals, jobs: Sequence[Job], seed: int) -> Schedule:
     shape = 1.0 / arrivals.cv**2
     gaps = rng.gamma(shape, 1.0 / (float(arrivals.rate or 0.0) * shape), len(jobs))
     return Schedule(tuple(zip(np.cumsum(gaps).tolist(), order, strict=True)))
+
+
+@dataclass(frozen=True)
+class Phased:
+    """Jobs that come in phases.
+
+    Attributes:
+        jobs: in the order in which they come, with their times; to be replayed as recorded.
+        ends_s: of each phase, when its last job comes.
+    """
+
+    jobs: tuple[Job, ...]
+    ends_s: tuple[float, ...]
+
+
+def phased(jobs: Sequence[Job], phases: Sequence[tuple[float, float]], seed: int) -> Phased:
+    """Draws when jobs come: a Poisson process whose rate changes from phase to phase.
+
+    Args:
+        jobs: in any order; the order they come in is drawn.
+        phases: (share of the jobs, jobs a second), one after the other.
+        seed: of order and times.
+
+    Raises:
+        ConfigurationError: shares do not add up to 1, or a rate is not above 0.
+    """
+    shares = np.asarray([share for share, _ in phases])
+    if not phases or not np.isclose(shares.sum(), 1.0) or (shares < 0).any():
+        raise ConfigurationError(f"phases have shares {shares.tolist()} of the workflows; they have to add up to 1")
+    if any(not 0 < rate < float("inf") for _, rate in phases):
+        raise ConfigurationError("a phase has no rate; give workflows a second, above 0")
+    rng = np.random.default_rng([seed, len(jobs)])
+    order = rng.permutation(len(jobs))
+    last = np.round(np.cumsum(shares) * len(jobs)).astype(int)
+    rates = np.concatenate(
+        [np.full(end - begin, rate) for begin, end, (_, rate) in zip([0, *last[:-1]], last, phases, strict=True)]
+    )
+    times = np.cumsum(rng.exponential(1.0, len(jobs)) / rates)
+    come = tuple(replace(jobs[number], arrives_s=float(at_s)) for number, at_s in zip(order, times, strict=True))
+    return Phased(come, tuple(float(times[end - 1]) if end else 0.0 for end in last))

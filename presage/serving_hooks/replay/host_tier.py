@@ -15,7 +15,8 @@ not by `build_connector_meta`, so that iterations done in short write in the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +24,38 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
 
 from presage.serving_hooks.replay.engine_file import EngineFile
-from presage.serving_hooks.replay.host_cache import HostCache
+
+
+class HostCache:
+    """What the host keeps of the cache: blocks by their hashes, the least recently used given up first.
+
+    Args:
+        blocks: it has room for.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._kept: OrderedDict[bytes, None] = OrderedDict()  # the least recently used first
+
+    def keep(self, hashes: Sequence[bytes]) -> None:
+        """Blocks that follow each other are used, and written where they are not here.
+
+        The first counts as used last: a block is of no use without those before it. vLLM frees in that order too.
+        """
+        kept = self._kept
+        for one in reversed(hashes):
+            kept[one] = None
+            kept.move_to_end(one)
+        while len(kept) > self._blocks:
+            kept.popitem(last=False)
+
+    def found(self, hashes: Sequence[bytes]) -> int:
+        """How many of the first ones are here. Counts as no use of them."""
+        for number, one in enumerate(hashes):
+            if one not in self._kept:
+                return number
+        return len(hashes)
+
 
 _BLOCKS: Final = "blocks"
 

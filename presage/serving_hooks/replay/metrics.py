@@ -1,4 +1,4 @@
-"""Figures of one run, and their means and intervals over several seeds.
+"""What a run leaves behind: a record of each request, its figures, and their means and intervals over several seeds.
 
 A policy's share of what the oracle gains over stock is a ratio of mean differences, run against run of the same seed.
 It is None where the oracle's gain is not established: its 95 % interval holds 0.
@@ -9,12 +9,72 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.serving_hooks.replay.records import Run
+
+@dataclass(slots=True)
+class Asked:
+    """A request and what became of it; times in seconds of the virtual clock.
+
+    Attributes:
+        job: number of its job.
+        step: its number in the job.
+        agent: that asked.
+        came_s: when it came.
+        prompt_tokens: of its prompt.
+        again_tokens: of them, in whole blocks, those that an endless cache would have had.
+        hit_tokens: those that were found when the request was first selected, in the cache or the host's.
+        began_s: when that was.
+        first_token_s: when its first token was there.
+        ended_s: when its last was.
+        host_tokens: of those found, the ones that were loaded from the host.
+    """
+
+    job: int
+    step: int
+    agent: str
+    came_s: float
+    prompt_tokens: int
+    again_tokens: int
+    hit_tokens: int = 0
+    began_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    host_tokens: int = 0
+
+
+@dataclass
+class Run:
+    """One run of a workload under a policy.
+
+    Attributes:
+        asked: requests, in the order in which they ended.
+        completions_s: of each job, from its arrival to its end.
+        end_s: when the last job ended.
+        iterations: of the engine.
+        short_iterations: of them, done in short.
+        prefilled_tokens: computed of prompts, and of outputs again after preemptions.
+        output_tokens: of all requests.
+        preemptions: requests that lost their blocks.
+        evicted: blocks that were given up, by class; empty where nobody counted.
+        loaded_tokens: from the host, also for what no workflow asked for and again after preemptions; None without one.
+    """
+
+    asked: list[Asked] = field(default_factory=list)
+    completions_s: list[float] = field(default_factory=list)
+    end_s: float = 0.0
+    iterations: int = 0
+    short_iterations: int = 0
+    prefilled_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    evicted: dict[str, int] = field(default_factory=dict)
+    loaded_tokens: int | None = None
+
 
 LOWER_IS_BETTER: Final = (
     "completion_mean_s",
@@ -50,7 +110,7 @@ def figures(run: Run) -> Figures:
         recomputed_tokens: prefilled though they had been computed before.
         iterations: of the engine.
         evicted_blank, evicted_retired, evicted_active: blocks given up that held nothing, whose workflows had ended, or
-            that a workflow under way has used (evictions.py); where they were counted.
+            that a workflow under way has used (`engine.Evictions`); where they were counted.
 
     `runs` adds promotions: how often ageing took a request up a level, where requests are ranked.
     """
@@ -130,3 +190,42 @@ def _established(differences: Sequence[float]) -> bool:
     if limits is None:
         return abs(differences[0]) > 1e-12
     return bool(limits[0] > 0 or limits[1] < 0)
+
+
+@dataclass(frozen=True)
+class Course:
+    """A run by windows of time; W windows.
+
+    Attributes:
+        begins_s: float64 [W].
+        hit_rate: float64 [W], prompt tokens found in the cache, of those of requests first selected in the window; NaN
+            where there was none.
+        under_way: float64 [W], requests that had come and not ended, on average over the window.
+    """
+
+    begins_s: NDArray[np.float64]
+    hit_rate: NDArray[np.float64]
+    under_way: NDArray[np.float64]
+
+
+def course(run: Run, window_s: float) -> Course:
+    """A run in the course of time.
+
+    Args:
+        run: to its end.
+        window_s: seconds of a window.
+    """
+    begins = np.arange(0.0, max(run.end_s, window_s), window_s)
+    began = _column(run, "began_s")
+    at = np.minimum((began // window_s).astype(int), len(begins) - 1)
+    prompt = np.bincount(at, _column(run, "prompt_tokens"), len(begins))
+    hit = np.bincount(at, _column(run, "hit_tokens"), len(begins))
+    came, ended = _column(run, "came_s")[:, None], _column(run, "ended_s")[:, None]
+    there = np.minimum(ended, begins + window_s) - np.maximum(came, begins)
+    rate = np.divide(hit, prompt, out=np.full(len(begins), np.nan), where=prompt > 0)
+    return Course(begins, rate, np.clip(there, 0.0, None).sum(axis=0) / window_s)
+
+
+def _column(run: Run, name: str) -> NDArray[np.float64]:
+    values: list[Any] = [getattr(asked, name) for asked in run.asked]
+    return np.asarray(values, np.float64)

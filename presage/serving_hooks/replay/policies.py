@@ -7,7 +7,7 @@
     full           everything: priority, eviction, admission and prefetch, by the forecasts that were asked for
     oracle         hierarchical with the truth for a forecast
     belady         the block whose next use is furthest away is given up first, by the truth: foresight.py
-    best-fixed     oracle, and never more workflows at once than the best fixed number: sweep.py
+    best-fixed     oracle, and never more workflows at once than the best fixed number: `runs.tried`
     shortest-job   shortest total job first by the truth, vLLM's order of free blocks
 
 Schedulers say who runs next, crossed with any of them:

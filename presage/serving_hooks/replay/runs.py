@@ -6,6 +6,7 @@ there are; each process hashes the prompts once for all its runs. An interrupt k
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import os
@@ -15,21 +16,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from presage.errors import EngineError
 from presage.serving_hooks.replay.arrivals import Arrivals, schedule
 from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.forecasts import Output, Source, source, told
-from presage.serving_hooks.replay.metrics import Figures, figures, over_seeds, shares
+from presage.serving_hooks.replay.metrics import Figures, Run, figures, over_seeds, shares
 from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
 from presage.serving_hooks.replay.prompts import Prompts
-from presage.serving_hooks.replay.records import Run
-from presage.serving_hooks.replay.sweep import best, most_at_once, tried
 from presage.serving_hooks.replay.workload import Convention, Job
+
+_FEWEST_AT_ONCE: Final = 4
+
+_OFTEN: Final = (50_000, 20, 20)
+"""Rarely enough to be of no weight, often enough that requests, which refer to themselves, do not pile up."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,22 @@ def settings_of_hooks() -> frozenset[str]:
     return frozenset(PresageConfig.model_fields)
 
 
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """While a replay runs the collector of garbage would look through all of vLLM and all prompts again and again.
+
+    What is there stays out of it, and what comes is looked through more seldom; as before afterwards.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*_OFTEN)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 def run_one(
     setting: Setting,
     policy: Policy,
@@ -124,11 +145,8 @@ def run_one(
     """
     _quiet()
     from presage.serving_hooks.replay import vllm_scheduler
-    from presage.serving_hooks.replay.clock import Clock
-    from presage.serving_hooks.replay.engine import Engine
-    from presage.serving_hooks.replay.evictions import Evictions
+    from presage.serving_hooks.replay.engine import Clock, Engine, Evictions
     from presage.serving_hooks.replay.foresight import Foresight
-    from presage.serving_hooks.replay.garbage import seldom_collected
     from presage.serving_hooks.replay.vllm_policies import scheduler_class
 
     jobs, engine, clock = setting.jobs, setting.engine, Clock()
@@ -156,7 +174,7 @@ def run_one(
         policy.at_once,
         (evictions,) if foresight is None else (evictions, foresight),
     )
-    with seldom_collected():
+    with _seldom_collected():
         played = playing.play()
     played.evicted = evictions.counts
     tell(played)
@@ -231,6 +249,40 @@ def run_all(
             interrupted = True  # a sweep that was not done has no best number
     order = {policy.name: place for place, policy in enumerate(policies)}
     return sorted(done, key=lambda one: (order[one.policy], one.seed)), interrupted
+
+
+def tried(policy: Policy, most: int) -> list[Policy]:
+    """The policy with each number of workflows at once that is tried, each a quarter above the one before.
+
+    The best has the shortest mean completion from arrival, waiting included, with one seed; the other seeds then run
+    with it. So the number is chosen on the same workload that it is judged on: a bound, no policy anybody could run.
+
+    Args:
+        policy: to be limited.
+        most: workflows that can be under way at once.
+    """
+    numbers, number = [most], _FEWEST_AT_ONCE
+    while number < most:
+        numbers.append(number)
+        number += max(1, number // 4)
+    return [replace(policy, at_once=number) for number in sorted(numbers)]
+
+
+def best(runs: Mapping[int, Figures]) -> int:
+    """The number whose workflows completed soonest in the mean; the smaller of equals.
+
+    Args:
+        runs: figures by number of workflows at once.
+    """
+    return min(runs, key=lambda number: (runs[number]["completion_mean_s"], number))
+
+
+def most_at_once(arrivals_at_once: int | None, most_requests: int, jobs: Sequence[object]) -> int:
+    """Workflows that can be under way at once: those of a closed loop, else as many as an iteration has requests.
+
+    A workflow in a tool call has no request, so under random arrivals twice as many are tried as run at once.
+    """
+    return min(arrivals_at_once or 2 * most_requests, len(jobs))
 
 
 class _Runner:

@@ -30,8 +30,8 @@ from typing import Any
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from presage.serving_hooks.replay.clock import Clock
-from presage.serving_hooks.replay.cost import Cost
+from presage.serving_hooks.replay.engine import Clock
+from presage.serving_hooks.replay.engine_file import Cost
 from presage.serving_hooks.replay.vllm_scheduler import computed as answered
 
 

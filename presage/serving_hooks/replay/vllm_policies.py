@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from presage.serving_hooks.replay.forecasts import Unread
-from presage.serving_hooks.replay.foreseen_blocks import ForeseenBlocks
-from presage.serving_hooks.replay.foresight import Foresight
+from presage.serving_hooks.replay.foresight import ForeseenBlocks, Foresight
 from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.stretches import StretchScheduler
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.scheduler import Policies
 
 

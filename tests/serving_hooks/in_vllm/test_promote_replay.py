@@ -19,7 +19,7 @@ from presage.cli.remaining_length import REMAINING_LENGTH
 from presage.cli.replay_gate import ReplayGate
 from presage.errors import ConfigurationError
 from presage.registry.connect import open_registry
-from presage.serving_hooks.replay import versions
+from presage.serving_hooks.replay.side_by_side import half
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -142,8 +142,8 @@ def test_other_kinds_are_refused() -> None:
 
 def test_halves_differ_by_seed_and_need_something_to_be_drawn_of() -> None:
     jobs = tuple(range(9))
-    drawn = [versions.half(jobs, seed) for seed in range(6)]  # type: ignore[arg-type]
+    drawn = [half(jobs, seed) for seed in range(6)]  # type: ignore[arg-type]
     assert [len(one) for one in drawn] == [5] * 6
     assert len(set(drawn)) > 3
-    assert drawn[0] == versions.half(jobs, 0)  # type: ignore[arg-type]
+    assert drawn[0] == half(jobs, 0)  # type: ignore[arg-type]
     assert all(list(one) == sorted(one) for one in drawn)

@@ -13,15 +13,12 @@ from vllm_samples import everything_is_free
 from presage.errors import TraceError
 from presage.serving_hooks.replay import vllm_scheduler
 from presage.serving_hooks.replay.arrivals import STAGGER_S, Arrivals, schedule
-from presage.serving_hooks.replay.clock import Clock
-from presage.serving_hooks.replay.cost import Cost
-from presage.serving_hooks.replay.engine import Engine, check_fits
-from presage.serving_hooks.replay.engine_file import EngineFile
-from presage.serving_hooks.replay.evictions import Evictions
+from presage.serving_hooks.replay.engine import Clock, Engine, Evictions, check_fits
+from presage.serving_hooks.replay.engine_file import Cost, EngineFile
 from presage.serving_hooks.replay.forecasts import source
+from presage.serving_hooks.replay.metrics import Run
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.prompts import Prompts
-from presage.serving_hooks.replay.records import Run
 from presage.serving_hooks.replay.runs import Setting, result, run_all, run_one
 from presage.serving_hooks.replay.vllm_policies import scheduler_class
 from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble

@@ -12,8 +12,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its o
 from presage.serving_hooks.replay import vllm_scheduler
 from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.replay.metrics import Run
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
-from presage.serving_hooks.replay.records import Run
 from presage.serving_hooks.replay.runs import Setting, run_one
 from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble
 

@@ -14,8 +14,8 @@ from replay_samples import chain
 
 from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
+from presage.serving_hooks.replay.metrics import Run
 from presage.serving_hooks.replay.policies import POLICIES
-from presage.serving_hooks.replay.records import Run
 from presage.serving_hooks.replay.runs import Setting, run_one
 from presage.serving_hooks.replay.side_by_side import gained, side_by_side, swept
 from presage.serving_hooks.replay.workload import Convention

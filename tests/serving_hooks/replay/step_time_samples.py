@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.serving_hooks.replay.step_times import Measured, StepTimes
+from presage.serving_hooks.replay.calibrate import Measured, StepTimes
 
 TRUE = np.asarray([0.008, 90e-6, 150e-6, 3e-8])
 ENGINE = {

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.replay.cost import Cost
-from presage.serving_hooks.replay.engine_file import DEFAULT, checked, engine_text, read_engine, shipped
+from presage.serving_hooks.replay.engine_file import DEFAULT, Cost, checked, engine_text, read_engine, shipped
 
 GOOD = """
 cache_tokens = 1600

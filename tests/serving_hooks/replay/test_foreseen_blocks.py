@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.serving_hooks.replay.foreseen_blocks import ForeseenBlocks
+from presage.serving_hooks.replay.foresight import ForeseenBlocks
 
 
 @dataclass(eq=False)

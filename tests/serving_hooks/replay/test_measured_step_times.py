@@ -7,7 +7,7 @@ import pytest
 from step_time_samples import iterations, measured, times_of, write_steps
 
 from presage.errors import TraceError
-from presage.serving_hooks.replay.step_times import read_step_times
+from presage.serving_hooks.replay.calibrate import read_step_times
 
 TIMES = measured(iterations(5), times_of(iterations(5)))
 

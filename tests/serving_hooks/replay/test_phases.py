@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from replay_samples import chain
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.replay.phases import course, phased
-from presage.serving_hooks.replay.records import Asked, Run
+from presage.serving_hooks.replay.arrivals import phased
+from presage.serving_hooks.replay.metrics import Asked, Run, course
 from presage.serving_hooks.replay.workload import Convention
 
 JOBS = tuple(chain(number, "pq", Convention()) for number in range(400))

@@ -3,8 +3,7 @@
 from presage.datasets.requests import PlainRequest
 from presage.serving_hooks.replay.engine import again_tokens
 from presage.serving_hooks.replay.prompts import Prompts
-from presage.serving_hooks.replay.requests import requests_workload
-from presage.serving_hooks.replay.workload import Convention
+from presage.serving_hooks.replay.workload import Convention, requests_workload
 
 REQUESTS = (
     PlainRequest(0.0, 900, 5, (7, 8)),

@@ -2,8 +2,7 @@
 
 import pytest
 
-from presage.serving_hooks.replay.metrics import figures, interval, over_seeds, shares
-from presage.serving_hooks.replay.records import Asked, Run
+from presage.serving_hooks.replay.metrics import Asked, Run, figures, interval, over_seeds, shares
 
 
 def run() -> Run:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from presage.serving_hooks.replay.policies import POLICIES
-from presage.serving_hooks.replay.sweep import best, most_at_once, tried
+from presage.serving_hooks.replay.runs import best, most_at_once, tried
 
 
 @pytest.mark.parametrize("most", [1, 3, 4, 5, 72, 500])

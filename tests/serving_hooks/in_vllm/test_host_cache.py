@@ -1,9 +1,14 @@
 """The host keeps what was used last, and of what follows each other the first."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.serving_hooks.replay.host_cache import HostCache
+pytest.importorskip("vllm", reason="vLLM is not installed; the host's cache is a connector of its scheduler")
+
+from presage.serving_hooks.replay.host_tier import HostCache
+
+pytestmark = pytest.mark.vllm
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 
