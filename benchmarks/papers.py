@@ -182,7 +182,7 @@ def pausing(hooked: type[Any]) -> type[Any]:
     from presage.serving_hooks.vllm import compat
 
     class PausingScheduler(hooked):  # type: ignore[misc]
-        def _make_gate(self, switch: Switch) -> Any:
+        def _make_admission_controller(self, switch: Switch) -> Any:
             return PauseRestore(compat.cache_tokens(self), self._workflows.__contains__, type(self).clock, switch)
 
     return PausingScheduler

@@ -20,7 +20,7 @@ from presage.serving_hooks.replay.metrics import Run
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.prompts import Prompts
 from presage.serving_hooks.replay.runs import Setting, result, run_all, run_one
-from presage.serving_hooks.replay.vllm_policies import scheduler_class
+from presage.serving_hooks.replay.vllm_policies import HookedScheduler, scheduler_class
 from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
@@ -194,6 +194,11 @@ def test_every_policy_is_quick_and_step_by_step_alike(policy: Policy, tokens: in
     assert quick == slow
     assert quick.off == ()
     assert quick == run_one(setting, policy, 1)  # hashes of before make no difference
+
+
+def test_pause_and_restore_stand_where_the_hooks_have_their_admission() -> None:
+    kind = scheduler_class(THUNDERAGENT, None, Clock())
+    assert kind._make_admission_controller is not HookedScheduler._make_admission_controller
 
 
 def test_who_knows_the_next_use_finds_more_than_who_knows_the_last() -> None:
