@@ -44,11 +44,11 @@ from presage.features.vocabulary import Vocabulary
 from presage.predictors.ngram import BackoffNgram
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
-from presage.serving_hooks.truth.drift import Alarm, Drift, DriftConfig
-from presage.serving_hooks.truth.outcomes import Followed
-from presage.serving_hooks.truth.promoted import Promoted, promoted_by_type
-from presage.serving_hooks.truth.recorded import Said, followed_of
-from presage.serving_hooks.truth.truth import Truth
+from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.monitoring.outcomes import Followed
+from presage.serving_hooks.monitoring.promoted import Promoted, promoted_by_type
+from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
 from presage.training.training import median_us
 
 TRAINING, HELD_OUT, BEFORE, AFTER, WITHOUT = 1000, 600, 500, 400, 1000
@@ -192,7 +192,7 @@ def costs() -> dict[str, float]:
     agents = table["agent"].to_pylist()
     # These workflows are all cut short, and would raise an alarm: what is measured is the watching.
     never = DriftConfig(false_alarms=1e-300)
-    truth = Truth(Drift(promoted_by_type(followed_of(table, said)), never))
+    truth = ForecastMonitor(Drift(promoted_by_type(followed_of(table, said)), never))
     plain = Forecaster(None, back_off=OnlineCounts())
     # Every workflow has three steps behind it: the one measured has forecasts to judge at every horizon.
     starts = [row for row, step in enumerate(steps) if step == 3 and row + 1 < len(steps) and steps[row + 1] == 4]

@@ -43,7 +43,7 @@ from presage.predictors.parts import NextAgentConfig
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
-from presage.serving_hooks.truth.truth import Truth
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.training.next_agent import train
 
 BLOCKS, BLOCK, WORKFLOWS = 50_000, 16, 10_000
@@ -127,10 +127,10 @@ def main() -> None:
     predictor = learned()
     state = predictor.open("retry").nbytes
 
-    def forecast(truth: Truth | None = None) -> type[Any]:
+    def forecast(truth: ForecastMonitor | None = None) -> type[Any]:
         # Tracing slows every call; what is late must not switch the predictor off.
         budget = Budget(deadline_s=60.0, hang_s=None)
-        return told(Forecaster(predictor, back_off=OnlineCounts(), budget=budget, truth=truth))
+        return told(Forecaster(predictor, back_off=OnlineCounts(), budget=budget, monitor=truth))
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -140,7 +140,7 @@ def main() -> None:
         print(f"a block: {block:.0f} bytes")
         served = (WORKFLOWS, 2, 32)
         (kept, last), (stock, _) = traced(folder, forecast(), *served), traced(folder, Scheduler, *served)
-        followed = traced(folder, forecast(Truth()), *served)[0]
+        followed = traced(folder, forecast(ForecastMonitor()), *served)[0]
         workflow, explain, truth = (kept - stock) / WORKFLOWS - state, last / WORKFLOWS, (followed - kept) / WORKFLOWS
         print(f"a workflow: {workflow:.0f} bytes, and {state} of the predictor's state")
         print(f"explain: {explain:.0f} bytes of that; truth: {truth:.0f} bytes more")

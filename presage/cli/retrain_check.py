@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from presage.cli.kinds import Loaded
     from presage.registry.connect import Registry
-    from presage.serving_hooks.truth.promoted import Promoted
-    from presage.serving_hooks.truth.recorded import Said
+    from presage.serving_hooks.monitoring.promoted import Promoted
+    from presage.serving_hooks.monitoring.retrain_check import Said
 
 DUE = REFUSED
 
@@ -59,9 +59,9 @@ def retrain_check(
     Exit code 3 when retraining is due for any workflow type, 0 when it is not.
     """
     from presage.cli.load import load
-    from presage.serving_hooks.truth.promoted import promoted_by_type
-    from presage.serving_hooks.truth.recorded import followed_of
-    from presage.serving_hooks.truth.retrain_check import retrain_check as check
+    from presage.serving_hooks.monitoring.promoted import promoted_by_type
+    from presage.serving_hooks.monitoring.retrain_check import followed_of
+    from presage.serving_hooks.monitoring.retrain_check import retrain_check as check
 
     out = Output(as_json)
     with out.working() as report:
@@ -153,8 +153,8 @@ def promotion_figures(candidate: Loaded, table: pa.Table, out: Output) -> dict[s
     import pyarrow.compute as pc
 
     from presage.features.input_profiles import PROFILES, masked
-    from presage.serving_hooks.truth.promoted import promoted_by_type
-    from presage.serving_hooks.truth.recorded import followed_of
+    from presage.serving_hooks.monitoring.promoted import promoted_by_type
+    from presage.serving_hooks.monitoring.retrain_check import followed_of
 
     kind = candidate.kind.name
     if kind not in ("next-agent", "remaining-length"):
@@ -182,12 +182,12 @@ def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str
         RegistryError: the registry does not take it.
     """
     from presage.registry.connect import attach
-    from presage.serving_hooks.truth.promoted_file import FILE, FOLDER, written
+    from presage.serving_hooks.monitoring.promoted import PROMOTED_FILE, PROMOTED_FOLDER, promoted_json
 
     with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / FILE
-        file.write_text(written(promoted), encoding="utf-8")
-        attach(registry, name, version, [file], FOLDER)
+        file = Path(scratch) / PROMOTED_FILE
+        file.write_text(promoted_json(promoted), encoding="utf-8")
+        attach(registry, name, version, [file], PROMOTED_FOLDER)
 
 
 def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> Said:
@@ -204,7 +204,7 @@ def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> Said:
 
     from presage.features.lengths import length_rows
     from presage.features.prefixes import prefixes_of
-    from presage.serving_hooks.truth.recorded import Said
+    from presage.serving_hooks.monitoring.retrain_check import Said
 
     found = Said()
     if "next-agent" in loaded:

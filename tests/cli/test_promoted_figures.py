@@ -17,7 +17,7 @@ from presage.cli.train_predictor import app as train_predictor
 from presage.datasets.law import generate
 from presage.datasets.store import append, read_store
 from presage.registry.connect import attach, attached, open_registry
-from presage.serving_hooks.truth.drift import Drift
+from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.registered import AskedOnArrival, champions

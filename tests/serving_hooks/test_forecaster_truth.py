@@ -1,4 +1,4 @@
-"""Truth beside the forecaster: told what predictors claim, and while an alarm stands counts answer in their place."""
+"""The monitor beside the forecaster: told what predictors claim; while an alarm stands, counts answer instead."""
 
 import numpy as np
 import pytest
@@ -9,16 +9,15 @@ from presage.predictors.next_agent import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import DRIFTED, LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
-from presage.serving_hooks.truth.alarm import Reason
-from presage.serving_hooks.truth.drift import Alarm, Drift, DriftConfig
-from presage.serving_hooks.truth.outcomes import Followed
-from presage.serving_hooks.truth.promoted import Figure
-from presage.serving_hooks.truth.truth import Truth
+from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig, Reason
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.monitoring.outcomes import Followed
+from presage.serving_hooks.monitoring.promoted import Figure
 
 AGENTS = ("planner", "coder", "tester")
 
 
-class Kept(Truth):
+class Kept(ForecastMonitor):
     """Keeps what is told of whole workflows."""
 
     def __init__(self) -> None:
@@ -38,7 +37,7 @@ def of(tiny: Tiny, clock: Clock | None = None) -> tuple[Forecaster, Kept]:
         lengths=lengths_of(tiny.store),
         lengths_version=5,
         back_off=OnlineCounts(),
-        truth=truth,
+        monitor=truth,
         time_to_live_s=60.0,
         clock=clock or Clock(),
     )
@@ -55,7 +54,7 @@ def run(forecaster: Forecaster, workflow_id: str, *, end: str = "said") -> list[
     return said
 
 
-def raised(truth: Truth, figure: str) -> None:
+def raised(truth: ForecastMonitor, figure: str) -> None:
     reason = Reason(figure, "below", 0.1, Figure(0.8, 0.7, 0.9))
     truth.drift.alarms["retry"] = Alarm("retry", 99, (reason,))
 

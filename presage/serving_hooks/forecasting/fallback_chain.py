@@ -1,9 +1,9 @@
 """Who answers an event: the model, else the counts of what was seen here, else nobody.
 
-A model that has hardly seen an agent still answers, by its own back-off; counts that have seen more of that agent go
-before it. Where a workflow type has changed (truth/drift.py) counts go before the model whenever they know enough; it
-is asked all the same, which is how it is known that it is right again. Whatever a model could not answer leaves its
-state of the workflow half a step behind: the workflow gets no forecast of that model any more.
+A model that has hardly seen an agent still answers, by its own back-off; counts that have seen more of that agent take
+precedence. While a drift alarm stands for a workflow type (`monitoring/drift.py`), counts answer whenever they know
+enough. The model is still asked, which is how the monitor notices that it is right again. A call that a model could not
+answer leaves its state of the workflow half a step behind, so that workflow gets no more forecasts from that model.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from presage.serving_hooks.forecasting.live import (
 )
 from presage.serving_hooks.forecasting.names import shared
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts, WorkflowHistory
-from presage.serving_hooks.truth.alarm import Kind
-from presage.serving_hooks.truth.truth import Truth
+from presage.serving_hooks.monitoring.drift import Kind
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 
 _NONE: Final = Refused(NO_MODEL)
 
@@ -92,7 +92,7 @@ class FallbackChain:
         lengths: what is left, likewise.
         counts: learn from every event; None for no such answers.
         agents_breaker, lengths_breaker: watch over the predictors.
-        truth: says which workflow types have changed; None if nobody does.
+        monitor: says which workflow types have changed; None if nobody does.
 
     Attributes:
         claimed: what the predictors themselves said at the event that was answered last, whoever answered it; what is
@@ -106,10 +106,10 @@ class FallbackChain:
         counts: OnlineCounts | None,
         agents_breaker: CircuitBreaker,
         lengths_breaker: CircuitBreaker,
-        truth: Truth | None = None,
+        monitor: ForecastMonitor | None = None,
     ) -> None:
         self.claimed: LiveForecast | None = None
-        self._truth = truth
+        self._monitor = monitor
         self._agents, self._lengths, self._counts = agents, lengths, counts
         self._ask_agents, self._ask_lengths = agents_breaker.ask, lengths_breaker.ask
 
@@ -148,7 +148,7 @@ class FallbackChain:
         if self._agents is not None and not isinstance(running.agents, Refused):
             live = self._ask_agents(partial(self._agents.prefilled, running.agents, step["agent"], step, running.said))
         answer = self._next(PREFILL, workflow_type, running, live, running.said)
-        if self._truth is not None and isinstance(said, LiveLengths) and said is not running.said:
+        if self._monitor is not None and isinstance(said, LiveLengths) and said is not running.said:
             self.claimed = replace(self.claimed or answer, remaining=said)
         if before is not None and not isinstance(running.agents, Refused):
             running.awaited = Awaited(before, step, answer)
@@ -236,8 +236,8 @@ class FallbackChain:
 
     def _changed(self, workflow_type: str, kind: Kind) -> bool:
         """Whether an alarm speaks against this type's forecasts."""
-        truth = self._truth
-        return truth is not None and bool(truth.drift.alarms) and truth.falls_back(workflow_type, kind)
+        monitor = self._monitor
+        return monitor is not None and bool(monitor.drift.alarms) and monitor.falls_back(workflow_type, kind)
 
 
 def _why_not(champion: object, state: object) -> Refused:

@@ -39,8 +39,8 @@ from presage.serving_hooks.forecasting.live import (
 )
 from presage.serving_hooks.forecasting.names import Key, scoped, shared, short, tenant_of
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
-from presage.serving_hooks.truth.truth import Truth
 
 _EXPIRED_AN_EVENT: Final = 8
 """Silent workflows that one event ends at most: their end must not hold up whoever is not silent."""
@@ -61,7 +61,7 @@ class Forecaster:
             it would look like one that begins.
         time_to_live_s: seconds without an event after which a workflow counts as ended; longer than tools take.
         budget: what each predictor may cost before it is switched off.
-        truth: told every event, and says where counts are to answer in the place of a predictor.
+        monitor: told every event, and says where counts are to answer in the place of a predictor.
         inputs: where what comes with events is counted; None counts from 0.
         clock: seconds, rising.
 
@@ -90,7 +90,7 @@ class Forecaster:
         max_workflows: int = 100_000,
         time_to_live_s: float = TIME_TO_LIVE_S,
         budget: Budget | None = None,
-        truth: Truth | None = None,
+        monitor: ForecastMonitor | None = None,
         inputs: Counter[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -114,9 +114,9 @@ class Forecaster:
             back_off,
             breakers[0],
             breakers[1],
-            truth,
+            monitor,
         )
-        self.truth = truth
+        self.monitor = monitor
         self._clock = clock
         self._workflows = Workflows(max_workflows, time_to_live_s)
 
@@ -233,20 +233,20 @@ class Forecaster:
             return None
         self.states["used"] += 1
         self.inputs[STATES] += 1
-        if self.truth is not None and self._chain.claimed is not None:
-            self.truth.again(*key, self._chain.claimed)
+        if self.monitor is not None and self._chain.claimed is not None:
+            self.monitor.again(*key, self._chain.claimed)
         return live
 
     def close(self, workflow_type: str, workflow_id: str, *, cut: bool = False, silent: bool = False) -> None:
         """The workflow has ended; its state goes. Closing one that is not there is no error.
 
         With `cut` it was broken off: where it would have ended is not learnt. One that fell `silent` is as those
-        that `expire` ends: counts take that for its end, truth does not.
+        that `expire` ends: counts take that for its end, the monitor does not.
         """
         try:
             key = short(workflow_type), short(workflow_id)
-            if self.truth is not None:
-                self.truth.ended(*key, cut=cut or silent)
+            if self.monitor is not None:
+                self.monitor.ended(*key, cut=cut or silent)
             running = self._workflows.pop(key)
             if running is not None and not cut:
                 self._chain.ended(key[0], running)
@@ -259,8 +259,8 @@ class Forecaster:
         try:
             for key, running in islice(self._workflows.silent(self._clock()), most):
                 ended += 1
-                if self.truth is not None:
-                    self.truth.ended(*key, cut=True)
+                if self.monitor is not None:
+                    self.monitor.ended(*key, cut=True)
                 self._chain.ended(key[0], running)
         except Exception as error:
             self.counts[type(error).__name__] += 1
@@ -309,8 +309,8 @@ class Forecaster:
         except Exception:
             running.miss(running.steps)  # one state may have moved, and another not
             raise
-        if self.truth is not None:
-            self.truth.begun(*key, given["agent"], self._chain.claimed or live, step)
+        if self.monitor is not None:
+            self.monitor.begun(*key, given["agent"], self._chain.claimed or live, step)
         return live
 
     def _completed(self, workflow_type: str, workflow_id: str, given: Mapping[str, Any]) -> LiveForecast | str:
@@ -326,8 +326,8 @@ class Forecaster:
         except Exception:
             running.miss(running.steps)
             raise
-        if self.truth is not None:
-            self.truth.completed(*key, self._chain.claimed or live, given["output_tokens"])
+        if self.monitor is not None:
+            self.monitor.completed(*key, self._chain.claimed or live, given["output_tokens"])
         return live
 
 

@@ -28,8 +28,7 @@ from presage.registry.promote import PROFILE
 from presage.registry.resolve import ResolvedModel, resolve
 from presage.serving_hooks.forecasting.adapters import LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.live import NO_LENGTHS, NO_MODEL
-from presage.serving_hooks.truth import promoted_file
-from presage.serving_hooks.truth.promoted import Promoted
+from presage.serving_hooks.monitoring.promoted import PROMOTED_FILE, PROMOTED_FOLDER, Promoted, read_promoted
 
 Predictor = TypeVar("Predictor")
 
@@ -203,9 +202,9 @@ def _promoted(found: ResolvedModel, registry: Callable[[], Registry]) -> Mapping
         return {}
     called = f"{found.name} version {found.version}"
     try:
-        content = attached(registry(), found.name, found.version, promoted_file.FOLDER, promoted_file.FILE)
+        content = attached(registry(), found.name, found.version, PROMOTED_FOLDER, PROMOTED_FILE)
         if content is not None:
-            return promoted_file.read(content)
+            return read_promoted(content)
     except Exception as error:
         _log.warning(
             "%s: what it was promoted with is not known: %s; %s", called, why(error).rstrip("."), _OWN_BEGINNING

@@ -31,9 +31,8 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.names import unscoped
-from presage.serving_hooks.truth.detector import SHARES
-from presage.serving_hooks.truth.following import Following
-from presage.serving_hooks.truth.outcomes import Followed, Tally, model_of
+from presage.serving_hooks.monitoring.drift import SHARES
+from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker, Tally, model_of
 from presage.serving_hooks.vllm.metadata import MAX_NAME
 from presage.serving_hooks.vllm.mode_names import PolicyName
 
@@ -269,7 +268,7 @@ class Evidence:
 
     has a mean of at most 1 as long as it is not (Waudby-Smith & Ramdas, 2024, §4), so it ever reaches 1 / RISK with a
     probability of at most RISK (Ville), however often one looks. What it asks is that one workflow does not tell of the
-    next. The bets are those of truth/detector.py.
+    next. The bets are those of `monitoring/drift.py`.
 
     What suffices is a type and a model, "version 3" or the counts: another version begins in shadow again. A new
     version of an application does where its type has another name. What happens later to a type that suffices is the
@@ -284,7 +283,7 @@ class Evidence:
     """
 
     def __init__(self, least: int, changed: Callable[[], None]) -> None:
-        self.following = Following(self.followed, horizon=1)
+        self.following = OutcomeTracker(self.followed, horizon=1)
         self._least, self._changed = least, changed
         self._shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
         self._asked: OrderedDict[str, str] = OrderedDict()

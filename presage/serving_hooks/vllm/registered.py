@@ -31,10 +31,10 @@ from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedFo
 from presage.serving_hooks.forecasting.live import LiveForecast, Projection
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.sources import Held, Predictors, resolve_predictors
-from presage.serving_hooks.truth.drift import Drift
-from presage.serving_hooks.truth.live_accuracy import LiveAccuracy
-from presage.serving_hooks.truth.promoted_file import merged
-from presage.serving_hooks.truth.truth import Truth
+from presage.serving_hooks.monitoring.drift import Drift
+from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.monitoring.promoted import merged_promoted
 from presage.serving_hooks.vllm.ask_registry import AskRegistry, open_existing, resolve_registry_uri
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
@@ -212,7 +212,7 @@ class Champions:
                 "troubles": dict(self._reload.troubles),
                 "workflows_under_older": self.asked.under_older,
             }
-        truth = self.asked.latest.truth
+        truth = self.asked.latest.monitor
         return told | ({"truth": truth.status()} if truth is not None else {})
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class Champions:
         return {kind: sorted(of - expected) for kind, of in self._promoted_under.items() if of - expected}
 
     def _forecaster(self, found: Predictors) -> Forecaster:
-        promoted = merged(found.next_agent.promoted, found.remaining_length.promoted)
+        promoted = merged_promoted(found.next_agent.promoted, found.remaining_length.promoted)
         return Forecaster(
             found.next_agent.predictor,
             found.next_agent.version,
@@ -241,7 +241,7 @@ class Champions:
             time_to_live_s=math.inf,
             budget=self._config.forecast_budget(),
             # Another version is held against figures of its own.
-            truth=Truth(Drift(promoted), self._live) if self._config.truth else None,
+            monitor=ForecastMonitor(Drift(promoted), self._live) if self._config.truth else None,
             inputs=self._inputs,
         )
 

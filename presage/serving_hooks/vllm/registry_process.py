@@ -80,11 +80,11 @@ def version_of(reference: str, registry: Registry) -> int | None:
 def _trial(kind: str, reference: str, registry: Registry) -> dict[str, Any]:
     # A hundred megabytes, which a process that only asks does without.
     from presage.serving_hooks.forecasting.sources import Held, load_length, load_next_agent
-    from presage.serving_hooks.truth.promoted_file import written
+    from presage.serving_hooks.monitoring.promoted import promoted_json
 
     loads: Mapping[str, Callable[..., Held[Any]]] = {"next-agent": load_next_agent, "remaining-length": load_length}
     held = loads[kind](reference, lambda: registry)
-    promoted = written(held.promoted) if held.promoted else None
+    promoted = promoted_json(held.promoted) if held.promoted else None
     folder = str(held.folder.absolute()) if held.folder is not None else None
     return {
         "folder": folder,

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 from presage.errors import RegistryError, why
 from presage.registry.resolve import parse
 from presage.serving_hooks.forecasting.sources import Held, Predictors, take_length, take_next_agent
-from presage.serving_hooks.truth import promoted_file
+from presage.serving_hooks.monitoring.promoted import read_promoted
 from presage.serving_hooks.vllm.ask_registry import Ended, NotPassed, Tried
 
 _SWITCH_S: Final = 0.0002
@@ -186,7 +186,7 @@ class Reload:
         return self._registry.trial(kind, f"models:/{name}/{version}")
 
     def _load(self, kind: str, tried: Tried) -> Held[Any]:
-        promoted = promoted_file.read(tried.promoted.encode()) if tried.promoted is not None else {}
+        promoted = read_promoted(tried.promoted.encode()) if tried.promoted is not None else {}
         with _in_short_turns():
             predictor = self._loads[kind](tried.folder, tried.digest)
         return Held(

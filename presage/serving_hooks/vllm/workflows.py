@@ -21,10 +21,10 @@ from presage.datasets.recording import SAID, SILENT
 from presage.features.moment import PREFILL, Moment
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.names import tenant_of
+from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.recorder.protocol import NoRecorder
-from presage.serving_hooks.truth.following import Following
 from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.metadata import Step, workflow_key
@@ -300,7 +300,7 @@ class Workflows:
         if not ends and self.retention is not None:
             self._untold[step.workflow] = step, forecast, _as_it_is
 
-    def _prove(self, step: Step, tell: Callable[[Following, LiveForecast], object]) -> None:
+    def _prove(self, step: Step, tell: Callable[[OutcomeTracker, LiveForecast], object]) -> None:
         forecast = self._seen.get(step.workflow)
         if self.evidence is not None and forecast is not None:
             self._proving.attempt(self.evidence.forecast, step.learnt_as, forecast)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.policies.admission import Admission, Phase, Workflow
 from presage.serving_hooks.policies.throughput import Rates
-from presage.serving_hooks.truth.truth import Truth
 from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.metrics import METRICS, Sample
 from presage.serving_hooks.vllm.metrics_read import MOST_TYPES, OTHER
@@ -170,7 +170,7 @@ def test_figures_of_live_accuracy_are_read_as_they_are_made() -> None:
     """Two workflows of which the likeliest agent came once; keys are those of `AgentFigures.to_dict`."""
     import numpy as np
 
-    truth = Truth(horizon=1)
+    truth = ForecastMonitor(horizon=1)
     for name, came in (("w1", "b"), ("w2", "c")):
         said = LiveForecast("champion", 9, "prefill", np.array([[0.1, 0.8, 0.1]], np.float32), ("a", "b"), 3)
         truth.begun("review", name, "a", said)

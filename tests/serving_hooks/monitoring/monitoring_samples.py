@@ -7,8 +7,7 @@ import numpy as np
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.live import NO_LENGTHS, NO_MODEL, NOTHING, LiveForecast, LiveLengths
-from presage.serving_hooks.truth.following import Following
-from presage.serving_hooks.truth.outcomes import END, Followed, LengthTally, Outcome, Tally
+from presage.serving_hooks.monitoring.outcomes import END, Followed, LengthTally, Outcome, OutcomeTracker, Tally
 
 AGENTS = ("a", "b", "c")
 
@@ -31,7 +30,9 @@ def silent(moment: Moment = PREFILL) -> LiveForecast:
     return LiveForecast("none", 0, moment, NOTHING, (), None, NO_MODEL)
 
 
-def walk(following: Following, workflow_id: str, word: str, *, cut: bool = False, workflow_type: str = "t") -> None:
+def walk(
+    following: OutcomeTracker, workflow_id: str, word: str, *, cut: bool = False, workflow_type: str = "t"
+) -> None:
     """A workflow of one letter a step, forecast by nobody."""
     for step, agent in enumerate(word):
         following.begun(workflow_type, workflow_id, agent, silent(), step)

@@ -6,22 +6,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from monitoring_samples import silent, sure_of
 from tiny_model import Tiny
-from truth_samples import silent, sure_of
 
 from presage.datasets.store import read_store
 from presage.features.prefixes import prefixes_of
 from presage.predictors.next_agent import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.truth.drift import Drift, DriftConfig
-from presage.serving_hooks.truth.live_accuracy import LiveAccuracy
-from presage.serving_hooks.truth.recorded import Said, followed_of
-from presage.serving_hooks.truth.truth import Truth
+from presage.serving_hooks.monitoring.drift import Drift, DriftConfig
+from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
 
 
 def test_beside_the_forecaster_it_tells_what_a_replay_of_the_trace_tells(tiny: Tiny) -> None:
     predictor, table = NextAgentPredictor.load(tiny.folder), read_store(tiny.held_out)
-    forecaster, truth = Forecaster(predictor, 4), Truth()
+    forecaster, truth = Forecaster(predictor, 4), ForecastMonitor()
     for step in table.to_pylist():
         ids = (step["workflow_type"], step["workflow_id"])
         given = {name: step[name] for name in ("input_tokens", "input_text", "prefill_state")}
@@ -46,7 +46,7 @@ def test_beside_the_forecaster_it_tells_what_a_replay_of_the_trace_tells(tiny: T
 
 
 def test_an_alarm_is_told_to_the_log_once_and_falls_back(caplog: pytest.LogCaptureFixture) -> None:
-    truth = Truth(Drift(config=DriftConfig(learn_from=40)))
+    truth = ForecastMonitor(Drift(config=DriftConfig(learn_from=40)))
     with caplog.at_level(logging.WARNING):
         for number in range(300):
             word = "abc" if number < 150 else "axc"
@@ -65,7 +65,7 @@ def test_our_own_failure_is_counted_and_raises_nothing() -> None:
         def followed(self, workflow: Any) -> None:
             raise RuntimeError("the text of a request")
 
-    truth = Truth(live=Broken())
+    truth = ForecastMonitor(live=Broken())
     truth.begun("t", "w", "a", silent(), 0)
     assert truth.ended("t", "w") == ()
     assert truth.errors == {"RuntimeError": 1}
@@ -87,7 +87,7 @@ odd: st.SearchStrategy[Any] = st.sampled_from(["t", "w", "a", "", None, 3, [], {
     )
 )
 def test_law_nothing_an_engine_tells_raises(events: list[tuple[Any, ...]]) -> None:
-    truth = Truth(max_workflows=3)
+    truth = ForecastMonitor(max_workflows=3)
     for name, *arguments in events:
         getattr(truth, name)(*arguments)
-    assert len(truth.following) <= 3
+    assert len(truth.tracker) <= 3

@@ -6,25 +6,33 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from truth_samples import said, silent, sure_of, walk
+from monitoring_samples import said, silent, sure_of, walk
 
 from presage.datasets.law import generate
 from presage.features.moment import COMPLETION, MOMENTS
 from presage.features.prefixes import MASKED, prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.serving_hooks.forecasting.live import LITTLE_SEEN, STATES_LEFT_OUT, LiveForecast
-from presage.serving_hooks.truth.following import TRANSITIONS_KEPT, Following
-from presage.serving_hooks.truth.outcomes import COUNTS, END, Followed, LengthOutcome, Outcome, model_of
-from presage.serving_hooks.truth.recorded import Said, followed_of
+from presage.serving_hooks.monitoring.outcomes import (
+    COUNTS,
+    END,
+    TRANSITIONS_KEPT,
+    Followed,
+    LengthOutcome,
+    Outcome,
+    OutcomeTracker,
+    model_of,
+)
+from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
 from presage.training.metrics import measure
 
 
 class Kept:
-    """A `Following` that keeps what it is told."""
+    """An `OutcomeTracker` that keeps what it is told."""
 
     def __init__(self, horizon: int = 3, most: int = 100) -> None:
         self.followed: list[Followed] = []
-        self.following = Following(self.followed.append, horizon, most)
+        self.following = OutcomeTracker(self.followed.append, horizon, most)
 
 
 def brief(outcomes: tuple[Any, ...]) -> list[tuple[str, int, bool, float]]:

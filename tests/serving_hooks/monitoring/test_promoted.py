@@ -4,21 +4,24 @@ import json
 
 import numpy as np
 import pytest
-from truth_samples import followed
+from monitoring_samples import followed
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.truth.outcomes import COUNTS, END
-from presage.serving_hooks.truth.promoted import (
+from presage.serving_hooks.monitoring.outcomes import COUNTS, END
+from presage.serving_hooks.monitoring.promoted import (
     NEVER_SEEN,
     NEVER_SEEN_PAIRS,
+    PAIRS_KEPT,
+    PAIRS_WATCHED,
     Figure,
     Promoted,
     Sums,
+    Transitions,
     figures_of,
+    name_of,
     promoted_by_type,
     promoted_of,
 )
-from presage.serving_hooks.truth.transitions import PAIRS_KEPT, PAIRS_WATCHED, Transitions, name_of
 
 
 def known(*words: str) -> Transitions:

@@ -4,14 +4,13 @@ import json
 
 import numpy as np
 import pyarrow as pa
-from truth_samples import followed
+from monitoring_samples import followed
 
 from presage.datasets.law import generate
 from presage.features.moment import PREFILL
-from presage.serving_hooks.truth.drift import DriftConfig
-from presage.serving_hooks.truth.outcomes import END, Followed
-from presage.serving_hooks.truth.recorded import Said, followed_of
-from presage.serving_hooks.truth.retrain_check import retrain_check
+from presage.serving_hooks.monitoring.drift import DriftConfig
+from presage.serving_hooks.monitoring.outcomes import END, Followed
+from presage.serving_hooks.monitoring.retrain_check import Said, followed_of, retrain_check
 
 
 def test_due_is_what_has_changed_and_what_no_model_has_seen() -> None:

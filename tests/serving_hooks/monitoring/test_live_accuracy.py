@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from truth_samples import followed
+from monitoring_samples import followed
 
 from presage.datasets.law import generate
 from presage.errors import ConfigurationError
@@ -12,8 +12,8 @@ from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.bootstrap import ratio_ci
-from presage.serving_hooks.truth.live_accuracy import LiveAccuracy
-from presage.serving_hooks.truth.recorded import Said, followed_of
+from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
+from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
 from presage.training.lengths.metrics import measure as measure_lengths
 from presage.training.metrics import measure
 

@@ -20,7 +20,7 @@ from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS, Moment
 from presage.predictors.bootstrap import share_ci
 from presage.predictors.probabilities import calibration_error, filled_bins
-from presage.serving_hooks.truth.outcomes import Followed, LengthTally
+from presage.serving_hooks.monitoring.outcomes import Followed, LengthTally
 
 RESAMPLES: Final = 1000
 _SEED: Final = 0

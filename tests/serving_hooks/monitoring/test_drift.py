@@ -1,18 +1,16 @@
 """A change is noticed and named, its absence is not, and an alarm ends by its rule."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_model import Tiny
-from truth_samples import followed
+from monitoring_samples import followed
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.truth.drift import Alarm, Drift, DriftConfig, Recovered
-from presage.serving_hooks.truth.outcomes import END, Followed
-from presage.serving_hooks.truth.promoted import NEVER_SEEN, Promoted, promoted_by_type, promoted_of_metrics
+from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig, Recovered
+from presage.serving_hooks.monitoring.outcomes import END, Followed
+from presage.serving_hooks.monitoring.promoted import NEVER_SEEN, Promoted, promoted_by_type
 
 WORDS = ("abc", "abbc", "abcbc", "acbc")
 
@@ -120,24 +118,6 @@ def test_a_type_without_figures_learns_them_and_is_then_held_against_them() -> N
     assert learnt is not None
     assert learnt.workflows == 5
     assert drift.watched("t") == 0
-
-
-def test_figures_of_an_evaluation_wait_for_a_call_graph_and_go_before_what_was_learnt(tiny: Tiny) -> None:
-    metrics = tiny.training.evaluation.to_dict()
-    given = promoted_of_metrics(json.loads(json.dumps(metrics)))["retry"]
-    by_workflow = metrics["by_workflow_type"]["retry"]["prefill"]["accuracy_by_workflow"][0]
-    assert given.figures["accuracy at prefill"].mean == by_workflow
-    assert set(given.figures) == {"accuracy at prefill", "accuracy at completion"}
-    drift = Drift({"retry": given}, DriftConfig(learn_from=10))
-    for workflow in take(traffic(6, accuracy=0.1, workflow_type="retry"), 10):
-        assert drift.followed(workflow) is None
-    held = drift.promoted("retry")
-    assert held is not None
-    assert held.figures["accuracy at prefill"] == given.figures["accuracy at prefill"]
-    assert NEVER_SEEN in held.figures
-    alarm = noticed(drift, traffic(6, accuracy=0.1, workflow_type="retry"), 100)
-    assert alarm is not None
-    assert alarm.reasons[0].figure == "accuracy at prefill"
 
 
 def test_made_up_types_are_bounded_and_never_push_a_promoted_one_out(promoted: dict[str, Promoted]) -> None:

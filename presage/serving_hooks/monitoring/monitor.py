@@ -12,17 +12,16 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from presage.serving_hooks.forecasting.live import LiveForecast
-from presage.serving_hooks.truth.drift import Alarm, Drift, Kind, Recovered
-from presage.serving_hooks.truth.following import Following, Outcomes
-from presage.serving_hooks.truth.live_accuracy import LiveAccuracy
-from presage.serving_hooks.truth.outcomes import Followed
+from presage.serving_hooks.monitoring.drift import Alarm, Drift, Kind, Recovered
+from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
+from presage.serving_hooks.monitoring.outcomes import Followed, Outcomes, OutcomeTracker
 
 Answer = TypeVar("Answer")
 
 _log = logging.getLogger(__name__)
 
 
-class Truth:
+class ForecastMonitor:
     """Holds forecasts against what came.
 
     Args:
@@ -45,27 +44,27 @@ class Truth:
     ) -> None:
         self.drift, self.live = drift or Drift(), live or LiveAccuracy()
         self.errors: Counter[str] = Counter()
-        self.following = Following(self._followed, horizon, max_workflows)
+        self.tracker = OutcomeTracker(self._followed, horizon, max_workflows)
 
     def begun(
         self, workflow_type: str, workflow_id: str, agent: str, forecast: LiveForecast, step: int | None = None
     ) -> Outcomes:
-        """See `Following.begun`."""
-        return self._safely(lambda: self.following.begun(workflow_type, workflow_id, agent, forecast, step), ())
+        """See `OutcomeTracker.begun`."""
+        return self._safely(lambda: self.tracker.begun(workflow_type, workflow_id, agent, forecast, step), ())
 
     def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
-        """See `Following.again`."""
-        self._safely(lambda: self.following.again(workflow_type, workflow_id, forecast), None)
+        """See `OutcomeTracker.again`."""
+        self._safely(lambda: self.tracker.again(workflow_type, workflow_id, forecast), None)
 
     def completed(
         self, workflow_type: str, workflow_id: str, forecast: LiveForecast, output_tokens: object = None
     ) -> None:
-        """See `Following.completed`."""
-        self._safely(lambda: self.following.completed(workflow_type, workflow_id, forecast, output_tokens), None)
+        """See `OutcomeTracker.completed`."""
+        self._safely(lambda: self.tracker.completed(workflow_type, workflow_id, forecast, output_tokens), None)
 
     def ended(self, workflow_type: str, workflow_id: str, *, cut: bool = False) -> Outcomes:
-        """See `Following.ended`."""
-        return self._safely(lambda: self.following.ended(workflow_type, workflow_id, cut=cut), ())
+        """See `OutcomeTracker.ended`."""
+        return self._safely(lambda: self.tracker.ended(workflow_type, workflow_id, cut=cut), ())
 
     def falls_back(self, workflow_type: str, kind: Kind | None = None) -> bool:
         """See `Drift.falls_back`."""
@@ -76,7 +75,7 @@ class Truth:
         return {
             "alarms": {name: alarm.to_dict() for name, alarm in self.drift.alarms.items()},
             "raised": self.drift.raised,
-            "following": len(self.following),
+            "following": len(self.tracker),
             "workflow_types": self.live.to_dict(resamples=0),
             "errors": dict(self.errors),
         }

@@ -1,26 +1,73 @@
 """What a model was promoted with: figures of a workflow type that later workflows are held against.
 
 Every figure is a mean over workflows of a number between 0 and 1 a workflow, so that its interval is that of workflows
-and a sequential test can bet on it (`detector.py`).
-`figures_of` is the one definition, for the promoted figures and
-for live ones. A mean of workflows' own shares is `accuracy_by_workflow` of an evaluation, not its `accuracy`, in which
-a long workflow weighs more.
+and a sequential test can bet on it (`Detectors`). `figures_of` is the one definition, for the promoted figures and for
+live ones. A mean of workflows' own shares is `accuracy_by_workflow` of an evaluation, not its `accuracy`, in which a
+long workflow weighs more.
 
 Accuracy is watched one step ahead: at 2 to K steps it is the same transitions seen again (`live_accuracy.py` tells it).
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
-from presage.errors import ConfigurationError
+from presage.errors import ArtefactError, ConfigurationError
 from presage.features.moment import MOMENTS
-from presage.serving_hooks.truth.detector import Side
-from presage.serving_hooks.truth.outcomes import COUNTS, END, Followed
-from presage.serving_hooks.truth.transitions import Transitions, name_of
+from presage.serving_hooks.monitoring.outcomes import COUNTS, END, Followed
+
+PAIRS_KEPT: Final = 4096
+PAIRS_WATCHED: Final = 64
+
+Pair = tuple[str, str]
+"""One agent and the one right after it; `END` as the first is the start of a workflow, as the second its end."""
+
+
+class Transitions:
+    """Counts of pairs. Bounded: of more than `PAIRS_KEPT` different ones the later are not counted."""
+
+    def __init__(self, counts: Mapping[Pair, int] | None = None) -> None:
+        self.counts: Counter[Pair] = Counter()
+        self.agents: set[str] = set()
+        self._watched: tuple[Pair, ...] | None = None
+        self.add(counts or {})
+
+    def add(self, transitions: Mapping[Pair, int]) -> None:
+        """A workflow more."""
+        self._watched = None
+        for pair, count in transitions.items():
+            if pair in self.counts or len(self.counts) < PAIRS_KEPT:
+                self.counts[pair] += count
+                self.agents.update(agent for agent in pair if agent != END)
+
+    @property
+    def watched(self) -> tuple[Pair, ...]:
+        """The commonest pairs, `PAIRS_WATCHED` at most."""
+        if self._watched is None:
+            ranked = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
+            self._watched = tuple(pair for pair, _ in ranked[:PAIRS_WATCHED])
+        return self._watched
+
+    def to_dict(self) -> list[list[Any]]:
+        """[before, after, count] of each pair, as JSON values."""
+        return [[before, after, count] for (before, after), count in sorted(self.counts.items())]
+
+    @classmethod
+    def from_dict(cls, data: list[list[Any]]) -> Transitions:
+        """Inverse of `to_dict`."""
+        return cls({(str(before), str(after)): int(count) for before, after, count in data})
+
+
+def name_of(pair: Pair) -> str:
+    """For people, and the same for no other pair: clients choose the names of agents, so they are quoted."""
+    before, after = pair
+    return f"{repr(before) if before != END else 'start'} → {repr(after) if after != END else 'end'}"
+
 
 NEVER_SEEN: Final = "agents never seen"
 """Share of the workflows that call one."""
@@ -32,6 +79,9 @@ ACCURACY: Final = "accuracy at "
 COVERAGE: Final = "coverage at "
 
 Of = TypeVar("Of")
+
+Side = Literal["above", "below"]
+"""Where a mean must not go."""
 
 _Z95: Final = 1.959964
 _Z999: Final = 3.290527
@@ -148,28 +198,6 @@ def promoted_by_type(workflows: Iterable[Followed], at_least: int = 20) -> dict[
     return found
 
 
-def promoted_of_metrics(metrics: Mapping[str, Any]) -> dict[str, Promoted]:
-    """Accuracy by workflow type from the evaluation of a next-agent predictor, as `metrics.json` has it.
-
-    The interval is that of `accuracy` moved to `accuracy_by_workflow`, which has none of its own there. Coverage of
-    lengths is not taken over: an evaluation weighs it by steps, and call graphs are not in it. `Drift` learns the
-    others from the workflows that come.
-
-    Args:
-        metrics: the object of the command contract, of kind "next-agent".
-    """
-    found = {}
-    for name, moments in metrics["by_workflow_type"].items():
-        figures = {}
-        for moment, of in moments.items():
-            mean, (low, high), whole = of["accuracy_by_workflow"][0], of["ci95"][0], of["accuracy"][0]
-            if None not in (mean, low, high, whole):
-                ends = max(0.0, mean - (whole - low)), min(1.0, mean + (high - whole))
-                figures[f"{ACCURACY}{moment}"] = Figure(mean, *ends)
-        found[name] = Promoted(Transitions(), figures, max((of["workflows"] for of in moments.values()), default=0))
-    return found
-
-
 def figures_of(followed: Followed, transitions: Transitions) -> dict[str, float]:
     """Numbers between 0 and 1 of one workflow by name; what it does not show is left out.
 
@@ -216,3 +244,47 @@ def _latest(tallies: Mapping[str, Of]) -> Of | None:
     """That of the predictor which forecast last."""
     names = [name for name in tallies if name != COUNTS]
     return tallies[names[-1]] if names else None
+
+
+PROMOTED_FOLDER: Final = "truth"
+"""Among the artifacts of the version's run."""
+PROMOTED_FILE: Final = "promoted.json"
+
+_FORMAT: Final = 1
+
+
+def promoted_json(promoted: Mapping[str, Promoted]) -> str:
+    """The content of the file: figures by workflow type."""
+    types = {name: of.to_dict() for name, of in sorted(promoted.items())}
+    return json.dumps({"format_version": _FORMAT, "workflow_types": types}, ensure_ascii=False)
+
+
+def read_promoted(content: bytes) -> dict[str, Promoted]:
+    """Inverse of `promoted_json`.
+
+    Raises:
+        ArtefactError: it is cut, of another version, or no such file.
+    """
+    try:
+        data = json.loads(content)
+        if data["format_version"] != _FORMAT:
+            raise ValueError(f"format version {data['format_version']!r}")
+        return {name: Promoted.from_dict(of) for name, of in data["workflow_types"].items()}
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise ArtefactError(
+            f"{PROMOTED_FOLDER}/{PROMOTED_FILE} is none of format version {_FORMAT} ({type(error).__name__}): "
+            "promote the version again"
+        ) from error
+
+
+def merged_promoted(next_agent: Mapping[str, Promoted], lengths: Mapping[str, Promoted]) -> dict[str, Promoted]:
+    """What an engine with both kinds holds each workflow type against.
+
+    Of a type in both the call graph, and the figures that go with it, are those of next agents: figures and graph must
+    be of one trace. Of lengths its coverage is added.
+    """
+    found = {**lengths, **next_agent}
+    for name in next_agent.keys() & lengths.keys():
+        coverage = {figure: of for figure, of in lengths[name].figures.items() if figure.startswith(COVERAGE)}
+        found[name] = replace(next_agent[name], figures={**next_agent[name].figures, **coverage})
+    return found

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.serving_hooks.truth.detector import SHARES, Detectors, Side
+from presage.serving_hooks.monitoring.drift import SHARES, Detectors
+from presage.serving_hooks.monitoring.promoted import Side
 
 
 def test_evidence_by_hand() -> None:

@@ -1,0 +1,412 @@
+"""The alarm: a workflow type is no longer what its model was promoted on, and why.
+
+Of each workflow type the figures of `promoted.py` are watched: agents never seen in training, accuracy one step ahead
+at both moments, coverage at every quantile, and the call graph. Each has its detector (`Detectors`), whose limit is
+the end of the promoted interval; a weighted mean of a type's detectors is one as well, and raises the alarm. So one
+bound holds for all figures of a type together: as long as every true mean lies inside its interval, the chance of an
+alarm among n workflows is at most n / `workflows` · `false_alarms`, however often one looks.
+
+A workflow type that came without promoted figures is held against its own beginning: the first half of `learn_from`
+workflows give the call graph, the second half the figures. That finds what changes later, not what was wrong from the
+start.
+
+Workflows that were cut, or fell silent, show no end. Where the promoted figures are of workflows that have all ended,
+those are held against the beginning of their own kind. The bound holds for both together, as it counts workflows.
+
+An alarm ends when, in a whole block of `recovery` workflows after it, the mean of each figure that raised it lies back
+on the right side of its limit; a figure without evidence in the block (a model that is no longer asked has none) keeps
+it up. It also ends by `reset`, when another version takes over. Then the detectors begin anew.
+
+Workflows are taken as they end. Right after a start those that end are the short ones, which may differ from the mean.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import ConfigurationError
+from presage.serving_hooks.monitoring.outcomes import Followed
+from presage.serving_hooks.monitoring.promoted import (
+    ACCURACY,
+    COVERAGE,
+    TRANSITION,
+    Figure,
+    Promoted,
+    Side,
+    Sums,
+    Transitions,
+    figures_of,
+    reach_of,
+    sides,
+)
+
+SHARES: Final = (0.9, 0.5, 0.25, 0.125, 0.0625, 0.03125)
+"""Bets, as shares of the boldest one that cannot lose everything."""
+
+_NARROWEST: Final = 1e-3
+"""A limit of 0 would allow bets without bound; a wider one alarms less."""
+_MOST: Final = 1e200
+
+
+class Detectors:
+    """Have means of bounded numbers gone past their limits? Watches for ever, at a stated rate of false alarms.
+
+    Betting (Waudby-Smith & Ramdas, 2024, §4): of numbers x in [0, 1] whose mean, given the past, is at most the limit
+    m,
+
+        e_t = 1 + λ (x_t − m),   0 ≤ λ < 1/m
+
+    has a mean of at most 1, whatever else their distribution is; for a mean of at least m the same with m − x and
+    λ < 1/(1 − m). A change may come at any workflow, so the bets that start at each of them are added up (the
+    Shiryaev–Roberts e-detector of Shin, Ramdas & Rinaldo, 2022, §3):
+
+        R_t = (R_{t−1} + 1) · e_t,   R_0 = 0
+
+    As long as nothing has changed, R_t grows by at most 1 a workflow on the mean, so up to any n workflows
+    R_t + (n − t) is a supermartingale that starts at n and is never negative: by Ville's inequality R reaches c among
+    the first n workflows with a probability of at most n / c. That needs no number of workflows and no normal
+    distribution. It does need that one workflow does not tell of the next: traffic that comes in spells of hard and of
+    easy workflows is a change to it.
+
+    λ is not known in advance, nor which figure will change: the mean of R over a grid of λ, and any weighted mean over
+    figures, keeps to the same bound. What that costs is the logarithm of their number: 1.8 nats for the grid.
+
+    Args:
+        limits: m of each, D numbers between 0 and 1.
+        sides: where the mean of each must not go, D of them.
+    """
+
+    def __init__(self, limits: Sequence[float], sides: Sequence[Side]) -> None:
+        above = np.array([side == "above" for side in sides], bool)
+        given = np.array(limits, np.float64)
+        self._limits = np.where(above, np.maximum(given, _NARROWEST), np.minimum(given, 1.0 - _NARROWEST))
+        self._signs = np.where(above, 1.0, -1.0)
+        boldest = 1.0 / np.where(above, self._limits, 1.0 - self._limits)
+        self._bets = boldest[:, None] * np.array(SHARES)
+        self._sums = np.zeros_like(self._bets)
+
+    @property
+    def evidence(self) -> NDArray[np.float64]:
+        """R of each, float64 [D]: at most the number of workflows on the mean, as long as nothing has changed."""
+        evidence: NDArray[np.float64] = self._sums.mean(axis=1)
+        return evidence
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        """A workflow's numbers, float64 [D], between 0 and 1; NaN where it has none: that bet is not made."""
+        gains = self._signs * (values - self._limits)
+        there = np.isfinite(gains)
+        sums = (self._sums[there] + 1.0) * (1.0 + self._bets[there] * gains[there, None])
+        self._sums[there] = np.minimum(sums, _MOST)
+
+
+Kind = Literal["next-agent", "remaining-length"]
+
+RECENT: Final = 50
+"""Workflows that an alarm tells the mean of."""
+REASONS: Final = 8
+"""Told at most."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A figure that left its promoted interval.
+
+    Attributes:
+        figure: its name, as `figures_of` has it.
+        side: to which it left.
+        live: its mean over the last `RECENT` workflows.
+        promoted: what it was.
+    """
+
+    figure: str
+    side: Side
+    live: float
+    promoted: Figure
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        was = self.promoted
+        return f"{self.figure}: {self.live:.3f}, promoted with {was.mean:.3f} [{was.low:.3f}, {was.high:.3f}]"
+
+    def is_over(self, mean: float) -> bool:
+        """Whether a mean lies on the right side of the limit again."""
+        return mean <= self.promoted.high if self.side == "above" else mean >= self.promoted.low
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        was = self.promoted
+        return {
+            "figure": self.figure,
+            "side": self.side,
+            "live": self.live,
+            "promoted": was.mean,
+            "ci95": [was.low, was.high],
+        }
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A workflow type has changed.
+
+    Attributes:
+        workflow_type: which.
+        workflows: watched until it was raised, from the last reset or recovery.
+        reasons: the strongest first.
+    """
+
+    workflow_type: str
+    workflows: int
+    reasons: tuple[Reason, ...]
+
+    @property
+    def text(self) -> str:
+        """For people; the name of the type is quoted, since clients choose it."""
+        why = "; ".join(reason.text for reason in self.reasons)
+        return f"workflow type {self.workflow_type!r} has changed, noticed after {self.workflows} workflows: {why}"
+
+    def speaks_of(self, kind: Kind) -> bool:
+        """Whether forecasts of this kind are to be doubted: lengths by their coverage, agents by their accuracy, both
+        where agents or the call graph are others.
+        """
+        other = COVERAGE if kind == "next-agent" else ACCURACY
+        return any(not reason.figure.startswith(other) for reason in self.reasons)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"workflows": self.workflows, "reasons": [reason.to_dict() for reason in self.reasons]}
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """An alarm has ended by itself."""
+
+    workflow_type: str
+    workflows: int
+
+
+@dataclass(frozen=True)
+class DriftConfig:
+    """When to raise an alarm, and when to take it back.
+
+    Attributes:
+        false_alarms: how likely a false one may be for a workflow type within so many workflows:
+        workflows: see above.
+        learn_from: workflows that a type without promoted figures is held against.
+        recovery: workflows in a block that may end an alarm.
+        types: workflow types watched that came without promoted figures; the one longest unseen makes room.
+    """
+
+    false_alarms: float = 0.01
+    workflows: int = 1000
+    learn_from: int = 300
+    recovery: int = 100
+    types: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 < self.false_alarms < 1:
+            raise ConfigurationError(f"false_alarms is {self.false_alarms}; give a share between 0 and 1")
+        for name, least in (("workflows", 1), ("learn_from", 4), ("recovery", 1), ("types", 1)):
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; give {least} or more")
+
+    @property
+    def threshold(self) -> float:
+        """Evidence at which the alarm is raised."""
+        return self.workflows / self.false_alarms
+
+
+class Watch:
+    """One workflow type: what it is held against, or the learning of that; its detectors, its alarm, the way back.
+
+    Args:
+        name: of the type.
+        config: of the alarm.
+        promoted: figures with their call graph; without one, both are learnt.
+
+    Attributes:
+        promoted: what it is held against; None as long as that is being learnt.
+        alarm: the one that stands, if any.
+        workflows: held against it, from the last reset or recovery.
+    """
+
+    def __init__(self, name: str, config: DriftConfig, promoted: Promoted | None) -> None:
+        self.name, self.config = name, config
+        self.promoted = promoted if promoted is not None and promoted.transitions.counts else None
+        self._learning = _Learning(config.learn_from)
+        self._begin()
+
+    def followed(self, workflow: Followed) -> Alarm | Recovered | None:
+        """A workflow is over."""
+        promoted = self.promoted
+        if promoted is None:
+            learnt = self._learning.followed(workflow)
+            if learnt is not None:
+                self.promoted = learnt
+                self._begin()
+            return None
+        self.workflows += 1
+        found = figures_of(workflow, promoted.transitions)
+        values = {name: value for name, value in found.items() if name in promoted.figures}
+        for name, value in values.items():
+            self._recent.setdefault(name, deque(maxlen=RECENT)).append(value)
+        return self._watch(promoted, values) if self.alarm is None else self._wait(self.alarm, values)
+
+    def _begin(self) -> None:
+        """Detectors without any evidence, one a figure and side."""
+        self.workflows = 0
+        self.alarm: Alarm | None = None
+        self._recent: dict[str, deque[float]] = {}
+        self._block: dict[str, Sums] = {}
+        self._in_block = 0
+        figures = self.promoted.figures if self.promoted is not None else {}
+        self._figures = [(name, side) for name in figures for side in sides(name)]
+        limits = [figures[name].high if side == "above" else figures[name].low for name, side in self._figures]
+        self._detectors = Detectors(limits, [side for _, side in self._figures])
+        self._weights = _weights([name for name, _ in self._figures])
+
+    def _watch(self, promoted: Promoted, values: Mapping[str, float]) -> Alarm | None:
+        self._detectors.add(np.array([values.get(name, np.nan) for name, _ in self._figures]))
+        evidence, enough = self._detectors.evidence, self.config.threshold
+        if evidence @ self._weights < enough:
+            return None
+        order = np.argsort(-evidence, kind="stable")
+        # The largest is no smaller than the mean, but for rounding.
+        strong = [self._figures[place] for place in order if evidence[place] >= min(enough, evidence.max())]
+        reasons = tuple(
+            Reason(name, side, sum(self._recent[name]) / len(self._recent[name]), promoted.figures[name])
+            for name, side in strong[:REASONS]
+        )
+        self.alarm = Alarm(self.name, self.workflows, reasons)
+        return self.alarm
+
+    def _wait(self, alarm: Alarm, values: Mapping[str, float]) -> Recovered | None:
+        """The alarm stands: does this block end it?"""
+        self._in_block += 1
+        for reason in alarm.reasons:
+            if reason.figure in values:
+                self._block.setdefault(reason.figure, Sums()).add(values[reason.figure])
+        if self._in_block < self.config.recovery:
+            return None
+        block, self._block, self._in_block = self._block, {}, 0
+        if not all(reason.figure in block and reason.is_over(block[reason.figure].mean) for reason in alarm.reasons):
+            return None
+        workflows = self.workflows
+        self._begin()
+        return Recovered(self.name, workflows)
+
+
+class _Learning:
+    """What a type without promoted figures is held against: its own beginning."""
+
+    def __init__(self, workflows: int) -> None:
+        self._for_graph = workflows // 2
+        self._for_figures = workflows - self._for_graph
+        self._transitions = Transitions()
+        self._sums: dict[str, Sums] = {}
+        self._seen = 0
+
+    def followed(self, workflow: Followed) -> Promoted | None:
+        self._seen += 1
+        if self._seen <= self._for_graph:
+            self._transitions.add(workflow.transitions)
+            return None
+        for name, value in figures_of(workflow, self._transitions).items():
+            self._sums.setdefault(name, Sums()).add(value)
+        if self._seen < self._for_graph + self._for_figures:
+            return None
+        return Promoted(
+            self._transitions, {name: of.figure(reach_of(name)) for name, of in self._sums.items()}, self._for_figures
+        )
+
+
+def _weights(names: list[str]) -> NDArray[np.float64]:
+    """What each detector counts, summing to 1: half for the transitions together, half for the other figures."""
+    of_graph = np.array([name.startswith(TRANSITION) for name in names], bool)
+    weights = np.zeros(len(names))
+    groups = [group for group in (of_graph, ~of_graph) if group.any()]
+    for group in groups:
+        weights[group] = 1.0 / len(groups) / group.sum()
+    return weights
+
+
+class Drift:
+    """Watches every workflow type.
+
+    Args:
+        promoted: figures by workflow type. They are never forgotten; others are, where types are too many.
+        config: rates of false alarms and sizes.
+
+    Attributes:
+        alarms: those that stand, by workflow type.
+        raised: how many there have been.
+    """
+
+    def __init__(self, promoted: Mapping[str, Promoted] | None = None, config: DriftConfig | None = None) -> None:
+        self.config = config or DriftConfig()
+        self.alarms: dict[str, Alarm] = {}
+        self.raised = 0
+        self._promoted: dict[str, Watch] = {}
+        self._others: OrderedDict[str, Watch] = OrderedDict()
+        for name, figures in (promoted or {}).items():
+            self.reset(name, figures)
+
+    def followed(self, workflow: Followed) -> Alarm | Recovered | None:
+        """A workflow is over: the alarm it raises, or the end of one."""
+        name = workflow.workflow_type
+        said = self._of(workflow).followed(workflow)
+        if isinstance(said, Alarm):
+            self.raised += 1
+        if said is not None:
+            self._settle(name)
+        return None if isinstance(said, Recovered) and name in self.alarms else said
+
+    def falls_back(self, workflow_type: str, kind: Kind | None = None) -> bool:
+        """Whether forecasts for this workflow type are to come from back-off counts; of this kind, or of any."""
+        alarm = self.alarms.get(workflow_type)
+        return alarm is not None and (kind is None or alarm.speaks_of(kind))
+
+    def promoted(self, workflow_type: str) -> Promoted | None:
+        """What a type is held against; None as long as that is being learnt."""
+        of = self._promoted.get(workflow_type) or self._others.get(workflow_type)
+        return of.promoted if of is not None else None
+
+    def watched(self, workflow_type: str) -> int:
+        """Workflows of a type held against its figures, from the last reset or recovery."""
+        of = self._promoted.get(workflow_type) or self._others.get(workflow_type)
+        return of.workflows if of is not None else 0
+
+    def reset(self, workflow_type: str, promoted: Promoted | None = None) -> None:
+        """Another model answers for this type: its alarm ends, and what it is held against is this, or is learnt."""
+        self.alarms.pop(workflow_type, None)
+        self._promoted.pop(workflow_type, None)
+        self._others.pop(workflow_type, None)
+        if promoted is not None:
+            self._promoted[workflow_type] = Watch(workflow_type, self.config, promoted)
+
+    def _settle(self, name: str) -> None:
+        """The alarm that stands for a type: that of its promoted figures, where both of its watches have one."""
+        watches = (self._promoted.get(name), self._others.get(name))
+        standing = [of.alarm for of in watches if of is not None and of.alarm is not None]
+        self.alarms.pop(name, None)
+        if standing:
+            self.alarms[name] = standing[0]
+
+    def _of(self, workflow: Followed) -> Watch:
+        name = workflow.workflow_type
+        of = self._promoted.get(name)
+        if of is not None and (workflow.ended or of.promoted is None or not of.promoted.ended):
+            return of
+        of = self._others.get(name)
+        if of is None:
+            of = self._others[name] = Watch(name, self.config, None)
+            if len(self._others) > self.config.types:
+                self._settle(self._others.popitem(last=False)[0])
+        self._others.move_to_end(name)
+        return of
