@@ -98,10 +98,6 @@ class LengthRows:
         """The given rows alone, by number or by a mask; workflows and tasks keep their numbers."""
         return replace(self, **{name: getattr(self, name)[rows] for name in _PER_ROW})
 
-    def with_labels(self, remaining: NDArray[np.float32]) -> LengthRows:
-        """The same rows with these labels, float32 [n], none of them a bound."""
-        return replace(self, remaining=remaining, lower_bound=np.zeros(len(self), bool))
-
 
 _PER_ROW: Final = (
     "workflow_type",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from length_samples import QUANTILES, fresh_rows, law_rows, pinball
+from length_samples import QUANTILES, fresh_rows, law_rows, pinball, with_labels
 
 from presage.errors import TraceError
 from presage.features.lengths import LengthRows
@@ -74,13 +74,13 @@ def test_bounds_and_unknown_labels_teach_nothing(estimator: type) -> None:
 def test_rows_without_any_label_are_refused(estimator: type) -> None:
     _, train, calibration = law_rows(120, 5)
     with pytest.raises(TraceError, match=r"none of .* LLM steps"):
-        estimator(0).fit(train.with_labels(np.full(len(train), np.nan, np.float32)), calibration, QUANTILES)
+        estimator(0).fit(with_labels(train, np.full(len(train), np.nan, np.float32)), calibration, QUANTILES)
 
 
 @pytest.mark.parametrize("estimator", [*OURS, *LENGTH_BASELINES.values()])
 def test_equal_lengths_are_foretold(estimator: type) -> None:
     _, train, calibration = law_rows(120, 5)
-    same = [r.with_labels(np.full(len(r), 70, np.float32)) for r in (train, calibration)]
+    same = [with_labels(r, np.full(len(r), 70, np.float32)) for r in (train, calibration)]
     said = estimator(0).fit(*same, QUANTILES).predict(calibration)
     if estimator is LENGTH_BASELINES["input-length"]:
         assert np.isfinite(said).all()

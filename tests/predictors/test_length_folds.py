@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from length_samples import QUANTILES, fresh_rows, law_rows
+from length_samples import QUANTILES, fresh_rows, law_rows, with_labels
 from sklearn.linear_model import Ridge
 
 from presage.datasets.tasks import parts, task_folds
@@ -54,7 +54,7 @@ def test_rows_that_could_be_learnt_by_heart_still_calibrate(estimator: type[LogE
         numbers[:, -1] = rng.normal(size=len(tasks))[index]
         level = 5.0 + rng.normal(size=len(tasks))[index]
         alike = LengthRows(**{**vars(rows), "numbers": numbers})
-        return alike.with_labels(np.exp(level + 0.05 * rng.normal(size=len(rows))).astype(np.float32))
+        return with_labels(alike, np.exp(level + 0.05 * rng.normal(size=len(rows))).astype(np.float32))
 
     train, fresh = drawn(law_rows()[1], 1), drawn(fresh_rows(), 2)
     none = train.take(np.zeros(0, np.int64))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from length_samples import QUANTILES, fresh_rows, law_rows
+from length_samples import QUANTILES, fresh_rows, law_rows, with_labels
 
 from presage.datasets.length_law import generate_lengths
 from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
@@ -160,7 +160,7 @@ def test_a_configuration_out_of_range_is_refused(settings: dict[str, object], to
 
 def test_traces_without_output_tokens_are_refused() -> None:
     encoder, train, calibration = law_rows()
-    blank = train.with_labels(np.full(len(train), np.nan, np.float32))
+    blank = with_labels(train, np.full(len(train), np.nan, np.float32))
     with pytest.raises(TraceError, match="output_tokens is wanted"):
         RemainingLengthPredictor().fit(blank, calibration, encoder=encoder)
 

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring
@@ -153,7 +154,10 @@ def test_lengths_of_nothing_draw_no_logarithm(tmp_path: Path) -> None:
     table = generate_lengths(5, 0).table
     rows = length_rows(table, LengthEncoder.fit(table))
     found = evaluate(
-        lambda of: np.zeros((len(of), 1), np.float32), rows.with_labels(np.zeros(len(rows), np.float32)), (0.5,), 0
+        lambda of: np.zeros((len(of), 1), np.float32),
+        replace(rows, remaining=np.zeros(len(rows), np.float32), lower_bound=np.zeros(len(rows), bool)),
+        (0.5,),
+        0,
     ).to_dict()
     write_report(tmp_path, found)
     assert not (tmp_path / "predicted.svg").exists()
