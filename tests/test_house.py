@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAVY = ("torch", "mlflow", "vllm", "transformers", "lightgbm", "sklearn", "matplotlib", "pandas", "jinja2", "pydantic")
+HEAVY = ("torch", "mlflow", "vllm", "transformers", "lightgbm", "sklearn", "matplotlib", "pandas", "jinja2")
 
 
 def test_imports_keep_the_rule() -> None:

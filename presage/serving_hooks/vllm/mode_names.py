@@ -1,4 +1,4 @@
-"""Names of modes and policies and of the admin key, apart from `config` so that commands start without pydantic."""
+"""Names of modes and policies and of the admin key, apart from `config` so that commands need not load the settings."""
 
 from __future__ import annotations
 
