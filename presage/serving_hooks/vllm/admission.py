@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision, Outlook
 from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.policies.workload import IterationCosts, StepTimes, Workload
-from presage.serving_hooks.vllm.admission_accounts import Account, Asked, Columns
+from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.modes import Mode, Switch
 
@@ -181,7 +181,7 @@ class AdmissionController:
         self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes], remaining_tokens: float | None
     ) -> None:
         """A step of a workflow enters the engine."""
-        mode = self._mode(step.learnt_as)
+        mode = self._mode(step.stats_key)
         if mode is not Mode.OFF:
             asked = prompt_tokens, hashes, remaining_tokens
             self._happens(partial(self._arrives, request_id, step, mode, *asked, self._clock()))
@@ -316,7 +316,7 @@ class AdmissionController:
         if account is None:
             # Where some are held a newcomer waits for the next decision, a moment from now.
             held = self._holding and mode is Mode.ON
-            account = self._accounts[step.workflow] = Account(step.learnt_as, now, held=held, kept=not held)
+            account = self._accounts[step.workflow] = Account(step.stats_key, now, held=held, kept=not held)
             if held:
                 self._held[step.workflow] = account
                 self._exempt_at = min(self._exempt_at, now + self._held_at_most_s)
@@ -410,7 +410,7 @@ class AdmissionController:
         self._columns.changed(name, account)
         self._news = True
 
-    def _given_up(self, account: Account, asked: Asked, now: float) -> None:
+    def _given_up(self, account: Account, asked: AdmissionRequest, now: float) -> None:
         """A request will be held no more; one that has begun was counted when it did."""
         if not asked.begun:
             self._held_times.observe(account.waited_for_s(asked, now))

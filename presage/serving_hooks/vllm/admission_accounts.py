@@ -27,7 +27,7 @@ from presage.serving_hooks.policies.workload import Workload
 
 
 @dataclass(slots=True)
-class Asked:
+class AdmissionRequest:
     """A request of a workflow.
 
     Attributes:
@@ -42,7 +42,7 @@ class Asked:
     begun: bool = False
 
 
-_NONE: Final[dict[str, Asked]] = {}
+_NONE: Final[dict[str, AdmissionRequest]] = {}
 """Requests of a workflow without any; never written to."""
 
 
@@ -66,7 +66,7 @@ class Account:
     phase: Phase = Phase.TOOL
     agent: str = ""
     remaining_tokens: float = math.inf
-    requests: dict[str, Asked] = field(default_factory=lambda: _NONE)
+    requests: dict[str, AdmissionRequest] = field(default_factory=lambda: _NONE)
     blocks: Distinct = field(default_factory=Distinct)
     steps: int = 0
     new_tokens: int = 0
@@ -82,10 +82,12 @@ class Account:
         """A request of it enters the engine."""
         self.agent, self.remaining_tokens = agent, remaining_tokens
         self.requests = self.requests or {}
-        self.requests[request_id] = Asked(prompt_tokens - reusable_tokens, reusable_tokens, self.waited_s(now))
+        self.requests[request_id] = AdmissionRequest(
+            prompt_tokens - reusable_tokens, reusable_tokens, self.waited_s(now)
+        )
         self._move(now)
 
-    def begins(self, request_id: str, hashes: Sequence[bytes], now: float) -> Asked:
+    def begins(self, request_id: str, hashes: Sequence[bytes], now: float) -> AdmissionRequest:
         """A request of it is selected for the first time."""
         asked = self.requests[request_id]
         asked.begun = True
@@ -116,7 +118,7 @@ class Account:
         """Seconds its requests have been held, over its life."""
         return self.held_s if self.held_since is None else self.held_s + now - self.held_since
 
-    def waited_for_s(self, asked: Asked, now: float) -> float:
+    def waited_for_s(self, asked: AdmissionRequest, now: float) -> float:
         """Seconds a request of it has been held, which has not begun before now."""
         return self.waited_s(now) - asked.held_before_s
 

@@ -183,7 +183,7 @@ class ScoredBlocks:
     def forecast(self, step: Step, lookahead: Lookahead) -> None:
         """A new forecast of the workflow that `step` belongs to."""
         self.settle()
-        self.switch.attempt(self._order.forecast, step.learnt_as, step.workflow, lookahead)
+        self.switch.attempt(self._order.forecast, step.stats_key, step.workflow, lookahead)
 
     def end(self, workflow: str) -> None:
         """A workflow has ended."""
@@ -237,7 +237,7 @@ class ScoredBlocks:
         if step is None:
             self._order.filled(NO_WORKFLOW, "", found)
         else:
-            self._order.found(step.learnt_as, step.workflow, step.agent, found)
+            self._order.found(step.stats_key, step.workflow, step.agent, found)
 
     def _written(self, request_id: str, blocks: Sequence[Block]) -> None:
         step = self._step_of(request_id)

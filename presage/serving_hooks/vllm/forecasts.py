@@ -91,7 +91,7 @@ class Upkeep(Protocol):
 
 @dataclass(frozen=True)
 class Forecasts:
-    """All that foretells.
+    """Every source of forecasts.
 
     Attributes:
         next_agents: for eviction. remaining: for priority. medians: remaining output tokens at the start, the median
@@ -109,7 +109,7 @@ class Forecasts:
 
 
 def load_forecasts(config: PresageConfig, served_model: str | None = None, state_layer: int | None = None) -> Forecasts:
-    """Who foretells: the function an operator has named, else the registry's models.
+    """The sources of forecasts: the function an operator has named, else the registry's models.
 
     Args:
         config: names the function or the models.

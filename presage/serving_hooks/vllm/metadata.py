@@ -44,7 +44,7 @@ class Step:
         agent: the role; "" if the client did not say.
         number: of the step in its workflow, from 0, if the client said.
         last: the client says that the workflow ends with this step.
-        learnt_as: what is learnt of its type is kept under this name: each tenant's own.
+        stats_key: what is learnt of its type is kept under this name: each tenant's own.
         workflow: one name for workflow type and id. Names hold no control characters, so no two of them collide.
     """
 
@@ -54,13 +54,13 @@ class Step:
     number: int | None = None
     last: bool = False
     workflow: str = field(init=False, repr=False, compare=False)
-    learnt_as: str = field(init=False, repr=False, compare=False)
+    stats_key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Made once, and one copy for all steps: half a dozen tables are kept by this name.
         object.__setattr__(self, "workflow", intern(workflow_key(self.workflow_type, self.workflow_id)))
-        learnt_as = scoped(tenant_of(self.workflow_id), self.workflow_type)
-        object.__setattr__(self, "learnt_as", intern(learnt_as))
+        stats_key = scoped(tenant_of(self.workflow_id), self.workflow_type)
+        object.__setattr__(self, "stats_key", intern(stats_key))
 
 
 def workflow_key(workflow_type: str, workflow_id: str) -> str:

@@ -356,7 +356,7 @@ HISTOGRAMS: Final = (
 )
 
 
-class Asked:
+class StatusCache:
     """What the engines say, asked for seldom.
 
     Args:

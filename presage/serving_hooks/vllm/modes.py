@@ -144,18 +144,18 @@ class Modes:
         for name, mode in (workflow_types or {}).items():
             self.say(mode, None, name)
 
-    def of(self, policy: str, learnt_as: str) -> Mode:
+    def of(self, policy: str, stats_key: str) -> Mode:
         """How far a policy goes for a workflow type; a prefetch no further than the eviction it stands on.
 
         Args:
             policy: one of POLICIES.
-            learnt_as: the type as its tenant's; what is said of a type is said of all tenants', what its forecasts have
-                shown is each one's own.
+            stats_key: the workflow type as its tenant's. A setting of a type holds for all tenants; evidence is each
+                tenant's own.
         """
-        mode = self._rules[None, None] if len(self._rules) == 1 else self._said(policy, unscoped(learnt_as))
-        if mode is Mode.ON and self._suffices is not None and not self._suffices(learnt_as):
+        mode = self._rules[None, None] if len(self._rules) == 1 else self._said(policy, unscoped(stats_key))
+        if mode is Mode.ON and self._suffices is not None and not self._suffices(stats_key):
             mode = Mode.SHADOW
-        return min(mode, self.of("eviction", learnt_as)) if policy == "prefetch" else mode
+        return min(mode, self.of("eviction", stats_key)) if policy == "prefetch" else mode
 
     def say(self, mode: str, policy: str | None = None, workflow_type: str | None = None) -> None:
         """From now on.
@@ -186,7 +186,7 @@ class Modes:
         self.changed()
 
     def changed(self) -> None:
-        """What suffices, or what was said, is another."""
+        """The evidence or a setting has changed: every policy's widest mode is computed again."""
         types: list[str | None] = list({workflow_type for _, workflow_type in self._rules})
         for policy in POLICIES:
             mode = max(self._said(policy, name) for name in types)

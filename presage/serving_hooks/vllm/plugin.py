@@ -37,7 +37,7 @@ from presage.serving_hooks.forecasting.names import scoped
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.metadata import MAX_NAME
-from presage.serving_hooks.vllm.metrics import Appended, Asked
+from presage.serving_hooks.vllm.metrics import Appended, StatusCache
 from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
 from presage.serving_hooks.vllm.tenants import NotesTenant, Tenants, keys_of, mark, tenant
 
@@ -212,7 +212,7 @@ class WorkflowRoutes:
         app.add_api_route("/v1/workflows/{workflow_id:path}/end", end, methods=["POST"])
         app.add_api_route("/v1/workflows/{workflow_id:path}/explain", explain_one, methods=["GET"])
         app.add_api_route("/v1/workflows/status", status_of_all, methods=["GET"])
-        app.add_middleware(Appended, asked=Asked(self._statuses))
+        app.add_middleware(Appended, asked=StatusCache(self._statuses))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Is told of the engine; None on a server without one."""

@@ -212,7 +212,7 @@ class Prefetcher:
 
     def arrives(self, step: Step, request: Any) -> None:
         """A step of a workflow has come."""
-        if self._mode(step.learnt_as):
+        if self._mode(step.stats_key):
             self.switch.attempt(self._prompts.arrives, step, request)
 
     def left(self, request: Any, step: Step | None) -> None:
@@ -225,7 +225,7 @@ class Prefetcher:
         """A new forecast of the workflow that `step` belongs to."""
         self._blocks.forecast(step, lookahead)
         self._stuck = False
-        if self._mode(step.learnt_as):
+        if self._mode(step.stats_key):
             self.switch.attempt(self._prompts.forecast, step, lookahead)
 
     def end(self, workflow: str) -> None:
@@ -364,7 +364,7 @@ class Prefetcher:
         fetches = [
             (prompts[int(fetch.name)], fetch.blocks) for fetch in plan.fetches[: self._limits.requests - decoding]
         ]
-        acted_on = [one for one in fetches if self._mode(one[0].step.learnt_as) is Mode.ON]
+        acted_on = [one for one in fetches if self._mode(one[0].step.stats_key) is Mode.ON]
         self.counts["would start"] += len(fetches) - len(acted_on)
         # An idle engine without prompts has settled some, and looks at the next ones.
         self._stuck = not acted_on and bool(prompts or decoding)

@@ -300,7 +300,7 @@ class Prompts:
 
     def arrives(self, step: Step, request: Any) -> None:
         """A step has come."""
-        self._habits.arrives(step.learnt_as, step.workflow, step.agent, request.block_hashes)
+        self._habits.arrives(step.stats_key, step.workflow, step.agent, request.block_hashes)
 
     def completed(self, step: Step, request: Any) -> None:
         """A step has had its last token."""
@@ -366,7 +366,7 @@ class Prompts:
         step, most = due.step, (self._limits.length - 1) // self._limits.block
         prompts: dict[Beginning, set[str]] = {}
         for agent in due.lookahead.next_agents(_LEAST_CHANCE):
-            known = self._habits.next_prompt(step.learnt_as, step.workflow, agent)
+            known = self._habits.next_prompt(step.stats_key, step.workflow, agent)
             if known is not None:
                 prompts.setdefault((known[0], min(known[1], most)), set()).add(agent)
         return [

@@ -40,7 +40,7 @@ _NICE: Final = 5
 """The engine goes first, but a machine that is always busy must not keep versions from being tried."""
 
 
-class Asked:
+class RegistryAnswers:
     """Answers for one registry after the other; opened at the first question, and again after it failed."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ def main() -> None:
     logger.propagate = False
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    asked = Asked()
+    asked = RegistryAnswers()
     while True:
         line = json.loads(lines.get())
         signal.setitimer(signal.ITIMER_REAL, line["most_s"])

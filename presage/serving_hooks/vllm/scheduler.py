@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class Policies(compat.SchedulerSeam):
-    """Goes before a vLLM scheduler class.
+    """The policies, as a mixin that stands before a vLLM scheduler class.
 
     Raises:
         ConfigurationError: when the engine starts, if `additional_config["presage"]` is no good.
@@ -83,7 +83,10 @@ class Policies(compat.SchedulerSeam):
         said, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
         policies = {str(policy): mode for policy, mode in said.policies.items()}
         self._modes = Modes(said.default, policies, said.workflow_types, suffices)
-        self._workflows.foretells, self._workflows.tells = self._foretells, self._tells
+        self._workflows.forecast_enabled, self._workflows.eviction_enabled = (
+            self._forecast_enabled,
+            self._eviction_enabled,
+        )
         self._prefetch: Prefetcher | None = None
         fetching = Switch("prefetch", self._counts)
         self._eviction = Switch("eviction", self._counts, takes=(fetching,))
@@ -107,7 +110,7 @@ class Policies(compat.SchedulerSeam):
             self._renewal.attempt(self._upkeep.start)
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
-        """Who foretells, asked once."""
+        """The sources of forecasts; called once."""
         return load_forecasts(config, compat.served_model(self), self._state_layer)
 
     # What vLLM calls.
@@ -119,11 +122,11 @@ class Policies(compat.SchedulerSeam):
         if comes:
             self._bookkeeping.attempt(self._arrives, request)
             step = self._workflows.step(request.request_id)
-            learnt_as, left = step.learnt_as if step else "", None
-            if self._modes.of("priority", learnt_as) or self._modes.of("admission", learnt_as):
+            stats_key, left = step.stats_key if step else "", None
+            if self._modes.of("priority", stats_key) or self._modes.of("admission", stats_key):
                 left = self._workflows.remaining_tokens(request.request_id, request.num_prompt_tokens)
             if self._priorities is not None:
-                ranked = self._modes.of("priority", learnt_as) is Mode.ON
+                ranked = self._modes.of("priority", stats_key) is Mode.ON
                 self._priorities.add(request, self._iteration, step.workflow_type if step else "", left, ranked)
             if self._admission_controller is not None and step is not None:
                 asked = request.num_prompt_tokens, compat.prompt_hashes(self, request)
@@ -245,7 +248,7 @@ class Policies(compat.SchedulerSeam):
             return False
 
     def presage_status(self) -> dict[str, Any]:
-        """Which policies are on, who foretells, what was counted, and how many workflows are alive."""
+        """Which policies are on, who forecasts, what was counted, and how many workflows are alive."""
         self._note()
         self._bookkeeping.attempt(self._workflows.tell)
         self._renewal.attempt(self._renew)  # an idle engine has no iterations
@@ -297,11 +300,11 @@ class Policies(compat.SchedulerSeam):
     def explain(self, workflow_type: str, workflow_id: str) -> dict[str, Any]:
         """What is known of a workflow, what was decided about it, and why; see explain.py."""
         workflow, last = workflow_key(workflow_type, workflow_id), self._workflows.last
-        learnt_as = scoped(tenant_of(workflow_id), workflow_type)
+        stats_key = scoped(tenant_of(workflow_id), workflow_type)
         told = {
             **plain(workflow_type, workflow_id),
             "alive": workflow in self._workflows,
-            "modes": {policy: self._modes.of(policy, learnt_as).word for policy in POLICIES},
+            "modes": {policy: self._modes.of(policy, stats_key).word for policy in POLICIES},
             "forecasts": last.of(workflow) if last is not None else [],
             "requests": [self._explain(name, step) for name, step in self._workflows.requests_of(workflow).items()],
             "admission": self._admission_controller.explain(workflow)
@@ -509,7 +512,7 @@ class Policies(compat.SchedulerSeam):
         priorities.acts = mode is Mode.ON
         for name, request in compat.requests(self).items():
             step = steps[name]
-            priorities.rank(name, self._modes.of("priority", step.learnt_as if step else "") is Mode.ON)
+            priorities.rank(name, self._modes.of("priority", step.stats_key if step else "") is Mode.ON)
             (priorities.fold if priorities.acts else priorities.give_back)(request)
         if mode is Mode.OFF:
             self._priorities = None
@@ -527,15 +530,15 @@ class Policies(compat.SchedulerSeam):
                 if not request.num_computed_tokens:
                     self._shadow.arrives(request)
 
-    def _foretells(self, learnt_as: str) -> bool:
-        """Eviction goes by forecasts of next agents; who ranks by tokens left has to hear of every step, too."""
+    def _forecast_enabled(self, stats_key: str) -> bool:
+        """Eviction uses forecasts of next agents; a source of remaining tokens has to hear of every step, too."""
         of = self._modes.of
-        return bool(of("eviction", learnt_as) or of("priority", learnt_as) or of("admission", learnt_as))
+        return bool(of("eviction", stats_key) or of("priority", stats_key) or of("admission", stats_key))
 
-    def _tells(self, learnt_as: str) -> bool:
-        """An order that nobody goes by may know all; where it acts, it goes by the types that are on."""
+    def _eviction_enabled(self, stats_key: str) -> bool:
+        """In shadow the block order receives all forecasts; when it acts, only those of types for which it is on."""
         whole = self._modes.whole["eviction"]
-        return whole is not Mode.ON or self._modes.of("eviction", learnt_as) is Mode.ON
+        return whole is not Mode.ON or self._modes.of("eviction", stats_key) is Mode.ON
 
     # The parts.
 

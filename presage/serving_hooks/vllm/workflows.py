@@ -67,7 +67,7 @@ class Workflows:
     """Steps in the engine and workflows alive.
 
     Args:
-        forecasts: who foretells.
+        forecasts: the sources of forecasts.
         score: K and γ.
         time_to_live_s: of a workflow without requests.
         counts: forecasts by source, and failures.
@@ -79,8 +79,8 @@ class Workflows:
         tapped: who is told hidden states, and where those of answers are; those of prompts come by `prefill_state`.
             None where none come.
         records: told forecasts and ends too; the steps themselves it hears from others.
-        foretells: whether forecasts of next agents are asked for, by `learnt_as`.
-        tells: whether retention is told them, by `learnt_as`; else it is told that nobody knows.
+        forecast_enabled: whether forecasts of next agents are requested, by `stats_key`.
+        eviction_enabled: whether retention receives them, by `stats_key`; else it receives UNKNOWN.
         evidence: told what was forecast and what came; None where nobody asks.
         last: keeps the last forecasts of all, for who asks why; None where nobody does.
     """
@@ -96,8 +96,8 @@ class Workflows:
         self.retention: Retention | None = None
         self.records: Records = NoRecorder()
         self.tapped: tuple[ReadsStates, CompletionState] | None = None
-        self.foretells: Callable[[str], bool] = lambda learnt_as: True
-        self.tells: Callable[[str], bool] = lambda learnt_as: True
+        self.forecast_enabled: Callable[[str], bool] = lambda stats_key: True
+        self.eviction_enabled: Callable[[str], bool] = lambda stats_key: True
         self.evidence: Evidence | None = None
         self.last: LastForecasts | None = None
         self._forecasts = forecasts
@@ -284,7 +284,7 @@ class Workflows:
         """Asks also where the workflow ends: whoever made the forecast is to know that its last step completed."""
         self._seen.pop(step.workflow, None)
         forecast = None
-        if self._next_agents.on and self.foretells(step.learnt_as):
+        if self._next_agents.on and self.forecast_enabled(step.stats_key):
             try:
                 forecast = ask()
                 self.records.forecast(request_id, forecast)
@@ -303,7 +303,7 @@ class Workflows:
     def _prove(self, step: Step, tell: Callable[[OutcomeTracker, LiveForecast], object]) -> None:
         forecast = self._seen.get(step.workflow)
         if self.evidence is not None and forecast is not None:
-            self._proving.attempt(self.evidence.forecast, step.learnt_as, forecast)
+            self._proving.attempt(self.evidence.forecast, step.stats_key, forecast)
             self._proving.attempt(tell, self.evidence.following, forecast)
 
     def _tell(self, step: Step, change: Change) -> None:
@@ -312,7 +312,7 @@ class Workflows:
             self._untold[step.workflow] = step, forecast, change
 
     def _looked(self, step: Step, forecast: LiveForecast | None, change: Change) -> Lookahead:
-        if forecast is None or not self.tells(step.learnt_as):
+        if forecast is None or not self.eviction_enabled(step.stats_key):
             return UNKNOWN
         try:
             return lookahead(change(forecast, step.agent), forecast.agents, self._score)
@@ -324,7 +324,7 @@ class Workflows:
 
 def _names(step: Step) -> tuple[str, str]:
     """Of a workflow, to whoever learns from it."""
-    return step.learnt_as, step.workflow_id
+    return step.stats_key, step.workflow_id
 
 
 def _as_it_is(forecast: LiveForecast, _: str) -> NDArray[np.float32]:

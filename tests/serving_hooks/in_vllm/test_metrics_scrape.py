@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from presage.serving_hooks.vllm import metrics
 from presage.serving_hooks.vllm.admission import HeldTimes
-from presage.serving_hooks.vllm.metrics import ANSWERED, FRESH_S, PATH, Appended, Asked, Engines, exposition
+from presage.serving_hooks.vllm.metrics import ANSWERED, FRESH_S, PATH, Appended, Engines, StatusCache, exposition
 
 pytestmark = pytest.mark.vllm
 THEIRS = '# HELP vllm:requests Of vLLM.\n# TYPE vllm:requests gauge\nvllm:requests{engine="0"} 3.0\n'
@@ -72,7 +72,7 @@ def families(text: str) -> dict[str, Any]:
 
 
 def test_the_page_has_vllms_metrics_and_ours() -> None:
-    with page(Asked(Engine())) as client:
+    with page(StatusCache(Engine())) as client:
         said = client.get(PATH)
     assert said.headers["content-type"].startswith("text/plain; version=")
     assert int(said.headers["content-length"]) == len(said.content)
@@ -92,7 +92,7 @@ def test_a_histogram_has_buckets_that_rise_a_sum_and_a_count() -> None:
     held = HeldTimes()
     for seconds in (0.0, 0.05, 0.2, 0.2, 700.0):  # the first was not held
         held.observe(seconds)
-    with page(Asked(Engine({"admission": {"held_times": held.status()}}))) as client:
+    with page(StatusCache(Engine({"admission": {"held_times": held.status()}}))) as client:
         family = families(client.get(PATH).text)["presage_request_held_seconds"]
     found = {(one.name.rpartition("_")[2], one.labels.get("le")): one.value for one in family.samples}
     assert family.type == "histogram"
@@ -119,7 +119,7 @@ def test_every_metric_is_typed_and_explained() -> None:
 )
 def test_what_is_not_that_page_is_passed_on_as_it_is(vllms: Callable[[], Response]) -> None:
     engine = Engine()
-    with page(Asked(engine), vllms) as client:
+    with page(StatusCache(engine), vllms) as client:
         said = client.get(PATH)
     assert "presage" not in said.text
     assert said.status_code == vllms().status_code
@@ -128,7 +128,7 @@ def test_what_is_not_that_page_is_passed_on_as_it_is(vllms: Callable[[], Respons
 
 def test_other_pages_and_methods_do_not_ask_the_engines() -> None:
     engine = Engine()
-    with page(Asked(engine)) as client:
+    with page(StatusCache(engine)) as client:
         assert client.get("/v1/other").text == "other"
         assert client.post(PATH).text == THEIRS
         assert client.get(f"{PATH}/more").status_code == 404
@@ -139,7 +139,7 @@ def test_a_page_in_parts_gets_ours_behind_the_last() -> None:
     def streamed() -> Response:
         return StreamingResponse(iter([THEIRS[:40], THEIRS[40:]]), media_type=CONTENT_TYPE_LATEST)
 
-    with page(Asked(Engine()), streamed) as client:
+    with page(StatusCache(Engine()), streamed) as client:
         assert client.get(PATH).text.startswith(THEIRS + f"# HELP {ANSWERED}")
 
 
@@ -147,7 +147,7 @@ def test_a_page_in_parts_gets_ours_behind_the_last() -> None:
 def test_engines_that_cannot_answer_leave_vllms_page(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine()
     engine.error = error
-    with caplog.at_level(logging.DEBUG, "presage"), page(Asked(engine)) as client:
+    with caplog.at_level(logging.DEBUG, "presage"), page(StatusCache(engine)) as client:
         found = families(client.get(PATH).text)
     assert found.keys() == {"vllm:requests", ANSWERED}
     assert found[ANSWERED].samples[0].value == 0
@@ -155,7 +155,7 @@ def test_engines_that_cannot_answer_leave_vllms_page(error: Exception, caplog: p
 
 
 def test_a_status_that_cannot_be_read_leaves_vllms_page(caplog: pytest.LogCaptureFixture) -> None:
-    with page(Asked(Engine({"counts": "about a prompt"}))) as client:
+    with page(StatusCache(Engine({"counts": "about a prompt"}))) as client:
         assert client.get(PATH).text == THEIRS
     assert "are left out" in caplog.text
     assert "prompt" not in caplog.text
@@ -167,7 +167,7 @@ def test_an_engine_in_a_long_step_is_not_waited_for_nor_asked_again(monkeypatch:
     engine.iterates.clear()
 
     async def looks() -> None:
-        asked = Asked(engine, Clock())
+        asked = StatusCache(engine, Clock())
         assert [await asked() for _ in range(3)] == [None, None, None]
         assert engine.asked == 1
         engine.iterates.set()
@@ -179,7 +179,7 @@ def test_an_engine_in_a_long_step_is_not_waited_for_nor_asked_again(monkeypatch:
 
 def test_however_often_the_page_is_looked_at_engines_are_asked_once_in_a_while() -> None:
     engine, clock = Engine(), Clock()
-    asked = Asked(engine, clock)
+    asked = StatusCache(engine, clock)
 
     async def looks(times: int) -> None:
         assert await asyncio.gather(*[asked() for _ in range(times)]) == [[("0", STATUS), ("1", {})]] * times

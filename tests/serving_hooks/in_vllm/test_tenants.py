@@ -128,7 +128,7 @@ def test_one_id_of_two_tenants_is_two_workflows_and_no_name_a_client_writes_is_a
     assert two is not None
     assert none is not None
     assert len({one.workflow, two.workflow, none.workflow}) == 3
-    assert (one.workflow_type, one.learnt_as, none.learnt_as) == ("t", scoped("key-0", "t"), "t")
+    assert (one.workflow_type, one.stats_key, none.stats_key) == ("t", scoped("key-0", "t"), "t")
     assert (tenant_of(one.workflow_id), unscoped(one.workflow_id), unscoped("r1")) == ("key-0", "r1", "r1")
     assert read({"workflow_id": f"key-1{MARK}r1"}, None, counts) is None
     nested = read({"workflow_id": "r1", "app_metadata": {ARGUMENT: "key-1"}}, None, counts)
