@@ -5,10 +5,11 @@ workflows carry something else beside that word, drawn anew for each workflow: a
 customer, a path, a paragraph of random words, and so on. Models learn 400 workflows and are judged on 2,000 others.
 Nothing that is added tells anything, so the figures should be those of the first row, "nothing".
 
-    python benchmarks/identifiers.py [--kinds ticket,uuid] [--lengths] [--workflows 400] [--test 2000] [--seed 0]
+    python benchmarks/identifiers.py [--kinds ticket,uuid] [--lengths] [--types 1] [--workflows 400] [--test 2000]
 
-`--lengths` asks the predictor of remaining output tokens instead of the next-agent predictor. Prints a Markdown table,
-and one JSON line at the end. A minute a row.
+`--lengths` asks the predictor of remaining output tokens instead of the next-agent predictor. `--types 20` spreads the
+workflows at random over so many workflow types: as many applications that behave alike, each with few traces.
+Prints a Markdown table, and one JSON line at the end. A minute a row.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import random
 import sys
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -138,7 +140,7 @@ KINDS: dict[str, Callable[[random.Random], str]] = {
 """What a prompt carries beside the word that matters."""
 
 
-def rows(kind: str, workflows: int, seed: int) -> Iterator[dict[str, Any]]:
+def rows(kind: str, workflows: int, seed: int, types: int = 1) -> Iterator[dict[str, Any]]:
     """Steps; routes and lengths hang on the seed alone, so that rows of the table differ in what prompts carry."""
     law, noise = random.Random(seed), random.Random(seed + 10**6)
     for number in range(workflows):
@@ -151,7 +153,7 @@ def rows(kind: str, workflows: int, seed: int) -> Iterator[dict[str, Any]]:
         for step, agent in enumerate(path):
             began = 1.7e9 + number * 99 + step
             yield {
-                "workflow_type": "loop",
+                "workflow_type": f"loop-{zlib.crc32(f'{seed}-{number}'.encode()) % types}",
                 "workflow_id": f"{seed}-{number}",
                 "step": step,
                 "agent": agent,
@@ -166,7 +168,7 @@ def rows(kind: str, workflows: int, seed: int) -> Iterator[dict[str, Any]]:
 def judged(kind: str, chosen: argparse.Namespace) -> dict[str, Any]:
     """Metrics of a training on some workflows, judged on others."""
     learn, test = (
-        read_traces(pd.DataFrame(rows(kind, count, seed))).table
+        read_traces(pd.DataFrame(rows(kind, count, seed, chosen.types))).table
         for count, seed in ((chosen.workflows, chosen.seed), (chosen.test, chosen.seed + 99))
     )
     if chosen.lengths:
@@ -224,6 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"some of: {', '.join(KINDS)}")
     parser.add_argument("--lengths", action="store_true")
+    parser.add_argument("--types", type=int, default=1)
     parser.add_argument("--workflows", type=int, default=400)
     parser.add_argument("--test", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
@@ -245,7 +248,17 @@ def main() -> None:
         begun = time.perf_counter()
         found[kind] = (length_row if chosen.lengths else next_agent_row)(kind, judged(kind, chosen))
         print(f"identifiers: {kind}, {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-    print(json.dumps({"benchmark": "identifiers", "lengths": chosen.lengths, "seed": chosen.seed, "kinds": found}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "identifiers",
+                "lengths": chosen.lengths,
+                "types": chosen.types,
+                "seed": chosen.seed,
+                "kinds": found,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":
