@@ -1,6 +1,7 @@
-"""Run as a program: serves requests on the real engine, prints tokens and what the hooks say of themselves as JSON.
+"""Run as a program: serves requests on the real engine, under vLLM's scheduler and under ours; prints JSON.
 
-A process of its own, as in life: vLLM looks through all modules that are loaded when it starts.
+A process of its own, as in life: vLLM looks through all modules that are loaded when it starts. The engine starts once
+and is given a new scheduler, with an empty cache, for each of the settings.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that the scheduler can be asked
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 
-SCHEDULER = "presage.serving_hooks.vllm.WorkflowScheduler"
+BLOCK = 32
 
 
 def by_chance() -> Any:
@@ -53,25 +54,32 @@ def leaving(round_: int, seed: int) -> tuple[list[Any], list[Any]]:
     return [{"prompt_token_ids": [(round_ * 7 + i * 3) % 500 for i in range(900)]}], [wanted]
 
 
-def main(model: str, settings: Any) -> dict[str, Any]:
+def main(model: str, several: list[Any]) -> list[dict[str, Any]]:
+    """What was served under each of the settings; None stands for vLLM's own scheduler, and comes first."""
     from vllm import LLM
 
-    hooks = {} if settings is None else {"scheduler_cls": SCHEDULER, "additional_config": {"presage": settings}}
     llm = LLM(
         model=model,
         dtype="float32",
         skip_tokenizer_init=True,
         enforce_eager=True,
         max_model_len=1024,
-        block_size=32,
+        block_size=BLOCK,
         num_gpu_blocks_override=40,
         max_num_seqs=8,
         max_num_batched_tokens=256,
         enable_prefix_caching=True,
+        async_scheduling=True,
         seed=0,
-        **hooks,
     )
+    return [served(llm, settings) for settings in several]
+
+
+def served(llm: Any, settings: Any) -> dict[str, Any]:
+    """Tokens of all requests, preemptions, and the status of our scheduler."""
     core: Any = llm.llm_engine.engine_core.engine_core
+    if settings is not None:
+        give_scheduler(core, settings)
     scheduler, preempted, tokens = core.scheduler, [], []
     preempt = scheduler._preempt_request
 
@@ -91,6 +99,22 @@ def main(model: str, settings: Any) -> dict[str, Any]:
                 assert not any(client.outputs for client in told.values())
     status = None if settings is None else scheduler.presage_status()
     return {"tokens": tokens, "preempted": len(preempted), "status": status}
+
+
+def give_scheduler(core: Any, settings: Any) -> None:
+    """Ours, with an empty cache, in the place of the scheduler that the engine has."""
+    from presage.serving_hooks.vllm import WorkflowScheduler
+
+    old = core.scheduler
+    old.vllm_config.additional_config = {"presage": settings}
+    core.scheduler = WorkflowScheduler(
+        vllm_config=old.vllm_config,
+        kv_cache_config=old.kv_cache_config,
+        structured_output_manager=core.structured_output_manager,
+        block_size=BLOCK,
+        hash_block_size=BLOCK,
+        log_stats=True,
+    )
 
 
 if __name__ == "__main__":

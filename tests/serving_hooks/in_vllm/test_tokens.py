@@ -12,7 +12,7 @@ from tiny_qwen import save_qwen
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its engine")
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = pytest.mark.vllm
 HERE = Path(__file__).resolve().parent
 
 
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_qwen(tmp_path_factory.mktemp("model"))
 
 
-def served(model: Path, settings: dict[str, Any] | None, program: str = "serve_tokens.py") -> Any:
+def served(model: Path, settings: Any, program: str = "serve_tokens.py") -> Any:
     done = subprocess.run(
         [sys.executable, program, str(model), json.dumps(settings)],
         cwd=HERE,
@@ -36,13 +36,13 @@ def served(model: Path, settings: dict[str, Any] | None, program: str = "serve_t
 
 
 def test_the_hooks_change_no_token(model: Path) -> None:
-    stock = served(model, None)
+    chance = {"forecasts": "serve_tokens:by_chance", "starved_after": 4, "quantum": 2}
+    several = [{}, chance, {**chance, "prefetch": True}]
+    stock, *ours = served(model, [None, *several])
     own = stock["tokens"]
     assert len({json.dumps(tokens) for tokens in own}) > 120  # answers differ, so a mix-up would show
     assert stock["preempted"] > 0
-    chance = {"forecasts": "serve_tokens:by_chance", "starved_after": 4, "quantum": 2}
-    for settings in ({}, chance, {**chance, "prefetch": True}):
-        hooked = served(model, settings)
+    for settings, hooked in zip(several, ours, strict=True):
         assert hooked["tokens"] == own
         assert hooked["preempted"] > 0
         assert hooked["status"]["on"] == {"priority": True, "eviction": True, "admission": True}
@@ -52,6 +52,7 @@ def test_the_hooks_change_no_token(model: Path) -> None:
         assert ("forecast: champion" in hooked["status"]["counts"]) == bool(settings)
 
 
+@pytest.mark.slow
 def test_beside_a_request_that_decodes_prefetch_loads_from_a_tier_and_changes_no_token(model: Path) -> None:
     forecasts = {"forecasts": "serve_tier:returns"}
     own = served(model, forecasts, "serve_tier.py")
