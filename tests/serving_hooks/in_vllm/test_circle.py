@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_the_circle_closes(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "circle.py"), "--to", str(tmp_path / "circle")],
+        [sys.executable, str(ROOT / "benchmarks" / "circle.py"), "--to", str(tmp_path / "circle"), "--workflows", "40"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
