@@ -62,7 +62,7 @@ def test_100_000_requests_raise_nothing_and_memory_is_flat() -> None:
     draw, counts, now = random.Random(5), Counter[str](), [0.0]
     source = Forecaster(None, back_off=OnlineCounts(), clock=lambda: now[0], time_to_live_s=5.0)
     workflows = Workflows(Forecasts(source), ScoreConfig(), 5.0, counts, lambda: now[0])
-    workflows.foretells = lambda stats_key: True
+    workflows.forecast_enabled = lambda stats_key: True
 
     class Keeps:
         def forecast(self, step: Any, lookahead: Any) -> None:
