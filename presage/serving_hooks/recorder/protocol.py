@@ -13,14 +13,13 @@ All of one thread. None of it blocks, and none raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from presage.features.moment import Moment
 
 if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.live import LiveForecast
-    from presage.serving_hooks.recorder.config import RecorderConfig
 
 
 class NamedStep(Protocol):
@@ -74,29 +73,3 @@ class NoRecorder:
     def status(self) -> Mapping[str, Any]:
         """That it is off."""
         return {"on": False}
-
-
-def start(
-    config: RecorderConfig | None,
-    *,
-    model: str | None = None,
-    state_layer: int | None = None,
-    decode: Callable[[Sequence[int]], str] | None = None,
-) -> Records:
-    """The recorder of an engine, writing from now on; one that records nothing where there are no settings.
-
-    Args:
-        config: its settings.
-        model: what the engine serves; the traces' column `model`.
-        state_layer: the layer of the states it tells, counted from 1; None for those after the final norm. The traces'
-            column `state_layer`.
-        decode: makes a text of token ids, in the thread that writes; for engines that hold no texts.
-
-    Raises:
-        ConfigurationError: the redaction that is named cannot be loaded.
-    """
-    if config is None:
-        return NoRecorder()
-    from presage.serving_hooks.recorder.recorder import Recorder
-
-    return Recorder(config, model=model, state_layer=state_layer, decode=decode).start()

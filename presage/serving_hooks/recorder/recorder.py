@@ -21,7 +21,7 @@ from presage.serving_hooks.recorder.assembly import Assembly
 from presage.serving_hooks.recorder.clock import Clock
 from presage.serving_hooks.recorder.config import RecorderConfig, load_redact
 from presage.serving_hooks.recorder.names import NO_NAME, is_name
-from presage.serving_hooks.recorder.protocol import NamedStep
+from presage.serving_hooks.recorder.protocol import NamedStep, NoRecorder, Records
 from presage.serving_hooks.recorder.queue import Queue
 from presage.serving_hooks.recorder.rows import Run, forecast_bytes, text_bytes
 from presage.serving_hooks.recorder.tape import Tape
@@ -249,3 +249,27 @@ def _kept_bytes(state: Any) -> int:
     base = getattr(state, "base", None)
     whole = base if isinstance(base, np.ndarray) else state
     return whole.nbytes if isinstance(whole, np.ndarray) else 0
+
+
+def start(
+    config: RecorderConfig | None,
+    *,
+    model: str | None = None,
+    state_layer: int | None = None,
+    decode: Callable[[Sequence[int]], str] | None = None,
+) -> Records:
+    """The recorder of an engine, writing from now on; one that records nothing where there are no settings.
+
+    Args:
+        config: its settings.
+        model: what the engine serves; the traces' column `model`.
+        state_layer: the layer of the states it tells, counted from 1; None for those after the final norm. The traces'
+            column `state_layer`.
+        decode: makes a text of token ids, in the thread that writes; for engines that hold no texts.
+
+    Raises:
+        ConfigurationError: the redaction that is named cannot be loaded.
+    """
+    if config is None:
+        return NoRecorder()
+    return Recorder(config, model=model, state_layer=state_layer, decode=decode).start()

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -14,10 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ConfigurationError
 from presage.features.moment import Moment
 from presage.serving_hooks.forecasting.live import LiveForecast, Projection
-from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.metadata import Step
 
 
@@ -106,36 +102,3 @@ class Forecasts:
     models: Mapping[str, str] = field(default_factory=dict)
     silent: Callable[[str, str], object] | None = None
     upkeep: Upkeep | None = None
-
-
-def load_forecasts(config: PresageConfig, served_model: str | None = None, state_layer: int | None = None) -> Forecasts:
-    """The sources of forecasts: the function an operator has named, else the registry's models.
-
-    Args:
-        config: names the function or the models.
-        served_model: by its name; given to a function that takes it.
-        state_layer: the layer that is tapped; None for the states after the final norm.
-
-    Raises:
-        ConfigurationError: there is no such function, it fails, or it returns something else.
-    """
-    name = config.forecasts
-    if name is None:
-        from presage.serving_hooks.vllm.registered import champions
-
-        return champions(config, served_model, state_layer)
-    module, function = name.split(":")
-    try:
-        make = getattr(importlib.import_module(module), function)
-        takes = "served_model" in inspect.signature(make).parameters
-        made = make(served_model=served_model) if takes else make()
-    except Exception as error:
-        raise ConfigurationError(
-            f"presage.forecasts is {name}, which cannot be loaded and called ({type(error).__name__}: {error}); name a "
-            "function that takes nothing, or served_model, and returns Forecasts"
-        ) from error
-    if not isinstance(made, Forecasts):
-        raise ConfigurationError(
-            f"presage.forecasts is {name}, which returns a {type(made).__name__}; return Forecasts"
-        )
-    return made

@@ -14,7 +14,8 @@ from typing import Any
 from presage.features.moment import Moment
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.protocol import NoRecorder, Records, start
+from presage.serving_hooks.recorder.protocol import NoRecorder, Records
+from presage.serving_hooks.recorder.recorder import start
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.modes import Switch

@@ -11,6 +11,8 @@ answers from the rest.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import logging
 import math
 from collections import Counter
@@ -22,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import PresageError, RegistryError
+from presage.errors import ConfigurationError, PresageError, RegistryError
 from presage.features.input_profiles import PROFILES, STATES, TARGETS, TEXT, TOKENS, Sources
 from presage.features.moment import Moment
 from presage.registry.connect import DATABASE_FILE, Registry
@@ -311,3 +313,34 @@ def told(held: Held[Any]) -> str:
     if held.predictor is None:
         return f"none: {held.reason}"
     return str(held.reference) if held.version is None else f"{held.reference}, version {held.version}"
+
+
+def load_forecasts(config: PresageConfig, served_model: str | None = None, state_layer: int | None = None) -> Forecasts:
+    """The sources of forecasts: the function an operator has named, else the registry's models.
+
+    Args:
+        config: names the function or the models.
+        served_model: by its name; given to a function that takes it.
+        state_layer: the layer that is tapped; None for the states after the final norm.
+
+    Raises:
+        ConfigurationError: there is no such function, it fails, or it returns something else.
+    """
+    name = config.forecasts
+    if name is None:
+        return champions(config, served_model, state_layer)
+    module, function = name.split(":")
+    try:
+        make = getattr(importlib.import_module(module), function)
+        takes = "served_model" in inspect.signature(make).parameters
+        made = make(served_model=served_model) if takes else make()
+    except Exception as error:
+        raise ConfigurationError(
+            f"presage.forecasts is {name}, which cannot be loaded and called ({type(error).__name__}: {error}); name a "
+            "function that takes nothing, or served_model, and returns Forecasts"
+        ) from error
+    if not isinstance(made, Forecasts):
+        raise ConfigurationError(
+            f"presage.forecasts is {name}, which returns a {type(made).__name__}; return Forecasts"
+        )
+    return made

@@ -26,7 +26,7 @@ from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
 from presage.serving_hooks.vllm.explain import LastForecasts, plain, reasons
-from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
+from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import Step, read, workflow_key
 from presage.serving_hooks.vllm.modes import POLICIES, Evidence, Mode, Modes, Switch
 from presage.serving_hooks.vllm.observing import Observing
@@ -111,6 +111,8 @@ class Policies(compat.SchedulerSeam):
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """The sources of forecasts; called once."""
+        from presage.serving_hooks.vllm.registered import load_forecasts  # the registry's side, where it is wanted
+
         return load_forecasts(config, compat.served_model(self), self._state_layer)
 
     # What vLLM calls.

@@ -18,7 +18,8 @@ from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
-from presage.serving_hooks.vllm.forecasts import Forecasts, load_forecasts
+from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.registered import load_forecasts
 
 
 @pytest.mark.parametrize("additional", [None, {}, {"other": 1}, {"presage": {}}, "a hash"])

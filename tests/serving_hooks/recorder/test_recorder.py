@@ -20,7 +20,8 @@ from presage.datasets.read import read_traces
 from presage.datasets.recording import SILENT
 from presage.errors import ConfigurationError
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.protocol import NoRecorder, start
+from presage.serving_hooks.recorder.protocol import NoRecorder
+from presage.serving_hooks.recorder.recorder import start
 from presage.serving_hooks.recorder.rows import State
 from presage.serving_hooks.recorder.states import StateColumn
 
