@@ -50,7 +50,7 @@ class Served:
     makespan_s: float = 0.0
 
 
-class Clock:
+class VirtualClock:
     """Seconds that go by as the process computes, or as the wall's clock says; one can wait in both."""
 
     def __init__(self, kind: str) -> None:
@@ -69,7 +69,7 @@ class Clock:
             self._skipped += more
 
 
-def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], at_once: int, clock: Clock) -> Served:
+def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], at_once: int, clock: VirtualClock) -> Served:
     """All workflows, so many at once; when one ends the next comes."""
     from vllm import SamplingParams
 
@@ -124,28 +124,30 @@ def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any
     """The same in virtual time: vLLM's scheduler, and the cost model in the place of the model."""
     from presage.serving_hooks.replay import vllm_scheduler
     from presage.serving_hooks.replay.arrivals import Schedule
-    from presage.serving_hooks.replay.engine import Clock, Engine
+    from presage.serving_hooks.replay.engine import ReplayEngine, VirtualClock
     from presage.serving_hooks.replay.policies import POLICIES
-    from presage.serving_hooks.replay.prompts import Prompts
+    from presage.serving_hooks.replay.prompts import PromptIds
     from presage.serving_hooks.replay.vllm_policies import scheduler_class
-    from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble
+    from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble
 
-    convention = Convention("history-first", opening_tokens=100, closing_tokens=20)
+    convention = PromptConvention("history-first", opening_tokens=100, closing_tokens=20)
     jobs = []
     for name, steps in workflows.items():
         written, asked = Written(STYLE), []
         for number, step in enumerate(steps):
             parents = (number - 1,) if number else ()
-            asked.append(Asked(step.agent, len(written.prompt(step)), step.answer, parents, step.pause * PAUSE_S))
+            asked.append(
+                RecordedRequest(step.agent, len(written.prompt(step)), step.answer, parents, step.pause * PAUSE_S)
+            )
             written.answered(step, [0] * step.answer)
-        jobs.append(Job(TYPE, name, assemble(asked, convention)))
+        jobs.append(ReplayJob(TYPE, name, assemble(asked, convention)))
     longest = max(step.prompt_tokens + step.output_tokens for job in jobs for step in job.steps)
-    clock = Clock()
+    clock = VirtualClock()
     kind = scheduler_class(POLICIES["stock"], None, clock)
     first = tuple((0.0, number) for number in range(min(at_once, len(jobs))))
-    player = Engine(
+    player = ReplayEngine(
         jobs,
-        Prompts(jobs, convention),
+        PromptIds(jobs, convention),
         Schedule(first, tuple(range(len(first), len(jobs)))),
         vllm_scheduler.scheduler(kind, engine, longest, None, folder),
         vllm_scheduler,
@@ -173,7 +175,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
     parser.add_argument("--engine-file", type=Path, help="where to leave the engine file; nowhere if not said")
     args = parser.parse_args()
-    clock = Clock(args.clock)
+    clock = VirtualClock(args.clock)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         llm = start(folder / "model", hidden_size=args.hidden_size, inner=4 * args.hidden_size)

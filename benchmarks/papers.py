@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.replay.policies import Policy
-from presage.serving_hooks.replay.workload import Job
+from presage.serving_hooks.replay.workload import ReplayJob
 
 if TYPE_CHECKING:
     from presage.serving_hooks.vllm.metadata import Step
@@ -276,7 +276,7 @@ class StaticGraph:
         return LiveForecast("back-off", 0, moment, rows, self._agents, None)
 
 
-def transitions_of(jobs: Sequence[Job]) -> Transitions:
+def transitions_of(jobs: Sequence[ReplayJob]) -> Transitions:
     """What ever came right after what in these jobs."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for job in jobs:
@@ -292,10 +292,10 @@ class _Learnt:
 
     transitions: Transitions
 
-    def __call__(self, jobs: Sequence[Job], clock: Callable[[], float]) -> StaticGraph:
+    def __call__(self, jobs: Sequence[ReplayJob], clock: Callable[[], float]) -> StaticGraph:
         return StaticGraph(self.transitions)
 
 
-def static_graph(jobs: Sequence[Job]) -> Policy:
+def static_graph(jobs: Sequence[ReplayJob]) -> Policy:
     """The policy that has learnt from these jobs; they should be of other tasks than those that are replayed."""
     return Policy("static-graph", frozenset({"eviction"}), _Learnt(transitions_of(jobs)), more=SETTINGS)

@@ -36,7 +36,7 @@ from presage.datasets.adapters.recording import batches, engines
 from presage.datasets.recording import SAID
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.protocol import Records
+from presage.serving_hooks.recorder.protocol import StepRecorder
 from presage.serving_hooks.recorder.recorder import start
 
 STEPS_A_WORKFLOW = 10
@@ -66,7 +66,7 @@ def known(count: int) -> list[tuple[str, Named]]:
     ]
 
 
-def served(to: Records, i: int, request: str, step: Named, states: Any, forecasts: Any) -> None:
+def served(to: StepRecorder, i: int, request: str, step: Named, states: Any, forecasts: Any) -> None:
     """Step number i, as an engine's hooks tell it."""
     to.begun(request, step, input_tokens=1000 + i % 500, cached_input_tokens=512)
     if states is not None:

@@ -24,16 +24,16 @@ from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.policies import choose
 from presage.serving_hooks.replay.runs import Done, Setting, check_vllm, run_one, settings_of_hooks
-from presage.serving_hooks.replay.workload import Asked, Convention, Job, Prompts, assemble
+from presage.serving_hooks.replay.workload import PromptConvention, Prompts, RecordedRequest, ReplayJob, assemble
 
 CONVENTIONS = {
-    "history-first": Convention("history-first", opening_tokens=300, closing_tokens=40),
-    "own-conversation": Convention("own-conversation", opening_tokens=500),
+    "history-first": PromptConvention("history-first", opening_tokens=300, closing_tokens=40),
+    "own-conversation": PromptConvention("own-conversation", opening_tokens=500),
 }
 SHOWN = ("hit_rate", "makespan_s", "completion_mean_s", "ttft_mean_s", "preemptions", "recomputed_tokens")
 
 
-def draw(workflows: int, convention: Convention, seed: int = 0) -> tuple[Job, ...]:
+def draw(workflows: int, convention: PromptConvention, seed: int = 0) -> tuple[ReplayJob, ...]:
     """Workflows with retry loops; sizes are the same under both conventions but for what prompts repeat."""
     rng = random.Random(seed)
     jobs = []
@@ -47,9 +47,9 @@ def draw(workflows: int, convention: Convention, seed: int = 0) -> tuple[Job, ..
             whose = "" if convention.prompts == "history-first" else agent
             new, output = rng.randint(60, 400), min(600, int(rng.lognormvariate(4.6, 0.6)) + 8)
             tokens = convention.opening_tokens + said.get(whose, 0) + new + convention.closing_tokens
-            asked.append(Asked(agent, tokens, output, (step - 1,) if step else (), rng.expovariate(1 / 1.5)))
+            asked.append(RecordedRequest(agent, tokens, output, (step - 1,) if step else (), rng.expovariate(1 / 1.5)))
             said[whose] = said.get(whose, 0) + new + output
-        jobs.append(Job("retry", f"w{number}", assemble(asked, convention)))
+        jobs.append(ReplayJob("retry", f"w{number}", assemble(asked, convention)))
     return tuple(jobs)
 
 

@@ -25,11 +25,11 @@ from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.runs import Setting
-from presage.serving_hooks.replay.workload import Convention, Job, workload
+from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob, workload
 
 REAL: Final = "autocoderover"
 TRAINED: Final = "trained"
-_REAL_PROMPTS: Final = Convention("own-conversation", opening_tokens=300)
+_REAL_PROMPTS: Final = PromptConvention("own-conversation", opening_tokens=300)
 _TEACHING: Final = 400
 _LATER_SEED: Final = 1000
 """Of the workflows that teach, and how many of them there are."""
@@ -126,7 +126,7 @@ GROUPS: Final = {
 """In the order of their weight, so that what is not done in time is what matters least."""
 
 
-def policy_of(name: str, learnt: Sequence[Job] = ()) -> Policy:
+def policy_of(name: str, learnt: Sequence[ReplayJob] = ()) -> Policy:
     """A policy by its name, with a scheduler where it names one; a static graph has learnt from these jobs."""
     known = {**POLICIES, **{of.name: of for of in (THUNDERAGENT, static_graph(learnt))}}
     policy, plus, scheduler = name.partition("+")
@@ -146,10 +146,10 @@ class Workload:
         learnt: the same as jobs.
     """
 
-    jobs: tuple[Job, ...]
-    convention: Convention
+    jobs: tuple[ReplayJob, ...]
+    convention: PromptConvention
     teaching: pa.Table
-    learnt: tuple[Job, ...]
+    learnt: tuple[ReplayJob, ...]
 
 
 @lru_cache(maxsize=4)
@@ -182,7 +182,7 @@ def _recorded(workflows: int, real: Path | None) -> Workload:
     return Workload(tuple(jobs[number] for number in chosen), _REAL_PROMPTS, parts.train, learnt)
 
 
-def traces(jobs: Sequence[Job]) -> pa.Table:
+def traces(jobs: Sequence[ReplayJob]) -> pa.Table:
     """What a recorder would have written of them, one step a second."""
     start, rows = datetime(2026, 1, 1, tzinfo=UTC), []
     for job in jobs:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from replayed_cells import Cell, policy_of, setting_of, workload_of
 
 from presage.serving_hooks.replay.metrics import Figures
-from presage.serving_hooks.replay.prompts import Prompts
+from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.runs import best, most_at_once, run_one, tried
 
 _MOST_REQUESTS: Final = 64
@@ -172,6 +172,6 @@ def _run(one: Cell, key: Key, common: Common) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=2)
-def _prompts(workload: str, common: Common) -> Prompts:
+def _prompts(workload: str, common: Common) -> PromptIds:
     held = workload_of(workload, common.workflows, common.real)
-    return Prompts(held.jobs, held.convention)
+    return PromptIds(held.jobs, held.convention)

@@ -1,10 +1,14 @@
 """The house of DESIGN.md stands: imports point one way, and what is heavy is loaded where it is used."""
 
+import ast
 import json
 import subprocess
 import sys
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,3 +60,20 @@ def test_serving_and_gates_load_neither_torch_nor_mlflow(module: str) -> None:
 def test_every_module_says_what_it_knows() -> None:
     for path in (ROOT / "presage").rglob("*.py"):
         assert path.read_text(encoding="utf-8").startswith(('"""', '"""')), f"{path} has no docstring"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph("presage")
+    TopologicalSorter(
+        {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
+    ).prepare()  # else CycleError
+
+
+def test_a_public_class_name_is_defined_once() -> None:
+    names = Counter(
+        node.name
+        for path in (ROOT / "presage").rglob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []

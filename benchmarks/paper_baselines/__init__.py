@@ -21,15 +21,15 @@ from paper_baselines.neural import NeuralConfig
 from paper_baselines.rgcn import Rgcn
 from paper_baselines.tcn import Tcn
 from paper_baselines.transformer import Transformer
-from presage.training.baselines import Baseline, NextAgentEstimator
+from presage.training.baselines import NextAgentBaseline, NextAgentEstimator
 
 
-def _of(make: Callable[[int], NextAgentEstimator]) -> Baseline:
+def _of(make: Callable[[int], NextAgentEstimator]) -> NextAgentBaseline:
     """A family made from a seed; each decides something on the validation part."""
-    return Baseline(lambda seed, steps: make(seed), validates=True)
+    return NextAgentBaseline(lambda seed, steps: make(seed), validates=True)
 
 
-BASELINES: Final[Mapping[str, Baseline]] = {
+BASELINES: Final[Mapping[str, NextAgentBaseline]] = {
     "knn-5": _of(lambda seed: NearestPrefixes(5, seed=seed)),
     "knn-20": _of(lambda seed: NearestPrefixes(20, seed=seed)),
     "linear-probe": _of(lambda seed: LinearProbe(seed=seed)),

@@ -13,7 +13,7 @@ from presage.cli.output import Output, number, table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from presage.predictors.routing.choice import Choice
+    from presage.predictors.routing.choice import ModelChoice
 
 
 Model = Annotated[
@@ -190,7 +190,7 @@ def read_costs(path: Path) -> dict[str, float]:
     return {name: float(cost) for name, cost in found.items()}
 
 
-def _told(data: dict[str, Any], prices: dict[str, float], choice: Choice, called: str) -> list[Any]:
+def _told(data: dict[str, Any], prices: dict[str, float], choice: ModelChoice, called: str) -> list[Any]:
     likely = sorted(data["probabilities"].items(), key=lambda item: -item[1])
     rows = [
         [

@@ -13,7 +13,7 @@ import typer
 from presage.cli import options
 from presage.cli.kinds import TRACES, Kind, Loaded, shared_tasks
 from presage.cli.output import Output, Report, number, table
-from presage.cli.training import Job, Trained, carry_out
+from presage.cli.training import Trained, TrainingJob, carry_out
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,7 +101,7 @@ def next_agent(
         return training
 
     carry_out(
-        Job(NEXT_AGENT, traces, test or [], skip_bad, out_folder, report_folder, name, register, tracking_uri),
+        TrainingJob(NEXT_AGENT, traces, test or [], skip_bad, out_folder, report_folder, name, register, tracking_uri),
         fit,
         Output(as_json),
         params={"seed": seed, "horizon": horizon},

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from presage.serving_hooks.replay.arrivals import Arrivals
     from presage.serving_hooks.replay.policies import Policy
     from presage.serving_hooks.replay.runs import Setting
-    from presage.serving_hooks.replay.workload import Convention, Workload
+    from presage.serving_hooks.replay.workload import PromptConvention, Workload
 
 
 _CONCURRENCY: Final = 16
@@ -107,7 +107,7 @@ def replay(
     from presage.serving_hooks.replay.engine_file import read_engine
     from presage.serving_hooks.replay.policies import STOCK, check_switches, crossed, named
     from presage.serving_hooks.replay.runs import Setting, check_vllm, result, run_all, settings_of_hooks
-    from presage.serving_hooks.replay.workload import Convention, workload
+    from presage.serving_hooks.replay.workload import PromptConvention, workload
     from presage.training.report.files import check_folder, write_metrics, write_report
 
     if concurrency is None and rate is None and not as_recorded:
@@ -116,7 +116,7 @@ def replay(
     if scheduler is not None:
         policies = crossed(policies, scheduler)
     arrivals = Arrivals(concurrency, rate, cv, as_recorded)
-    convention = Convention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks the name
+    convention = PromptConvention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks the name
     machine = read_engine(engine, cache_tokens, host_cache_tokens)
     if report_folder is not None:
         check_folder(report_folder, "--report")
@@ -182,7 +182,7 @@ def _workload(setting: Setting, left_out: int, arrivals: Arrivals) -> dict[str, 
     }
 
 
-class Parts(NamedTuple):
+class ReplayParts(NamedTuple):
     """What is replayed and who foretells.
 
     Attributes:
@@ -206,7 +206,7 @@ def divide(
     tracking_uri: str | None,
     out: Output,
     report: Report,
-) -> Parts:
+) -> ReplayParts:
     """Leaves out what models have learnt from.
 
     Args:
@@ -221,12 +221,12 @@ def divide(
 
     check_lengths(forecasts, lengths)
     if not any("asked" in policy.foretellers for policy in policies) or (lengths is None and known(forecasts)):
-        return Parts(table, forecasts, None, None)
+        return ReplayParts(table, forecasts, None, None)
     table, folders, left_out = _models(table, forecasts, lengths, tracking_uri, report)
     rule = f"{left_out} workflows left out: a model was trained on them" if left_out else None
     if rule is not None:
         out.note(rule)
-    return Parts(table, folders[0] or forecasts, folders[1], rule)
+    return ReplayParts(table, folders[0] or forecasts, folders[1], rule)
 
 
 def _models(
@@ -277,7 +277,7 @@ def are_requests(paths: Sequence[Path]) -> bool:
 
 def read_plain_requests(
     paths: Sequence[Path],
-    convention: Convention,
+    convention: PromptConvention,
     pause_s: float | None,
     forecasts: str,
     given: Mapping[str, object],

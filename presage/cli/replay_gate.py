@@ -132,12 +132,12 @@ class ReplayGate:
         from presage.serving_hooks.replay.arrivals import Arrivals
         from presage.serving_hooks.replay.engine_file import read_engine
         from presage.serving_hooks.replay.runs import check_vllm
-        from presage.serving_hooks.replay.workload import Convention
+        from presage.serving_hooks.replay.workload import PromptConvention
 
         if concurrency is None and rate is None:
             concurrency = _CONCURRENCY
         self._arrivals = Arrivals(concurrency, rate)
-        self._convention = Convention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks
+        self._convention = PromptConvention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks
         self._engine = read_engine(engine, cache_tokens)
         self._pause_s, self._seeds = pause_s, seeds
         self._processes = processes or len(os.sched_getaffinity(0))

@@ -12,7 +12,7 @@ import typer
 from presage.cli import options, outcomes
 from presage.cli.kinds import Data, Kind, Loaded
 from presage.cli.output import Output, Report, number, table
-from presage.cli.training import Job, carry_out
+from presage.cli.training import TrainingJob, carry_out
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes.schema import Outcomes
@@ -142,7 +142,7 @@ def router(
         )
 
     carry_out(
-        Job(ROUTER, data, test or [], skip_bad, out_folder, None, name, register, tracking_uri),
+        TrainingJob(ROUTER, data, test or [], skip_bad, out_folder, None, name, register, tracking_uri),
         fit,
         Output(as_json),
         params={"seed": seed},

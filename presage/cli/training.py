@@ -36,7 +36,7 @@ Fit = Callable[[Any, Any, Report], Trained]
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """Where a training's data come from and where what it makes goes.
 
     Attributes:
@@ -63,7 +63,7 @@ class Job:
 
 
 def carry_out(
-    job: Job,
+    job: TrainingJob,
     fit: Fit,
     output: Output,
     *,

@@ -22,7 +22,7 @@ import pyarrow as pa
 from presage.datasets.read import Chunks, join, open_source
 from presage.datasets.schema import trace_schema
 from presage.datasets.source import Workflow, named
-from presage.datasets.spill import Journal, Run, Schemas, SourcesRead, Spilled, spill
+from presage.datasets.spill import Journal, Schemas, SortedRun, SourcesRead, Spilled, spill
 from presage.errors import ConfigurationError, OutputError, PresageError, TraceError
 
 _GROUP_BYTES: Final = 32 * 2**20
@@ -61,7 +61,7 @@ class Gathered:
     """
 
     sources: list[Spilled]
-    runs: list[Run]
+    runs: list[SortedRun]
     schema: pa.Schema
     resumed: int
 
@@ -126,7 +126,7 @@ def gather(
     sizes.add(held, f"the store {store}")
     prefix = journal.next_prefix()
 
-    def spilled() -> Iterator[tuple[list[Spilled], list[Run]]]:
+    def spilled() -> Iterator[tuple[list[Spilled], list[SortedRun]]]:
         tasks = []
         for numbers in _groups(inputs, known):
             feed, name = inputs[numbers[0]].source, f"{prefix}-{numbers[0]}"
@@ -215,7 +215,7 @@ class PathsToSpill(msgspec.Struct):
     folder: str
     prefix: str
 
-    def spill(self, progress: Callable[[int], None] = lambda _: None) -> tuple[list[Spilled], list[Run]]:
+    def spill(self, progress: Callable[[int], None] = lambda _: None) -> tuple[list[Spilled], list[SortedRun]]:
         """Read the group into runs; as `presage.datasets.spill.spill`."""
         opened = [open_source(path, source_format=self.source_format, skip_bad=self.skip_bad) for path in self.paths]
         sources = zip(self.numbers, self.paths, opened, strict=True)
@@ -226,7 +226,7 @@ class _Answer(msgspec.Struct):
     """What a worker gives back; an error travels as its words, since an exception may not survive the journey."""
 
     sources: list[Spilled] = []
-    runs: list[Run] = []
+    runs: list[SortedRun] = []
     read_bytes: int = 0
     bad_input: str | None = None
     not_written: str | None = None
@@ -234,7 +234,7 @@ class _Answer(msgspec.Struct):
 
 def spill_on_ray(
     tasks: Sequence[PathsToSpill], progress: Callable[[int], None]
-) -> Iterator[tuple[list[Spilled], list[Run]]]:
+) -> Iterator[tuple[list[Spilled], list[SortedRun]]]:
     """Read groups of paths, in whatever order they end.
 
     Args:

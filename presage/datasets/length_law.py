@@ -83,7 +83,7 @@ _APPLICATIONS: Final = (
 
 
 @dataclass(frozen=True)
-class Drawn:
+class GeneratedLengths:
     """A trace and its oracle.
 
     Attributes:
@@ -96,7 +96,7 @@ class Drawn:
     oracle: Callable[[Sequence[float]], NDArray[np.float64]]
 
 
-def generate_lengths(workflows: int, seed: int, *, censored: float = 0.0) -> Drawn:
+def generate_lengths(workflows: int, seed: int, *, censored: float = 0.0) -> GeneratedLengths:
     """Draws workflows; a share of `censored` of them is cut after a random step, the last one included.
 
     Raises:
@@ -128,7 +128,7 @@ def generate_lengths(workflows: int, seed: int, *, censored: float = 0.0) -> Dra
         known = np.stack([np.quantile(_sums(*c), quantiles) for c in cells.tolist()])
         return np.asarray(known[index.reshape(-1)] * factor[workflow][:, None])
 
-    return Drawn(table, oracle)
+    return GeneratedLengths(table, oracle)
 
 
 def _stages(application: _Application, rng: np.random.Generator) -> NDArray[np.int64]:

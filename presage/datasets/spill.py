@@ -46,7 +46,7 @@ LAST_KEY: Final = 2**64 - 1
 
 
 @dataclass(frozen=True)
-class Run:
+class SortedRun:
     """A file of rows sorted by key.
 
     Args:
@@ -103,7 +103,7 @@ def spill(
     folder: Path,
     prefix: str,
     progress: Callable[[int], None] = lambda _: None,
-) -> tuple[list[Spilled], list[Run]]:
+) -> tuple[list[Spilled], list[SortedRun]]:
     """Read some sources into runs.
 
     Args:
@@ -134,7 +134,7 @@ def spill(
     return done, writer.close()
 
 
-def ranges(runs: Sequence[Run], wanted_bytes: int) -> list[int]:
+def ranges(runs: Sequence[SortedRun], wanted_bytes: int) -> list[int]:
     """The last key of each of as many ranges as the runs fill, each of about `wanted_bytes` in memory."""
     batches = sorted(((low + high) // 2, size) for run in runs for low, high, size in run.batches)
     ends, filled = [], 0
@@ -148,7 +148,7 @@ def ranges(runs: Sequence[Run], wanted_bytes: int) -> list[int]:
 
 
 def read_range(
-    folder: Path, runs: Iterable[Run], low: int, high: int, names: Sequence[str], lined: Sequence[bool]
+    folder: Path, runs: Iterable[SortedRun], low: int, high: int, names: Sequence[str], lined: Sequence[bool]
 ) -> tuple[pa.Table, Origin]:
     """The rows with a key from `low` to `high`, both included, in the order they were read for each workflow.
 
@@ -201,7 +201,7 @@ class _Writer:
         self._folder, self._prefix = folder, prefix
         self._waiting: list[pa.Table] = []
         self._bytes = 0
-        self._runs: list[Run] = []
+        self._runs: list[SortedRun] = []
 
     def add(self, chunk: Source, number: int) -> None:
         rows = chunk.table.num_rows
@@ -215,7 +215,7 @@ class _Writer:
         if self._bytes >= _RUN_BYTES:
             self._write()
 
-    def close(self) -> list[Run]:
+    def close(self) -> list[SortedRun]:
         if self._waiting:
             self._write()
         return self._runs
@@ -235,7 +235,7 @@ class _Writer:
         table = table.take(pa.array(order)).combine_chunks()
         sorted_keys = table[_KEY.name].to_numpy()
         rows = max(1, _BATCH_BYTES * table.num_rows // max(1, table.nbytes))
-        run = Run(f"{self._prefix}-{len(self._runs)}.arrow", [])
+        run = SortedRun(f"{self._prefix}-{len(self._runs)}.arrow", [])
         with (self._folder / run.name).open("wb") as sink:
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             with pa.ipc.new_file(sink, table.schema, options=options) as writer:
@@ -258,7 +258,7 @@ class SourcesRead(msgspec.Struct, tag="sources read"):
 
     identities: list[str]
     sources: list[Spilled]
-    runs: list[Run]
+    runs: list[SortedRun]
 
 
 class Planned(msgspec.Struct, tag="planned"):

@@ -141,7 +141,7 @@ def progress(
     return out
 
 
-class Course:
+class LengthHistory:
     """One running workflow, moved step by step: `LengthEncoder.course` where no trace is at hand.
 
     Its size is that of the vocabulary, however many steps the workflow takes.

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from presage.datasets.tasks import task_of
 from presage.datasets.validate import workflow_codes
 from presage.errors import InputError, TraceError
-from presage.features.history import PROGRESS, RECENT, Course, histories, progress
+from presage.features.history import PROGRESS, RECENT, LengthHistory, histories, progress
 from presage.features.input_profiles import PROFILES, TEXT, TOKENS, Sources
 from presage.features.sketch import Sketch
 from presage.features.vocabulary import Vocabulary
@@ -223,9 +223,9 @@ class LengthEncoder:
         text = _text(step, column)
         return np.full(self.sketch.size, np.nan, np.float32) if text is None else self.sketch.transform_one(text)
 
-    def open(self) -> Course:
+    def open(self) -> LengthHistory:
         """`course` of a workflow before its first step."""
-        return Course(len(self.vocabulary.agents), self._of_history())
+        return LengthHistory(len(self.vocabulary.agents), self._of_history())
 
     def to_config(self) -> dict[str, Any]:
         """As the configuration of an artefact keeps it; JSON values only."""

@@ -20,7 +20,7 @@ from presage.predictors.boosting import TreeEnsemble, fit_trees, tree_limits
 from presage.predictors.network import Examples, fit_network
 from presage.predictors.network_weights import NetworkWeights
 from presage.predictors.ngram import BackoffNgram
-from presage.predictors.parts import COMPONENTS, PATTERNS, TREES, NextAgentConfig, Parts, project_all, unrolled
+from presage.predictors.parts import COMPONENTS, PATTERNS, TREES, NextAgentConfig, NextAgentParts, project_all, unrolled
 
 NGRAM_ORDER: Final = 3
 _EVEN_SHARE: Final = np.float32(1 / 3)
@@ -176,7 +176,7 @@ def learn(
     trees: Mapping[str, TreeEnsemble] | None = None,
     stopping: Stopping | None = None,
     progress: Callable[[float], None],
-) -> tuple[Parts, Stopping]:
+) -> tuple[NextAgentParts, Stopping]:
     """Learns everything but the mixture, whose shares are left even.
 
     Args:
@@ -195,7 +195,7 @@ def learn(
         network, epoch = _network(of, config, seed, epochs, progress)
         grown = trees if growing is None else growing.result()
     assert grown is not None
-    parts = Parts(
+    parts = NextAgentParts(
         of.projections,
         network,
         grown,

@@ -31,11 +31,19 @@ from presage.features.projection import columns_of, project_state
 from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
-from presage.predictors.engine import Engine, build_engine, with_shares
+from presage.predictors.engine import FlatModel, build_engine, with_shares
 from presage.predictors.forecast import Forecast, check_steps, has_output, log_tokens
 from presage.predictors.kernels import completed, forecast_trace, opened, prefilled
 from presage.predictors.ngram import BackoffNgram
-from presage.predictors.parts import COMPONENTS, PATTERNS, NextAgentConfig, Parts, project_all, unrolled, with_presence
+from presage.predictors.parts import (
+    COMPONENTS,
+    PATTERNS,
+    NextAgentConfig,
+    NextAgentParts,
+    project_all,
+    unrolled,
+    with_presence,
+)
 
 if TYPE_CHECKING:
     from presage.predictors.boosting import TreeEnsemble
@@ -119,7 +127,7 @@ class NextAgentPredictor:
         self._hold(replace(parts, shares=shares))
         return self
 
-    def _weigh(self, parts: Parts, validation: Prefixes) -> NDArray[np.float32]:
+    def _weigh(self, parts: NextAgentParts, validation: Prefixes) -> NDArray[np.float32]:
         """Mixture weights float32 [PATTERNS, 2, 3, K]: each component answers alone on held-out prefixes that lack
         what the pattern lacks, then they are mixed. A pattern that no held-out step has is weighed as the one that it
         contains."""
@@ -152,7 +160,7 @@ class NextAgentPredictor:
             found.append(tokens + 2 * state.astype(np.int64))
         return found
 
-    def _hold(self, parts: Parts) -> None:
+    def _hold(self, parts: NextAgentParts) -> None:
         self._parts = parts
         self._engine = build_engine(
             parts.network,
@@ -189,7 +197,7 @@ class NextAgentPredictor:
         """Both moments in one pass."""
         return dict(zip(MOMENTS, self._run(prefixes, self._engine), strict=True))
 
-    def _run(self, prefixes: Prefixes, engine: Engine) -> NDArray[np.float32]:
+    def _run(self, prefixes: Prefixes, engine: FlatModel) -> NDArray[np.float32]:
         """Forecasts of both moments, float32 [2, n, K, V+1]."""
         projected = project_all(prefixes, self._parts.projections)
         out = np.empty((2, prefixes.steps, self.horizon, self.vocabulary.outcomes), np.float32)
@@ -324,7 +332,7 @@ class NextAgentPredictor:
         predictor.vocabulary = Vocabulary.from_dict(config["vocabulary"])
         predictor.horizon = config["horizon"]
         predictor.source = StateSource.from_artefact(config["states"], under(tensors, "states/"))
-        parts = Parts.from_tensors(tensors, predictor.vocabulary, predictor.horizon)
+        parts = NextAgentParts.from_tensors(tensors, predictor.vocabulary, predictor.horizon)
         for moment, projection in parts.projections.items():
             if predictor.source.sizes.get(moment, projection.state_size) != projection.state_size:
                 raise ValueError(f"a projection of {projection.state_size} numbers at {moment}; states have others")

@@ -71,7 +71,7 @@ class NextAgentConfig:
 
 
 @dataclass(frozen=True)
-class Parts:
+class NextAgentParts:
     """What is learnt.
 
     Attributes:
@@ -109,7 +109,7 @@ class Parts:
         return {f"{part}/{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], vocabulary: Vocabulary, horizon: int) -> Parts:
+    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], vocabulary: Vocabulary, horizon: int) -> NextAgentParts:
         """Inverse of `to_tensors`; other tensors are left alone.
 
         Raises:

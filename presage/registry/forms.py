@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PROMPT: Final = "prompt"
 
 
-class Answer(Protocol):
+class RouterAnswer(Protocol):
     """What a router says of a prompt."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class Answer(Protocol):
 class Router(Protocol):
     """What answers for one prompt."""
 
-    def forecast(self, prompt: str) -> Answer:
+    def forecast(self, prompt: str) -> RouterAnswer:
         """Probabilities of each model."""
         ...
 

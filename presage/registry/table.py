@@ -45,7 +45,7 @@ _CLASSES: Final = {
 _INTEGERS: Final = ("step", "input_tokens", "output_tokens")
 
 
-class Answer(Protocol):
+class ForecastAnswer(Protocol):
     """A forecast, whatever its kind."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Answer(Protocol):
 class Predictor(Protocol):
     """What answers for one workflow."""
 
-    def forecast(self, steps: Sequence[Mapping[str, Any]]) -> Answer:
+    def forecast(self, steps: Sequence[Mapping[str, Any]]) -> ForecastAnswer:
         """The forecast after the given steps of one workflow."""
         ...
 

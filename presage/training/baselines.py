@@ -46,7 +46,7 @@ _STEPS_A_THREAD: Final = 50_000
 
 
 @dataclass(frozen=True)
-class Baseline:
+class NextAgentBaseline:
     """One baseline.
 
     Attributes:
@@ -62,16 +62,16 @@ class Baseline:
         return self.make(seed, learning.steps).fit(inner if self.validates else learning, validation)
 
 
-def _markov(order: int) -> Baseline:
+def _markov(order: int) -> NextAgentBaseline:
     def make(seed: int, steps: int) -> NextAgentEstimator:
         from presage.predictors.ngram import BackoffNgram
 
         return BackoffNgram(order)
 
-    return Baseline(make, validates=False)
+    return NextAgentBaseline(make, validates=False)
 
 
-def _boosted(use_states: bool) -> Baseline:
+def _boosted(use_states: bool) -> NextAgentBaseline:
     def make(seed: int, steps: int) -> NextAgentEstimator:
         from presage.predictors.baselines import BoostedTrees
 
@@ -80,7 +80,7 @@ def _boosted(use_states: bool) -> Baseline:
         threads = min(os.cpu_count() or 1, 1 + steps // _STEPS_A_THREAD)
         return BoostedTrees(use_states=use_states, seed=seed, threads=threads)
 
-    return Baseline(make, validates=False)
+    return NextAgentBaseline(make, validates=False)
 
 
 def _published(seed: int, steps: int) -> NextAgentEstimator:
@@ -89,19 +89,19 @@ def _published(seed: int, steps: int) -> NextAgentEstimator:
     return PublishedGraphSage(PublishedConfig(seed=seed))
 
 
-BASELINES: Final[Mapping[str, Baseline]] = {
+BASELINES: Final[Mapping[str, NextAgentBaseline]] = {
     "markov-1": _markov(1),
     "markov-2": _markov(2),
     "markov-3": _markov(3),
     "boosted-trees": _boosted(True),
     "boosted-trees-ids": _boosted(False),
-    "published-graphsage": Baseline(_published, validates=True),
+    "published-graphsage": NextAgentBaseline(_published, validates=True),
 }
 """What a training compares next-agent predictors with unless told otherwise: counting, the strongest on real traces,
 and the published model."""
 
 
-def find(name: str) -> Baseline:
+def find(name: str) -> NextAgentBaseline:
     """A baseline by its name: one of `BASELINES`, or `module:name`, an entry of another module's `BASELINES`.
 
     Raises:
@@ -112,7 +112,7 @@ def find(name: str) -> Baseline:
         check_names((name,), BASELINES)
         return BASELINES[name]
     try:
-        found: Baseline = importlib.import_module(module).BASELINES[key]
+        found: NextAgentBaseline = importlib.import_module(module).BASELINES[key]
     except (ImportError, AttributeError, KeyError, ValueError) as error:
         raise ConfigurationError(
             f"baseline {name!r} cannot be loaded ({error!r}); wanted is module:name, a module on PYTHONPATH whose "

@@ -32,7 +32,7 @@ from presage.predictors.parts import NextAgentConfig
 from presage.training.baselines import BASELINES, find
 from presage.training.configuration import Limits
 from presage.training.evaluate import Evaluation, Predict, evaluate
-from presage.training.semantic_state import Choice, TrainingTraces, choose_states
+from presage.training.semantic_state import StateChoice, TrainingTraces, choose_states
 from presage.training.sets import SHARED_TASKS, check_known_agents, set_apart, shared_tasks, workflow_names
 from presage.training.training import Progress, Training, versions
 
@@ -250,7 +250,7 @@ class FittedPredictor:
     learning: Prefixes
     inner: Prefixes
     validation: Prefixes
-    choice: Choice
+    choice: StateChoice
 
 
 def fit_predictor(

@@ -143,7 +143,7 @@ class TrainingTraces:
 
 
 @dataclass(frozen=True)
-class Choice:
+class StateChoice:
     """A candidate, and why.
 
     Attributes:
@@ -186,7 +186,7 @@ class Choice:
 
 def choose_states(
     traces: TrainingTraces, states: States, config: NextAgentConfig, seed: int, tell: Callable[[str], None]
-) -> Choice:
+) -> StateChoice:
     """The semantic state that forecasts best on the validation tasks.
 
     Args:
@@ -226,7 +226,7 @@ def choose_states(
     if not tried:
         raise InputError(next(iter(refused.values())))
     chosen, table = simplest(losses, task) if len(tried) > 1 else (next(iter(tried)), {})
-    return Choice(chosen, *tried[chosen], table, refused)
+    return StateChoice(chosen, *tried[chosen], table, refused)
 
 
 def _losses(of: Projected, trees: Mapping[str, TreeEnsemble]) -> NDArray[np.float64]:

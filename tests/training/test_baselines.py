@@ -15,8 +15,8 @@ from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.training.baselines import (
     BASELINES,
-    Baseline,
     Behind,
+    NextAgentBaseline,
     NextAgentEstimator,
     behind,
     choose,
@@ -79,7 +79,7 @@ def test_what_decides_on_the_validation_part_does_not_learn_from_it() -> None:
         return Recorder()  # type: ignore[return-value]
 
     for validates in (True, False):
-        Baseline(make, validates).fit(3, learning, inner, validation)
+        NextAgentBaseline(make, validates).fit(3, learning, inner, validation)
     assert [part.workflows for part in fitted_on] == [4, 6]
 
 

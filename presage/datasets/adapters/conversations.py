@@ -77,7 +77,7 @@ class _Trace(NamedTuple):
     complete: bool
 
 
-class Conversations:
+class PendingConversations:
     """Steps that wait for the other traces.
 
     Args:

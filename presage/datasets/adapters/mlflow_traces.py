@@ -27,7 +27,7 @@ from presage.datasets.adapters.intake import Intake, Partitions
 from presage.datasets.adapters.messages import from_json
 from presage.datasets.adapters.span_files import described, read_documents, time_ns
 from presage.datasets.adapters.text_files import Place
-from presage.datasets.adapters.workflows import Workflows
+from presage.datasets.adapters.workflows import SpanWorkflows
 from presage.datasets.source import Source
 from presage.errors import TraceError
 
@@ -201,7 +201,7 @@ def read_mlflow_experiment(
             raise TraceError(
                 f"{source}: no traces{when}: check the name, or record some first (docs/traces.md says how)"
             )
-        yield from Workflows(source, intake, spill, skip_bad).sources()
+        yield from SpanWorkflows(source, intake, spill, skip_bad).sources()
 
 
 def _traces(client: MlflowClient, name: str, uri: str, since: dt.datetime | None) -> Iterator[dict[str, Any]]:

@@ -115,7 +115,7 @@ def _taken(skipped: Counter[str]) -> dict[str, int]:
     return found
 
 
-def _tables(engine: Engine, planned: Plan, skipped: Counter[str]) -> Iterator[pa.Table]:
+def _tables(engine: RecordedEngine, planned: RowPlan, skipped: Counter[str]) -> Iterator[pa.Table]:
     """The rows of an engine, raw, in tables of bounded size."""
     waiting: list[pa.Table] = []
     seen = np.zeros(len(planned.keys), bool)
@@ -138,9 +138,9 @@ def _tables(engine: Engine, planned: Plan, skipped: Counter[str]) -> Iterator[pa
 
 def _table(
     batch: pa.RecordBatch,
-    engine: Engine,
+    engine: RecordedEngine,
     served: Served,
-    planned: Plan,
+    planned: RowPlan,
     places: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> pa.Table:
     runs = batch["run"].cast(pa.string())
@@ -188,7 +188,7 @@ UNNUMBERED: Final = -1
 
 
 @dataclass(frozen=True)
-class Plan:
+class RowPlan:
     """The steps of one engine that become rows.
 
     Attributes:
@@ -216,7 +216,9 @@ def key(runs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
     return runs << 32 | steps
 
 
-def plan(steps: Iterable[pa.RecordBatch], ends: Iterable[pa.RecordBatch], records: bool, skipped: Counter[str]) -> Plan:
+def plan(
+    steps: Iterable[pa.RecordBatch], ends: Iterable[pa.RecordBatch], records: bool, skipped: Counter[str]
+) -> RowPlan:
     """What becomes of the steps of one engine.
 
     Args:
@@ -228,7 +230,7 @@ def plan(steps: Iterable[pa.RecordBatch], ends: Iterable[pa.RecordBatch], record
     ended = _ended(ends)
     run, step, client = _numbers(steps, skipped)
     if not len(run):
-        return Plan(run, step.astype(np.int32), np.zeros(0, bool))
+        return RowPlan(run, step.astype(np.int32), np.zeros(0, bool))
     kept = np.zeros(len(run), bool)
     numbered = np.zeros(len(run), np.int32)
     complete = np.zeros(len(run), bool)
@@ -244,7 +246,7 @@ def plan(steps: Iterable[pa.RecordBatch], ends: Iterable[pa.RecordBatch], record
         kept[start:stop] = whole
         numbered[start:stop] = np.cumsum(whole) - 1
         complete[start:stop] = end == count
-    return Plan(key(run, step)[kept], numbered[kept], complete[kept])
+    return RowPlan(key(run, step)[kept], numbered[kept], complete[kept])
 
 
 def _unbroken(step: NDArray[np.int64], client: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -298,7 +300,7 @@ TORN_BYTES: Final = "byte after the last whole batch of a file"
 
 
 @dataclass(frozen=True)
-class Engine:
+class RecordedEngine:
     """One engine of a recording.
 
     Attributes:
@@ -330,7 +332,7 @@ def is_recording(path: Path) -> bool:
     return bool(_folders(path))
 
 
-def engines(path: Path) -> list[Engine]:
+def engines(path: Path) -> list[RecordedEngine]:
     """The engines of a recording, by name; or the one whose folder this is.
 
     Raises:
@@ -342,11 +344,11 @@ def engines(path: Path) -> list[Engine]:
             f"{path}: no recording ({INSTANCE_FOLDER}*/{LOCK} is not there); the folder of the recorder's settings is "
             "wanted: check the path"
         )
-    return [Engine(one, one.name.removeprefix(INSTANCE_FOLDER), _records(one / LOCK)) for one in found]
+    return [RecordedEngine(one, one.name.removeprefix(INSTANCE_FOLDER), _records(one / LOCK)) for one in found]
 
 
 def batches(
-    engine: Engine, table: str, columns: Sequence[str] | None, lost: Counter[str]
+    engine: RecordedEngine, table: str, columns: Sequence[str] | None, lost: Counter[str]
 ) -> Iterator[tuple[pa.RecordBatch, Served]]:
     """All whole batches of a table in the order they were written, each with what was served.
 

@@ -29,7 +29,7 @@ import msgspec
 from presage.datasets.adapters.attributes import FLATTENED, PLAN, Found, keep, keep_event
 from presage.datasets.adapters.intake import Intake, Partitions
 from presage.datasets.adapters.text_files import Documents, Place, files_of
-from presage.datasets.adapters.workflows import Workflows
+from presage.datasets.adapters.workflows import SpanWorkflows
 from presage.datasets.source import Source, named
 from presage.errors import TraceError
 
@@ -85,7 +85,7 @@ def read_documents(
     files = [file for one in paths for file in files_of(one)]
     with Partitions(partitions_for(files)) as spill:
         intake = Intake([str(file) for file in files], spill, skip_bad, progress, lined=len(files) == 1)
-        workflows = Workflows(named(paths), intake, spill, skip_bad)
+        workflows = SpanWorkflows(named(paths), intake, spill, skip_bad)
         reading = Documents(files, intake.torn, decode)
         reported = 0
         for place, document in reading:

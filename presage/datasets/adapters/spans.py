@@ -107,7 +107,7 @@ CONTENT: Final = tuple(name for name in SPAN_SCHEMA.names if name not in ("file"
 
 
 @dataclass(frozen=True)
-class Convention:
+class SpanConvention:
     """What one convention calls things.
 
     Args:
@@ -123,7 +123,7 @@ class Convention:
     messages: Mapping[str, tuple[str, ...]]
 
 
-OTEL: Final = Convention(
+OTEL: Final = SpanConvention(
     kind={
         "gen_ai.operation.name": {
             "chat": Role.LLM,
@@ -190,7 +190,7 @@ MESSAGE_EVENTS: Final = {
 
 
 # Phoenix and Arize instrumentors.
-OPENINFERENCE: Final = Convention(
+OPENINFERENCE: Final = SpanConvention(
     kind={
         "openinference.span.kind": {
             "llm": Role.LLM,
@@ -220,7 +220,7 @@ OPENINFERENCE: Final = Convention(
 
 
 # MLflow's values are JSON, also where MLflow exports them as OTLP.
-MLFLOW: Final = Convention(
+MLFLOW: Final = SpanConvention(
     kind={
         "mlflow.spanType": {
             "chat_model": Role.LLM,

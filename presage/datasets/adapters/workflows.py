@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.adapters.conversations import Conversations, TraceFacts
+from presage.datasets.adapters.conversations import PendingConversations, TraceFacts
 from presage.datasets.adapters.intake import Intake, Partitions
 from presage.datasets.adapters.span_tree import NEVER_ENDED, BrokenTreeError, TraceSpans, TraceSteps, steps_of
 from presage.datasets.adapters.spans import CONTENT, Role
@@ -32,7 +32,7 @@ from presage.datasets.source import Origin, Source, Workflow
 from presage.errors import TraceError
 
 
-class Workflows:
+class SpanWorkflows:
     """The workflows of the spans that an intake took in.
 
     Args:
@@ -59,7 +59,7 @@ class Workflows:
             OutputError: the disk of temporary files is full.
         """
         with Partitions(self._spans.count) as waiting:
-            conversations = Conversations(waiting)
+            conversations = PendingConversations(waiting)
             for number in range(self._spans.count):
                 table = self._spans.rows(number)
                 if table is not None:
@@ -93,7 +93,7 @@ class Workflows:
         origin = Origin.of(self._name, conforming.num_rows, lines, first=first)
         return Source(conforming, origin, skipped, spoiled, read_bytes)
 
-    def _partition(self, table: pa.Table, conversations: Conversations) -> Iterator[Source]:
+    def _partition(self, table: pa.Table, conversations: PendingConversations) -> Iterator[Source]:
         """The workflows that this partition tells on its own; the others go to the conversations."""
         columns = TraceColumns(table)
         now, later = StepRows(), StepRows()
@@ -112,7 +112,13 @@ class Workflows:
             yield self.source(rows)
 
     def _trace(
-        self, columns: TraceColumns, first: int, stop: int, now: StepRows, later: StepRows, conversations: Conversations
+        self,
+        columns: TraceColumns,
+        first: int,
+        stop: int,
+        now: StepRows,
+        later: StepRows,
+        conversations: PendingConversations,
     ) -> Workflow | None:
         """Put the steps of a trace where they belong; gives its workflow if that is known to be spoiled."""
         bad = columns.any_bad(first, stop)
@@ -304,7 +310,7 @@ class StepRows:
             order: row of the partition for each row of the sorted one, int64 [rows].
 
         Returns:
-            The columns of a trace, the `line` each row was read from, and what `Conversations` needs.
+            The columns of a trace, the `line` each row was read from, and what `PendingConversations` needs.
         """
         rows = order[np.asarray(self.row, np.int64)]
         for start, stop in stretches(text_bytes(spans)[rows]):

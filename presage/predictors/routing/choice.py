@@ -68,7 +68,7 @@ def learn_trust(probabilities: NDArray[np.float32], correct: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModelChoice:
     """A model for a prompt.
 
     Attributes:
@@ -89,7 +89,7 @@ def choose(
     *,
     max_cost: float | None = None,
     min_quality: float | None = None,
-) -> Choice:
+) -> ModelChoice:
     """Picks a model.
 
     Args:
@@ -103,7 +103,7 @@ def choose(
         ConfigurationError: both limits, or a limit without the costs that it needs.
     """
     if max_cost is None and min_quality is None:
-        return Choice(pick, "the router's pick")
+        return ModelChoice(pick, "the router's pick")
     if max_cost is not None and min_quality is not None:
         raise ConfigurationError("a greatest cost and a least quality together; give one of the two")
     if without := sorted(probabilities.keys() - costs.keys()):
@@ -112,8 +112,8 @@ def choose(
     by_cost = sorted(probabilities, key=lambda model: (costs[model], -probabilities[model], model))
     if max_cost is not None:
         if within := [model for model in by_quality if costs[model] <= max_cost]:
-            return Choice(within[0], f"the likeliest of {len(within)} that cost at most {max_cost:g}")
-        return Choice(by_cost[0], f"no model costs at most {max_cost:g}: the cheapest", kept=False)
+            return ModelChoice(within[0], f"the likeliest of {len(within)} that cost at most {max_cost:g}")
+        return ModelChoice(by_cost[0], f"no model costs at most {max_cost:g}: the cheapest", kept=False)
     if good := [model for model in by_cost if probabilities[model] >= (min_quality or 0.0)]:
-        return Choice(good[0], f"the cheapest of {len(good)} that are at least {min_quality:g} likely to solve it")
-    return Choice(by_quality[0], f"no model is at least {min_quality:g} likely: the likeliest", kept=False)
+        return ModelChoice(good[0], f"the cheapest of {len(good)} that are at least {min_quality:g} likely to solve it")
+    return ModelChoice(by_quality[0], f"no model is at least {min_quality:g} likely: the likeliest", kept=False)

@@ -53,7 +53,7 @@ class Awaited:
     answered: LiveForecast
 
 
-class Running:
+class RunningWorkflow:
     """A workflow under way.
 
     Attributes:
@@ -113,10 +113,10 @@ class FallbackChain:
         self._agents, self._lengths, self._counts = agents, lengths, counts
         self._ask_agents, self._ask_lengths = agents_breaker.ask, lengths_breaker.ask
 
-    def open(self, workflow_type: str, learnt_as: str) -> Running:
+    def open(self, workflow_type: str, learnt_as: str) -> RunningWorkflow:
         """A workflow before its first step; counts learn of it, and answer for it, as of the type `learnt_as`."""
         agents, lengths = self._agents, self._lengths
-        return Running(
+        return RunningWorkflow(
             self._ask_agents(partial(agents.predictor.open, workflow_type)) if agents is not None else _NONE,
             self._ask_lengths(partial(lengths.predictor.open, workflow_type)) if lengths is not None else _NONE,
             learnt_as,
@@ -128,7 +128,7 @@ class FallbackChain:
         return self._agents.projections if self._agents is not None else {}
 
     def begun(
-        self, workflow_type: str, running: Running, step: Mapping[str, Any], awaits_state: bool = False
+        self, workflow_type: str, running: RunningWorkflow, step: Mapping[str, Any], awaits_state: bool = False
     ) -> LiveForecast:
         """A step has read its prompt; `step` has the columns of the trace by name.
 
@@ -154,7 +154,9 @@ class FallbackChain:
             running.awaited = Awaited(before, step, answer)
         return answer
 
-    def with_state(self, workflow_type: str, running: Running, awaited: Awaited, projected: Any) -> LiveForecast:
+    def with_state(
+        self, workflow_type: str, running: RunningWorkflow, awaited: Awaited, projected: Any
+    ) -> LiveForecast:
         """The step that began last once more, from where the workflow stood before it, with its projected state.
 
         What the counts learnt of the step, and what was said of the tokens left, stays as it is.
@@ -168,7 +170,7 @@ class FallbackChain:
             live = self._ask_agents(partial(agents.prefilled, workflow, step["agent"], step, running.said))
         return self._next(PREFILL, workflow_type, running, live, running.said)
 
-    def completed(self, workflow_type: str, running: Running, step: Mapping[str, Any]) -> LiveForecast:
+    def completed(self, workflow_type: str, running: RunningWorkflow, step: Mapping[str, Any]) -> LiveForecast:
         """It has produced its last token."""
         running.awaited = None
         produced = running.seen.completed(step["output_tokens"])
@@ -182,7 +184,7 @@ class FallbackChain:
             live = self._ask_agents(partial(self._agents.completed, running.agents, step, left))
         return self._next(COMPLETION, workflow_type, running, live, left)
 
-    def ended(self, workflow_type: str, running: Running) -> None:
+    def ended(self, workflow_type: str, running: RunningWorkflow) -> None:
         """The workflow has ended, and was not cut."""
         if self._counts is not None:
             running.seen.ended(self._counts, running.learnt_as)
@@ -195,7 +197,12 @@ class FallbackChain:
         return LiveForecast("none", 0, moment, NOTHING, (), version, reason, remaining)
 
     def _next(
-        self, moment: Moment, workflow_type: str, running: Running, live: LiveForecast | Refused, left: LiveLengths
+        self,
+        moment: Moment,
+        workflow_type: str,
+        running: RunningWorkflow,
+        live: LiveForecast | Refused,
+        left: LiveLengths,
     ) -> LiveForecast:
         """The better one of what the model and the counts say of the next agents, with what is left."""
         answer = self._better(moment, workflow_type, running, live, left)
@@ -203,7 +210,12 @@ class FallbackChain:
         return answer
 
     def _better(
-        self, moment: Moment, workflow_type: str, running: Running, live: LiveForecast | Refused, left: LiveLengths
+        self,
+        moment: Moment,
+        workflow_type: str,
+        running: RunningWorkflow,
+        live: LiveForecast | Refused,
+        left: LiveLengths,
     ) -> LiveForecast:
         changed = self._changed(workflow_type, "next-agent")
         if isinstance(live, Refused):
@@ -219,7 +231,7 @@ class FallbackChain:
             )
         return self.nothing(moment, live.reason, left) if isinstance(live, Refused) else live
 
-    def _left(self, workflow_type: str, running: Running, said: LiveLengths | Refused) -> LiveLengths:
+    def _left(self, workflow_type: str, running: RunningWorkflow, said: LiveLengths | Refused) -> LiveLengths:
         """The better one of what the model and the counts say of the tokens left."""
         changed = self._changed(workflow_type, "remaining-length")
         if isinstance(said, LiveLengths) and said.source == "champion" and not changed:

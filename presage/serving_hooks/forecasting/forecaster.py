@@ -28,7 +28,7 @@ from presage.predictors.next_agent import NextAgentPredictor
 from presage.predictors.remaining_length import RemainingLengthPredictor
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
-from presage.serving_hooks.forecasting.fallback_chain import FallbackChain, Running
+from presage.serving_hooks.forecasting.fallback_chain import FallbackChain, RunningWorkflow
 from presage.serving_hooks.forecasting.live import (
     NO_MODEL,
     NO_STEP,
@@ -118,7 +118,7 @@ class Forecaster:
         )
         self.monitor = monitor
         self._clock = clock
-        self._workflows = Workflows(max_workflows, time_to_live_s)
+        self._workflows = RunningWorkflows(max_workflows, time_to_live_s)
 
     def __len__(self) -> int:
         return len(self._workflows)
@@ -423,7 +423,7 @@ class VersionedForecaster:
         return self.latest
 
 
-class Workflows:
+class RunningWorkflows:
     """The workflows under way, the one longest unheard of first.
 
     Args:
@@ -437,7 +437,7 @@ class Workflows:
         if not time_to_live_s > 0:
             raise ConfigurationError(f"time_to_live_s is {time_to_live_s}; give seconds above 0")
         self.most, self.time_to_live_s = most, time_to_live_s
-        self._running: OrderedDict[Key, Running] = OrderedDict()
+        self._running: OrderedDict[Key, RunningWorkflow] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -445,7 +445,7 @@ class Workflows:
     def __contains__(self, key: Key) -> bool:
         return key in self._running
 
-    def heard(self, key: Key, now: float) -> Running | None:
+    def heard(self, key: Key, now: float) -> RunningWorkflow | None:
         """The workflow of that name, now the last one heard of."""
         running = self._running.get(key)
         if running is not None:
@@ -453,7 +453,7 @@ class Workflows:
             self._running.move_to_end(key)
         return running
 
-    def add(self, key: Key, running: Running, now: float) -> bool:
+    def add(self, key: Key, running: RunningWorkflow, now: float) -> bool:
         """A new one; whether the one longest unheard of had to go for it."""
         running.heard_at = now
         self._running[key] = running
@@ -462,11 +462,11 @@ class Workflows:
         self._running.popitem(last=False)
         return True
 
-    def pop(self, key: Key) -> Running | None:
+    def pop(self, key: Key) -> RunningWorkflow | None:
         """It has ended; None if it is not there."""
         return self._running.pop(key, None)
 
-    def silent(self, now: float) -> Iterator[tuple[Key, Running]]:
+    def silent(self, now: float) -> Iterator[tuple[Key, RunningWorkflow]]:
         """Those whose time is over, gone as they are named."""
         while self._running:
             key, running = next(iter(self._running.items()))

@@ -62,7 +62,7 @@ class AgentFigures:
 
 
 @dataclass(frozen=True)
-class LengthFigures:
+class LiveLengthFigures:
     """Coverage of the tokens left.
 
     Attributes:
@@ -130,7 +130,7 @@ class LiveAccuracy:
             for at, moment in enumerate(MOMENTS)
         }
 
-    def lengths(self, workflow_type: str, model: str, resamples: int = RESAMPLES) -> LengthFigures | None:
+    def lengths(self, workflow_type: str, model: str, resamples: int = RESAMPLES) -> LiveLengthFigures | None:
         """How well quantiles of the tokens left cover; None where none was judged. Arguments as those of `agents`."""
         window = self._lengths.get((workflow_type, model))
         if not window:
@@ -140,7 +140,7 @@ class LiveAccuracy:
         within = np.stack([tally.within for tally in same])
         judged = np.array([tally.judged for tally in same])
         total = int(judged.sum())
-        return LengthFigures(
+        return LiveLengthFigures(
             {q: float(within[:, at].sum() / total) for at, q in enumerate(quantiles)},
             {q: _interval(within[:, at], judged, resamples) for at, q in enumerate(quantiles)},
             total,

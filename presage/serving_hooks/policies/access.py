@@ -131,7 +131,7 @@ class Group:
             self.free = tuple(self.free)
 
 
-class Running:
+class ActiveWorkflow:
     """An active workflow: its groups, what its forecast adds to them, and when its next step is due.
 
     Attributes:
@@ -201,7 +201,7 @@ class AccessIndex:
 
     def __init__(self, blocks: int) -> None:
         self.group_of: list[Group | None] = [None] * blocks
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, ActiveWorkflow] = {}
         self.by_id: dict[int, Group] = {}
         self._next = 0
 
@@ -252,7 +252,7 @@ class AccessIndex:
         """`agent` of `workflow` reads or has written these blocks. A free block stays free."""
         running = self.running.get(workflow)
         if running is None:
-            running = self.running[workflow] = Running()
+            running = self.running[workflow] = ActiveWorkflow()
         changed = []
         for group, part in parts.items():
             before = group.agents_of(workflow) if group is not None else None
@@ -293,7 +293,7 @@ class AccessIndex:
         """A new forecast: the groups of the workflow, with their new scores."""
         running = self.running.get(workflow)
         if running is None:
-            running = self.running[workflow] = Running()
+            running = self.running[workflow] = ActiveWorkflow()
         running.lookahead, running.next_step_at, running.step_s = lookahead, next_step_at, step_s
         known: dict[frozenset[str], tuple[int, int]] = {}  # others use them too: several groups, same agents
         groups = running.groups
@@ -379,7 +379,7 @@ class AccessIndex:
             self.running[workflow].add(target)
         return target
 
-    def _relabel(self, workflow: str, running: Running, group: Group, agents: frozenset[str]) -> None:
+    def _relabel(self, workflow: str, running: ActiveWorkflow, group: Group, agents: frozenset[str]) -> None:
         """The agents of one workflow that touch a group, and with them its score and its number of users."""
         self.score(group)
         if group.agents_of(workflow) is None:

@@ -65,7 +65,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineState:
     """The step that is about to run.
 
     Attributes:
@@ -91,7 +91,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PrefetchPlan:
     """What to fetch during this step, best first; without any, `reason` says why."""
 
     fetches: tuple[Fetch, ...] = ()
@@ -109,19 +109,21 @@ class Prefetch:
 
     config: PrefetchConfig = field(default_factory=PrefetchConfig)
 
-    def plan(self, engine: Engine, candidates: Iterable[Candidate], forecasts: Mapping[str, Lookahead]) -> Plan:
+    def plan(
+        self, engine: EngineState, candidates: Iterable[Candidate], forecasts: Mapping[str, Lookahead]
+    ) -> PrefetchPlan:
         """What to fetch, given the forecasts of active workflows; one without a forecast adds nothing to a value.
 
         Equal values go in the order of the candidates.
         """
         if not engine.pure_decode:
-            return Plan(reason=PREFILL_RUNS)
+            return PrefetchPlan(reason=PREFILL_RUNS)
         if engine.spare_blocks <= 0:
-            return Plan(reason=NO_SPACE)
+            return PrefetchPlan(reason=NO_SPACE)
         moved = engine.blocks_per_s * engine.step_s
         left = min(engine.spare_blocks, self.config.most_blocks, int(moved) if math.isfinite(moved) else 0)
         if left <= 0:
-            return Plan(reason=NO_TIME)
+            return PrefetchPlan(reason=NO_TIME)
         valued = [(self._value(candidate, forecasts), candidate) for candidate in candidates if candidate.blocks > 0]
         worth = [pair for pair in valued if pair[0] >= self.config.least_value]
         fetches = []
@@ -131,7 +133,7 @@ class Prefetch:
             left -= blocks
             if not left:
                 break
-        return Plan(tuple(fetches), None if fetches else NOTHING_WORTH)
+        return PrefetchPlan(tuple(fetches), None if fetches else NOTHING_WORTH)
 
     @staticmethod
     def _value(candidate: Candidate, forecasts: Mapping[str, Lookahead]) -> float:

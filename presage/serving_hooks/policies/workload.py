@@ -1,7 +1,7 @@
 """What admission decides by, measured: the cost of an iteration, running means of steps, and each agent's tool times.
 
-The means of `Workload` forget: one in `_FORGET` of what they say goes with each step. Pauses are kept by workflow type
-and agent, since a test run and a search differ a hundred times; names come with requests, so the table has an end.
+The means of `WorkloadMeans` forget: one in `_FORGET` of what they say goes with each step. Pauses are kept by workflow
+type and agent, since a test run and a search differ a hundred times; names come with requests, so the table has an end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class IterationCosts(NamedTuple):
     prefill_token_s: float
 
 
-class StepTimes:
+class IterationCost:
     """What an iteration costs: c0 + c1 · tokens decoded + c_p · tokens prefilled, fitted to the last iterations.
 
     Least absolute deviations over the last `window` iterations, by least squares with weights 1 / |residual|
@@ -150,7 +150,7 @@ class RunningMean:
         self.mean += (number - self.mean) / min(self.count, _FORGET)
 
 
-class Workload:
+class WorkloadMeans:
     """Running means over all workflows, and of each agent's pauses."""
 
     def __init__(self) -> None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from presage.features.moment import PREFILL, Moment
-from presage.serving_hooks.recorder.clock import Clock
+from presage.serving_hooks.recorder.clock import WallClock
 from presage.serving_hooks.recorder.names import NO_NAME, count_or_none, is_name, name_or_none
 from presage.serving_hooks.recorder.protocol import NamedStep
 from presage.serving_hooks.recorder.queue import Queue
-from presage.serving_hooks.recorder.rows import EndRow, ForecastRow, Run, State, StepRow
+from presage.serving_hooks.recorder.rows import EndRow, ForecastRow, RecordedWorkflow, State, StepRow
 
 if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.live import LiveForecast
@@ -38,7 +38,7 @@ class Assembly:
         counts: of what cannot be recorded, by reason.
     """
 
-    def __init__(self, queue: Queue, clock: Clock, counts: Counter[str]) -> None:
+    def __init__(self, queue: Queue, clock: WallClock, counts: Counter[str]) -> None:
         self._queue, self._clock, self._counts = queue, clock, counts
         self._running: dict[str, StepRow] = {}
         self._late: OrderedDict[str, StepRow] = OrderedDict()
@@ -47,7 +47,7 @@ class Assembly:
         self,
         at_s: float,
         request_id: str,
-        run: Run,
+        run: RecordedWorkflow,
         number: int,
         step: NamedStep,
         input_tokens: int | None,
@@ -103,7 +103,7 @@ class Assembly:
         row.output_text = output_text
         self._over(at_s, request_id, row)
 
-    def ended(self, at_s: float, run: Run, how: str) -> None:
+    def ended(self, at_s: float, run: RecordedWorkflow, how: str) -> None:
         """No other step of this run begins."""
         run.how = how
         self._end(at_s, run)
@@ -126,7 +126,7 @@ class Assembly:
         row.run.running -= 1
         self._end(at_s, row.run)
 
-    def _end(self, at_s: float, run: Run) -> None:
+    def _end(self, at_s: float, run: RecordedWorkflow) -> None:
         """The end goes behind the last step, so whoever reads it knows that all others are there or lost."""
         if run.how is not None and not run.running:
             self._queue.offer(EndRow(run, run.steps, run.how, self._clock.at_us(at_s)))

@@ -13,7 +13,7 @@ from typing import Final
 _SET_BACK_S: Final = 1.0
 
 
-class Clock:
+class WallClock:
     """Microseconds since 1970, never falling. Of one thread, but for `rising`.
 
     Args:

@@ -35,7 +35,7 @@ class NamedStep(Protocol):
     def number(self) -> int | None: ...  # noqa: D102
 
 
-class Records(Protocol):
+class StepRecorder(Protocol):
     """A recorder; see `Recorder`."""
 
     def begun(  # noqa: D102

@@ -18,12 +18,12 @@ import numpy as np
 
 from presage.features.moment import PREFILL, Moment
 from presage.serving_hooks.recorder.assembly import Assembly
-from presage.serving_hooks.recorder.clock import Clock
+from presage.serving_hooks.recorder.clock import WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig, load_redact
 from presage.serving_hooks.recorder.names import NO_NAME, is_name
-from presage.serving_hooks.recorder.protocol import NamedStep, NoRecorder, Records
+from presage.serving_hooks.recorder.protocol import NamedStep, NoRecorder, StepRecorder
 from presage.serving_hooks.recorder.queue import Queue
-from presage.serving_hooks.recorder.rows import Run, forecast_bytes, text_bytes
+from presage.serving_hooks.recorder.rows import RecordedWorkflow, forecast_bytes, text_bytes
 from presage.serving_hooks.recorder.tape import Tape
 from presage.serving_hooks.recorder.texts import Texts
 from presage.serving_hooks.recorder.writer import Writer
@@ -64,10 +64,10 @@ class Recorder:
         state_layer: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         instance: str | None = None,
-        clock: Clock | None = None,
+        clock: WallClock | None = None,
     ) -> None:
         self.instance = instance or f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
-        self._clock = clock or Clock()
+        self._clock = clock or WallClock()
         self._states, self._text = config.states, config.text == "on"
         self._counts: Counter[str] = Counter()
         heard: Counter[str] = Counter()
@@ -82,7 +82,7 @@ class Recorder:
         self._tell, self._most_kept = self.tape.tell, room // _KEPT_SHARE
         texts = Texts(load_redact(config.redact), decode)
         self.writer = Writer(config, self.tape, queue, texts, self._clock, self.instance, model, state_layer, heard)
-        self._runs: dict[tuple[str, str], Run] = {}
+        self._runs: dict[tuple[str, str], RecordedWorkflow] = {}
         self._types: set[str] = set()
         self._begun_runs = 0
         self._running: set[str] = set()
@@ -210,7 +210,7 @@ class Recorder:
         self._runs.clear()
         self.writer.close()
 
-    def _new_run(self, step: NamedStep) -> Run | None:
+    def _new_run(self, step: NamedStep) -> RecordedWorkflow | None:
         workflow_type, workflow_id = step.workflow_type, step.workflow_id
         # An empty type is one the client did not say.
         if not is_name(workflow_id) or not (workflow_type == "" or is_name(workflow_type)):
@@ -224,7 +224,7 @@ class Recorder:
                 self._counts["not recorded: too many workflow types"] += 1
                 return None
             self._types.add(workflow_type)
-        run = self._runs[workflow_type, workflow_id] = Run(self._begun_runs, workflow_type, workflow_id)
+        run = self._runs[workflow_type, workflow_id] = RecordedWorkflow(self._begun_runs, workflow_type, workflow_id)
         self._begun_runs += 1
         return run
 
@@ -257,7 +257,7 @@ def start(
     model: str | None = None,
     state_layer: int | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
-) -> Records:
+) -> StepRecorder:
     """The recorder of an engine, writing from now on; one that records nothing where there are no settings.
 
     Args:

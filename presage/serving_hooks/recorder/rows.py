@@ -23,7 +23,7 @@ class State(NamedTuple):
     data: bytes
 
 
-class Run:
+class RecordedWorkflow:
     """A workflow as this engine sees it.
 
     Attributes:
@@ -66,7 +66,7 @@ class StepRow:
         "step_id",
     )
 
-    def __init__(self, run: Run, step: int, step_id: str | None, agent: str, started_at: int) -> None:
+    def __init__(self, run: RecordedWorkflow, step: int, step_id: str | None, agent: str, started_at: int) -> None:
         self.run, self.step, self.step_id, self.agent, self.started_at = run, step, step_id, agent, started_at
         self.over_s = 0.0
         self.client_step: int | None = None
@@ -89,7 +89,7 @@ class StepRow:
 class ForecastRow(NamedTuple):
     """A forecast made for a step."""
 
-    run: Run
+    run: RecordedWorkflow
     step: int
     made_at: int
     live: LiveForecast
@@ -98,7 +98,7 @@ class ForecastRow(NamedTuple):
 class EndRow(NamedTuple):
     """A run has ended; `steps` and `how` are copies, since the row is made by another thread."""
 
-    run: Run
+    run: RecordedWorkflow
     steps: int
     how: str
     ended_at: int

@@ -22,7 +22,7 @@ Opening = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
-class Limits:
+class FileLimits:
     """When a file is full: rows, bytes, seconds since it was opened."""
 
     rows: int
@@ -41,7 +41,7 @@ class Series:
         opening: opens a file.
     """
 
-    def __init__(self, folder: Path, table: str, schema: pa.Schema, limits: Limits, opening: Opening) -> None:
+    def __init__(self, folder: Path, table: str, schema: pa.Schema, limits: FileLimits, opening: Opening) -> None:
         self._folder, self._table, self._schema, self._limits, self._opening = folder, table, schema, limits, opening
         self._sink: Any = None
         self._writer: Any = None

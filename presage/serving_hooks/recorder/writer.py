@@ -19,12 +19,12 @@ import pyarrow as pa
 from presage.datasets.recording import TABLES, described
 from presage.datasets.schema import STATE_COLUMNS
 from presage.serving_hooks.recorder.batches import Batches
-from presage.serving_hooks.recorder.clock import Clock
+from presage.serving_hooks.recorder.clock import WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.folder import Folder, reason
 from presage.serving_hooks.recorder.queue import Queue
 from presage.serving_hooks.recorder.rows import EndRow, StepRow
-from presage.serving_hooks.recorder.series import Limits, Opening, Series
+from presage.serving_hooks.recorder.series import FileLimits, Opening, Series
 from presage.serving_hooks.recorder.tape import Tape
 from presage.serving_hooks.recorder.texts import Texts
 
@@ -69,7 +69,7 @@ class Writer:
         tape: Tape,
         queue: Queue,
         texts: Texts,
-        clock: Clock,
+        clock: WallClock,
         instance: str,
         model: str | None,
         state_layer: int | None,
@@ -84,7 +84,7 @@ class Writer:
         self._linger_s = config.linger_s if config.states == "both" else 0.0
         self._batches = Batches(texts, wanted, self.counts)
         self._folder = Folder(Path(config.folder), instance, config.max_mb * 2**20)
-        limits = Limits(config.rows_per_file, config.file_mb * 2**20, config.file_age_s)
+        limits = FileLimits(config.rows_per_file, config.file_mb * 2**20, config.file_age_s)
         self._series = {
             name: Series(self._folder.path, name, described(schema, instance, model, state_layer), limits, opening)
             for name, schema in TABLES.items()

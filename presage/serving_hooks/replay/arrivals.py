@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from presage.errors import ConfigurationError, TraceError
-from presage.serving_hooks.replay.workload import Job
+from presage.serving_hooks.replay.workload import ReplayJob
 
 STAGGER_S: Final = 5.0
 """The first jobs of a closed loop come within so many seconds: an engine is not hit by all of them at once."""
@@ -67,7 +67,7 @@ class Schedule:
     then: tuple[int, ...] = ()
 
 
-def schedule(arrivals: Arrivals, jobs: Sequence[Job], seed: int) -> Schedule:
+def schedule(arrivals: Arrivals, jobs: Sequence[ReplayJob], seed: int) -> Schedule:
     """The arrivals of all jobs. But for those as recorded, the jobs come in an order drawn from the seed.
 
     Raises:
@@ -101,11 +101,11 @@ class Phased:
         ends_s: of each phase, when its last job comes.
     """
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[ReplayJob, ...]
     ends_s: tuple[float, ...]
 
 
-def phased(jobs: Sequence[Job], phases: Sequence[tuple[float, float]], seed: int) -> Phased:
+def phased(jobs: Sequence[ReplayJob], phases: Sequence[tuple[float, float]], seed: int) -> Phased:
     """Draws when jobs come: a Poisson process whose rate changes from phase to phase.
 
     Args:

@@ -18,12 +18,12 @@ from typing import Any, Final, Protocol
 from presage.errors import EngineError, TraceError
 from presage.serving_hooks.replay.arrivals import Schedule
 from presage.serving_hooks.replay.engine_file import Cost, EngineFile
-from presage.serving_hooks.replay.metrics import Asked, Run
-from presage.serving_hooks.replay.prompts import Conversation, Prompts
-from presage.serving_hooks.replay.workload import Job
+from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome
+from presage.serving_hooks.replay.prompts import JobConversation, PromptIds
+from presage.serving_hooks.replay.workload import ReplayJob
 
 
-class Clock:
+class VirtualClock:
     """Virtual time: moved on by whoever runs an engine, looked at by all.
 
     Attributes:
@@ -66,13 +66,13 @@ class Watcher(Protocol):
 class _UnderWay:
     """A job that has begun."""
 
-    conversation: Conversation
+    conversation: JobConversation
     began_s: float
     waits_for: list[int]
     left: int
 
 
-def check_fits(jobs: Sequence[Job], engine: EngineFile) -> None:
+def check_fits(jobs: Sequence[ReplayJob], engine: EngineFile) -> None:
     """Refuses a request that can never run.
 
     Raises:
@@ -88,7 +88,7 @@ def check_fits(jobs: Sequence[Job], engine: EngineFile) -> None:
             )
 
 
-def again_tokens(job: Job, index: int) -> int:
+def again_tokens(job: ReplayJob, index: int) -> int:
     """Tokens of a step's prompt that have been computed before, if an opening counts as such from the first on.
 
     The last token of an output is said and never read, so it is in no cache; nor is a prompt's last token looked up,
@@ -102,7 +102,7 @@ def again_tokens(job: Job, index: int) -> int:
     return min(again, step.prompt_tokens - 1)
 
 
-class Engine:
+class ReplayEngine:
     """Runs jobs through a scheduler.
 
     Args:
@@ -120,14 +120,14 @@ class Engine:
 
     def __init__(
         self,
-        jobs: Sequence[Job],
-        prompts: Prompts,
+        jobs: Sequence[ReplayJob],
+        prompts: PromptIds,
         schedule: Schedule,
         scheduler: Any,
         models: Models,
         cost: Cost,
         block_tokens: int,
-        clock: Clock,
+        clock: VirtualClock,
         at_once: int | None = None,
         watchers: Sequence[Watcher] = (),
     ) -> None:
@@ -141,10 +141,10 @@ class Engine:
         self._at_once, self._watchers = at_once, watchers
         self._under_way: dict[int, _UnderWay] = {}
         self._held: deque[tuple[float, int]] = deque()  # jobs that came and may not begin yet
-        self._asked: dict[str, Asked] = {}
-        self.run = Run()
+        self._asked: dict[str, RequestOutcome] = {}
+        self.run = PolicyRun()
 
-    def play(self) -> Run:
+    def play(self) -> PolicyRun:
         """To the end of all jobs.
 
         Raises:
@@ -214,7 +214,7 @@ class Engine:
         request = self._models.request(name, prompt, step.output_tokens, at_s, sent, known, self._block_tokens)
         again = again_tokens(job, index) // self._block_tokens * self._block_tokens
         came_s = at_s if step.parents else self._under_way[number].began_s  # also where the job had to wait since
-        self._asked[name] = Asked(number, index, step.agent, came_s, step.prompt_tokens, again)
+        self._asked[name] = RequestOutcome(number, index, step.agent, came_s, step.prompt_tokens, again)
         self._scheduler.says[name] = conversation.says(index)
         for watcher in self._watchers:
             watcher.asked(number, index, self._clock.now)
@@ -276,7 +276,7 @@ class Engine:
         if answer.finish_reason is not None:
             self._finished(answer.request_id, asked)
 
-    def _finished(self, name: str, asked: Asked) -> None:
+    def _finished(self, name: str, asked: RequestOutcome) -> None:
         now = self._clock.now
         asked.ended_s = now
         del self._asked[name], self._scheduler.says[name]
@@ -295,7 +295,7 @@ class Engine:
         if not under_way.left:
             self._ended(asked.job, job, now - under_way.began_s)
 
-    def _ended(self, number: int, job: Job, took_s: float) -> None:
+    def _ended(self, number: int, job: ReplayJob, took_s: float) -> None:
         self.run.completions_s.append(took_s)
         del self._under_way[number]
         if self._hooked and job.workflow_type:
@@ -328,7 +328,7 @@ class Evictions:
         counts: blocks by class.
     """
 
-    def __init__(self, jobs: Sequence[Job], prompts: Prompts) -> None:
+    def __init__(self, jobs: Sequence[ReplayJob], prompts: PromptIds) -> None:
         self.counts = dict.fromkeys((BLANK, RETIRED, ACTIVE), 0)
         self._jobs, self._owner, self._sharers = jobs, prompts.owner, prompts.sharers
         self._left = [len(job.steps) for job in jobs]

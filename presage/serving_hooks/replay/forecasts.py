@@ -27,7 +27,7 @@ from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import NOTHING, LiveForecast
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
-from presage.serving_hooks.replay.workload import Job
+from presage.serving_hooks.replay.workload import ReplayJob
 
 if TYPE_CHECKING:
     from presage.serving_hooks.vllm.forecasts import NextAgents, RemainingTokens
@@ -52,7 +52,7 @@ class Truth:
         noise: share of the uniform distribution, 0 to 1.
     """
 
-    def __init__(self, jobs: Sequence[Job], noise: float = 0.0) -> None:
+    def __init__(self, jobs: Sequence[ReplayJob], noise: float = 0.0) -> None:
         self._left = _left(jobs, noise)
         self._jobs = {(job.workflow_type, job.workflow_id): job for job in jobs}
         self._agents = tuple(sorted({step.agent for job in jobs for step in job.steps}))
@@ -100,14 +100,14 @@ class Truth:
         return LiveForecast("champion", len(steps), moment, rows, self._agents, None)
 
 
-class Output:
+class OutputLengthForecast:
     """Says how long the answer to a request will be, and nothing of its workflow: for the shortest request first.
 
     Args:
         jobs: that are replayed.
     """
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[ReplayJob]) -> None:
         self._jobs = {(job.workflow_type, job.workflow_id): job for job in jobs}
 
     def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
@@ -142,7 +142,7 @@ def _blank(forecast: LiveForecast) -> LiveForecast:
     return replace(forecast, source="none", probabilities=NOTHING, agents=())
 
 
-def _left(jobs: Sequence[Job], noise: float) -> dict[tuple[str, str], list[float]]:
+def _left(jobs: Sequence[ReplayJob], noise: float) -> dict[tuple[str, str], list[float]]:
     """Output tokens of each step and all later ones of its workflow, mixed with those of steps drawn at random."""
     true = [np.cumsum([step.output_tokens for step in job.steps][::-1])[::-1] for job in jobs]
     everybody = np.concatenate(true)
@@ -153,7 +153,7 @@ def _left(jobs: Sequence[Job], noise: float) -> dict[tuple[str, str], list[float
     }
 
 
-Source = Callable[[Sequence[Job], Callable[[], float]], "_Both"]
+Source = Callable[[Sequence[ReplayJob], Callable[[], float]], "_Both"]
 """Makes a source of forecasts for one run, from its jobs and its clock."""
 
 
@@ -215,7 +215,7 @@ def _model(folder: Path | None, lengths: str | None) -> Source:
     predictor = NextAgentPredictor.load(folder) if folder is not None else None
     left = RemainingLengthPredictor.load(Path(lengths)) if lengths is not None else None
 
-    def made(jobs: Sequence[Job], clock: Callable[[], float]) -> _Both:
+    def made(jobs: Sequence[ReplayJob], clock: Callable[[], float]) -> _Both:
         agents = {step.agent for job in jobs for step in job.steps}
         if predictor is not None and not agents & set(predictor.vocabulary.agents):
             raise ConfigurationError(

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.serving_hooks.replay.prompts import Hashes
-from presage.serving_hooks.replay.workload import Job
+from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.vllm.modes import Switch
 
 _FIRST_S_PER_TOKEN: Final = 0.03
@@ -48,7 +48,7 @@ class Foresight:
         due: of each group, seconds of the virtual clock; infinity for never. float64 [groups].
     """
 
-    def __init__(self, jobs: Sequence[Job], hashes: Sequence[Sequence[Hashes]]) -> None:
+    def __init__(self, jobs: Sequence[ReplayJob], hashes: Sequence[Sequence[Hashes]]) -> None:
         self._jobs = jobs
         self._group_of: dict[bytes, tuple[int, int]] = {}
         self._readers: list[tuple[int, ...]] = [()]  # of each group, of its job

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(slots=True)
-class Asked:
+class RequestOutcome:
     """A request and what became of it; times in seconds of the virtual clock.
 
     Attributes:
@@ -48,7 +48,7 @@ class Asked:
 
 
 @dataclass
-class Run:
+class PolicyRun:
     """One run of a workload under a policy.
 
     Attributes:
@@ -64,7 +64,7 @@ class Run:
         loaded_tokens: from the host, also for what no workflow asked for and again after preemptions; None without one.
     """
 
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[RequestOutcome] = field(default_factory=list)
     completions_s: list[float] = field(default_factory=list)
     end_s: float = 0.0
     iterations: int = 0
@@ -92,7 +92,7 @@ HIGHER_IS_BETTER: Final = ("hit_rate", "throughput_tokens_per_s", "workflows_per
 Figures = dict[str, float]
 
 
-def figures(run: Run) -> Figures:
+def figures(run: PolicyRun) -> Figures:
     """Of one run.
 
     Returns:
@@ -147,7 +147,7 @@ def figures(run: Run) -> Figures:
     return found | {f"ttft_mean_s of {agent}": float(np.mean(by_agent[agent])) for agent in sorted(by_agent)}
 
 
-def _since(run: Run, moment: str) -> NDArray[np.float64]:
+def _since(run: PolicyRun, moment: str) -> NDArray[np.float64]:
     return np.asarray([getattr(asked, moment) - asked.came_s for asked in run.asked], np.float64)
 
 
@@ -193,7 +193,7 @@ def _established(differences: Sequence[float]) -> bool:
 
 
 @dataclass(frozen=True)
-class Course:
+class Timeline:
     """A run by windows of time; W windows.
 
     Attributes:
@@ -208,7 +208,7 @@ class Course:
     under_way: NDArray[np.float64]
 
 
-def course(run: Run, window_s: float) -> Course:
+def course(run: PolicyRun, window_s: float) -> Timeline:
     """A run in the course of time.
 
     Args:
@@ -223,9 +223,9 @@ def course(run: Run, window_s: float) -> Course:
     came, ended = _column(run, "came_s")[:, None], _column(run, "ended_s")[:, None]
     there = np.minimum(ended, begins + window_s) - np.maximum(came, begins)
     rate = np.divide(hit, prompt, out=np.full(len(begins), np.nan), where=prompt > 0)
-    return Course(begins, rate, np.clip(there, 0.0, None).sum(axis=0) / window_s)
+    return Timeline(begins, rate, np.clip(there, 0.0, None).sum(axis=0) / window_s)
 
 
-def _column(run: Run, name: str) -> NDArray[np.float64]:
+def _column(run: PolicyRun, name: str) -> NDArray[np.float64]:
     values: list[Any] = [getattr(asked, name) for asked in run.asked]
     return np.asarray(values, np.float64)

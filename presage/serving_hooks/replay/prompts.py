@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from presage.serving_hooks.replay.workload import Convention, Job
+from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob
 
 Hashes = list[bytes]
 
 _NONE: Final[Hashes] = []
 
 
-class Prompts:
+class PromptIds:
     """Ids for all jobs of a workload.
 
     Args:
@@ -30,7 +30,7 @@ class Prompts:
         sharers: of those that are of several jobs, all of them.
     """
 
-    def __init__(self, jobs: Sequence[Job], convention: Convention) -> None:
+    def __init__(self, jobs: Sequence[ReplayJob], convention: PromptConvention) -> None:
         self._convention = convention
         self._ids: dict[tuple[str, ...], int] = {}
         for job in jobs:
@@ -75,19 +75,19 @@ class Prompts:
         """Those of the prompt and output of a step of a job; none, where they were not computed."""
         return self.hashes[number][index] if self.hashes else _NONE
 
-    def conversation(self, number: int) -> Conversation:
+    def conversation(self, number: int) -> JobConversation:
         """Of the job with that number."""
         job = self._jobs[number]
         openings = [self._ids[self._opening(job, step.agent)] for step in job.steps]
         closings = [self._ids["closing", job.workflow_type, step.agent] for step in job.steps]
-        return Conversation(job, self._first[number], openings, closings, self._first[-1])
+        return JobConversation(job, self._first[number], openings, closings, self._first[-1])
 
-    def _opening(self, job: Job, agent: str) -> tuple[str, ...]:
+    def _opening(self, job: ReplayJob, agent: str) -> tuple[str, ...]:
         own = self._convention.prompts == "own-conversation"
         return ("opening", job.workflow_type, agent) if own else ("opening", job.workflow_type)
 
 
-class Conversation:
+class JobConversation:
     """The sequences of one job as they grow.
 
     Args:
@@ -97,7 +97,9 @@ class Conversation:
         hashed: id of what has hash 0; those of other hashes come after it.
     """
 
-    def __init__(self, job: Job, first: int, openings: Sequence[int], closings: Sequence[int], hashed: int) -> None:
+    def __init__(
+        self, job: ReplayJob, first: int, openings: Sequence[int], closings: Sequence[int], hashed: int
+    ) -> None:
         self._job, self._first, self._openings, self._closings = job, first, openings, closings
         self._hashed = hashed
         self._sequences: dict[int, list[int]] = {}

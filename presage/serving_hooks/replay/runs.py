@@ -25,11 +25,11 @@ from typing import Any, Final
 from presage.errors import EngineError
 from presage.serving_hooks.replay.arrivals import Arrivals, schedule
 from presage.serving_hooks.replay.engine_file import EngineFile
-from presage.serving_hooks.replay.forecasts import Output, Source, source, told
-from presage.serving_hooks.replay.metrics import Figures, Run, figures, over_seeds, shares
+from presage.serving_hooks.replay.forecasts import OutputLengthForecast, Source, source, told
+from presage.serving_hooks.replay.metrics import Figures, PolicyRun, figures, over_seeds, shares
 from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
-from presage.serving_hooks.replay.prompts import Prompts
-from presage.serving_hooks.replay.workload import Convention, Job
+from presage.serving_hooks.replay.prompts import PromptIds
+from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob
 
 _FEWEST_AT_ONCE: Final = 4
 
@@ -50,8 +50,8 @@ class Setting:
         lengths: folder of the remaining-length model beside them, if there is one.
     """
 
-    jobs: tuple[Job, ...]
-    convention: Convention
+    jobs: tuple[ReplayJob, ...]
+    convention: PromptConvention
     arrivals: Arrivals
     engine: EngineFile
     forecasts: str
@@ -130,8 +130,8 @@ def run_one(
     policy: Policy,
     seed: int,
     quick: bool = True,
-    prompts: Prompts | None = None,
-    tell: Callable[[Run], None] = lambda run: None,
+    prompts: PromptIds | None = None,
+    tell: Callable[[PolicyRun], None] = lambda run: None,
 ) -> Done:
     """One policy with one seed. Needs vLLM.
 
@@ -145,12 +145,12 @@ def run_one(
     """
     _quiet()
     from presage.serving_hooks.replay import vllm_scheduler
-    from presage.serving_hooks.replay.engine import Clock, Engine, Evictions
+    from presage.serving_hooks.replay.engine import Evictions, ReplayEngine, VirtualClock
     from presage.serving_hooks.replay.foresight import Foresight
     from presage.serving_hooks.replay.vllm_policies import scheduler_class
 
-    jobs, engine, clock = setting.jobs, setting.engine, Clock()
-    prompts = Prompts(jobs, setting.convention) if prompts is None else prompts
+    jobs, engine, clock = setting.jobs, setting.engine, VirtualClock()
+    prompts = PromptIds(jobs, setting.convention) if prompts is None else prompts
     prompts.hash_all(engine.block_tokens, vllm_scheduler.hashed)
     foresight = Foresight(jobs, prompts.hashes) if policy.foresight else None
     foretells = _foreteller(setting, policy.foretold, clock)
@@ -162,7 +162,7 @@ def run_one(
         scheduler = vllm_scheduler.scheduler(kind, engine, longest, presage, Path(folder))
     evictions = Evictions(jobs, prompts)
     evictions.watch(scheduler.kv_cache_manager.block_pool)
-    playing = Engine(
+    playing = ReplayEngine(
         jobs,
         prompts,
         schedule(setting.arrivals, jobs, seed),
@@ -193,7 +193,7 @@ def _foreteller(setting: Setting, who: Foreteller | Source | None, clock: Callab
     if callable(who):
         return who(setting.jobs, clock)
     if who == "output":
-        return Output(setting.jobs)
+        return OutputLengthForecast(setting.jobs)
     if who == "asked":
         return source(setting.forecasts, setting.lengths)(setting.jobs, clock)
     return source("oracle")(setting.jobs, clock)
@@ -295,7 +295,7 @@ class _Runner:
 
     def __init__(self, setting: Setting, workers: int) -> None:
         self._setting = setting
-        self._prompts = Prompts(setting.jobs, setting.convention)
+        self._prompts = PromptIds(setting.jobs, setting.convention)
         # Spawned: what a fork takes along of vLLM's and torch's threads is nobody's promise.
         others = workers - 1
         self._pool = ProcessPoolExecutor(others, get_context("spawn"), _begin, (setting,)) if others else None
@@ -330,13 +330,13 @@ class _Runner:
         return run_one(self._setting, policy, seed, True, self._prompts)
 
 
-_of_this_process: list[tuple[Setting, Prompts]] = []
+_of_this_process: list[tuple[Setting, PromptIds]] = []
 
 
 def _begin(setting: Setting) -> None:
     """A process of several; an interrupt is the first one's to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _of_this_process.append((setting, Prompts(setting.jobs, setting.convention)))
+    _of_this_process.append((setting, PromptIds(setting.jobs, setting.convention)))
 
 
 def _run(policy: Policy, seed: int) -> Done:

@@ -18,7 +18,7 @@ from presage.errors import TraceError
 from presage.serving_hooks.replay.metrics import Figures, over_seeds
 from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.runs import Done, Setting, run_one
-from presage.serving_hooks.replay.workload import Job
+from presage.serving_hooks.replay.workload import ReplayJob
 
 Point = TypeVar("Point", bound=Hashable)
 
@@ -158,7 +158,7 @@ def contest(
     return [replace(one, policy=name) for one, name in zip(done, names, strict=True)]
 
 
-def half(jobs: Sequence[Job], seed: int) -> tuple[Job, ...]:
+def half(jobs: Sequence[ReplayJob], seed: int) -> tuple[ReplayJob, ...]:
     """Half of the jobs, in the order of the trace; rounded up."""
     chosen = np.random.default_rng([seed, len(jobs)]).permutation(len(jobs))[: (len(jobs) + 1) // 2]
     return tuple(jobs[number] for number in sorted(chosen))

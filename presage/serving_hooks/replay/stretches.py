@@ -30,7 +30,7 @@ from typing import Any
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from presage.serving_hooks.replay.engine import Clock
+from presage.serving_hooks.replay.engine import VirtualClock
 from presage.serving_hooks.replay.engine_file import Cost
 from presage.serving_hooks.replay.vllm_scheduler import computed as answered
 
@@ -125,7 +125,7 @@ class StretchScheduler(Scheduler):  # type: ignore[misc]
             self._begin(output)
         return answers
 
-    def leap(self, clock: Clock, cost: Cost, until_s: float) -> int:
+    def leap(self, clock: VirtualClock, cost: Cost, until_s: float) -> int:
         """Iterations in short, one after the other, while nobody has to be told of one; how many.
 
         Args:

@@ -34,7 +34,7 @@ _NEEDED: Final = ("input_tokens", "output_tokens")
 
 
 @dataclass(frozen=True)
-class Convention:
+class PromptConvention:
     """How prompts are put together.
 
     Attributes:
@@ -57,7 +57,7 @@ class Convention:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class JobStep:
     """One request of a job.
 
     Attributes:
@@ -93,7 +93,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ReplayJob:
     """One workflow to be replayed.
 
     Attributes:
@@ -106,7 +106,7 @@ class Job:
 
     workflow_type: str
     workflow_id: str
-    steps: tuple[Step, ...]
+    steps: tuple[JobStep, ...]
     arrives_s: float | None = None
     complete: bool = True
 
@@ -121,13 +121,13 @@ class Workload:
         timed: whether all jobs have recorded times, and so pauses.
     """
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[ReplayJob, ...]
     left_out: int
     timed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecordedRequest:
     """A request as the trace has it: sizes, parents and times, before any convention."""
 
     agent: str
@@ -137,7 +137,7 @@ class Asked:
     pause_s: float
 
 
-def workload(table: pa.Table, convention: Convention, pause_s: float | None = None, seed: int = 0) -> Workload:
+def workload(table: pa.Table, convention: PromptConvention, pause_s: float | None = None, seed: int = 0) -> Workload:
     """The jobs of a trace.
 
     Args:
@@ -168,7 +168,9 @@ def workload(table: pa.Table, convention: Convention, pause_s: float | None = No
         steps = assemble(_asked(group, drawn), convention)
         arrives = None if not timed or None in started else (started[number] - min(started)).total_seconds()
         first = group[0]
-        jobs.append(Job(first["workflow_type"], first["workflow_id"], steps, arrives, bool(group[-1]["complete"])))
+        jobs.append(
+            ReplayJob(first["workflow_type"], first["workflow_id"], steps, arrives, bool(group[-1]["complete"]))
+        )
     if not jobs:
         raise TraceError(
             f"none of {left_out} workflows has input_tokens and output_tokens in all its requests: without sizes of "
@@ -202,10 +204,10 @@ def _by_workflow(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]
         yield group
 
 
-def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[Asked]:
+def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[RecordedRequest]:
     """The requests of one workflow, their parents by number among the requests."""
     waited: dict[int, tuple[int, ...]] = {}  # of each row, by step: the requests it stands for
-    found: list[Asked] = []
+    found: list[RecordedRequest] = []
     ended: list[Any] = []
     last: int | None = None
     for at, row in enumerate(group):
@@ -220,14 +222,16 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[Asked]:
             pause_s = float(drawn_s[at]) if before else 0.0
         else:
             pause_s = max(0.0, (row["started_at"] - max(ended[i] for i in before)).total_seconds()) if before else 0.0
-        found.append(Asked(row["agent"], max(1, row["input_tokens"]), max(1, row["output_tokens"]), before, pause_s))
+        found.append(
+            RecordedRequest(row["agent"], max(1, row["input_tokens"]), max(1, row["output_tokens"]), before, pause_s)
+        )
         ended.append(row["ended_at"])
     return found
 
 
-def assemble(asked: Sequence[Asked], convention: Convention) -> tuple[Step, ...]:
+def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> tuple[JobStep, ...]:
     """The steps of one job by a convention."""
-    steps: list[Step] = []
+    steps: list[JobStep] = []
     ancestors: list[frozenset[int]] = []
     for one in asked:
         before = frozenset(one.parents).union(*(ancestors[parent] for parent in one.parents))
@@ -247,12 +251,12 @@ def assemble(asked: Sequence[Asked], convention: Convention) -> tuple[Step, ...]
     return tuple(steps)
 
 
-def _step(one: Asked, continues: int | None, repeated: int, convention: Convention) -> Step:
+def _step(one: RecordedRequest, continues: int | None, repeated: int, convention: PromptConvention) -> JobStep:
     closing = min(convention.closing_tokens, one.input_tokens - 1)
     if repeated + closing >= one.input_tokens:
         continues, repeated = None, 0
     opening = 0 if continues is not None else min(convention.opening_tokens, one.input_tokens - closing - 1)
-    return Step(
+    return JobStep(
         agent=one.agent,
         continues=continues,
         opening_tokens=opening,
@@ -312,7 +316,7 @@ def requests_workload(requests: Sequence[Sized], hash_tokens: int) -> Workload:
     for number, one in enumerate(requests):
         prompt_tokens = max(1, one.input_tokens)
         again = min(known.add(one.hash_ids) * hash_tokens, prompt_tokens)
-        step = Step(
+        step = JobStep(
             agent=AGENT,
             continues=None,
             opening_tokens=again,
@@ -325,5 +329,5 @@ def requests_workload(requests: Sequence[Sized], hash_tokens: int) -> Workload:
             hashed=tuple(one.hash_ids),
             hash_tokens=hash_tokens,
         )
-        jobs.append(Job("", f"request {number}", (step,), one.arrives_s))
+        jobs.append(ReplayJob("", f"request {number}", (step,), one.arrives_s))
     return Workload(tuple(jobs), 0, True)

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision, Outlook
 from presage.serving_hooks.policies.throughput import Rates
-from presage.serving_hooks.policies.workload import IterationCosts, StepTimes, Workload
+from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, WorkloadMeans
 from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.modes import Mode, Switch
@@ -78,7 +78,7 @@ class IterationTimes:
     """
 
     def __init__(self) -> None:
-        self._times = StepTimes()
+        self._times = IterationCost()
         self._under_way: deque[tuple[object, int, int, float]] = deque(maxlen=_UNDER_WAY)
         self._updated_at = -math.inf
         self._fit_at = -math.inf
@@ -158,7 +158,7 @@ class AdmissionController:
         self._most_decoding = most_decoding
         self._alive = alive
         self._clock = clock
-        self._workload = Workload()
+        self._workload = WorkloadMeans()
         self._columns = Columns(self._admission.crowd, self._workload, block_tokens)
         self._accounts: dict[str, Account] = {}
         self._quiet: dict[str, None] = {}  # those without a request

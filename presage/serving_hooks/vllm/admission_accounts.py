@@ -23,7 +23,7 @@ import numpy as np
 
 from presage.serving_hooks.policies.admission import NUMBER, TOOL, Phase, WorkflowColumns
 from presage.serving_hooks.policies.distinct import Distinct
-from presage.serving_hooks.policies.workload import Workload
+from presage.serving_hooks.policies.workload import WorkloadMeans
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Columns:
         block_tokens: tokens of one block hash.
     """
 
-    def __init__(self, crowd: WorkflowColumns, workload: Workload, block_tokens: int) -> None:
+    def __init__(self, crowd: WorkflowColumns, workload: WorkloadMeans, block_tokens: int) -> None:
         self._crowd, self._workload, self._block_tokens = crowd, workload, block_tokens
         self._terms = np.zeros(0, _TERMS)
         self._changed: dict[str, Account] = {}

@@ -640,7 +640,7 @@ def cannot_fetch(scheduler: Any) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-class Limits(NamedTuple):
+class EngineLimits(NamedTuple):
     """What an engine does at most: tokens of a block, requests and tokens of an iteration, tokens of a request."""
 
     block: int
@@ -649,9 +649,9 @@ class Limits(NamedTuple):
     length: int
 
 
-def limits(scheduler: Any) -> Limits:
+def limits(scheduler: Any) -> EngineLimits:
     """Of this scheduler."""
-    return Limits(
+    return EngineLimits(
         scheduler.block_size,
         scheduler.max_num_running_reqs,
         scheduler.max_num_scheduled_tokens,

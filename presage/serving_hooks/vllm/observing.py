@@ -14,7 +14,7 @@ from typing import Any
 from presage.features.moment import Moment
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.protocol import NoRecorder, Records
+from presage.serving_hooks.recorder.protocol import NoRecorder, StepRecorder
 from presage.serving_hooks.recorder.recorder import start
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.metadata import Step
@@ -43,7 +43,7 @@ class Observing:
         counts: Counter[str],
         state_layer: int | None = None,
     ) -> None:
-        self._records: Records = NoRecorder()
+        self._records: StepRecorder = NoRecorder()
         self._step, self._switch = step, Switch("recorder", counts)
         self._text = config is not None and config.text == "on"
         self._there = config is not None

@@ -25,13 +25,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-from presage.serving_hooks.policies.prefetch import Engine, Prefetch, PrefetchConfig
+from presage.serving_hooks.policies.prefetch import EngineState, Prefetch, PrefetchConfig
 from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.modes import Mode, Switch
-from presage.serving_hooks.vllm.prefetch_prompts import Prompt, Prompts
+from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
 
 _WINDOW: Final = 64
 """Steps after which the older ones fade in a mean."""
@@ -204,7 +204,7 @@ class Prefetcher:
 
     def begin(self) -> None:
         """Begins anew: no prompt is known."""
-        self._prompts = Prompts(
+        self._prompts = ExpectedPrompts(
             self._limits, self._least_value, self._most_bytes, lambda hashes: compat.cached(self._scheduler, hashes)
         )
 
@@ -371,7 +371,7 @@ class Prefetcher:
         for prompt, blocks in acted_on:
             self._fetch(prompt, blocks, bool(decoding))
 
-    def _engine(self, prompts: list[Prompt], decoding: int) -> Engine:
+    def _engine(self, prompts: list[Prompt], decoding: int) -> EngineState:
         found = {block for prompt in prompts for block in prompt.found}
         spare = min(
             self._blocks.spare(found),
@@ -379,7 +379,7 @@ class Prefetcher:
             self._blocks.num_free_blocks - len(found) - 2 * decoding,
             self._limits.tokens // self._block,  # so that one iteration is enough
         )
-        return Engine(True, spare, self._pace.prefilled_per_s / self._block, self._pace.step_s)
+        return EngineState(True, spare, self._pace.prefilled_per_s / self._block, self._pace.step_s)
 
     def _fetch(self, prompt: Prompt, blocks: int, only_load: bool) -> None:
         if only_load:

@@ -1,7 +1,8 @@
 """Which prompts are likely to come next, are known for certain, and are not in the cache.
 
-Three parts. `Conversations` remembers what each agent of each workflow was last asked and answered; `Habits` counts how
-the next prompt of an agent begins; `Prompts` puts both behind the forecasts and says what is worth fetching now.
+Three parts. `LastConversations` remembers what each agent of each workflow was last asked and answered; `Habits` counts
+how the next prompt of an agent begins; `ExpectedPrompts` puts both behind the forecasts and says what is worth fetching
+now.
 
 A workflow is due from a new forecast on, until everything worth fetching for it is cached, or cannot be. So the work of
 one iteration is bounded, and so is the number of iterations between two forecasts that find something to do.
@@ -46,7 +47,7 @@ Key = tuple[str, str]
 """A workflow, and an agent of it."""
 
 
-class Conversation:
+class CachedConversation:
     """The prompt and the output of one completed request, in whole blocks.
 
     Kept are its token ids, the hashes vLLM gave their blocks, and what it was salted with; nothing else of the request.
@@ -108,7 +109,7 @@ class Conversation:
         return low
 
 
-class Conversations:
+class LastConversations:
     """The last conversation of each agent of each workflow, the least recently used first.
 
     Bounded: 4 bytes a token, the width of a hash a block (32 bytes with SHA-256), and `ENTRY` for what stands around
@@ -125,13 +126,13 @@ class Conversations:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.bytes = self.dropped = 0
-        self._kept: OrderedDict[Key, Conversation] = OrderedDict()
+        self._kept: OrderedDict[Key, CachedConversation] = OrderedDict()
         self._agents: dict[str, dict[str, None]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, workflow: str, agent: str, conversation: Conversation) -> None:
+    def keep(self, workflow: str, agent: str, conversation: CachedConversation) -> None:
         """The last conversation of an agent, in place of the one before; it is the latest of the workflow."""
         before = self._drop((workflow, agent))
         if before is not None:
@@ -145,14 +146,14 @@ class Conversations:
             self._drop(next(iter(self._kept)))
             self.dropped += 1
 
-    def own(self, workflow: str, agent: str) -> Conversation | None:
+    def own(self, workflow: str, agent: str) -> CachedConversation | None:
         """The agent's last one."""
         found = self._kept.get((workflow, agent))
         if found is not None:
             self._kept.move_to_end((workflow, agent))
         return found
 
-    def latest(self, workflow: str) -> Conversation | None:
+    def latest(self, workflow: str) -> CachedConversation | None:
         """The last one of the workflow, whoever had it."""
         agent = next(reversed(self._agents.get(workflow, {})), None)
         return None if agent is None else self.own(workflow, agent)
@@ -165,7 +166,7 @@ class Conversations:
     def __contains__(self, workflow: str) -> bool:
         return workflow in self._agents
 
-    def _drop(self, key: Key) -> Conversation | None:
+    def _drop(self, key: Key) -> CachedConversation | None:
         found = self._kept.pop(key, None)
         if found is None:
             return None
@@ -178,7 +179,7 @@ class Conversations:
         return found
 
 
-Beginning = tuple[Conversation, int]
+Beginning = tuple[CachedConversation, int]
 """The first blocks of a conversation."""
 
 
@@ -192,7 +193,7 @@ class Habits:
     twice in a row. Counts halve at 2**16 blocks: applications change.
     """
 
-    def __init__(self, conversations: Conversations) -> None:
+    def __init__(self, conversations: LastConversations) -> None:
         self._conversations = conversations
         self._counts: dict[tuple[str, str], tuple[tuple[int, int], ...]] = {}
 
@@ -224,12 +225,14 @@ class Habits:
         return best if best is not None and best[1] else None
 
 
-def _known(conversation: Conversation, prompt: bool, output: bool) -> int:
+def _known(conversation: CachedConversation, prompt: bool, output: bool) -> int:
     """Blocks that will come again, if its prompt does, and its output."""
     return (len(conversation) if output else conversation.prompt_blocks) if prompt else 0
 
 
-def _compared(conversation: Conversation | None, hashes: Sequence[bytes]) -> tuple[tuple[int, int], tuple[int, int]]:
+def _compared(
+    conversation: CachedConversation | None, hashes: Sequence[bytes]
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """(blocks that came again, blocks that could have) of its prompt, and of its output."""
     if conversation is None:
         return (0, 0), (0, 0)
@@ -276,7 +279,7 @@ class _Due(NamedTuple):
     absent: set[Beginning]
 
 
-class Prompts:
+class ExpectedPrompts:
     """What was asked in each workflow, and what is due.
 
     Args:
@@ -287,9 +290,13 @@ class Prompts:
     """
 
     def __init__(
-        self, limits: compat.Limits, least_value: float, most_bytes: int, cached: Callable[[list[bytes]], list[int]]
+        self,
+        limits: compat.EngineLimits,
+        least_value: float,
+        most_bytes: int,
+        cached: Callable[[list[bytes]], list[int]],
     ) -> None:
-        self.memory = Conversations(most_bytes)
+        self.memory = LastConversations(most_bytes)
         self._habits = Habits(self.memory)
         self._limits, self._least_value, self._cached = limits, least_value, cached
         self._due: dict[str, _Due] = {}
@@ -306,7 +313,7 @@ class Prompts:
         """A step has had its last token."""
         if compat.can_be_asked_again(request):
             tokens, hashes, prompt = request.all_token_ids, request.block_hashes, request.num_prompt_tokens
-            conversation = Conversation(tokens, hashes, prompt, self._limits.block, request.cache_salt)
+            conversation = CachedConversation(tokens, hashes, prompt, self._limits.block, request.cache_salt)
             self.memory.keep(step.workflow, step.agent, conversation)
 
     def forecast(self, step: Step, lookahead: Lookahead) -> None:

@@ -48,7 +48,7 @@ class Retention(Protocol):
         """A workflow has ended."""
 
 
-class Records(Protocol):
+class WorkflowEvents(Protocol):
     """Who writes down what is made known here; see `Observing`."""
 
     def forecast(self, request_id: str, live: LiveForecast) -> None: ...  # noqa: D102
@@ -94,7 +94,7 @@ class Workflows:
         clock: Callable[[], float],
     ) -> None:
         self.retention: Retention | None = None
-        self.records: Records = NoRecorder()
+        self.records: WorkflowEvents = NoRecorder()
         self.tapped: tuple[ReadsStates, CompletionState] | None = None
         self.forecast_enabled: Callable[[str], bool] = lambda stats_key: True
         self.eviction_enabled: Callable[[str], bool] = lambda stats_key: True

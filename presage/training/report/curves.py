@@ -20,7 +20,7 @@ from presage.training.report.blocks import (
     interval,
     number,
 )
-from presage.training.report.plot import COLOURS, Axis, Point, line_plot, share_axis
+from presage.training.report.plot import COLOURS, Axis, PlotPoint, line_plot, share_axis
 
 DRAWN_FROM: Final = 20
 """A point of the reliability plot stands for so many forecasts at least."""
@@ -73,7 +73,7 @@ def reliability(metrics: Metrics) -> Section:
         for bins, label in zip(figures["reliability"][:COLOURS], ahead(horizon), strict=False):
             lines.append(
                 [
-                    Point(
+                    PlotPoint(
                         row["confidence"],
                         row["accuracy"],
                         says=f"{label} ahead: as sure as {number(row['confidence'])}, right at "
@@ -118,7 +118,7 @@ def by_steps_ahead(judged: Mapping[str, Mapping[str, Any]], name: str) -> Pictur
             for k, (accuracy, ends) in enumerate(zip(of[moment]["accuracy"], of[moment]["ci95"], strict=True)):
                 if accuracy is not None:
                     says = f"{model}, {ahead(k + 1)[-1]} ahead: {interval(accuracy, ends)}"
-                    line.append(Point(k + 1, accuracy, ends[0], ends[1], says))
+                    line.append(PlotPoint(k + 1, accuracy, ends[0], ends[1], says))
             lines.append(line)
         values = [v for line in lines for p in line for v in (p.y, p.low, p.high) if v is not None]
         if not values:
@@ -131,9 +131,9 @@ def by_steps_ahead(judged: Mapping[str, Mapping[str, Any]], name: str) -> Pictur
     return Picture(name, caption, panels, list(drawn))
 
 
-def _line(of: Mapping[str, Any], sizes: Sequence[float], k: int, name: str) -> list[Point]:
+def _line(of: Mapping[str, Any], sizes: Sequence[float], k: int, name: str) -> list[PlotPoint]:
     return [
-        Point(
+        PlotPoint(
             size,
             accuracy[k],
             ends[k][0],

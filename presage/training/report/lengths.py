@@ -24,7 +24,7 @@ from presage.training.report.blocks import (
     signed_interval,
 )
 from presage.training.report.next_agent import data, made
-from presage.training.report.plot import Axis, Point, bar_plot, line_plot, share_axis
+from presage.training.report.plot import Axis, PlotPoint, bar_plot, line_plot, share_axis
 
 
 def document(metrics: Metrics) -> Document:
@@ -139,7 +139,7 @@ def _against_truth(metrics: Metrics) -> Picture | None:
     ticks = [10.0**power for power in range(9) if low <= 10**power <= high]
     x, y = (Axis(label, low, high * 1.001, ticks, logarithmic=True) for label in ("forecast, tokens", "came, tokens"))
     points = [
-        Point(
+        PlotPoint(
             row["forecast"],
             row["truth_p50"],
             row["truth_p10"],
@@ -186,7 +186,7 @@ def _bounds(metrics: Metrics) -> Section:
     for q in quantiles:
         low, high = metrics["coverage_ci95"][q]
         share = metrics["coverage"][q]
-        points.append(Point(float(q), share, low, high, f"{q}: {number(share)}"))
+        points.append(PlotPoint(float(q), share, low, high, f"{q}: {number(share)}"))
     levels = [float(q) for q in quantiles]
     axis = share_axis("promised", [*levels, *(point.y for point in points), 1.0])
     drawn = line_plot([points], axis, share_axis("came true", [axis.low, axis.high]), diagonal=True)

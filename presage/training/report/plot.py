@@ -25,7 +25,7 @@ _GAP, _TITLE, _LEGEND = 16, 22, 20
 
 
 @dataclass(frozen=True)
-class Point:
+class PlotPoint:
     """A point, the ends of its interval where there is one, and what it says when pointed at."""
 
     x: float
@@ -60,7 +60,7 @@ def share_axis(label: str, values: Sequence[float]) -> Axis:
     return Axis(label, first * step, last * step, [n * step for n in range(first, last + 1)])
 
 
-def line_plot(lines: Sequence[Sequence[Point]], x: Axis, y: Axis, *, diagonal: bool = False) -> Element:
+def line_plot(lines: Sequence[Sequence[PlotPoint]], x: Axis, y: Axis, *, diagonal: bool = False) -> Element:
     """One panel; line i has colour i. With a diagonal where y equals x."""
     svg = Element("svg", {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "class": "plot", "role": "img"})
     wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
@@ -87,7 +87,7 @@ def line_plot(lines: Sequence[Sequence[Point]], x: Axis, y: Axis, *, diagonal: b
     return svg
 
 
-def _draw(svg: Element, points: Sequence[Point], at: object, colour: str) -> None:
+def _draw(svg: Element, points: Sequence[PlotPoint], at: object, colour: str) -> None:
     assert callable(at)
     for point in points:
         if point.low is not None and point.high is not None:

@@ -26,7 +26,7 @@ from presage.training.report.blocks import (
     signed_interval,
 )
 from presage.training.report.next_agent import data, made
-from presage.training.report.plot import COLOURS, Axis, Point, line_plot, share_axis
+from presage.training.report.plot import COLOURS, Axis, PlotPoint, line_plot, share_axis
 
 _QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _DRAWN_FROM = 10  # labels of a bin; fewer say nothing of it
@@ -164,13 +164,13 @@ def _costs(metrics: Metrics) -> Section | None:
     most = max(costs) * 1.05 or 1.0
     x = Axis(f"{curve['unit']} a request", 0.0, most, [float(f"{most * part:.2g}") for part in (0.0, 0.25, 0.5, 0.75)])
     ours = [
-        Point(point["cost"], point["accuracy"], says=f"{point['cost']:.4g}: {number(point['accuracy'])}")
+        PlotPoint(point["cost"], point["accuracy"], says=f"{point['cost']:.4g}: {number(point['accuracy'])}")
         for point in sorted(curve["points"], key=lambda point: point["cost"])
     ]
     # So many as there are colours for; the table has all.
     shown = sorted(singles, key=lambda name: -singles[name]["accuracy"])[: COLOURS - 1]
     others = [
-        [Point(of["cost"], of["accuracy"], says=f"always {name}: {of['cost']:.4g}, {number(of['accuracy'])}")]
+        [PlotPoint(of["cost"], of["accuracy"], says=f"always {name}: {of['cost']:.4g}, {number(of['accuracy'])}")]
         for name, of in ((name, singles[name]) for name in shown)
     ]
     drawn = line_plot([ours, *others], x, share_axis("solved", solved))
@@ -198,7 +198,7 @@ def _reliability(metrics: Metrics) -> Section | None:
     if not bins:
         return None
     points = [
-        Point(row["confidence"], row["accuracy"], says=f"{number(row['accuracy'])} of {count(row['positions'])}")
+        PlotPoint(row["confidence"], row["accuracy"], says=f"{number(row['accuracy'])} of {count(row['positions'])}")
         for row in bins
         if row["positions"] >= _DRAWN_FROM
     ]

@@ -6,7 +6,7 @@ an arc on the left, to oneself a loop there. An arc reaches out the further the 
 stands where it reaches furthest. Arcs around the same middle span numbers of lines that differ by two at least, so no
 two probabilities lie on one another, whatever the graph.
 
-With many agents only the most frequent are drawn, and `Drawn` says how many were left out.
+With many agents only the most frequent are drawn, and `Drawing` says how many were left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Graph = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawing:
     """A drawing, and what of the graph is in it.
 
     Attributes:
@@ -69,7 +69,7 @@ class Drawn:
     all_calls: int
 
 
-def draw_call_graph(graph: Graph, steps: Mapping[str, int]) -> Drawn:
+def draw_call_graph(graph: Graph, steps: Mapping[str, int]) -> Drawing:
     """Draws a call graph.
 
     Args:
@@ -94,7 +94,7 @@ def draw_call_graph(graph: Graph, steps: Mapping[str, int]) -> Drawn:
     workflows = sum(steps.values()) - sum(called.values())
     starting = {agent for agent in agents if begun[agent] >= _STARTS * workflows > 0}
     svg = _draw(order, {pair: graph[pair[0]][pair[1]] for pair in shown}, steps, starting)
-    return Drawn(
+    return Drawing(
         svg,
         len(agents),
         len(steps),

@@ -28,7 +28,7 @@ class Routes(Protocol):
         ...
 
 
-class Baseline(Routes, Protocol):
+class RouterBaseline(Routes, Protocol):
     """A router without settings."""
 
     name: ClassVar[str]
@@ -128,6 +128,6 @@ class Nearest(_Likeliest):
         return found
 
 
-BASELINES: Final[Mapping[str, type[Baseline]]] = MappingProxyType(
+BASELINES: Final[Mapping[str, type[RouterBaseline]]] = MappingProxyType(
     {BaseRate.name: BaseRate, TfidfLogistic.name: TfidfLogistic, Nearest.name: Nearest}
 )

@@ -27,7 +27,7 @@ SLACKS: Final = (0.0, 0.01, 0.02, 0.05)
 
 
 @dataclass(frozen=True)
-class Point:
+class TradeOffPoint:
     """A way to choose models: mean cost and accuracy over the prompts; `trade_off` is λ."""
 
     trade_off: float
@@ -51,11 +51,11 @@ class CostQuality:
     """
 
     unit: str
-    points: tuple[Point, ...]
+    points: tuple[TradeOffPoint, ...]
     singles: dict[str, tuple[float, float]]
     area: float
     area_of_singles: float
-    at_slack: dict[float, Point | None]
+    at_slack: dict[float, TradeOffPoint | None]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -115,7 +115,7 @@ def cost_quality(
     for weight in trade_offs:
         taken = known.taken(said, weight)
         spent, solved = (float(np.take_along_axis(of, taken, axis=1).mean()) for of in (paid, truth))
-        points.append(Point(weight, spent, solved))
+        points.append(TradeOffPoint(weight, spent, solved))
     singles = {name: (float(paid[:, m].mean()), float(truth[:, m].mean())) for m, name in enumerate(outcomes.models)}
     costs = np.array([spent for spent, _ in singles.values()])
     best = max(of for _, of in singles.values())

@@ -11,7 +11,7 @@ from turns import Clock, Turns, draw
 from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 
 from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, Workflow
-from presage.serving_hooks.policies.workload import StepTimes
+from presage.serving_hooks.policies.workload import IterationCost
 from presage.serving_hooks.vllm.admission import AdmissionController, IterationTimes
 from presage.serving_hooks.vllm.admission_accounts import Account
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
@@ -268,7 +268,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str, after:
     [
         (Admission, "decide"),
         (Admission, "end"),
-        (StepTimes, "fit"),
+        (IterationCost, "fit"),
         *((Account, method) for method in ("arrives", "begins", "leaves", "hold", "seen")),
         *((AdmissionController, method) for method in ("arrives", "begins", "leaves")),
         *((IterationTimes, method) for method in ("scheduled", "updated")),

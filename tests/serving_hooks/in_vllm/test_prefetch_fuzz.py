@@ -12,7 +12,7 @@ from vllm_samples import TIER, Request, ask, build, everything_is_free
 
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.prefetch import Pace, Prefetcher, Yield
-from presage.serving_hooks.vllm.prefetch_prompts import Conversation, Conversations, Habits
+from presage.serving_hooks.vllm.prefetch_prompts import CachedConversation, Habits, LastConversations
 
 pytestmark = pytest.mark.vllm
 BOTH = pytest.mark.parametrize("ahead", [False, True])
@@ -144,9 +144,9 @@ def test_with_a_tier_too(tmp_path: Path, ahead: bool, takes: tuple[int, ...]) ->
     [
         (Habits, "arrives", 15),
         (Habits, "next_prompt", 5),
-        (Conversations, "keep", 15),
-        (Conversations, "end", 5),
-        (Conversation, "hashes", 5),
+        (LastConversations, "keep", 15),
+        (LastConversations, "end", 5),
+        (CachedConversation, "hashes", 5),
         (Pace, "scheduled", 50),
         (Pace, "done", 50),
         (Yield, "add", 2),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.serving_hooks.vllm.prefetch import Pace, Yield
-from presage.serving_hooks.vllm.prefetch_prompts import ENTRY, Conversation, Conversations, Habits
+from presage.serving_hooks.vllm.prefetch_prompts import ENTRY, CachedConversation, Habits, LastConversations
 
 BLOCK = 4
 
@@ -19,8 +19,8 @@ def hashes(tokens: list[int]) -> list[bytes]:
     return [blake2b(repr(tokens[:end]).encode(), digest_size=32).digest() for end in ends]
 
 
-def talk(tokens: list[int], prompt: int | None = None) -> Conversation:
-    return Conversation(tokens, hashes(tokens), len(tokens) if prompt is None else prompt, BLOCK, None)
+def talk(tokens: list[int], prompt: int | None = None) -> CachedConversation:
+    return CachedConversation(tokens, hashes(tokens), len(tokens) if prompt is None else prompt, BLOCK, None)
 
 
 def counted(start: int, blocks: int) -> list[int]:
@@ -41,7 +41,7 @@ def test_what_two_prompts_share_is_found_by_their_hashes(one: list[int], other: 
 def test_the_memory_never_exceeds_its_bytes_and_forgets_the_oldest(
     events: list[tuple[str, str, int, bool]],
 ) -> None:
-    kept = Conversations(4 * ENTRY)
+    kept = LastConversations(4 * ENTRY)
     order: list[tuple[str, str]] = []
     for workflow, agent, blocks, ends in events:
         if ends:
@@ -66,20 +66,22 @@ def test_a_conversation_counts_for_what_it_takes() -> None:
 
 
 def test_one_that_exceeds_all_memory_is_not_kept() -> None:
-    kept = Conversations(ENTRY + 100)
+    kept = LastConversations(ENTRY + 100)
     kept.keep("w", "a", talk(counted(0, 1)))
     kept.keep("w", "a", talk(counted(0, 10)))
     assert (len(kept), kept.bytes, kept.own("w", "a"), kept.latest("w")) == (0, 0, None, None)
 
 
-def seen(agent: str, kept: Conversations, habits: Habits, tokens: list[int], said: int, workflow: str = "w") -> None:
+def seen(
+    agent: str, kept: LastConversations, habits: Habits, tokens: list[int], said: int, workflow: str = "w"
+) -> None:
     habits.arrives("t", workflow, agent, hashes(tokens))
     whole = tokens + counted(10_000 * said, 5)
     kept.keep(workflow, agent, talk(whole, len(tokens)))
 
 
 def test_at_first_only_what_an_agent_was_asked_twice_in_a_row_is_known() -> None:
-    kept = Conversations(2**20)
+    kept = LastConversations(2**20)
     habits = Habits(kept)
     assert habits.next_prompt("t", "w", "a") is None
     seen("a", kept, habits, counted(0, 6), 1)
@@ -90,7 +92,7 @@ def test_at_first_only_what_an_agent_was_asked_twice_in_a_row_is_known() -> None
 
 
 def test_an_agents_own_conversation_is_known_to_go_on_once_it_did_often_enough() -> None:
-    kept = Conversations(2**24)
+    kept = LastConversations(2**24)
     habits = Habits(kept)
     for workflow in "uvw":
         for number in range(4):  # each prompt is the one before and more, without what was answered
@@ -103,7 +105,7 @@ def test_an_agents_own_conversation_is_known_to_go_on_once_it_did_often_enough()
 
 
 def test_the_common_history_is_known_whoever_comes_and_with_what_was_answered() -> None:
-    kept = Conversations(2**24)
+    kept = LastConversations(2**24)
     habits = Habits(kept)
     history = counted(0, 100)
     for number in range(120):

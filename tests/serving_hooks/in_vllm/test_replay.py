@@ -13,15 +13,15 @@ from vllm_samples import everything_is_free
 from presage.errors import TraceError
 from presage.serving_hooks.replay import vllm_scheduler
 from presage.serving_hooks.replay.arrivals import STAGGER_S, Arrivals, schedule
-from presage.serving_hooks.replay.engine import Clock, Engine, Evictions, check_fits
+from presage.serving_hooks.replay.engine import Evictions, ReplayEngine, VirtualClock, check_fits
 from presage.serving_hooks.replay.engine_file import Cost, EngineFile
 from presage.serving_hooks.replay.forecasts import source
-from presage.serving_hooks.replay.metrics import Run
+from presage.serving_hooks.replay.metrics import PolicyRun
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
-from presage.serving_hooks.replay.prompts import Prompts
+from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.runs import Setting, result, run_all, run_one
 from presage.serving_hooks.replay.vllm_policies import HookedScheduler, scheduler_class
-from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble
+from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
@@ -32,7 +32,10 @@ from replay_samples import chain
 
 pytestmark = pytest.mark.vllm
 
-HISTORY, OWN = Convention(opening_tokens=40, closing_tokens=10), Convention("own-conversation", opening_tokens=40)
+HISTORY, OWN = (
+    PromptConvention(opening_tokens=40, closing_tokens=10),
+    PromptConvention("own-conversation", opening_tokens=40),
+)
 COST = {"source": "a test", "iteration_s": 0.01, "prefill_token_s": 1e-4, "decode_token_s": 1e-4}
 
 
@@ -41,7 +44,7 @@ def engine(tokens: int, **more: Any) -> EngineFile:
     return EngineFile.model_validate({"cache_tokens": tokens, **given, **more})
 
 
-def jobs(convention: Convention, many: int = 14) -> tuple[Job, ...]:
+def jobs(convention: PromptConvention, many: int = 14) -> tuple[ReplayJob, ...]:
     agents = ("pqrqrs", "pqrs", "pqrqrqrs")
     return tuple(
         chain(n, agents[n % 3], convention, new=37 + 13 * (n % 5), output=9 + 17 * (n % 4), pause_s=0.3 * (n % 3))
@@ -50,7 +53,7 @@ def jobs(convention: Convention, many: int = 14) -> tuple[Job, ...]:
 
 
 def play(
-    convention: Convention,
+    convention: PromptConvention,
     policy: Policy,
     machine: EngineFile,
     *,
@@ -58,11 +61,11 @@ def play(
     forecasts: str | None = "oracle",
     arrivals: Arrivals | None = None,
     folder: Path,
-    of: tuple[Job, ...] | None = None,
+    of: tuple[ReplayJob, ...] | None = None,
     seed: int = 0,
     counted: bool = False,
-) -> tuple[Run, Any]:
-    played, clock = of or jobs(convention), Clock()
+) -> tuple[PolicyRun, Any]:
+    played, clock = of or jobs(convention), VirtualClock()
     foretells = source(forecasts)(played, clock) if forecasts else None
     longest = max(step.prompt_tokens + step.output_tokens for job in played for step in job.steps)
     scheduler = vllm_scheduler.scheduler(
@@ -72,12 +75,12 @@ def play(
         policy.presage(("priority", "eviction")),
         folder,
     )
-    prompts, watchers = Prompts(played, convention), []
+    prompts, watchers = PromptIds(played, convention), []
     if counted:
         prompts.hash_all(machine.block_tokens, vllm_scheduler.hashed)
         watchers.append(Evictions(played, prompts))
         watchers[0].watch(scheduler.kv_cache_manager.block_pool)
-    run = Engine(
+    run = ReplayEngine(
         played,
         prompts,
         schedule(arrivals or Arrivals(concurrency=9), played, seed),
@@ -105,7 +108,7 @@ AGEING = Ageing("ageing", frozenset({"priority", "eviction"}), "asked")
 @pytest.mark.parametrize("convention", [HISTORY, OWN], ids=["history", "own"])
 @pytest.mark.parametrize("policy", [POLICIES["stock"], POLICIES["lifecycle"], POLICIES["oracle"], AGEING])
 @pytest.mark.parametrize("tokens", [1400, 2400, 12000])
-def test_quick_is_step_by_step(convention: Convention, policy: Policy, tokens: int, tmp_path: Path) -> None:
+def test_quick_is_step_by_step(convention: PromptConvention, policy: Policy, tokens: int, tmp_path: Path) -> None:
     forecasts = "oracle" if policy.foretold else None
     quick, one = play(convention, policy, engine(tokens), forecasts=forecasts, folder=tmp_path)
     slow, other = play(convention, policy, engine(tokens), forecasts=forecasts, folder=tmp_path, quick=False)
@@ -118,13 +121,13 @@ def test_quick_is_step_by_step(convention: Convention, policy: Policy, tokens: i
     assert everything_is_free(one)
 
 
-def forked(seed: int, many: int = 16) -> tuple[Job, ...]:
+def forked(seed: int, many: int = 16) -> tuple[ReplayJob, ...]:
     """Workflows of every shape: steps wait for one or two of those before, sizes and pauses are drawn."""
     rng = random.Random(seed)
     drawn = []
     for number in range(many):
         asked = [
-            Asked(
+            RecordedRequest(
                 rng.choice("pqr"),
                 rng.randint(5, 260),
                 rng.randint(1, 40),
@@ -133,7 +136,7 @@ def forked(seed: int, many: int = 16) -> tuple[Job, ...]:
             )
             for step in range(rng.randint(1, 7))
         ]
-        drawn.append(Job("t", f"w{number}", assemble(asked, OWN)))
+        drawn.append(ReplayJob("t", f"w{number}", assemble(asked, OWN)))
     return tuple(drawn)
 
 
@@ -154,7 +157,7 @@ def test_quick_is_step_by_step_for_forks_and_blocks_of_any_size(
 
 @pytest.mark.parametrize("name", ["lifecycle", "oracle"])
 @pytest.mark.parametrize("convention", [HISTORY, OWN], ids=["history", "own"])
-def test_evictions_are_counted_as_serving_counts_them(name: str, convention: Convention, tmp_path: Path) -> None:
+def test_evictions_are_counted_as_serving_counts_them(name: str, convention: PromptConvention, tmp_path: Path) -> None:
     run, scheduler = play(convention, POLICIES[name], engine(2400), folder=tmp_path, counted=True)
     serving = scheduler.presage_status()["given_up"]
     active = sum(serving[kind] for kind in ("worthless", "unknown", "forecast"))
@@ -168,7 +171,7 @@ def test_who_knows_what_has_ended_gives_up_less_that_is_in_use() -> None:
     assert of["lifecycle"] < of["stock"]
 
 
-def compared(convention: Convention, machine: EngineFile, many: int = 14) -> Setting:
+def compared(convention: PromptConvention, machine: EngineFile, many: int = 14) -> Setting:
     played = jobs(convention, many)
     return Setting(played, convention, Arrivals(9), machine, "noise:0.3")
 
@@ -189,7 +192,7 @@ POLICIES_OF_REPLAY = [
 @pytest.mark.parametrize("tokens", [1400, 2400])
 def test_every_policy_is_quick_and_step_by_step_alike(policy: Policy, tokens: int) -> None:
     setting = compared(OWN, engine(tokens))
-    prompts = Prompts(setting.jobs, OWN)
+    prompts = PromptIds(setting.jobs, OWN)
     quick, slow = (run_one(setting, policy, 1, quick, prompts) for quick in (True, False))
     assert quick == slow
     assert quick.off == ()
@@ -197,7 +200,7 @@ def test_every_policy_is_quick_and_step_by_step_alike(policy: Policy, tokens: in
 
 
 def test_pause_and_restore_stand_where_the_hooks_have_their_admission() -> None:
-    kind = scheduler_class(THUNDERAGENT, None, Clock())
+    kind = scheduler_class(THUNDERAGENT, None, VirtualClock())
     assert kind._make_admission_controller is not HookedScheduler._make_admission_controller
 
 
@@ -265,8 +268,8 @@ def test_quick_is_step_by_step_at_random_arrivals_and_without_chunks(tmp_path: P
 
 def test_one_request_takes_what_the_cost_model_says(tmp_path: Path) -> None:
     machine = engine(1600)
-    alone = (Job("t", "w", assemble([Asked("p", 200, 3, (), 0.0)], Convention())),)
-    run, _ = play(Convention(), POLICIES["stock"], machine, forecasts=None, folder=tmp_path, of=alone)
+    alone = (ReplayJob("t", "w", assemble([RecordedRequest("p", 200, 3, (), 0.0)], PromptConvention())),)
+    run, _ = play(PromptConvention(), POLICIES["stock"], machine, forecasts=None, folder=tmp_path, of=alone)
     cost: Cost = machine.costs()
     # Two chunks, 128 and 72 tokens, then two tokens one at a time.
     steps = [cost.seconds(128, 0, 128), cost.seconds(72, 0, 200), cost.seconds(0, 1, 201), cost.seconds(0, 1, 202)]
@@ -287,13 +290,13 @@ def test_in_an_endless_cache_every_repeated_block_is_found(tmp_path: Path) -> No
 
 def test_a_join_waits_for_all_its_parents_and_a_pause_for_its_time(tmp_path: Path) -> None:
     asked = [
-        Asked("p", 50, 5, (), 0.0),
-        Asked("q", 80, 5, (0,), 1.0),
-        Asked("r", 80, 60, (0,), 0.0),
-        Asked("s", 200, 5, (1, 2), 0.25),
+        RecordedRequest("p", 50, 5, (), 0.0),
+        RecordedRequest("q", 80, 5, (0,), 1.0),
+        RecordedRequest("r", 80, 60, (0,), 0.0),
+        RecordedRequest("s", 200, 5, (1, 2), 0.25),
     ]
-    forked = (Job("t", "w", assemble(asked, Convention())),)
-    run, _ = play(Convention(), POLICIES["stock"], engine(2000), forecasts=None, folder=tmp_path, of=forked)
+    forked = (ReplayJob("t", "w", assemble(asked, PromptConvention())),)
+    run, _ = play(PromptConvention(), POLICIES["stock"], engine(2000), forecasts=None, folder=tmp_path, of=forked)
     by_step = {one.step: one for one in run.asked}
     assert by_step[1].came_s == pytest.approx(by_step[0].ended_s + 1.0)
     assert by_step[2].came_s == by_step[0].ended_s

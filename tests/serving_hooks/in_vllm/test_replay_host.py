@@ -12,10 +12,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its o
 from presage.serving_hooks.replay import vllm_scheduler
 from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import EngineFile
-from presage.serving_hooks.replay.metrics import Run
+from presage.serving_hooks.replay.metrics import PolicyRun
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.runs import Setting, run_one
-from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble
+from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
@@ -26,7 +26,10 @@ from replay_samples import chain
 
 pytestmark = pytest.mark.vllm
 
-OWN, HISTORY = Convention("own-conversation", opening_tokens=40), Convention(opening_tokens=40, closing_tokens=10)
+OWN, HISTORY = (
+    PromptConvention("own-conversation", opening_tokens=40),
+    PromptConvention(opening_tokens=40, closing_tokens=10),
+)
 COST = {"source": "a test", "iteration_s": 0.01, "prefill_token_s": 1e-4, "decode_token_s": 1e-4}
 
 
@@ -36,7 +39,7 @@ def engine(tokens: int, host: int, **more: Any) -> EngineFile:
     return EngineFile.model_validate({**given, **more})
 
 
-def jobs(convention: Convention, many: int = 14) -> tuple[Job, ...]:
+def jobs(convention: PromptConvention, many: int = 14) -> tuple[ReplayJob, ...]:
     agents = ("pqrqrs", "pqrs", "pqrqrqrs")
     return tuple(
         chain(n, agents[n % 3], convention, new=37 + 13 * (n % 5), output=9 + 17 * (n % 4), pause_s=0.3 * (n % 3))
@@ -44,11 +47,11 @@ def jobs(convention: Convention, many: int = 14) -> tuple[Job, ...]:
     )
 
 
-def setting(convention: Convention, machine: EngineFile) -> Setting:
+def setting(convention: PromptConvention, machine: EngineFile) -> Setting:
     return Setting(jobs(convention), convention, Arrivals(9), machine, "oracle")
 
 
-def played(of: Setting, policy: Policy, quick: bool = True, seed: int = 0) -> tuple[Run, Any]:
+def played(of: Setting, policy: Policy, quick: bool = True, seed: int = 0) -> tuple[PolicyRun, Any]:
     """A run, and its scheduler."""
     runs, schedulers, made = [], [], vllm_scheduler.scheduler
 
@@ -63,10 +66,14 @@ def played(of: Setting, policy: Policy, quick: bool = True, seed: int = 0) -> tu
     return runs[0], schedulers[0]
 
 
-def apart() -> tuple[Job, ...]:
+def apart() -> tuple[ReplayJob, ...]:
     """p's conversation is given up for q's, which needs the whole cache of 512 tokens, and goes on then."""
-    asked = [Asked("p", 160, 4, (), 0.0), Asked("q", 480, 4, (0,), 0.0), Asked("p", 200, 3, (1,), 0.0)]
-    return (Job("t", "w", assemble(asked, Convention("own-conversation"))),)
+    asked = [
+        RecordedRequest("p", 160, 4, (), 0.0),
+        RecordedRequest("q", 480, 4, (0,), 0.0),
+        RecordedRequest("p", 200, 3, (1,), 0.0),
+    ]
+    return (ReplayJob("t", "w", assemble(asked, PromptConvention("own-conversation"))),)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +90,7 @@ def test_what_was_given_up_comes_back_at_the_time_of_the_way(
     host: int, loaded: int, steps: list[tuple[int, int, int, int]]
 ) -> None:
     machine = engine(512, host)
-    of = Setting(apart(), Convention("own-conversation"), Arrivals(1), machine, "oracle")
+    of = Setting(apart(), PromptConvention("own-conversation"), Arrivals(1), machine, "oracle")
     run, _ = played(of, POLICIES["stock"])
     last = next(one for one in run.asked if one.step == 2)
     took = [machine.costs().seconds(*step) for step in (*steps, (0, 1, 201), (0, 1, 202))]
@@ -96,7 +103,7 @@ def test_what_was_given_up_comes_back_at_the_time_of_the_way(
 
 
 def test_what_the_gpu_still_has_is_not_loaded() -> None:
-    of = Setting(apart(), Convention("own-conversation"), Arrivals(1), engine(16000, 16000), "oracle")
+    of = Setting(apart(), PromptConvention("own-conversation"), Arrivals(1), engine(16000, 16000), "oracle")
     run, _ = played(of, POLICIES["stock"])
     last = next(one for one in run.asked if one.step == 2)
     assert (last.hit_tokens, last.host_tokens, run.loaded_tokens) == (160, 0, 0)
@@ -114,7 +121,9 @@ ALIKE = [
 @pytest.mark.parametrize("convention", [HISTORY, OWN], ids=["history", "own"])
 @pytest.mark.parametrize("policy", ALIKE, ids=lambda policy: policy.name)
 @pytest.mark.parametrize(("tokens", "host"), [(1400, 2000), (2400, 8000)])
-def test_quick_is_step_by_step_with_a_host(convention: Convention, policy: Policy, tokens: int, host: int) -> None:
+def test_quick_is_step_by_step_with_a_host(
+    convention: PromptConvention, policy: Policy, tokens: int, host: int
+) -> None:
     of = setting(convention, engine(tokens, host))
     (quick, one), (slow, other) = (played(of, policy, alike) for alike in (True, False))
     assert quick.short_iterations > quick.iterations / 10
@@ -136,7 +145,7 @@ def test_quick_is_step_by_step_with_a_host_and_without_chunks() -> None:
 
 
 @pytest.mark.parametrize("convention", [HISTORY, OWN], ids=["history", "own"])
-def test_an_endless_host_has_what_an_endless_cache_would_have(convention: Convention) -> None:
+def test_an_endless_host_has_what_an_endless_cache_would_have(convention: PromptConvention) -> None:
     of = setting(convention, engine(1400, 10**6))
     run, scheduler = played(of, POLICIES["lifecycle"])
     later = [one for one in run.asked if of.jobs[one.job].steps[one.step].continues is not None]

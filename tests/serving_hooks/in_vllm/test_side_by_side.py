@@ -14,15 +14,15 @@ from replay_samples import chain
 
 from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
-from presage.serving_hooks.replay.metrics import Run
+from presage.serving_hooks.replay.metrics import PolicyRun
 from presage.serving_hooks.replay.policies import POLICIES
 from presage.serving_hooks.replay.runs import Setting, run_one
 from presage.serving_hooks.replay.side_by_side import gained, side_by_side, swept
-from presage.serving_hooks.replay.workload import Convention
+from presage.serving_hooks.replay.workload import PromptConvention
 
 pytestmark = pytest.mark.vllm
 
-OWN = Convention("own-conversation", opening_tokens=40)
+OWN = PromptConvention("own-conversation", opening_tokens=40)
 JOBS = tuple(chain(number, "pqrqrs", OWN, new=60 + number, output=20) for number in range(12))
 SETTING = Setting(JOBS, OWN, Arrivals(6), read_engine("invented", 1600), "oracle")
 
@@ -62,6 +62,6 @@ def test_settings_of_the_hooks_make_another_policy() -> None:
 
 
 def test_a_run_is_told_request_by_request() -> None:
-    runs: list[Run] = []
+    runs: list[PolicyRun] = []
     run_one(SETTING, POLICIES["stock"], 0, tell=runs.append)
     assert len(runs[0].asked) == sum(len(job.steps) for job in JOBS)

@@ -14,7 +14,7 @@ from presage.serving_hooks.policies.prefetch import (
     NOTHING_WORTH,
     PREFILL_RUNS,
     Candidate,
-    Engine,
+    EngineState,
     Fetch,
     Prefetch,
     PrefetchConfig,
@@ -22,7 +22,7 @@ from presage.serving_hooks.policies.prefetch import (
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 
 AGENTS = ("coder", "tester", "writer")
-IDLE = Engine(pure_decode=True, spare_blocks=100, blocks_per_s=10_000, step_s=0.012)  # 120 blocks a step
+IDLE = EngineState(pure_decode=True, spare_blocks=100, blocks_per_s=10_000, step_s=0.012)  # 120 blocks a step
 
 
 def soon(*probabilities: float) -> Lookahead:
@@ -57,13 +57,13 @@ def test_values_of_several_workflows_add_up_and_only_the_next_step_counts() -> N
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
-        (Engine(False, 100, 10_000, 0.012), PREFILL_RUNS),
-        (Engine(True, 0, 10_000, 0.012), NO_SPACE),
-        (Engine(True, 100, 50, 0.012), NO_TIME),
-        (Engine(True, 100, math.nan, 0.012), NO_TIME),
+        (EngineState(False, 100, 10_000, 0.012), PREFILL_RUNS),
+        (EngineState(True, 0, 10_000, 0.012), NO_SPACE),
+        (EngineState(True, 100, 50, 0.012), NO_TIME),
+        (EngineState(True, 100, math.nan, 0.012), NO_TIME),
     ],
 )
-def test_where_nothing_lies_idle_nothing_is_fetched(engine: Engine, reason: str) -> None:
+def test_where_nothing_lies_idle_nothing_is_fetched(engine: EngineState, reason: str) -> None:
     plan = Prefetch().plan(engine, [prompt("p", 5, a="coder")], {"a": soon(1, 0, 0, 0)})
     assert (plan.fetches, plan.reason) == ((), reason)
 
@@ -82,14 +82,14 @@ def test_settings_that_would_fetch_everything_or_nothing_are_refused(wrong: dict
         PrefetchConfig(**wrong)  # type: ignore[arg-type]
 
 
-engines = st.builds(Engine, st.booleans(), st.integers(0, 60), st.floats(0, 1e4), st.floats(0, 0.05))
+engines = st.builds(EngineState, st.booleans(), st.integers(0, 60), st.floats(0, 1e4), st.floats(0, 0.05))
 tables = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=3, max_size=3)
 lists = st.lists(st.tuples(st.dictionaries(st.sampled_from("abc"), st.sampled_from(AGENTS)), st.integers(0, 40)))
 
 
 @given(engines, tables, lists)
 def test_a_plan_never_exceeds_what_lies_idle_and_leaves_nothing_better_behind(
-    engine: Engine, rows: list[tuple[int, ...]], wanted: list[tuple[dict[str, str], int]]
+    engine: EngineState, rows: list[tuple[int, ...]], wanted: list[tuple[dict[str, str], int]]
 ) -> None:
     forecasts = {w: soon(*(n / max(1, sum(row)) for n in row)) for w, row in zip("abc", rows, strict=True)}
     candidates = [prompt(str(i), blocks, **uses) for i, (uses, blocks) in enumerate(wanted)]

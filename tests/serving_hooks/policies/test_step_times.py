@@ -12,17 +12,17 @@ from presage.serving_hooks.policies.workload import (
     ENOUGH_PREFILLS,
     ENOUGH_STEPS,
     MOST_AGENTS,
+    IterationCost,
     IterationCosts,
-    StepTimes,
-    Workload,
+    WorkloadMeans,
 )
 
 COSTS = IterationCosts(0.012, 150e-6, 120e-6)
 
 
-def iterations(costs: IterationCosts, n: int, seed: int, noise: float = 0.05, mishaps: float = 0.0) -> StepTimes:
+def iterations(costs: IterationCosts, n: int, seed: int, noise: float = 0.05, mishaps: float = 0.0) -> IterationCost:
     """A third prefills; a mishap takes half a second more."""
-    draw, times = np.random.default_rng(seed), StepTimes()
+    draw, times = np.random.default_rng(seed), IterationCost()
     for _ in range(n):
         decode, prefill = int(draw.integers(0, 65)), int(draw.integers(1, 2048)) if draw.random() < 0.33 else 0
         seconds = costs[0] + costs[1] * decode + costs[2] * prefill
@@ -58,7 +58,7 @@ def test_known_costs_are_found_among_noise_and_mishaps(
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 3000), st.floats(0, 10)), max_size=200))
 def test_whatever_is_seen_no_cost_is_negative(seen: list[tuple[int, int, float]]) -> None:
-    times = StepTimes(128)
+    times = IterationCost(128)
     for one in seen:
         times.observe(*one)
     found = times.fit()
@@ -67,7 +67,7 @@ def test_whatever_is_seen_no_cost_is_negative(seen: list[tuple[int, int, float]]
 
 def test_too_few_iterations_and_too_few_prefills_say_nothing() -> None:
     assert iterations(COSTS, ENOUGH - 1, 0).fit() is None
-    times = StepTimes()
+    times = IterationCost()
     for number in range(500):
         times.observe(number % 7 + 1, 100 * (number < ENOUGH_PREFILLS - 1), 0.01)
         times.observe(0, 0, 0.01)
@@ -76,7 +76,7 @@ def test_too_few_iterations_and_too_few_prefills_say_nothing() -> None:
 
 
 def test_where_iterations_are_all_alike_the_cost_stays_with_the_iteration() -> None:
-    times = StepTimes()
+    times = IterationCost()
     for number in range(200):
         times.observe(32, 50 if number % 4 == 0 else 0, 0.02 + 0.005 * (number % 4 == 0))
     found = times.fit()
@@ -95,8 +95,8 @@ def test_an_engine_that_became_slower_is_believed() -> None:
     assert times.fit() == pytest.approx(slower, rel=0.02)
 
 
-def seen(steps: int, pauses: int) -> Workload:
-    workload = Workload()
+def seen(steps: int, pauses: int) -> WorkloadMeans:
+    workload = WorkloadMeans()
     for _ in range(steps):
         workload.begins(200, 1000)
         workload.completes(100)
@@ -116,7 +116,7 @@ def test_rates_are_given_once_enough_was_seen_of_everything() -> None:
     assert seen(enough, enough).rates(None, 64) is None
 
 
-def pause_s(workload: Workload, agent: str) -> float:
+def pause_s(workload: WorkloadMeans, agent: str) -> float:
     number = workload.agent("review", agent)
     return float(workload.pauses_s()[number])
 
@@ -125,11 +125,11 @@ def test_pauses_are_each_agents_own() -> None:
     workload = seen(0, 40)
     assert [pause_s(workload, agent) for agent in ("coder", "tester")] == [2.0, 4.0]
     assert pause_s(workload, "nobody") == pytest.approx(3.0)
-    assert math.isnan(pause_s(Workload(), "coder"))
+    assert math.isnan(pause_s(WorkloadMeans(), "coder"))
 
 
 def test_names_without_end_do_not_fill_the_memory() -> None:
-    workload = Workload()
+    workload = WorkloadMeans()
     for number in range(MOST_AGENTS + 50):
         workload.paused("t", f"a{number}", 1.0)
     assert len(workload._by_agent) == MOST_AGENTS

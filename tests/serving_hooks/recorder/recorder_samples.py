@@ -11,7 +11,7 @@ import numpy as np
 
 from presage.datasets.recording import SAID
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
-from presage.serving_hooks.recorder.clock import Clock
+from presage.serving_hooks.recorder.clock import WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import Recorder
 
@@ -34,8 +34,8 @@ class Hands:
     def __init__(self, wall: float = 1_800_000_000.0) -> None:
         self.wall, self.rising = wall, 100.0
 
-    def clock(self) -> Clock:
-        return Clock(lambda: self.wall, lambda: self.rising)
+    def clock(self) -> WallClock:
+        return WallClock(lambda: self.wall, lambda: self.rising)
 
     def on(self, seconds: float) -> None:
         self.wall += seconds

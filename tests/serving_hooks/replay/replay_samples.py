@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from presage.datasets.schema import conform
-from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble
+from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -36,15 +36,15 @@ def table(*rows: dict) -> pa.Table:
 
 
 def chain(
-    number: int, agents: str, convention: Convention, new: int = 60, output: int = 20, pause_s: float = 0.5
-) -> Job:
+    number: int, agents: str, convention: PromptConvention, new: int = 60, output: int = 20, pause_s: float = 0.5
+) -> ReplayJob:
     """A workflow whose agents take turns; all prompts grow by what is said."""
     history, own = convention.opening_tokens, dict.fromkeys(agents, convention.opening_tokens)
     asked = []
     for step, agent in enumerate(agents):
         before = history if convention.prompts == "history-first" else own[agent]
         size = before + new + convention.closing_tokens
-        asked.append(Asked(agent, size, output, (step - 1,) if step else (), pause_s if step else 0.0))
+        asked.append(RecordedRequest(agent, size, output, (step - 1,) if step else (), pause_s if step else 0.0))
         history += new + output
         own[agent] += new + output
-    return Job("t", f"w{number}", assemble(asked, convention))
+    return ReplayJob("t", f"w{number}", assemble(asked, convention))

@@ -6,9 +6,9 @@ from replay_samples import chain
 
 from presage.errors import ConfigurationError, TraceError
 from presage.serving_hooks.replay.arrivals import STAGGER_S, Arrivals, schedule
-from presage.serving_hooks.replay.workload import Convention, Job
+from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob
 
-JOBS = [chain(number, "p", Convention()) for number in range(4000)]
+JOBS = [chain(number, "p", PromptConvention()) for number in range(4000)]
 
 
 def test_at_random_the_gaps_have_the_rate_and_the_variation() -> None:
@@ -34,10 +34,10 @@ def test_a_seed_decides_and_another_differs() -> None:
 
 def test_as_recorded_is_as_recorded() -> None:
     steps = JOBS[0].steps
-    jobs = [Job("t", "a", steps, 3.0), Job("t", "b", steps, 0.0)]
+    jobs = [ReplayJob("t", "a", steps, 3.0), ReplayJob("t", "b", steps, 0.0)]
     assert schedule(Arrivals(as_recorded=True), jobs, 0).first == ((0.0, 1), (3.0, 0))
     with pytest.raises(TraceError, match="1 of 3 workflows have no recorded times"):
-        schedule(Arrivals(as_recorded=True), [*jobs, Job("t", "c", steps)], 0)
+        schedule(Arrivals(as_recorded=True), [*jobs, ReplayJob("t", "c", steps)], 0)
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,20 @@ from replay_samples import chain
 from test_workload import chained
 
 from presage.serving_hooks.replay.foresight import NEVER, Foresight
-from presage.serving_hooks.replay.prompts import Prompts
-from presage.serving_hooks.replay.workload import Convention, Job
+from presage.serving_hooks.replay.prompts import PromptIds
+from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob
 
 BLOCK = 10
 
 
-def foresight(*jobs: Job, convention: Convention) -> tuple[Foresight, Prompts]:
-    prompts = Prompts(jobs, convention)
+def foresight(*jobs: ReplayJob, convention: PromptConvention) -> tuple[Foresight, PromptIds]:
+    prompts = PromptIds(jobs, convention)
     prompts.hash_all(BLOCK, chained)
     return Foresight(jobs, prompts.hashes), prompts
 
 
 def test_a_conversation_is_due_when_its_agent_comes_again() -> None:
-    own = Convention("own-conversation")
+    own = PromptConvention("own-conversation")
     # p, q, p: 60 new tokens and 20 said each, half a second of pause before every step but the first.
     seen, prompts = foresight(chain(0, "pqp", own), convention=own)
 
@@ -44,7 +44,7 @@ def test_a_conversation_is_due_when_its_agent_comes_again() -> None:
 
 
 def test_the_end_of_a_prompt_is_known_by_its_place_and_a_stranger_is_never_read() -> None:
-    history = Convention()
+    history = PromptConvention()
     seen, prompts = foresight(chain(0, "pq", history), convention=history)
     assert [seen.group(block)[1] for block in prompts.known(0, 0)] == list(range(8))
     assert seen.group(b"stranger") == (NEVER, 0)
@@ -52,7 +52,7 @@ def test_the_end_of_a_prompt_is_known_by_its_place_and_a_stranger_is_never_read(
 
 
 def test_an_opening_is_due_with_the_first_that_reads_it_and_never_once_all_have() -> None:
-    shared = Convention(opening_tokens=20)
+    shared = PromptConvention(opening_tokens=20)
     seen, prompts = foresight(*(chain(n, "p", shared) for n in range(3)), convention=shared)
     opening = seen.group(prompts.known(0, 0)[0])[0]
     assert opening == seen.group(prompts.known(2, 0)[1])[0]

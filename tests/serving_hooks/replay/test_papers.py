@@ -11,7 +11,7 @@ from replay_samples import chain
 from presage.errors import ConfigurationError
 from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
 from presage.serving_hooks.replay.policies import named
-from presage.serving_hooks.replay.workload import Convention
+from presage.serving_hooks.replay.workload import PromptConvention
 from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.modes import Switch
 
@@ -59,7 +59,7 @@ def test_every_workflow_of_a_type_gets_the_same_and_others_nothing() -> None:
 
 
 def test_transitions_are_those_from_parents() -> None:
-    jobs = [chain(n, agents, Convention()) for n, agents in enumerate(("pqpr", "pqr", "pqps"))]
+    jobs = [chain(n, agents, PromptConvention()) for n, agents in enumerate(("pqpr", "pqr", "pqps"))]
     assert transitions_of(jobs) == {"t": {"p": frozenset("qrs"), "q": frozenset("pr")}}
 
 

@@ -8,10 +8,10 @@ from replay_samples import chain
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.replay.arrivals import phased
-from presage.serving_hooks.replay.metrics import Asked, Run, course
-from presage.serving_hooks.replay.workload import Convention
+from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, course
+from presage.serving_hooks.replay.workload import PromptConvention
 
-JOBS = tuple(chain(number, "pq", Convention()) for number in range(400))
+JOBS = tuple(chain(number, "pq", PromptConvention()) for number in range(400))
 
 
 def test_each_phase_has_its_share_and_its_rate() -> None:
@@ -39,12 +39,12 @@ def test_phases_that_cannot_be_are_refused(phases: tuple[tuple[float, float], ..
         phased(JOBS, phases, 0)
 
 
-def asked(came_s: float, began_s: float, ended_s: float, prompt: int, hit: int) -> Asked:
-    return Asked(0, 0, "p", came_s, prompt, 0, hit, began_s, began_s, ended_s)
+def asked(came_s: float, began_s: float, ended_s: float, prompt: int, hit: int) -> RequestOutcome:
+    return RequestOutcome(0, 0, "p", came_s, prompt, 0, hit, began_s, began_s, ended_s)
 
 
 def test_windows_hold_what_began_in_them_and_how_much_was_there() -> None:
-    run = Run(asked=[asked(0, 1, 5, 100, 0), asked(0, 1, 25, 300, 100), asked(21, 22, 25, 50, 50)], end_s=25.0)
+    run = PolicyRun(asked=[asked(0, 1, 5, 100, 0), asked(0, 1, 25, 300, 100), asked(21, 22, 25, 50, 50)], end_s=25.0)
     found = course(run, 10.0)
     assert found.begins_s.tolist() == [0, 10, 20]
     assert found.hit_rate[[0, 2]].tolist() == [0.25, 1.0]

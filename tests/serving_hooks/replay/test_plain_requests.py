@@ -2,8 +2,8 @@
 
 from presage.datasets.requests import PlainRequest
 from presage.serving_hooks.replay.engine import again_tokens
-from presage.serving_hooks.replay.prompts import Prompts
-from presage.serving_hooks.replay.workload import Convention, requests_workload
+from presage.serving_hooks.replay.prompts import PromptIds
+from presage.serving_hooks.replay.workload import PromptConvention, requests_workload
 
 REQUESTS = (
     PlainRequest(0.0, 900, 5, (7, 8)),
@@ -31,7 +31,7 @@ def test_what_is_repeated_is_what_began_alike() -> None:
 
 def test_prompts_are_alike_as_far_as_their_ids_are() -> None:
     jobs = requests_workload(REQUESTS, 512).jobs
-    prompts = Prompts(jobs, Convention())
+    prompts = PromptIds(jobs, PromptConvention())
     first, second, third, last = (prompts.conversation(number).prompt(0) for number in range(4))
     assert [len(one) for one in (first, second, third, last)] == [900, 1500, 1500, 1]
     assert first == second[:900]
@@ -42,6 +42,6 @@ def test_prompts_are_alike_as_far_as_their_ids_are() -> None:
 
 def test_tokens_that_no_id_stands_for_are_ones_own() -> None:
     jobs = requests_workload([PlainRequest(0.0, 1500, 1, (7,)), PlainRequest(0.0, 1500, 1, (7,))], 512).jobs
-    one, other = (Prompts(jobs, Convention()).conversation(number).prompt(0) for number in range(2))
+    one, other = (PromptIds(jobs, PromptConvention()).conversation(number).prompt(0) for number in range(2))
     assert one[:512] == other[:512]
     assert not set(one[512:]) & set(other[512:])

@@ -9,13 +9,13 @@ from replay_samples import chain
 from presage.errors import ConfigurationError, PresageError
 from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
-from presage.serving_hooks.replay.forecasts import Output, Truth, source
+from presage.serving_hooks.replay.forecasts import OutputLengthForecast, Truth, source
 from presage.serving_hooks.replay.policies import POLICIES, choose, crossed, ends
 from presage.serving_hooks.replay.runs import Setting, _foreteller
-from presage.serving_hooks.replay.workload import Convention
+from presage.serving_hooks.replay.workload import PromptConvention
 from presage.serving_hooks.vllm.metadata import Step
 
-JOBS = [chain(0, "pqrp", Convention()), chain(1, "qq", Convention())]
+JOBS = [chain(0, "pqrp", PromptConvention()), chain(1, "qq", PromptConvention())]
 SWITCHES = ("priority", "eviction")
 
 
@@ -52,7 +52,7 @@ def test_the_truth_knows_what_is_left_and_noise_mixes_it_with_that_of_some_step(
 
 
 def test_noise_at_its_most_says_nothing_of_what_is_left() -> None:
-    many = [chain(n, "p" * (1 + n % 7), Convention(), output=5 + n % 11) for n in range(400)]
+    many = [chain(n, "p" * (1 + n % 7), PromptConvention(), output=5 + n % 11) for n in range(400)]
     of: Any = source("noise:1")(many, lambda: 0.0)
     pairs = [
         (sum(s.output_tokens for s in job.steps), of.remaining_tokens(Step("t", job.workflow_id, "p", 0), 0))
@@ -62,8 +62,8 @@ def test_noise_at_its_most_says_nothing_of_what_is_left() -> None:
 
 
 def test_the_shortest_request_goes_by_its_own_output_alone() -> None:
-    jobs = [chain(0, "ppp", Convention(), output=30), chain(1, "p", Convention(), output=40)]
-    of = Output(jobs)
+    jobs = [chain(0, "ppp", PromptConvention(), output=30), chain(1, "p", PromptConvention(), output=40)]
+    of = OutputLengthForecast(jobs)
     assert of.remaining_tokens(Step("t", "w0", "p", 0), 0) == 30
     assert of.remaining_tokens(Step("t", "w1", "p", 0), 0) == 40
 
@@ -113,7 +113,7 @@ def test_who_says_itself_what_is_left_is_asked_without_a_model_of_lengths(foreca
 
 
 def test_a_model_of_lengths_is_for_who_asks_models_and_not_for_the_truth_beside_it() -> None:
-    jobs, convention = (chain(0, "pq", Convention()),), Convention()
+    jobs, convention = (chain(0, "pq", PromptConvention()),), PromptConvention()
     setting = Setting(jobs, convention, Arrivals(1), read_engine("invented"), "counts", lengths="no such folder")
     assert isinstance(_foreteller(setting, "oracle", lambda: 0.0), Truth)
     with pytest.raises(PresageError, match="no such folder"):

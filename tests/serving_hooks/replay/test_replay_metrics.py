@@ -2,14 +2,14 @@
 
 import pytest
 
-from presage.serving_hooks.replay.metrics import Asked, Run, figures, interval, over_seeds, shares
+from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, figures, interval, over_seeds, shares
 
 
-def run() -> Run:
-    return Run(
+def run() -> PolicyRun:
+    return PolicyRun(
         asked=[
-            Asked(0, 0, "p", 0.0, 100, 0, hit_tokens=0, began_s=1.0, first_token_s=3.0, ended_s=4.0),
-            Asked(0, 1, "q", 5.0, 300, 96, hit_tokens=64, began_s=5.0, first_token_s=6.0, ended_s=9.0),
+            RequestOutcome(0, 0, "p", 0.0, 100, 0, hit_tokens=0, began_s=1.0, first_token_s=3.0, ended_s=4.0),
+            RequestOutcome(0, 1, "q", 5.0, 300, 96, hit_tokens=64, began_s=5.0, first_token_s=6.0, ended_s=9.0),
         ],
         completions_s=[9.0, 1.0],
         end_s=10.0,

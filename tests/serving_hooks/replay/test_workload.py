@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from replay_samples import chain, row, table
 
 from presage.errors import ConfigurationError, TraceError
-from presage.serving_hooks.replay.prompts import Prompts
-from presage.serving_hooks.replay.workload import Asked, Convention, Job, assemble, workload
+from presage.serving_hooks.replay.prompts import PromptIds
+from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble, workload
 
-HISTORY, OWN = Convention(), Convention("own-conversation")
+HISTORY, OWN = PromptConvention(), PromptConvention("own-conversation")
 
 
 def test_a_history_first_prompt_continues_all_that_was_said() -> None:
@@ -36,7 +36,7 @@ def test_in_its_own_conversation_an_agent_continues_its_last_turn() -> None:
 
 
 def test_a_prompt_too_short_for_what_it_would_continue_repeats_only_the_opening() -> None:
-    convention = Convention(opening_tokens=30)
+    convention = PromptConvention(opening_tokens=30)
     rows = [row("a", 0, "p", 0.0, input_tokens=500), row("a", 1, "q", 2.0, input_tokens=80)]
     steps = workload(table(*rows), convention).jobs[0].steps
     assert (steps[1].continues, steps[1].opening_tokens, steps[1].new_tokens) == (None, 30, 50)
@@ -90,9 +90,9 @@ def test_without_times_a_mean_pause_has_to_be_given() -> None:
 
 def test_conventions_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="history-first, own-conversation"):
-        Convention("mine")  # type: ignore[arg-type]
+        PromptConvention("mine")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="closing_tokens is -1"):
-        Convention(closing_tokens=-1)
+        PromptConvention(closing_tokens=-1)
 
 
 asked = st.lists(
@@ -101,27 +101,27 @@ asked = st.lists(
     max_size=8,
 )
 conventions = st.builds(
-    Convention,
+    PromptConvention,
     st.sampled_from(["history-first", "own-conversation"]),
     st.integers(0, 60),
     st.integers(0, 60),
 )
 
 
-def job(given_: list, convention: Convention, name: str = "a") -> Job:
+def job(given_: list, convention: PromptConvention, name: str = "a") -> ReplayJob:
     steps = []
     for number, (agent, tokens, output, back) in enumerate(given_):
         parents = (number - 1 - min(back, number - 1),) if number else ()
-        steps.append(Asked(agent, tokens, output, parents, 0.0))
-    return Job("t", name, assemble(steps, convention))
+        steps.append(RecordedRequest(agent, tokens, output, parents, 0.0))
+    return ReplayJob("t", name, assemble(steps, convention))
 
 
 @given(asked, conventions)
 def test_every_prompt_has_as_many_tokens_as_recorded_and_begins_with_what_it_continues(
-    given_: list, convention: Convention
+    given_: list, convention: PromptConvention
 ) -> None:
     one = job(given_, convention)
-    conversation = Prompts([one], convention).conversation(0)
+    conversation = PromptIds([one], convention).conversation(0)
     sequences = []
     for number, step in enumerate(one.steps):
         prompt = conversation.prompt(number)
@@ -141,10 +141,10 @@ def chained(before: bytes | None, tokens: list[int]) -> bytes:
 
 @given(asked, conventions, st.integers(1, 20))
 def test_hashes_that_are_computed_once_are_those_of_each_sequence_alone(
-    given_: list, convention: Convention, block: int
+    given_: list, convention: PromptConvention, block: int
 ) -> None:
     jobs = [job(given_, convention, "a"), job(given_, convention, "b")]
-    prompts = Prompts(jobs, convention)
+    prompts = PromptIds(jobs, convention)
     prompts.hash_all(block, chained)
     for number, one in enumerate(jobs):
         conversation = prompts.conversation(number)
@@ -159,9 +159,9 @@ def test_hashes_that_are_computed_once_are_those_of_each_sequence_alone(
 
 
 @given(asked, conventions)
-def test_two_workflows_share_their_openings_and_nothing_after(given_: list, convention: Convention) -> None:
+def test_two_workflows_share_their_openings_and_nothing_after(given_: list, convention: PromptConvention) -> None:
     jobs = [job(given_, convention, "a"), job(given_, convention, "b")]
-    prompts = Prompts(jobs, convention)
+    prompts = PromptIds(jobs, convention)
     a, b = prompts.conversation(0), prompts.conversation(1)
     for number, step in enumerate(jobs[0].steps):
         one, other = a.prompt(number), b.prompt(number)
@@ -175,6 +175,6 @@ def test_two_workflows_share_their_openings_and_nothing_after(given_: list, conv
 
 
 def test_a_prompt_repeats_what_stands_before_a_closing() -> None:
-    for convention, tokens in ((HISTORY, 80), (Convention(closing_tokens=16), 60)):
-        conversation = Prompts([chain(0, "pq", convention)], convention).conversation(0)
+    for convention, tokens in ((HISTORY, 80), (PromptConvention(closing_tokens=16), 60)):
+        conversation = PromptIds([chain(0, "pq", convention)], convention).conversation(0)
         assert conversation.repeated_tokens(1) == tokens  # of 60 new and 20 said; of 60
