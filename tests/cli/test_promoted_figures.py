@@ -77,7 +77,7 @@ def engine(uri: str) -> AskedOnArrival:
 
 
 def drift_of(asked: AskedOnArrival) -> Drift:
-    truth = asked.latest.truth
+    truth = asked.latest.monitor
     assert truth is not None
     assert not truth.errors
     return truth.drift

@@ -138,9 +138,10 @@ def interval(value: float | None, ends: Sequence[float | None]) -> str:
     return number(value) if value is None else f"{number(value)} [{number(ends[0])}, {number(ends[1])}]"
 
 
-def signed_interval(value: float | None, ends: Sequence[float | None]) -> str:
+def signed_interval(value: float | None, ends: Sequence[float | None], digits: int = DIGITS) -> str:
     """A difference with its interval."""
-    return signed(value) if value is None else f"{signed(value)} [{signed(ends[0])}, {signed(ends[1])}]"
+    of = signed(value, digits)
+    return of if value is None else f"{of} [{signed(ends[0], digits)}, {signed(ends[1], digits)}]"
 
 
 def count(value: float) -> str:
