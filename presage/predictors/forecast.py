@@ -1,16 +1,11 @@
-"""What a request for a forecast brings, the steps of one workflow so far, and what the predictors say of it."""
+"""A forecast of the next steps of one workflow, as users and hooks read it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-import numpy as np
-
-from presage.errors import InputError
-from presage.features.lengths import count_of
 from presage.features.moment import Moment
 
 Source = Literal["champion", "back-off", "none"]
@@ -45,33 +40,3 @@ class Forecast:
             "moment": self.moment,
             "horizons": [{"agents": a, "end": e} for a, e in zip(self.agents, self.end, strict=True)],
         }
-
-
-_SIGNS_OF_OUTPUT: Final = ("output_tokens", "output_text", "completion_state", "ended_at")
-
-
-def check_steps(steps: Sequence[Mapping[str, Any]]) -> None:
-    """Raises InputError unless there are steps, each names its agent, and all belong to one workflow."""
-    if not steps:
-        raise InputError("no steps came; a forecast needs at least the step that is running now")
-    for index, step in enumerate(steps):
-        for name in ("workflow_type", "agent"):
-            if not isinstance(step.get(name), str) or not step[name]:
-                raise InputError(f'step {index}: "{name}" is {step.get(name)!r}; wanted a name')
-        if step["workflow_type"] != steps[0]["workflow_type"] or step.get("workflow_id") != steps[0].get("workflow_id"):
-            raise InputError(f"step {index} belongs to another workflow; a forecast takes the steps of one")
-
-
-def has_output(step: Mapping[str, Any]) -> bool:
-    """Whether anything shows that the step has produced its output."""
-    return any(step.get(name) is not None for name in _SIGNS_OF_OUTPUT)
-
-
-def log_tokens(step: Mapping[str, Any], side: Literal["input", "output"]) -> float:
-    """log(1 + x) of a side's token count, 0 where unknown: as `Prefixes.sizes`.
-
-    Raises:
-        InputError: a negative or no number of tokens, whose logarithm would spoil every number after it.
-    """
-    tokens = count_of(step, f"{side}_tokens")
-    return 0.0 if isnan(tokens) else float(np.log1p(np.float32(tokens)))

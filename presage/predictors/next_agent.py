@@ -32,7 +32,7 @@ from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
 from presage.predictors.engine import FlatModel, build_engine, with_shares
-from presage.predictors.forecast import Forecast, check_steps, has_output, log_tokens
+from presage.predictors.forecast import Forecast
 from presage.predictors.kernels import completed, forecast_trace, opened, prefilled
 from presage.predictors.ngram import BackoffNgram
 from presage.predictors.parts import (
@@ -44,6 +44,7 @@ from presage.predictors.parts import (
     unrolled,
     with_presence,
 )
+from presage.predictors.steps import check_steps, has_output, log_tokens
 
 if TYPE_CHECKING:
     from presage.predictors.boosting import TreeEnsemble

@@ -1,6 +1,8 @@
 """The end of a workflow reaches every engine over HTTP, and what is no end is refused."""
 
 import asyncio
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -91,3 +93,12 @@ def test_the_engine_has_the_methods_after_registering() -> None:
     plugin.register()
     assert EngineCore.presage_workflow_ended is plugin.workflow_ended
     assert EngineCore.presage_status is plugin.status
+
+
+@pytest.mark.parametrize("module", ["presage.serving_hooks.vllm.plugin", "presage.serving_hooks.vllm.tap.connector"])
+def test_what_vllm_loads_before_its_engine_starts_does_without_numba(module: str) -> None:
+    """vLLM's CPU worker looks through the objects of all modules that are loaded, and breaks at one of llvmlite's."""
+    if module.endswith("connector"):
+        pytest.importorskip("vllm", reason="vLLM is not installed; the connector is one of its classes")
+    code = f"import sys, {module}; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
