@@ -10,11 +10,12 @@ them again.
 MLflow's client is loaded when a registry is opened (about two seconds), never when this module is imported.
 """
 
+import fcntl
 import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -114,13 +115,32 @@ def open_registry(uri: str | None) -> Registry:
     if (database := _sqlite_file(uri)) is not None:
         _check_sqlite(database, uri)
         artifacts = str(database.parent / ARTIFACTS_FOLDER)
-    with speaking(uri, "opening the registry"), _environment(_PROBE):
+    with speaking(uri, "opening the registry"), _environment(_PROBE), _alone(database):
         from mlflow import MlflowClient
 
         quieten()
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_registered_models(max_results=1)
     return Registry(client, uri, artifacts)
+
+
+@contextmanager
+def _alone(database: Path | None) -> Iterator[None]:
+    """Keeps other processes from opening a SQLite database of this folder meanwhile.
+
+    MLflow makes the tables of a new database when it opens one; of two processes that do so at once, both fail. Where
+    the file system knows no locks nothing is kept.
+    """
+    if database is None or not database.parent.is_dir():
+        yield
+        return
+    folder = os.open(database.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)  # which unlocks it
 
 
 def quieten() -> None:

@@ -93,3 +93,10 @@ def test_importing_the_rooms_of_the_registry_loads_no_mlflow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_processes_that_open_a_new_database_at_once_all_can(tmp_path: Path) -> None:
+    code = "import sys; from presage.registry.connect import open_registry; open_registry(sys.argv[1])"
+    line = [sys.executable, "-c", code, f"sqlite:///{tmp_path / 'mlflow.db'}"]
+    opening = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate()[1] for process in opening if process.wait()] == []

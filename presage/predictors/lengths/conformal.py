@@ -26,8 +26,8 @@ less than a fold's. So of an upper shift no more is taken than the rows call for
 they are covered as often as promised, to one standard error over tasks. Shifts below 0, of quantiles that are too
 wide, are taken whole.
 
-A workflow type with fewer rows than the floor is marked, and its upper shifts are the largest of its own, of those of
-all types together and of those of any type that reaches the floor. An unknown type is given the largest score there is.
+A workflow type with fewer rows than the floor is marked, and its upper shifts are the largest of its own (as far as its
+rows call for), of those of all types together and of those of any type that reaches the floor. An unknown type is given the largest score there is.
 Both are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn estimator, but knows
 neither groups with a floor nor one-sided bounds with a scale.
 """
@@ -169,8 +169,9 @@ def _shifts(
         shifts[kind] = np.where(scarce, np.maximum(own, every), own)
     known = shifts[calibrated].max(axis=0, initial=-np.inf)
     for kind in np.flatnonzero(~calibrated & (counts > 0)) if len(scores) >= floor else ():
-        own = np.maximum(_shift(scores[workflow_type == kind], quantiles), known)
-        shifts[kind] = np.where(upper, np.maximum(own, every), every)
+        mine = workflow_type == kind
+        own = _apart(scores[mine], np.unique(task[mine], return_inverse=True)[1], every, quantiles)
+        shifts[kind] = np.where(upper, np.maximum(np.maximum(own, known), every), every)
     return shifts
 
 
