@@ -27,9 +27,9 @@ they are covered as often as promised, to one standard error over tasks. Shifts 
 wide, are taken whole.
 
 A workflow type with fewer rows than the floor is marked, and its upper shifts are the largest of its own (as far as its
-rows call for), of those of all types together and of those of any type that reaches the floor. An unknown type is given the largest score there is.
-Both are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn estimator, but knows
-neither groups with a floor nor one-sided bounds with a scale.
+rows call for), of those of all types together and of those of any type that reaches the floor. An unknown type is given
+the largest score there is. Both are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn
+estimator, but knows neither groups with a floor nor one-sided bounds with a scale.
 """
 
 from __future__ import annotations
