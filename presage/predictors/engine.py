@@ -1,6 +1,6 @@
 """A fitted model unfolded for serving: four flat arrays that compiled code reads.
 
-An artefact is small (half precision, bytes, counts); a `FlatModel` is what it unfolds to. It is built once, when a
+An artefact is small (half precision, bytes, counts); an `Engine` is what it unfolds to. It is built once, when a
 model is loaded, and never changes. Four arrays, not thirty: handing an array to compiled code costs a tenth of a
 microsecond. The names below number what lies in `floats` and `numbers`; `numbers` begins with a header of scalars and
 the place of each part.
@@ -60,7 +60,7 @@ FEATURES, CONTEXTS, EVIDENCE = (HEADER + len(FLOATS) + i for i in range(3))
 FIRST_PART: Final = HEADER + len(FLOATS) + 3
 
 
-class FlatModel(NamedTuple):
+class Engine(NamedTuple):
     """A named tuple, since that is what compiled code takes whole.
 
     Attributes:
@@ -88,7 +88,7 @@ def build_engine(
     evidence: NDArray[np.int32],
     enough: int,
     widths: tuple[int, int],
-) -> FlatModel:
+) -> Engine:
     """Unfolds the parts of a model.
 
     Args:
@@ -119,7 +119,7 @@ def build_engine(
     header[ENSEMBLES:HEADER] = np.cumsum([0, *map(len, ensembles)])
     header[HEADER : HEADER + len(FLOATS)] = _starts(floats, 0)
     header[FEATURES:FIRST_PART] = _starts(numbers, FIRST_PART)
-    return FlatModel(
+    return Engine(
         np.concatenate([np.asarray(part, np.float32).ravel() for part in floats]),
         np.concatenate([header, *(np.asarray(part, np.int32).ravel() for part in numbers)]),
         _leaves(ensembles),
@@ -127,13 +127,13 @@ def build_engine(
     )
 
 
-def with_shares(engine: FlatModel, shares: NDArray[np.float32], enough: int) -> FlatModel:
+def with_shares(engine: Engine, shares: NDArray[np.float32], enough: int) -> Engine:
     """The same model with other mixture weights, float32 [PATTERNS, 2, 3, K], and another threshold of evidence."""
     floats, numbers = engine.floats.copy(), engine.numbers.copy()
     repeated = np.repeat(shares, numbers[AGENTS] + 1, axis=3)
     floats[numbers[SHARES] : numbers[SHARES] + repeated.size] = repeated.ravel()
     numbers[ENOUGH] = enough
-    return FlatModel(floats, numbers, engine.leaves, engine.keys)
+    return Engine(floats, numbers, engine.leaves, engine.keys)
 
 
 def _leaves(ensembles: Sequence[TreeEnsemble]) -> NDArray[np.int8]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from presage.features.history import RECENT
 from presage.features.inputs import SIZE_COUNT, at_completion, at_prefill, begin, knows_state, knows_tokens
 from presage.predictors import engine as e
-from presage.predictors.engine import FlatModel
+from presage.predictors.engine import Engine
 from presage.predictors.network_weights import encode
 from presage.predictors.ngram import lookup
 
@@ -79,7 +79,7 @@ def exponential(x: NDArray[np.float32]) -> None:
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
-def step_prefix(inputs: NDArray[np.float32], hidden: NDArray[np.float32], engine: FlatModel) -> None:
+def step_prefix(inputs: NDArray[np.float32], hidden: NDArray[np.float32], engine: Engine) -> None:
     """One GRU step: the step that `inputs` describes at its completion enters the prefix. Writes `hidden` [g]."""
     floats, numbers = engine.floats, engine.numbers
     g = len(hidden)
@@ -119,7 +119,7 @@ def gate(given: NDArray[np.float32], kept: NDArray[np.float32], hidden: NDArray[
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def network_logits(
-    inputs: NDArray[np.float32], hidden: NDArray[np.float32], moment: int, engine: FlatModel, out: NDArray[np.float32]
+    inputs: NDArray[np.float32], hidden: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]
 ) -> None:
     """Writes the network's logits, float32 [K (V+1)], for one input vector and the prefix before it."""
     floats, numbers = engine.floats, engine.numbers
@@ -172,7 +172,7 @@ def ensemble_at(stage: int, moment: int) -> int:
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def tree_logits(
-    inputs: NDArray[np.float32], moment: int, pattern: int, engine: FlatModel, out: NDArray[np.float32]
+    inputs: NDArray[np.float32], moment: int, pattern: int, engine: Engine, out: NDArray[np.float32]
 ) -> None:
     """Writes the logits of the trees, float32 [K (V+1)], of those that ask for nothing this step lacks."""
     numbers = engine.numbers
@@ -196,7 +196,7 @@ def _find_leaves(
     inputs: NDArray[np.float32],
     first: int,
     last: int,
-    engine: FlatModel,
+    engine: Engine,
     compared: NDArray[np.float32],
     leaf: NDArray[np.uint32],
 ) -> None:
@@ -222,7 +222,7 @@ def _find_leaves(
 
 
 @njit(cache=True, inline="always")
-def start_leaves(engine: FlatModel, out: NDArray[np.float32]) -> None:
+def start_leaves(engine: Engine, out: NDArray[np.float32]) -> None:
     """Writes the logits before the first tree, float32 [K (V+1)]."""
     base = engine.numbers[e.BASE]
     for j in range(len(out)):
@@ -245,7 +245,7 @@ def _sum_leaves(leaf: NDArray[np.uint32], leaves: NDArray[np.int8], total: NDArr
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
-def add_total(total: NDArray[np.int32], ensemble: int, engine: FlatModel, out: NDArray[np.float32]) -> None:
+def add_total(total: NDArray[np.int32], ensemble: int, engine: Engine, out: NDArray[np.float32]) -> None:
     """Adds the logits that the sum of an ensemble's leaves stands for: whole numbers, scaled once."""
     scale = engine.numbers[e.SCALE] + ensemble * len(out)
     scales = engine.floats[scale : scale + len(out)]
@@ -279,7 +279,7 @@ def workflow_type_of(inputs: NDArray[np.float32], numbers: NDArray[np.int32]) ->
 
 
 @njit(cache=True)
-def who_answers(inputs: NDArray[np.float32], engine: FlatModel) -> int:
+def who_answers(inputs: NDArray[np.float32], engine: Engine) -> int:
     """With too little evidence of the agent the network is left out: trees and n-gram answer, which read the rest of
     the workflow; with too little of the whole workflow type the n-gram answers alone."""
     numbers = engine.numbers
@@ -301,7 +301,7 @@ def mix(
     who: int,
     of_network: NDArray[np.float32],
     of_trees: NDArray[np.float32],
-    engine: FlatModel,
+    engine: Engine,
     out: NDArray[np.float32],
 ) -> int:
     """Writes the logits of the forecast, float32 [K (V+1)], from those of network and trees and the n-gram's.
@@ -332,7 +332,7 @@ def mix(
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def forecast_row(
-    inputs: NDArray[np.float32], hidden: NDArray[np.float32], moment: int, engine: FlatModel, out: NDArray[np.float32]
+    inputs: NDArray[np.float32], hidden: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]
 ) -> int:
     """Writes one forecast, float32 [K, V+1], and returns its evidence.
 
@@ -353,7 +353,7 @@ def forecast_row(
 
 
 @njit(cache=True)
-def opened(row: NDArray[np.float32], workflow_type: int, engine: FlatModel) -> None:
+def opened(row: NDArray[np.float32], workflow_type: int, engine: Engine) -> None:
     """Writes a workflow of this type (T: unknown) before its first step."""
     numbers = engine.numbers
     inputs, sums = row[: numbers[INPUTS]], row[numbers[INPUTS] : numbers[INPUTS] + numbers[SUMS]]
@@ -367,7 +367,7 @@ def prefilled(
     agent: int,
     tokens: float,
     state: NDArray[np.float32],
-    engine: FlatModel,
+    engine: Engine,
     out: NDArray[np.float32],
 ) -> int:
     """The step before enters the prefix and a step of `agent` begins: its forecast goes to `out`, evidence returned.
@@ -394,7 +394,7 @@ def completed(
     row: NDArray[np.float32],
     tokens: float,
     state: NDArray[np.float32],
-    engine: FlatModel,
+    engine: Engine,
     out: NDArray[np.float32],
 ) -> int:
     """The step has produced its last token: its forecast goes to `out`, the evidence is returned.
@@ -418,7 +418,7 @@ def forecast_trace(
     has_prefill: NDArray[np.bool_],
     completion_states: NDArray[np.float32],
     has_completion: NDArray[np.bool_],
-    engine: FlatModel,
+    engine: Engine,
     out: NDArray[np.float32],
 ) -> None:
     """Forecasts of every step of a trace at both moments, float32 [2, n, K, V+1]."""

@@ -31,7 +31,7 @@ from presage.features.projection import columns_of, project_state
 from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
-from presage.predictors.engine import FlatModel, build_engine, with_shares
+from presage.predictors.engine import Engine, build_engine, with_shares
 from presage.predictors.forecast import Forecast
 from presage.predictors.kernels import completed, forecast_trace, opened, prefilled
 from presage.predictors.ngram import BackoffNgram
@@ -198,7 +198,7 @@ class NextAgentPredictor:
         """Both moments in one pass."""
         return dict(zip(MOMENTS, self._run(prefixes, self._engine), strict=True))
 
-    def _run(self, prefixes: Prefixes, engine: FlatModel) -> NDArray[np.float32]:
+    def _run(self, prefixes: Prefixes, engine: Engine) -> NDArray[np.float32]:
         """Forecasts of both moments, float32 [2, n, K, V+1]."""
         projected = project_all(prefixes, self._parts.projections)
         out = np.empty((2, prefixes.steps, self.horizon, self.vocabulary.outcomes), np.float32)

@@ -9,7 +9,7 @@ from presage.features.history import RECENT, history_size
 from presage.features.inputs import SIZE_COUNT, inputs_size, known, unroll
 from presage.features.prefixes import Prefixes
 from presage.predictors.boosting import UNREACHED, TreeEnsemble
-from presage.predictors.engine import FlatModel, build_engine
+from presage.predictors.engine import Engine, build_engine
 from presage.predictors.network_weights import NetworkWeights, encode_all, encoding_size
 from presage.predictors.ngram import BackoffNgram
 from presage.predictors.parts import PATTERNS, TREES
@@ -46,7 +46,7 @@ class Sample:
         return self.states[0].shape[1], self.states[2].shape[1]
 
     @property
-    def engine(self) -> FlatModel:
+    def engine(self) -> Engine:
         return build_engine(
             self.network, self.trees, self.ngram.table, self.shares, self.evidence, self.enough, self.widths
         )
