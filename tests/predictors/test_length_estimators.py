@@ -167,6 +167,13 @@ def test_below_the_floor_upper_quantiles_are_cautious_and_marked(rows: int) -> N
     assert (few.shifts[0, :, 1:] > scores[:20, 1:].max(axis=0) + 1).all()
 
 
+def test_rows_of_unknown_types_do_not_make_the_unknown_type_known() -> None:
+    scores = np.random.default_rng(1).normal(size=(560, 1))
+    kind = np.repeat(np.arange(2, dtype=np.int32), (500, 60))  # of one type, so 1 stands for all others
+    fitted = Conformal.fit(scores[None], kind, 1, (0.9,), 100)
+    assert fitted.shifts[0, 1, 0] == pytest.approx(scores.max())
+
+
 def test_types_that_are_one_are_shifted_as_one() -> None:
     """Seven types drawn at random out of one, 28 tasks each, whose five rows stand and fall together."""
     rng = np.random.default_rng(3)

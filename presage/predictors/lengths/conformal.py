@@ -128,16 +128,10 @@ def _needed(
         task: int64 [n], numbered from 0.
         quantiles: Q.
     """
-    shares = np.ones(len(quantiles))
-    for place, level in enumerate(quantiles):
-        for share in _SHARES if level > 0.5 else ():
-            moved = np.where(shifts[:, place] > 0, share, 1.0) * shifts[:, place]
-            within = (scores[:, place] <= moved).astype(np.float64)
-            covered = within.mean()
-            error = np.sqrt(np.square(np.bincount(task, within - covered)).sum()) / len(within)
-            if covered + error >= level:
-                shares[place] = share
-                break
+    levels, shares = np.array(quantiles), np.ones(len(quantiles))
+    for share in reversed(_SHARES):
+        covered, error = _coverage(scores, np.where(shifts > 0, share, 1.0) * shifts, task)
+        shares = np.where((levels > 0.5) & (covered + error >= levels), share, shares)
     return shares
 
 
@@ -162,16 +156,15 @@ def _shifts(
     # Where all types together are below the floor even the largest score says little.
     widest = np.concatenate([every[None], scores]).max(axis=0) + (UNKNOWN if len(scores) < floor else 0.0)
     shifts = np.tile(np.where(upper, widest, every), (len(counts), 1))
-    for kind in np.flatnonzero(calibrated):
+    rare = ~calibrated & (counts > 0)
+    rare[-1] = False  # rows of unknown types say nothing of the next unknown one
+    for kind in np.flatnonzero(calibrated | rare) if len(scores) >= floor else ():
         mine = workflow_type == kind
         own = _apart(scores[mine], np.unique(task[mine], return_inverse=True)[1], every, quantiles)
-        scarce = upper & (counts[kind] * (1.0 - levels) < ROWS_BEYOND)
+        scarce = upper & (rare[kind] | (counts[kind] * (1.0 - levels) < ROWS_BEYOND))
         shifts[kind] = np.where(scarce, np.maximum(own, every), own)
-    known = shifts[calibrated].max(axis=0, initial=-np.inf)
-    for kind in np.flatnonzero(~calibrated & (counts > 0)) if len(scores) >= floor else ():
-        mine = workflow_type == kind
-        own = _apart(scores[mine], np.unique(task[mine], return_inverse=True)[1], every, quantiles)
-        shifts[kind] = np.where(upper, np.maximum(np.maximum(own, known), every), every)
+    widest_known = np.where(upper, shifts[calibrated].max(axis=0, initial=-np.inf), -np.inf)
+    shifts[rare] = np.maximum(shifts[rare], widest_known)
     return shifts
 
 
