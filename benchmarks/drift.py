@@ -41,7 +41,7 @@ from presage.datasets.law import LAWS, Law, generate
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.prefixes import prefixes_of
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.ngram import BackoffNgram
+from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig

@@ -28,9 +28,9 @@ from presage.features.moment import PREFILL
 from presage.features.prefixes import prefixes_of, transition_matrix
 from presage.features.states import captured_source
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.artefact import artefact_size_bytes
-from presage.predictors.baselines import PublishedConfig, PublishedNetwork
-from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.common.artefact import artefact_size_bytes
+from presage.predictors.next_agent.baselines import PublishedConfig, PublishedNetwork
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.sets import split_validation
 from presage.training.training import median_us
 

@@ -28,9 +28,9 @@ import pyarrow as pa
 from presage.datasets.law import generate
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.moment import COMPLETION, PREFILL
-from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
-from presage.predictors.steps import log_tokens
+from presage.predictors.common.steps import log_tokens
+from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.training.next_agent import train

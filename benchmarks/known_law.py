@@ -29,7 +29,7 @@ from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
 from presage.features.states import captured_source
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.baselines import choose, find
 from presage.training.metrics import measure
 from presage.training.sets import split_validation

@@ -26,10 +26,10 @@ from quantile_forest import RandomForestQuantileRegressor
 
 from presage.datasets.length_law import generate_lengths
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
-from presage.predictors.artefact import artefact_size_bytes
-from presage.predictors.lengths.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS
-from presage.predictors.lengths.log_estimator import ERROR_FOLDS
-from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.common.artefact import artefact_size_bytes
+from presage.predictors.length.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS
+from presage.predictors.length.log_estimator import ERROR_FOLDS
+from presage.predictors.length.predictor import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.lengths.texts import LengthTexts
 from presage.training.training import median_us
 

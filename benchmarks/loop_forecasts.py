@@ -13,10 +13,10 @@ from retry_loops import AGENTS, TYPE, Planned, Style, draw, traced
 from presage.datasets.schema import conform
 from presage.datasets.validate import validate
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.predictors.boosting import BoostingConfig
-from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.parts import NextAgentConfig
+from presage.predictors.next_agent.boosting import BoostingConfig
+from presage.predictors.next_agent.network_weights import NetworkConfig
+from presage.predictors.next_agent.parts import NextAgentConfig
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.registry.connect import Registry
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import LiveForecast

@@ -47,7 +47,7 @@ from real_model import smollm2
 from real_model_app import ANSWER_TOKENS, Run, tasks
 
 from presage.datasets.schema import STATE_COLUMNS
-from presage.predictors.bootstrap import ratio_cis
+from presage.predictors.common.bootstrap import ratio_cis
 
 TYPE, SERVED = "team", "smollm2"
 AT_ONCE = 64

@@ -32,7 +32,7 @@ from presage.datasets.tasks import task_of
 from presage.features.input_profiles import PROFILES
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
-from presage.predictors.bootstrap import paired_difference_ci, ratio_ci
+from presage.predictors.common.bootstrap import paired_difference_ci, ratio_ci
 from presage.training.baselines import choose, find
 from presage.training.evaluate import Predict, evaluate
 from presage.training.metrics import Figures

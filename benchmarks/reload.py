@@ -53,10 +53,10 @@ from vllm_samples import Engine, ask, build
 
 from presage.datasets.law import generate
 from presage.datasets.store import append
-from presage.predictors.artefact import read_artefact, write_artefact
-from presage.predictors.boosting import BoostingConfig
-from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.parts import NextAgentConfig
+from presage.predictors.common.artefact import read_artefact, write_artefact
+from presage.predictors.next_agent.boosting import BoostingConfig
+from presage.predictors.next_agent.network_weights import NetworkConfig
+from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.sources import load_length, load_next_agent

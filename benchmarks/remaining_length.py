@@ -35,9 +35,9 @@ from presage.datasets.read import read_traces
 from presage.datasets.tasks import task_of
 from presage.features.input_profiles import PROFILES
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
-from presage.predictors.bootstrap import share_ci
-from presage.predictors.lengths.baselines import LENGTH_BASELINES
-from presage.predictors.remaining_length import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.common.bootstrap import share_ci
+from presage.predictors.length.baselines import LENGTH_BASELINES
+from presage.predictors.length.predictor import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.lengths.texts import choose_texts
 from presage.training.lengths.train import CALIBRATION_FRACTION
 from presage.training.sets import tasks_apart

@@ -28,7 +28,7 @@ from presage.datasets.outcomes.files import read_outcomes
 from presage.datasets.outcomes.law import generate_outcomes
 from presage.datasets.outcomes.schema import Outcomes
 from presage.datasets.outcomes.split import choose_models, families, split_outcomes
-from presage.predictors.router import RouterConfig, RouterPredictor
+from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.training.router.baselines import BASELINES
 from presage.training.router.evaluate import RouterFigures, differences, judge
 from presage.training.router.train import CALIBRATION_FRACTION

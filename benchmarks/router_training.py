@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from scipy.special import expit
 from tiny_encoder import MODELS, planted, save_encoder
 
-from presage.predictors.routing.transformer import TransformerScorer
+from presage.predictors.router.transformer import TransformerScorer
 from presage.training.router.finetune import finetune
 from presage.training.router.finetune_trainer import FinetuneConfig, Labelled
 from presage.training.router.metrics import measure

@@ -26,10 +26,10 @@ from presage.datasets.law import generate
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.states import StateSource, captured_source
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.baselines import PublishedConfig, PublishedGraphSage
-from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.parts import NextAgentConfig
+from presage.predictors.next_agent.baselines import PublishedConfig, PublishedGraphSage
+from presage.predictors.next_agent.network_weights import NetworkConfig
+from presage.predictors.next_agent.parts import NextAgentConfig
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.sets import split_validation
 
 

@@ -36,10 +36,10 @@ from told import AGENTS, told
 from vllm_samples import Engine, Scheduler, ask, build
 
 from presage.datasets.law import generate
-from presage.predictors.boosting import BoostingConfig
-from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.parts import NextAgentConfig
+from presage.predictors.next_agent.boosting import BoostingConfig
+from presage.predictors.next_agent.network_weights import NetworkConfig
+from presage.predictors.next_agent.parts import NextAgentConfig
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts

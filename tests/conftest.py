@@ -50,9 +50,9 @@ def workflows_folder() -> Path:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     from presage.datasets.law import generate
     from presage.datasets.store import append
-    from presage.predictors.boosting import BoostingConfig
-    from presage.predictors.network_weights import NetworkConfig
-    from presage.predictors.parts import NextAgentConfig
+    from presage.predictors.next_agent.boosting import BoostingConfig
+    from presage.predictors.next_agent.network_weights import NetworkConfig
+    from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.next_agent import train
 
     root = tmp_path_factory.mktemp("tiny")

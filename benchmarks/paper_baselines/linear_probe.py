@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paper_baselines.vectors import PrefixVectors
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import Prefixes, join
-from presage.predictors.probabilities import cross_entropy
+from presage.predictors.common.probabilities import cross_entropy
 
 PENALTIES: Final = (0.03, 0.3, 3.0)
 """Inverse strengths of the L2 penalty, C of scikit-learn, that are tried."""

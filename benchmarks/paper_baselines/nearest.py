@@ -18,7 +18,7 @@ from presage.errors import ConfigurationError
 from presage.features.history import RECENT
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import Prefixes, join
-from presage.predictors.probabilities import cross_entropy
+from presage.predictors.common.probabilities import cross_entropy
 
 STATE_WEIGHTS: Final = (0.0, 0.1, 0.2, 0.4, 0.8)
 """Weights of the states beside the agents that are tried."""

@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import Prefixes
-from presage.predictors.network import batches, one_thread, rows_and_padding
+from presage.predictors.next_agent.network import batches, one_thread, rows_and_padding
 
 _PREDICT_STEPS: Final = 8192
 _LARGEST_GRADIENT: Final = 1.0

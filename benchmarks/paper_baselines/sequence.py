@@ -23,7 +23,7 @@ from paper_baselines.neural import NeuralBaseline
 from paper_baselines.reduction import reduce_states
 from presage.features.moment import COMPLETION, PREFILL
 from presage.features.prefixes import Prefixes
-from presage.predictors.parts import project_all
+from presage.predictors.next_agent.parts import project_all
 
 
 class SequenceBaseline(NeuralBaseline):

@@ -18,8 +18,8 @@ from presage.features.history import RECENT, history_size
 from presage.features.inputs import SIZE_COUNT
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes
-from presage.predictors.network_weights import encode_all
-from presage.predictors.parts import project_all, unrolled
+from presage.predictors.next_agent.network_weights import encode_all
+from presage.predictors.next_agent.parts import project_all, unrolled
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from presage.cli.output import Output, number, table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from presage.predictors.routing.choice import ModelChoice
+    from presage.predictors.router.choice import ModelChoice
 
 
 Model = Annotated[
@@ -130,7 +130,7 @@ def route(
     """Pick a served model for a prompt: the likeliest to solve it, or the best within a limit."""
     from presage.cli.load import load
     from presage.errors import ArtefactError
-    from presage.predictors.routing.choice import choose
+    from presage.predictors.router.choice import choose
 
     out = Output(as_json)
     with out.working() as report:

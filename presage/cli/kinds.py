@@ -47,7 +47,7 @@ class Loaded:
     @property
     def artefact_evidence(self) -> dict[str, Any]:
         """What the gates of every kind ask of the artefact."""
-        from presage.predictors.artefact import artefact_size_bytes, find_pickles
+        from presage.predictors.common.artefact import artefact_size_bytes, find_pickles
 
         return {
             "size_bytes": artefact_size_bytes(self.folder),

@@ -33,7 +33,7 @@ def kind_of(name: str) -> Kind:
 
 def load(reference: str, registry: Callable[[], Registry]) -> Loaded:
     """The predictor that a reference means: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or a folder."""
-    from presage.predictors.artefact import read_artefact
+    from presage.predictors.common.artefact import read_artefact
     from presage.registry.resolve import resolve
     from presage.registry.table import load_predictor
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table
 
-    from presage.predictors.next_agent import NextAgentPredictor
+    from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.registry.evidence import NextAgentBudget, NextAgentEvidence
     from presage.registry.gates import Verdict
     from presage.training.evaluate import ByMoment
@@ -71,7 +71,7 @@ def next_agent(
     as_json: options.Json = False,
 ) -> None:
     """Train the next-agent predictor, judge it beside every baseline, and register it."""
-    from presage.predictors.parts import NextAgentConfig
+    from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.baselines import choose
     from presage.training.configuration import read_configuration
     from presage.training.next_agent import LIMITS, train
@@ -185,7 +185,7 @@ def _budget(predictor: NextAgentPredictor) -> NextAgentBudget:
 
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextAgentEvidence:
     """What the gates want to know of a version, measured on these traces under an input profile."""
-    from presage.predictors.artefact import FORMAT_VERSION
+    from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import NextAgentEvidence, NextAgentSchema
     from presage.training.next_agent import NGRAM, evaluate_model
 

@@ -61,7 +61,7 @@ def remaining_length(
     """Train the predictor of remaining output tokens, judge it beside every baseline, and register it."""
     from dataclasses import replace
 
-    from presage.predictors.remaining_length import RemainingLengthConfig
+    from presage.predictors.length.predictor import RemainingLengthConfig
     from presage.training.configuration import read_configuration
     from presage.training.lengths.texts import TEXTS
     from presage.training.lengths.train import LIMITS, choose_baselines, train_lengths
@@ -252,7 +252,7 @@ def _interval(of: dict[str, Any], figure: str, key: str, digits: int) -> str:
 
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> LengthEvidence:
     """What the gates want to know of a version, measured on these traces under an input profile."""
-    from presage.predictors.artefact import FORMAT_VERSION
+    from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import LengthEvidence, LengthSchema
     from presage.training.lengths.train import FLOOR, evaluate_lengths
 

@@ -232,8 +232,8 @@ def divide(
 def _models(
     table: pa.Table, forecasts: str, lengths: str | None, tracking_uri: str | None, report: Report
 ) -> tuple[pa.Table, list[str | None], int]:
-    from presage.predictors.next_agent import NextAgentPredictor
-    from presage.predictors.remaining_length import RemainingLengthPredictor
+    from presage.predictors.length.predictor import RemainingLengthPredictor
+    from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.registry.resolve import resolve
     from presage.serving_hooks.replay.forecasts import known
     from presage.training.sets import LearntFrom, held_out

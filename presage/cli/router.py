@@ -16,7 +16,7 @@ from presage.cli.training import TrainingJob, carry_out
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes.schema import Outcomes
-    from presage.predictors.routing.transformer import TransformerScorer
+    from presage.predictors.router.transformer import TransformerScorer
     from presage.registry.evidence import RouterBudget, RouterComparison
     from presage.registry.gates import Verdict
     from presage.training.router.evaluate import RouterFigures, Told
@@ -85,7 +85,7 @@ def router(
     from dataclasses import replace
 
     from presage.errors import ConfigurationError
-    from presage.predictors.router import RouterConfig
+    from presage.predictors.router.predictor import RouterConfig
     from presage.training.configuration import read_configuration
     from presage.training.router.train import LIMITS, choose_baselines, train_router
 
@@ -107,7 +107,7 @@ def router(
     def learner(report: Report) -> FitScorer | None:
         if configuration.head != "transformer":
             return None
-        from presage.predictors.routing.transformer import HEAD_TOKENS, TAIL_TOKENS
+        from presage.predictors.router.transformer import HEAD_TOKENS, TAIL_TOKENS
         from presage.training.router.finetune import Start
         from presage.training.router.finetune_trainer import FinetuneConfig
 
@@ -157,7 +157,7 @@ def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:
         ArtefactError: it is no router, or one without a transformer.
     """
     from presage.errors import ArtefactError
-    from presage.predictors.routing.transformer import TransformerScorer
+    from presage.predictors.router.transformer import TransformerScorer
     from presage.registry.resolve import resolve
     from presage.registry.table import load_predictor
 
@@ -219,7 +219,7 @@ def _verdict(
 
     A router reads prompts and nothing else, so it is judged with them whatever the profile.
     """
-    from presage.predictors.artefact import FORMAT_VERSION
+    from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import RouterEvidence, RouterSchema, judge_router
     from presage.training.router.baselines import BaseRate
     from presage.training.router.evaluate import compare_routers

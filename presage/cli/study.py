@@ -170,7 +170,7 @@ def shift(
     as_json: options.Json = False,
 ) -> None:
     """How a router does on benchmark families that training never saw: does it hold on new topics?"""
-    from presage.predictors.router import RouterConfig
+    from presage.predictors.router.predictor import RouterConfig
     from presage.training.configuration import read_configuration
     from presage.training.router.shift import study_shift
     from presage.training.router.train import LIMITS
@@ -230,7 +230,7 @@ def _told(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
 
 
 def _recipe(settings: list[str] | None, horizon: int, seed: int, states: str) -> Recipe:
-    from presage.predictors.parts import NextAgentConfig
+    from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.configuration import read_configuration
     from presage.training.learning_curve import Recipe
     from presage.training.next_agent import LIMITS

@@ -129,7 +129,7 @@ def carry_out(
 
 def _check_out(folder: Path) -> None:
     """Whether the artefact will find room there, asked before the training."""
-    from presage.predictors.artefact import foreign_entries
+    from presage.predictors.common.artefact import foreign_entries
     from presage.training.report.files import check_folder
 
     check_folder(folder, "--out")

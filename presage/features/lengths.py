@@ -157,7 +157,7 @@ class LengthEncoder:
         """Workflow type, agent, model and numbers float32 [F] of the last step, before its output.
 
         Args:
-            steps: of one workflow in order, checked (`predictors.steps.check_steps`), columns of the trace by name.
+            steps: one workflow's steps in order, checked (`common.steps.check_steps`), columns of the trace by name.
 
         Raises:
             InputError: a negative or no number of tokens, or a text that is none.

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.inputs import inputs_size, sums_size
-from presage.predictors.boosting import TreeEnsemble
-from presage.predictors.network_weights import ORDER, NetworkWeights
-from presage.predictors.ngram import NgramTable
-from presage.predictors.parts import TREES
+from presage.predictors.next_agent.boosting import TreeEnsemble
+from presage.predictors.next_agent.network_weights import ORDER, NetworkWeights
+from presage.predictors.next_agent.ngram import NgramTable
+from presage.predictors.next_agent.parts import TREES
 
 # Scalars at the head of `numbers`.
 AGENTS, PREFILL, COMPLETION, HIDDEN, PREFIX, ENOUGH, DEPTH, INPUTS, SUMS, OUTPUTS = range(10)

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.predictors.bootstrap import pair_ratio_cis, paired_difference_ci, ratio_ci, share_ci
+from presage.predictors.common.bootstrap import pair_ratio_cis, paired_difference_ci, ratio_ci, share_ci
 from presage.registry.gates import (
     Compared,
     Gate,

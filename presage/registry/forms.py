@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pandas as pd  # type: ignore[import-untyped]
 
 from presage.errors import InputError
-from presage.predictors.artefact import read_artefact
+from presage.predictors.common.artefact import read_artefact
 from presage.registry.table import example_table, forecast_workflows, signature
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from urllib.parse import urlparse
 
 from presage import __version__
 from presage.errors import RegistryError
-from presage.predictors.artefact import CONFIG_FILE, TENSORS_FILE, artefact_size_bytes, read_artefact
+from presage.predictors.common.artefact import CONFIG_FILE, TENSORS_FILE, artefact_size_bytes, read_artefact
 from presage.registry.connect import Registry, speaking
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Final
 from urllib.parse import unquote, urlparse
 
 from presage.errors import ArtefactError, RegistryError
-from presage.predictors.artefact import read_artefact
+from presage.predictors.common.artefact import read_artefact
 from presage.registry.connect import Registry, speaking
 
 _REFERENCE: Final = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")

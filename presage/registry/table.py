@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
 from presage.errors import ArtefactError, TraceError
-from presage.predictors.artefact import read_artefact
+from presage.predictors.common.artefact import read_artefact
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
@@ -36,9 +36,9 @@ OPTIONAL: Final = {
 }
 
 _CLASSES: Final = {
-    "next-agent": ("presage.predictors.next_agent", "NextAgentPredictor"),
-    "remaining-length": ("presage.predictors.remaining_length", "RemainingLengthPredictor"),
-    "router": ("presage.predictors.router", "RouterPredictor"),
+    "next-agent": ("presage.predictors.next_agent.predictor", "NextAgentPredictor"),
+    "remaining-length": ("presage.predictors.length.predictor", "RemainingLengthPredictor"),
+    "router": ("presage.predictors.router.predictor", "RouterPredictor"),
 }
 """Where the predictor of each kind is; loaded only when one is asked for."""
 

@@ -64,7 +64,7 @@ class NextAgentBaseline:
 
 def _markov(order: int) -> NextAgentBaseline:
     def make(seed: int, steps: int) -> NextAgentEstimator:
-        from presage.predictors.ngram import BackoffNgram
+        from presage.predictors.next_agent.ngram import BackoffNgram
 
         return BackoffNgram(order)
 
@@ -73,7 +73,7 @@ def _markov(order: int) -> NextAgentBaseline:
 
 def _boosted(use_states: bool) -> NextAgentBaseline:
     def make(seed: int, steps: int) -> NextAgentEstimator:
-        from presage.predictors.baselines import BoostedTrees
+        from presage.predictors.next_agent.baselines import BoostedTrees
 
         # LightGBM's threads wait for each other by spinning: on little data, beside anything else that runs, two of
         # them took over three times as long as one.
@@ -84,7 +84,7 @@ def _boosted(use_states: bool) -> NextAgentBaseline:
 
 
 def _published(seed: int, steps: int) -> NextAgentEstimator:
-    from presage.predictors.baselines import PublishedConfig, PublishedGraphSage
+    from presage.predictors.next_agent.baselines import PublishedConfig, PublishedGraphSage
 
     return PublishedGraphSage(PublishedConfig(seed=seed))
 

@@ -24,8 +24,8 @@ from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, InputError, TraceError
 from presage.features.moment import MOMENTS
 from presage.features.states import SKETCH, States
-from presage.predictors.bootstrap import ratio_cis
-from presage.predictors.parts import NextAgentConfig
+from presage.predictors.common.bootstrap import ratio_cis
+from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.training.evaluate import Evaluation
 from presage.training.metrics import Figures
 from presage.training.next_agent import NextAgentTraining, train

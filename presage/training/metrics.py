@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.prefixes import MASKED
-from presage.predictors.bootstrap import ratio_ci, ratio_cis, share_ci
-from presage.predictors.probabilities import BINS, ReliabilityBin, calibration_error, filled_bins
+from presage.predictors.common.bootstrap import ratio_ci, ratio_cis, share_ci
+from presage.predictors.common.probabilities import BINS, ReliabilityBin, calibration_error, filled_bins
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.states import SKETCH, States, StateSource
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.parts import NextAgentConfig
+from presage.predictors.next_agent.parts import NextAgentConfig
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.baselines import BASELINES, find
 from presage.training.configuration import Limits
 from presage.training.evaluate import Evaluation, Predict, evaluate

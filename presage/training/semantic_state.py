@@ -1,11 +1,11 @@
 """Which semantic state a next-agent predictor reads: hidden states, texts, or none; decided on held-out tasks.
 
 Each candidate is fitted on the inner part of the training tasks and judged on the validation part by the trees of the
-predictor (`predictors/learning.py`), which take seconds: by their log-likelihood of what followed, at both moments and
-all horizons. The simplest candidate within one standard error of the best is kept (Breiman et al., "Classification and
-Regression Trees", 1984), so a text that tells nothing is not read. A sketch of relevant terms has passed a test before
-this one (`features/sketch.py`), so it only has to do better than no texts, not better by a standard error. All terms
-also hold what tells workflows apart: they have to do better by two than what is simpler.
+predictor (`predictors/next_agent/learning.py`), which take seconds: by their log-likelihood of what followed, at both
+moments and all horizons. The simplest candidate within one standard error of the best is kept (Breiman et al.,
+"Classification and Regression Trees", 1984), so a text that tells nothing is not read. A sketch of relevant terms has
+passed a test before this one (`features/sketch.py`), so it only has to do better than no texts, not better by a
+standard error. All terms also hold what tells workflows apart: they have to do better by two than what is simpler.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from presage.features.states import (
     captured_source,
     encoder_source,
 )
-from presage.predictors.boosting import TreeEnsemble
-from presage.predictors.learning import Projected, grow, project, tree_logits
-from presage.predictors.parts import TREES, NextAgentConfig
-from presage.predictors.probabilities import FLOOR, label_probability, softmax
+from presage.predictors.common.probabilities import FLOOR, label_probability, softmax
+from presage.predictors.next_agent.boosting import TreeEnsemble
+from presage.predictors.next_agent.learning import Projected, grow, project, tree_logits
+from presage.predictors.next_agent.parts import TREES, NextAgentConfig
 from presage.training.sets import tasks_apart
 
 _ORDER: Final[Mapping[Candidate, int]] = {"none": 0, "captured": 1, "relevant text": 2, "text": 3}

@@ -21,7 +21,7 @@ from presage.datasets.schema import digest
 from presage.datasets.split import Split
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.states import STATE_COLUMN, TEXT_COLUMN, States
-from presage.predictors.parts import COMPONENTS, NextAgentConfig
+from presage.predictors.next_agent.parts import COMPONENTS, NextAgentConfig
 from presage.training import learning_curve
 from presage.training.evaluate import Evaluation
 from presage.training.learning_curve import OURS, Recipe, Share

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import numpy as np
 
 from presage import __version__
-from presage.predictors.artefact import artefact_size_bytes
+from presage.predictors.common.artefact import artefact_size_bytes
 from presage.training.report.files import write_metrics, write_report
 
 Progress = Callable[[str, float | None], None]

@@ -7,7 +7,7 @@ from cli_samples import run
 from tiny_model import Tiny
 
 from presage.datasets.length_law import generate_lengths
-from presage.predictors.remaining_length import RemainingLengthConfig
+from presage.predictors.length.predictor import RemainingLengthConfig
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.training.lengths.train import train_lengths

@@ -17,7 +17,7 @@ from presage.datasets.length_law import generate_lengths
 from presage.datasets.read import read_traces
 from presage.datasets.store import append
 from presage.features.lengths import length_rows
-from presage.predictors.remaining_length import RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.registry.resolve import resolve

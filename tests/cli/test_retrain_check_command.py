@@ -11,7 +11,7 @@ from tiny_model import Tiny
 from presage.datasets.law import generate
 from presage.datasets.store import append
 from presage.features.lengths import LengthEncoder, length_rows
-from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.lengths.texts import LengthTexts
 
 

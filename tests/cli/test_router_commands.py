@@ -17,7 +17,7 @@ from tiny_encoder import MODELS, planted, save_encoder
 from presage.cli.train_predictor import app as train_predictor
 from presage.datasets.outcomes.files import write_outcomes
 from presage.datasets.outcomes.law import generate_outcomes
-from presage.predictors.router import RouterPredictor
+from presage.predictors.router.predictor import RouterPredictor
 from presage.registry.connect import open_registry
 
 HARD = "derive without every minimal rigorous concurrent proof matrix integer of the series"

@@ -9,7 +9,7 @@ from paper_baselines.neural import NeuralBaseline
 
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import Prefixes
-from presage.predictors.baselines import PublishedGraphSage
+from presage.predictors.next_agent.baselines import PublishedGraphSage
 from presage.training.baselines import BASELINES, NextAgentEstimator
 
 BY_NAME = {**BASELINES, **paper_baselines.BASELINES}

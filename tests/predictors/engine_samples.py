@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from presage.features.history import RECENT, history_size
 from presage.features.inputs import SIZE_COUNT, inputs_size, known, unroll
 from presage.features.prefixes import Prefixes
-from presage.predictors.boosting import UNREACHED, TreeEnsemble
 from presage.predictors.engine import Engine, build_engine
-from presage.predictors.network_weights import NetworkWeights, encode_all, encoding_size
-from presage.predictors.ngram import BackoffNgram
-from presage.predictors.parts import PATTERNS, TREES
+from presage.predictors.next_agent.boosting import UNREACHED, TreeEnsemble
+from presage.predictors.next_agent.network_weights import NetworkWeights, encode_all, encoding_size
+from presage.predictors.next_agent.ngram import BackoffNgram
+from presage.predictors.next_agent.parts import PATTERNS, TREES
 
 HIDDEN, PREFIX = 6, 5
 

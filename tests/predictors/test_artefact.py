@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ArtefactError, OutputError
-from presage.predictors.artefact import (
+from presage.predictors.common.artefact import (
     FORMAT_VERSION,
     _manifest_digest,
     artefact_digest,
@@ -212,7 +212,7 @@ def test_a_consistent_configuration_of_the_wrong_shape_is_refused(folder: Path, 
 def test_another_kind_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArtefactError, match="found kind 'next-agent'; wanted kind 'router'"):
         read_artefact(folder, kind="router")
-    monkeypatch.setattr("presage.predictors.artefact.KINDS", ("router",))
+    monkeypatch.setattr("presage.predictors.common.artefact.KINDS", ("router",))
     with pytest.raises(ArtefactError, match="found kind 'next-agent'; wanted one of the kinds router"):
         read_artefact(folder)
 

@@ -29,7 +29,7 @@ from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import MASKED, Prefixes, prefixes_of
 from presage.features.states import captured_source
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.ngram import BackoffNgram
+from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.training.baselines import NextAgentEstimator
 
 

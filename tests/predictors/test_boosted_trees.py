@@ -7,7 +7,7 @@ import pytest
 from ngram_samples import prefixes_from
 
 from presage.features.prefixes import Prefixes
-from presage.predictors.baselines import BoostedTrees
+from presage.predictors.next_agent.baselines import BoostedTrees
 
 
 def telling(words: int = 120) -> Prefixes:

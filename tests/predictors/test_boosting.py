@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from presage.features.prefixes import MASKED
-from presage.predictors.boosting import UNREACHED, BoostingConfig, TreeEnsemble, fit_trees
-from presage.predictors.probabilities import cross_entropy, softmax
+from presage.predictors.common.probabilities import cross_entropy, softmax
+from presage.predictors.next_agent.boosting import UNREACHED, BoostingConfig, TreeEnsemble, fit_trees
 
 SMALL = BoostingConfig(rounds=30, rows=1.0, depth=3, columns=1.0)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.predictors import bootstrap
-from presage.predictors.bootstrap import paired_difference_ci, ratio_ci
+from presage.predictors.common import bootstrap
+from presage.predictors.common.bootstrap import paired_difference_ci, ratio_ci
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from presage.features.inputs import inputs_size, sums_size
 from presage.predictors import engine as e
+from presage.predictors.common.probabilities import softmax
 from presage.predictors.engine import with_shares
-from presage.predictors.kernels import (
+from presage.predictors.next_agent.kernels import (
     completed,
     exponential,
     forecast_row,
@@ -25,8 +26,7 @@ from presage.predictors.kernels import (
     step_prefix,
     tree_logits,
 )
-from presage.predictors.network_weights import encode_all, encoding_size
-from presage.predictors.probabilities import softmax
+from presage.predictors.next_agent.network_weights import encode_all, encoding_size
 
 WORDS = st.lists(st.text("abcx", min_size=1, max_size=7), min_size=1, max_size=5)
 TWO_TYPES = ("t", "u")

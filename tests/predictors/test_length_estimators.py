@@ -8,10 +8,10 @@ from length_samples import QUANTILES, fresh_rows, law_rows, pinball, with_labels
 
 from presage.errors import TraceError
 from presage.features.lengths import LengthRows
-from presage.predictors.lengths.baselines import LENGTH_BASELINES
-from presage.predictors.lengths.conformal import Conformal, least_rows
-from presage.predictors.lengths.log_estimator import LogEstimator
-from presage.predictors.remaining_length import ESTIMATORS
+from presage.predictors.length.baselines import LENGTH_BASELINES
+from presage.predictors.length.conformal import Conformal, least_rows
+from presage.predictors.length.log_estimator import LogEstimator
+from presage.predictors.length.predictor import ESTIMATORS
 
 OURS = tuple(ESTIMATORS.values())
 

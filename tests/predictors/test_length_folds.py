@@ -7,10 +7,10 @@ from sklearn.linear_model import Ridge
 
 from presage.datasets.tasks import parts, task_folds
 from presage.features.lengths import LengthRows
-from presage.predictors.lengths.boosted import BoostedLengths
-from presage.predictors.lengths.forest import ForestLengths
-from presage.predictors.lengths.linear import InputEncoding, LogLine
-from presage.predictors.lengths.log_estimator import LogEstimator
+from presage.predictors.length.boosted import BoostedLengths
+from presage.predictors.length.forest import ForestLengths
+from presage.predictors.length.linear import InputEncoding, LogLine
+from presage.predictors.length.log_estimator import LogEstimator
 
 OURS = (ForestLengths, BoostedLengths)
 

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from quantile_forest import RandomForestQuantileRegressor
 from sklearn.ensemble import RandomForestRegressor
 
-from presage.predictors.lengths.boosted import Ensemble
-from presage.predictors.lengths.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS, FlatForest, Grown, grow
-from presage.predictors.lengths.trees import not_above
+from presage.predictors.length.boosted import Ensemble
+from presage.predictors.length.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS, FlatForest, Grown, grow
+from presage.predictors.length.trees import not_above
 
 LEVELS = [0.01, 0.25, 0.5, 0.9, 0.99]
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from presage.features.prefixes import MASKED
-from presage.predictors.next_agent import fit_weights
-from presage.predictors.probabilities import cross_entropy, label_probability, softmax
+from presage.predictors.common.probabilities import cross_entropy, label_probability, softmax
+from presage.predictors.next_agent.predictor import fit_weights
 
 PRIOR = (0.5, 0.5, 0.1)
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from presage.features.history import history_size
 from presage.features.prefixes import MASKED, transition_matrix
-from presage.predictors.kernels import network_logits, step_prefix
-from presage.predictors.network import (
+from presage.predictors.next_agent.kernels import network_logits, step_prefix
+from presage.predictors.next_agent.network import (
     Examples,
     _Batch,
     _export,
@@ -23,7 +23,7 @@ from presage.predictors.network import (
     fit_network,
     rows_and_padding,
 )
-from presage.predictors.network_weights import ORDER, NetworkConfig, NetworkWeights
+from presage.predictors.next_agent.network_weights import ORDER, NetworkConfig, NetworkWeights
 
 CONFIG = NetworkConfig(agent_size=6, prefix_size=7, hidden_size=9, epochs=4, batch_steps=16)
 WORDS = ["abcab", "b", "cca", "abxc", "aaaaabbb", "ca"]

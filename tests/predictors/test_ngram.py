@@ -11,7 +11,7 @@ from ngram_samples import prefixes_from
 
 from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes
-from presage.predictors.ngram import START, BackoffNgram, lookup
+from presage.predictors.next_agent.ngram import START, BackoffNgram, lookup
 
 WORDS = st.lists(st.text("abcx", min_size=1, max_size=7), min_size=1, max_size=12)
 

@@ -21,14 +21,14 @@ from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import MASKED, Prefixes, prefixes_of
 from presage.features.states import States, StateSource, StepTexts, captured_source
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.artefact import artefact_digest, write_artefact
-from presage.predictors.baselines import PublishedConfig, PublishedGraphSage
-from presage.predictors.boosting import BoostingConfig
-from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.next_agent import KIND, NextAgentConfig, NextAgentPredictor
-from presage.predictors.ngram import BackoffNgram
-from presage.predictors.parts import COMPONENTS, PATTERNS
-from presage.predictors.probabilities import cross_entropy
+from presage.predictors.common.artefact import artefact_digest, write_artefact
+from presage.predictors.common.probabilities import cross_entropy
+from presage.predictors.next_agent.baselines import PublishedConfig, PublishedGraphSage
+from presage.predictors.next_agent.boosting import BoostingConfig
+from presage.predictors.next_agent.network_weights import NetworkConfig
+from presage.predictors.next_agent.ngram import BackoffNgram
+from presage.predictors.next_agent.parts import COMPONENTS, PATTERNS
+from presage.predictors.next_agent.predictor import KIND, NextAgentConfig, NextAgentPredictor
 
 FAST = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=4))
 SOURCES: tuple[States, ...] = ("none", "captured", "text")

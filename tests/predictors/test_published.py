@@ -10,8 +10,13 @@ from ngram_samples import prefixes_from
 
 from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes, transition_matrix
-from presage.predictors.baselines import PublishedConfig, PublishedGraphSage, PublishedNetwork, earlier_agents
-from presage.predictors.ngram import BackoffNgram
+from presage.predictors.next_agent.baselines import (
+    PublishedConfig,
+    PublishedGraphSage,
+    PublishedNetwork,
+    earlier_agents,
+)
+from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.training.metrics import measure
 
 

@@ -12,8 +12,8 @@ from length_samples import QUANTILES, fresh_rows, law_rows, with_labels
 from presage.datasets.length_law import generate_lengths
 from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
 from presage.features.lengths import length_rows
-from presage.predictors.artefact import read_artefact, write_artefact
-from presage.predictors.remaining_length import KIND, RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.common.artefact import read_artefact, write_artefact
+from presage.predictors.length.predictor import KIND, RemainingLengthConfig, RemainingLengthPredictor
 
 STEP = {"workflow_type": "research", "workflow_id": "w", "agent": "planner", "model": "model-7b", "input_tokens": 1300}
 
@@ -79,7 +79,7 @@ def test_an_artefact_answers_the_same_and_has_the_same_bytes_twice(estimator: st
 def test_a_fresh_process_answers_number_by_number(forest: RemainingLengthPredictor, tmp_path: Path) -> None:
     forest.save(tmp_path / "model")
     code = (
-        "import json, sys; from presage.predictors.remaining_length import RemainingLengthPredictor as P; "
+        "import json, sys; from presage.predictors.length.predictor import RemainingLengthPredictor as P; "
         "f = P.load(sys.argv[1]).forecast([json.loads(sys.argv[2])]); print(json.dumps(f.to_dict())); "
         "assert not {'torch', 'mlflow', 'sklearn', 'lightgbm', 'quantile_forest'} & set(sys.modules)"
     )

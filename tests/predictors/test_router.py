@@ -10,8 +10,8 @@ import pytest
 from router_samples import fit, fresh, law_parts
 
 from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
-from presage.predictors.artefact import read_artefact, write_artefact
-from presage.predictors.router import KIND, RouterConfig, RouterPredictor
+from presage.predictors.common.artefact import read_artefact, write_artefact
+from presage.predictors.router.predictor import KIND, RouterConfig, RouterPredictor
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_a_fresh_process_answers_number_by_number(router: RouterPredictor, tmp_p
     router.save(tmp_path / "model")
     prompt = fresh().outcomes.prompts[3]
     code = (
-        "import json, sys; from presage.predictors.router import RouterPredictor as P; "
+        "import json, sys; from presage.predictors.router.predictor import RouterPredictor as P; "
         "f = P.load(sys.argv[1]).forecast(sys.argv[2]); print(json.dumps(f.to_dict())); "
         "assert not {'torch', 'transformers', 'mlflow', 'sklearn'} & set(sys.modules)"
     )

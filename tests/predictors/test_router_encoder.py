@@ -8,7 +8,7 @@ from encoder_samples import save_bert
 from router_samples import fit, fresh
 
 from presage.errors import ArtefactError, ConfigurationError
-from presage.predictors.router import RouterConfig, RouterPredictor
+from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 
 
 @pytest.fixture(autouse=True)

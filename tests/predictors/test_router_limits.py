@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
-from presage.predictors.routing.choice import choose
+from presage.predictors.router.choice import choose
 
 LIKELY = {"small": 0.5, "large": 0.9, "slow": 0.9}
 COSTS = {"small": 1.0, "large": 10.0, "slow": 14.0}

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from scipy.sparse import random as random_sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from presage.predictors.routing.calibration import PRIOR_LABELS, Calibration
-from presage.predictors.routing.choice import learn_trust, pick
-from presage.predictors.routing.factors import Factors, base_rates, logit, sigmoid
-from presage.predictors.routing.linear import RidgePath, Rows
+from presage.predictors.router.calibration import PRIOR_LABELS, Calibration
+from presage.predictors.router.choice import learn_trust, pick
+from presage.predictors.router.factors import Factors, base_rates, logit, sigmoid
+from presage.predictors.router.linear import RidgePath, Rows
 
 
 @pytest.mark.parametrize("penalty", [0.5, 4.0, 64.0])

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from presage.datasets.outcomes.law import generate_outcomes
 from presage.datasets.outcomes.split import split_outcomes
 from presage.errors import ArtefactError
-from presage.predictors.artefact import read_artefact, write_artefact
-from presage.predictors.router import KIND, RouterPredictor
-from presage.predictors.routing.calibration import FOLDS, Opinions, Widening, leave_out_folds
-from presage.predictors.routing.evidence import Novelty, PromptEvidence
-from presage.predictors.routing.factors import logit, sigmoid
+from presage.predictors.common.artefact import read_artefact, write_artefact
+from presage.predictors.router.calibration import FOLDS, Opinions, Widening, leave_out_folds
+from presage.predictors.router.evidence import Novelty, PromptEvidence
+from presage.predictors.router.factors import logit, sigmoid
+from presage.predictors.router.predictor import KIND, RouterPredictor
 from presage.training.router.metrics import measure
 
 NEW = "travel"

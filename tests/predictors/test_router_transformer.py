@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tiny_encoder import MODELS, WORDS, planted, save_encoder, save_tokenizer
 
 from presage.errors import ArtefactError, ConfigurationError
-from presage.predictors.artefact import read_artefact, write_artefact
-from presage.predictors.routing.transformer import TransformerScorer, batches_of_like_length
+from presage.predictors.common.artefact import read_artefact, write_artefact
+from presage.predictors.router.transformer import TransformerScorer, batches_of_like_length
 
 PROMPTS = planted(40, seed=3)[0]
 SHORT = {"head_tokens": 5, "tail_tokens": 3}
@@ -126,8 +126,8 @@ def test_the_artefact_answers_without_hub_cache_or_encoder(tmp_path: Path) -> No
     shutil.rmtree(encoder)
     code = (
         "import sys, json, pathlib\n"
-        "from presage.predictors.artefact import read_artefact\n"
-        "from presage.predictors.routing.transformer import TransformerScorer\n"
+        "from presage.predictors.common.artefact import read_artefact\n"
+        "from presage.predictors.router.transformer import TransformerScorer\n"
         "folder = pathlib.Path(sys.argv[1]); artefact = read_artefact(folder)\n"
         "scorer = TransformerScorer.from_artefact(artefact.config, artefact.tensors, folder)\n"
         "print(json.dumps(scorer.logits(json.loads(sys.argv[2])).tolist()))\n"

@@ -10,16 +10,16 @@ import pandas as pd
 import pytest
 from registry_samples import METRICS, STEPS, EchoPredictor
 
-from presage.predictors.artefact import write_artefact
+from presage.predictors.common.artefact import write_artefact
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import RegisteredVersion, register
 
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> type[EchoPredictor]:
-    module = ModuleType("presage.predictors.next_agent")
+    module = ModuleType("presage.predictors.next_agent.predictor")
     module.NextAgentPredictor = EchoPredictor  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "presage.predictors.next_agent", module)
+    monkeypatch.setitem(sys.modules, "presage.predictors.next_agent.predictor", module)
     return EchoPredictor
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from presage.predictors.artefact import read_artefact
+from presage.predictors.common.artefact import read_artefact
 
 STEPS = [
     {"workflow_type": "w", "workflow_id": "w-1", "step": 0, "agent": "planner", "input_tokens": 7},

@@ -12,7 +12,7 @@ import pytest
 from registry_samples import METRICS, STEPS, EchoPredictor
 
 from presage.errors import ArtefactError, RegistryError, TraceError
-from presage.predictors.artefact import artefact_digest, find_pickles
+from presage.predictors.common.artefact import artefact_digest, find_pickles
 from presage.registry.connect import Registry, attach, attached
 from presage.registry.package import RegisteredVersion, headline, register
 from presage.registry.promote import list_models

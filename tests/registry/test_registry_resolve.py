@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from presage.errors import ArtefactError, RegistryError
-from presage.predictors.artefact import artefact_digest
+from presage.predictors.common.artefact import artefact_digest
 from presage.registry import resolve as resolve_module
 from presage.registry.connect import Registry
 from presage.registry.package import RegisteredVersion

@@ -17,7 +17,7 @@ from registry_samples import METRICS, STEPS
 from tiny_model import WORKFLOWS, Tiny
 
 from presage.errors import RegistryError
-from presage.predictors.artefact import artefact_digest
+from presage.predictors.common.artefact import artefact_digest
 from presage.registry.connect import Registry, open_registry
 from presage.registry.gates import Verdict
 from presage.registry.package import register

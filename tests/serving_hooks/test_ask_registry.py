@@ -16,7 +16,7 @@ from serving_samples import Clock
 from tiny_model import STATE_SIZE, Tiny
 
 from presage.errors import RegistryError
-from presage.predictors.artefact import artefact_digest, read_artefact, write_artefact
+from presage.predictors.common.artefact import artefact_digest, read_artefact, write_artefact
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.sources import take_next_agent

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_model import STATE_SIZE, WORKFLOWS, Tiny
 
-from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import MISSED_STEP, NO_MODEL, NO_STEP, LiveForecast
 

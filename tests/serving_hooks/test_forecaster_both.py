@@ -12,8 +12,8 @@ from serving_samples import Clock, lengths_of
 from tiny_model import STATE_SIZE, WORKFLOWS, Tiny
 
 from presage.datasets.store import read_store
-from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.remaining_length import RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from serving_samples import Clock, lengths_of
 from tiny_model import STATE_SIZE, Tiny
 
-from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.names import LONGEST_NAME, short

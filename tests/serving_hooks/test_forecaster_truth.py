@@ -5,7 +5,7 @@ import pytest
 from serving_samples import Clock, lengths_of
 from tiny_model import Tiny
 
-from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import DRIFTED, LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts

@@ -12,9 +12,9 @@ from tiny_model import Tiny
 
 from presage.datasets.law import generate
 from presage.features.moment import COMPLETION, PREFILL
-from presage.predictors.boosting import BoostingConfig
-from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.parts import NextAgentConfig
+from presage.predictors.next_agent.boosting import BoostingConfig
+from presage.predictors.next_agent.network_weights import NetworkConfig
+from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.registry.connect import open_registry
 from presage.registry.gates import Gate, Verdict
 from presage.registry.package import register

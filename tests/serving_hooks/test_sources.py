@@ -13,8 +13,8 @@ from serving_samples import lengths_of
 from tiny_model import STATE_SIZE, Tiny
 
 from presage.errors import RegistryError
-from presage.predictors.artefact import CONFIG_FILE, artefact_digest, read_artefact, write_artefact
-from presage.predictors.remaining_length import RemainingLengthPredictor
+from presage.predictors.common.artefact import CONFIG_FILE, artefact_digest, read_artefact, write_artefact
+from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.forecaster import Forecaster

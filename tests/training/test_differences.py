@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from presage.predictors.bootstrap import paired_difference_ci, ratio_ci, ratio_cis
+from presage.predictors.common.bootstrap import paired_difference_ci, ratio_ci, ratio_cis
 from presage.training.metrics import Figures, differences, measure
 
 

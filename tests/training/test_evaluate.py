@@ -11,7 +11,7 @@ from presage.errors import TraceError
 from presage.features.moment import Moment
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.ngram import BackoffNgram
+from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.training.evaluate import Evaluation, evaluate
 
 

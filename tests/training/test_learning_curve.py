@@ -14,9 +14,9 @@ from presage.datasets.read import read_traces
 from presage.datasets.store import append
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, TraceError
-from presage.predictors.boosting import BoostingConfig
-from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.parts import NextAgentConfig
+from presage.predictors.next_agent.boosting import BoostingConfig
+from presage.predictors.next_agent.network_weights import NetworkConfig
+from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.training.learning_curve import NestedSets, Recipe, default_sizes, learning_curve
 
 FAST = Recipe(NextAgentConfig(network=NetworkConfig(epochs=1), boosting=BoostingConfig(rounds=1)), horizon=2)

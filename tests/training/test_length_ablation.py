@@ -6,7 +6,7 @@ import pytest
 from presage.datasets.length_law import generate_lengths
 from presage.features.history import PROGRESS
 from presage.features.lengths import LengthEncoder, length_rows
-from presage.predictors.remaining_length import RemainingLengthConfig
+from presage.predictors.length.predictor import RemainingLengthConfig
 from presage.training.lengths.train import AGENTS, GROUPS, MODEL, ablate, without
 
 WORDS = "words of the prompt"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kendalltau, somersd
 
-from presage.predictors.bootstrap import pair_ratio_cis, ratio_ci
+from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci
 from presage.training.lengths.metrics import LengthFigures, discordance, measure, median_column, tau_distance
 
 QUANTILES = (0.5, 0.9)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.features.prefixes import MASKED
-from presage.predictors.bootstrap import ratio_ci
-from presage.predictors.probabilities import BINS, calibration_error
+from presage.predictors.common.bootstrap import ratio_ci
+from presage.predictors.common.probabilities import BINS, calibration_error
 from presage.training.metrics import Claims, Figures, claims_of_forecasts, claims_of_labels, measure, reliability
 
 UNSEEN = 3  # over two agents and END

@@ -14,10 +14,10 @@ from presage.datasets.law import generate
 from presage.datasets.read import read_traces
 from presage.datasets.schema import digest
 from presage.errors import ConfigurationError, TraceError
-from presage.predictors.boosting import BoostingConfig
-from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.parts import NextAgentConfig
+from presage.predictors.next_agent.boosting import BoostingConfig
+from presage.predictors.next_agent.network_weights import NetworkConfig
+from presage.predictors.next_agent.parts import NextAgentConfig
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.baselines import BASELINES
 from presage.training.next_agent import evaluate_model, train
 from presage.training.sets import SHARED_TASKS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from presage.errors import ConfigurationError, TraceError
 from presage.features.prefixes import MASKED, Prefixes
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.parts import NextAgentConfig
+from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.training.configuration import keys, read_configuration
 from presage.training.next_agent import LIMITS
 from presage.training.sets import split_validation

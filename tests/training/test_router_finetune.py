@@ -14,8 +14,8 @@ import pytest
 from tiny_encoder import MODELS, planted, save_encoder
 
 from presage.errors import ConfigurationError, OutputError, TraceError
-from presage.predictors.artefact import find_pickles
-from presage.predictors.routing.transformer import TransformerScorer
+from presage.predictors.common.artefact import find_pickles
+from presage.predictors.router.transformer import TransformerScorer
 from presage.training.router.finetune import Finetuned, finetune
 from presage.training.router.finetune_trainer import FinetuneConfig, Labelled
 

@@ -13,7 +13,7 @@ from presage.datasets.outcomes.law import generate_outcomes
 from presage.datasets.outcomes.schema import Outcomes, prompt_keys
 from presage.datasets.outcomes.split import split_outcomes
 from presage.errors import ConfigurationError, TraceError
-from presage.predictors.router import RouterConfig, RouterPredictor
+from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.training.router.baselines import BASELINES
 from presage.training.router.evaluate import evaluate
 from presage.training.router.train import (

@@ -13,9 +13,9 @@ from presage.datasets.read import read_traces
 from presage.features.prefixes import prefixes_of
 from presage.features.states import SKETCH
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.boosting import BoostingConfig
-from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.parts import NextAgentConfig
+from presage.predictors.next_agent.boosting import BoostingConfig
+from presage.predictors.next_agent.network_weights import NetworkConfig
+from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.training.next_agent import train
 from presage.training.semantic_state import TrainingTraces, choose_states, simplest
 

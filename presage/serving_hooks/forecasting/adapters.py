@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from presage.errors import InputError
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.features.states import StateSource
-from presage.predictors.forecast import Source
-from presage.predictors.next_agent import NextAgentPredictor, Workflow
-from presage.predictors.remaining_length import LengthWorkflow, RemainingLengthPredictor
-from presage.predictors.steps import log_tokens
+from presage.predictors.common.forecast import Source
+from presage.predictors.common.steps import log_tokens
+from presage.predictors.length.predictor import LengthWorkflow, RemainingLengthPredictor
+from presage.predictors.next_agent.predictor import NextAgentPredictor, Workflow
 from presage.serving_hooks.forecasting.live import (
     LAYER_LEFT_OUT,
     STATES_LEFT_OUT,

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.predictors.next_agent import Workflow
-from presage.predictors.remaining_length import LengthWorkflow
+from presage.predictors.length.predictor import LengthWorkflow
+from presage.predictors.next_agent.predictor import Workflow
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.circuit_breaker import CircuitBreaker, Refused
 from presage.serving_hooks.forecasting.live import (

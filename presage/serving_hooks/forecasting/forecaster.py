@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError
 from presage.features.input_profiles import STATES, TEXT, TOKENS
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.remaining_length import RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
 from presage.serving_hooks.forecasting.fallback_chain import FallbackChain, RunningWorkflow

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import Moment
-from presage.predictors.forecast import Source
+from presage.predictors.common.forecast import Source
 
 Projection = tuple[NDArray[np.float32], NDArray[np.float32]]
 """W float32 [d, p] and b [p]; a hidden state x becomes x @ W + b."""

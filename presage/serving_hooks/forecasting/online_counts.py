@@ -2,8 +2,8 @@
 
 Of each workflow type: which agents, or END, came 1..K steps after the last one and the last two agents, and the median
 of the output tokens that were left at an agent's steps. The outcome k steps ahead is counted directly and the orders
-are mixed by Witten–Bell, as `predictors/ngram.py` does with a whole trace: with N outcomes counted after context c, T
-of them distinct, and c' the next shorter context,
+are mixed by Witten–Bell, as `predictors/next_agent/ngram.py` does with a whole trace: with N outcomes counted after
+context c, T of them distinct, and c' the next shorter context,
 
     P(o | c) = (count(c, o) + T · P(o | c')) / (N + T)
 

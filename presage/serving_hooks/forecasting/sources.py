@@ -20,9 +20,9 @@ import numpy as np
 
 from presage.errors import ArtefactError, why
 from presage.features.states import STATE_COLUMN
-from presage.predictors.artefact import artefact_digest
-from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.remaining_length import RemainingLengthPredictor
+from presage.predictors.common.artefact import artefact_digest
+from presage.predictors.length.predictor import RemainingLengthPredictor
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.registry.connect import Registry, attached
 from presage.registry.promote import PROFILE
 from presage.registry.resolve import ResolvedModel, resolve

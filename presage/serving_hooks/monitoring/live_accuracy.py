@@ -1,8 +1,9 @@
 """How good forecasts are live, by workflow type and model version: what `presage evaluate` says of held-out traces.
 
 Of the latest workflows of each, `window` of them: older ones are forgotten whole. Definitions are those of evaluation:
-accuracy is the share of positions, intervals are by bootstrap over workflows (`predictors/bootstrap.py`), since events
-inside one workflow depend on each other, and calibration error has the bins of `predictors/probabilities.py`.
+accuracy is the share of positions, intervals are by bootstrap over workflows (`predictors/common/bootstrap.py`), since
+events inside one workflow depend on each other, and calibration error has the bins of
+`predictors/common/probabilities.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS, Moment
-from presage.predictors.bootstrap import share_ci
-from presage.predictors.probabilities import calibration_error, filled_bins
+from presage.predictors.common.bootstrap import share_ci
+from presage.predictors.common.probabilities import calibration_error, filled_bins
 from presage.serving_hooks.monitoring.outcomes import Followed, LengthTally
 
 RESAMPLES: Final = 1000

@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import MOMENTS, Moment
-from presage.predictors.forecast import Source
-from presage.predictors.probabilities import BINS
+from presage.predictors.common.forecast import Source
+from presage.predictors.common.probabilities import BINS
 from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast, LiveLengths
 from presage.serving_hooks.forecasting.names import Key, shared, short
 from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT

@@ -205,8 +205,8 @@ def _share(name: str) -> float:
 
 
 def _model(folder: Path | None, lengths: str | None) -> Source:
-    from presage.predictors.next_agent import NextAgentPredictor
-    from presage.predictors.remaining_length import RemainingLengthPredictor
+    from presage.predictors.length.predictor import RemainingLengthPredictor
+    from presage.predictors.next_agent.predictor import NextAgentPredictor
 
     if folder is not None and not folder.is_dir():
         raise ConfigurationError(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from presage.errors import TraceError
 from presage.features.input_profiles import TARGETS
 from presage.features.lengths import LengthRows
-from presage.predictors.bootstrap import pair_ratio_cis, ratio_cis
+from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_cis
 from presage.training.baselines import Behind, behind, worst
 from presage.training.lengths.metrics import SCOPES, LengthFigures, Share, measure, median_column, number
 from presage.training.lengths.queue import QueueFigures, compare, queued

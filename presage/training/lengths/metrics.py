@@ -8,7 +8,7 @@ The ranking's figure is Kendall's tau distance: how far a ranking by forecast is
 appendix B.2). It is the share of pairs of steps that the forecast puts the wrong way round; a pair it ties counts half,
 so that a constant, which ranks nothing, has exactly 0.5. A pair whose truth is equal has no right way round and is left
 out, so that the truth itself has 0. Pairs are counted for each step, not only in all, because intervals are by workflow
-(`presage.predictors.bootstrap.pair_ratio_cis`).
+(`presage.predictors.common.bootstrap.pair_ratio_cis`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from presage.predictors.bootstrap import pair_ratio_cis, ratio_cis, share_ci
+from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_cis, share_ci
 from presage.training.metrics import RESAMPLES
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.lengths import LengthRows
-from presage.predictors.bootstrap import ratio_ci
+from presage.predictors.common.bootstrap import ratio_ci
 from presage.training.lengths.metrics import Share
 
 FIRST_COME: Final = "first come"

@@ -23,7 +23,7 @@ from presage.errors import ConfigurationError, InputError
 from presage.features.lengths import LengthEncoder, LengthRows, prompts_and_answers
 from presage.features.sketch import Corpus, Sketch
 from presage.features.states import Candidate
-from presage.predictors.lengths.linear import trial
+from presage.predictors.length.linear import trial
 from presage.training.semantic_state import simplest
 
 Texts = Literal["auto", "text", "none"]

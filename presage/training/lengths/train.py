@@ -29,8 +29,8 @@ from presage.errors import TraceError
 from presage.features.history import PROGRESS
 from presage.features.input_profiles import PROFILES
 from presage.features.lengths import PROMPT, LengthEncoder, LengthRows, Target, length_rows
-from presage.predictors.lengths.baselines import LENGTH_BASELINES, Constant
-from presage.predictors.remaining_length import RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.baselines import LENGTH_BASELINES, Constant
+from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.baselines import check_names, choose_names
 from presage.training.configuration import Limits
 from presage.training.lengths.evaluate import LengthDifference, LengthEvaluation, Predict, difference, evaluate

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.prompt_terms import PromptTerms
-from presage.predictors.routing.factors import base_rates
+from presage.predictors.router.factors import base_rates
 
 
 class Routes(Protocol):

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.datasets.outcomes.schema import Outcomes
-from presage.predictors.bootstrap import ratio_cis
+from presage.predictors.common.bootstrap import ratio_cis
 from presage.training.router.metrics import judged_prompts
 
 TRADE_OFFS: Final = (0.0, *np.geomspace(0.002, 20.0, 40).round(5).tolist())

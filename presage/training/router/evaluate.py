@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from presage.datasets.outcomes.schema import Outcomes, prompt_keys
 from presage.errors import ConfigurationError, TraceError
-from presage.predictors.bootstrap import ratio_ci
-from presage.predictors.router import RouterPredictor
-from presage.predictors.routing.choice import pick
+from presage.predictors.common.bootstrap import ratio_ci
+from presage.predictors.router.choice import pick
+from presage.predictors.router.predictor import RouterPredictor
 from presage.training.baselines import Behind, behind, worst
 from presage.training.metrics import RESAMPLES
 from presage.training.router.baselines import Routes

@@ -27,8 +27,8 @@ from safetensors import SafetensorError
 
 from presage.datasets.outcomes.schema import Outcomes
 from presage.errors import ConfigurationError, OutputError, TraceError
-from presage.predictors.routing.transformer import DEFAULT_ENCODER, TransformerScorer
-from presage.predictors.routing.transformer_model import checkpoint_activations, quiet
+from presage.predictors.router.transformer import DEFAULT_ENCODER, TransformerScorer
+from presage.predictors.router.transformer_model import checkpoint_activations, quiet
 from presage.training.router.finetune_trainer import FinetuneConfig, Labelled, make_trainer
 from presage.training.training import Progress
 

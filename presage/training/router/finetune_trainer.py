@@ -21,8 +21,8 @@ from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallba
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from presage.errors import ConfigurationError
-from presage.predictors.routing import transformer_model
-from presage.predictors.routing.transformer import PromptTokens, TransformerScorer
+from presage.predictors.router import transformer_model
+from presage.predictors.router.transformer import PromptTokens, TransformerScorer
 from presage.training.router.metrics import measure
 from presage.training.training import Progress
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.predictors.bootstrap import ratio_ci
-from presage.predictors.probabilities import ReliabilityBin, calibration_error
+from presage.predictors.common.bootstrap import ratio_ci
+from presage.predictors.common.probabilities import ReliabilityBin, calibration_error
 from presage.training.metrics import RESAMPLES, reliability
 
 _CHUNK: Final = 4_000_000  # weights at a time: 32 MB, whatever the number of prompts

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from presage.datasets.outcomes.schema import Outcomes, outcomes_digest
 from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.errors import TraceError
-from presage.predictors.router import RouterConfig, RouterPredictor
+from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.training.metrics import RESAMPLES
 from presage.training.router.baselines import BASELINES, BaseRate, Routes, TfidfLogistic
 from presage.training.router.evaluate import differences, judge, lost

@@ -17,7 +17,7 @@ import numpy as np
 from presage.datasets.outcomes.schema import Outcomes, outcomes_digest, prompt_keys
 from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.errors import TraceError
-from presage.predictors.router import RouterConfig, RouterPredictor, Scorer
+from presage.predictors.router.predictor import RouterConfig, RouterPredictor, Scorer
 from presage.training.baselines import check_names, choose_names
 from presage.training.configuration import Limits
 from presage.training.router.baselines import BASELINES, BaseRate, Routes

@@ -183,7 +183,7 @@ def recorded(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict
 
 def compared(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict[str, Any]:
     """The largest difference of any row to Hugging Face's, and of any state to the projection of its row."""
-    from presage.predictors.next_agent import NextAgentPredictor
+    from presage.predictors.next_agent.predictor import NextAgentPredictor
 
     predictor = NextAgentPredictor.load(os.environ["PREDICTOR"])
     off: dict[str, float] = defaultdict(float)

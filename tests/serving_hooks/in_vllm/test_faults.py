@@ -13,7 +13,7 @@ from tiny_model import Tiny
 from told import left_behind, nothing_owned, send, serve, told, whole
 from vllm_samples import Engine, build, everything_is_free
 
-from presage.predictors.artefact import CONFIG_FILE
+from presage.predictors.common.artefact import CONFIG_FILE
 from presage.registry.connect import Registry
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster

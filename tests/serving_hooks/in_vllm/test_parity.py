@@ -29,11 +29,11 @@ from presage.features.input_profiles import PROFILES, masked
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.prefixes import prefixes_of
-from presage.predictors.boosting import BoostingConfig
-from presage.predictors.network_weights import NetworkConfig
-from presage.predictors.next_agent import NextAgentPredictor
-from presage.predictors.parts import NextAgentConfig, project_all, unrolled
-from presage.predictors.remaining_length import LengthWorkflow, RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import LengthWorkflow, RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.next_agent.boosting import BoostingConfig
+from presage.predictors.next_agent.network_weights import NetworkConfig
+from presage.predictors.next_agent.parts import NextAgentConfig, project_all, unrolled
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.vllm.forecasts import Forecasts

@@ -12,7 +12,7 @@ from told import send, serve
 from vllm_samples import Engine, ask, build
 
 from presage.features.moment import COMPLETION, PREFILL
-from presage.predictors.artefact import read_artefact, write_artefact
+from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
 from presage.serving_hooks.vllm.config import PresageConfig

@@ -11,7 +11,7 @@ from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.bootstrap import ratio_ci
+from presage.predictors.common.bootstrap import ratio_ci
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
 from presage.training.lengths.metrics import measure as measure_lengths

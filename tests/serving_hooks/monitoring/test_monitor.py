@@ -11,7 +11,7 @@ from tiny_model import Tiny
 
 from presage.datasets.store import read_store
 from presage.features.prefixes import prefixes_of
-from presage.predictors.next_agent import NextAgentPredictor
+from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.monitoring.drift import Drift, DriftConfig
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy

@@ -96,9 +96,9 @@ def test_steps_with_states_say_of_which_layer_they_are(tmp_path: Path, layer: in
 
 @pytest.mark.slow
 def test_what_a_law_says_comes_back_as_it_was_and_trains(tmp_path: Path) -> None:
-    from presage.predictors.boosting import BoostingConfig
-    from presage.predictors.network_weights import NetworkConfig
-    from presage.predictors.parts import NextAgentConfig
+    from presage.predictors.next_agent.boosting import BoostingConfig
+    from presage.predictors.next_agent.network_weights import NetworkConfig
+    from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.next_agent import train
 
     drawn = generate("retry", 60, 0, state_size=16, censored=0.2).table

@@ -16,11 +16,19 @@ from presage.features.inputs import SIZE_COUNT, known
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, transition_matrix
 from presage.features.projection import Projection, fit_projection
-from presage.predictors.boosting import TreeEnsemble, fit_trees, tree_limits
-from presage.predictors.network import Examples, fit_network
-from presage.predictors.network_weights import NetworkWeights
-from presage.predictors.ngram import BackoffNgram
-from presage.predictors.parts import COMPONENTS, PATTERNS, TREES, NextAgentConfig, NextAgentParts, project_all, unrolled
+from presage.predictors.next_agent.boosting import TreeEnsemble, fit_trees, tree_limits
+from presage.predictors.next_agent.network import Examples, fit_network
+from presage.predictors.next_agent.network_weights import NetworkWeights
+from presage.predictors.next_agent.ngram import BackoffNgram
+from presage.predictors.next_agent.parts import (
+    COMPONENTS,
+    PATTERNS,
+    TREES,
+    NextAgentConfig,
+    NextAgentParts,
+    project_all,
+    unrolled,
+)
 
 NGRAM_ORDER: Final = 3
 _EVEN_SHARE: Final = np.float32(1 / 3)

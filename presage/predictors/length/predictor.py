@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError, TraceError
 from presage.features.input_profiles import TEXT, TOKENS, Sources
 from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, LengthRows, Target, count_of
-from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
-from presage.predictors.forecast import Source
-from presage.predictors.lengths.boosted import BoostedLengths
-from presage.predictors.lengths.forest import ForestLengths
-from presage.predictors.lengths.log_estimator import FLOOR, MIN_EVIDENCE, LogEstimator, RidgeLengths, labels_of
-from presage.predictors.steps import check_steps
+from presage.predictors.common.artefact import read_artefact, rebuilding, under, write_artefact
+from presage.predictors.common.forecast import Source
+from presage.predictors.common.steps import check_steps
+from presage.predictors.length.boosted import BoostedLengths
+from presage.predictors.length.forest import ForestLengths
+from presage.predictors.length.log_estimator import FLOOR, MIN_EVIDENCE, LogEstimator, RidgeLengths, labels_of
 
 KIND: Final = "remaining-length"
 ESTIMATORS: Final[Mapping[str, type[LogEstimator]]] = MappingProxyType(

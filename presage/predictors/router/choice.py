@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
-from presage.predictors.routing.factors import logit
+from presage.predictors.router.factors import logit
 
 TRUSTS: Final = tuple(round(0.1 * tenth, 1) for tenth in range(11))
 SURE: Final = 1.645

@@ -16,8 +16,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.predictors.lengths.log_estimator import Bands, Fold, LogEstimator, Whole
-from presage.predictors.lengths.trees import FlatTrees, Tree, flatten, sum_of_leaves
+from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, Whole
+from presage.predictors.length.trees import FlatTrees, Tree, flatten, sum_of_leaves
 
 ROUNDS: Final = 250
 DOUBT_ROUNDS: Final = 60

@@ -32,7 +32,7 @@ from torch import nn
 
 from presage.features.history import RECENT
 from presage.features.inputs import NO_STATE, SIZE_COUNT
-from presage.predictors.network_weights import NetworkConfig, NetworkWeights, encode_all, encoding_size
+from presage.predictors.next_agent.network_weights import NetworkConfig, NetworkWeights, encode_all, encoding_size
 
 with warnings.catch_warnings():
     # It imports tqdm.auto, which warns in every notebook where ipywidgets are not installed.

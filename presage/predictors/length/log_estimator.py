@@ -26,8 +26,8 @@ from presage.datasets.tasks import parts, task_folds
 from presage.errors import TraceError
 from presage.features.input_profiles import Sources
 from presage.features.lengths import LEARNT_PROFILES, LengthRows, join_rows, profiles_of
-from presage.predictors.lengths.conformal import Conformal
-from presage.predictors.lengths.linear import CATEGORIES, InputEncoding, LogLine, line_helps, with_line
+from presage.predictors.length.conformal import Conformal
+from presage.predictors.length.linear import CATEGORIES, InputEncoding, LogLine, line_helps, with_line
 
 
 class LengthEstimator(Protocol):

@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError, InputError, TraceError
 from presage.features.prompt_terms import prompt_form
 from presage.features.text_encoder import TextEncoder
-from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
-from presage.predictors.forecast import Source
-from presage.predictors.routing.calibration import Calibration, Opinions, Widening, leave_out_folds
-from presage.predictors.routing.choice import learn_trust, pick
-from presage.predictors.routing.evidence import Novelty, PromptEvidence, Seen, words_of
-from presage.predictors.routing.factors import base_rates
-from presage.predictors.routing.linear import RANK, LinearScorer
+from presage.predictors.common.artefact import read_artefact, rebuilding, under, write_artefact
+from presage.predictors.common.forecast import Source
+from presage.predictors.router.calibration import Calibration, Opinions, Widening, leave_out_folds
+from presage.predictors.router.choice import learn_trust, pick
+from presage.predictors.router.evidence import Novelty, PromptEvidence, Seen, words_of
+from presage.predictors.router.factors import base_rates
+from presage.predictors.router.linear import RANK, LinearScorer
 
 if TYPE_CHECKING:
-    from presage.predictors.routing.transformer import TransformerScorer
-    from presage.predictors.routing.transformer_model import Precision
+    from presage.predictors.router.transformer import TransformerScorer
+    from presage.predictors.router.transformer_model import Precision
 
 
 class Scorer(Protocol):
@@ -395,7 +395,7 @@ class RouterPredictor:
 def _scorer_of(head: str) -> type[Scorer]:
     if head == LinearScorer.name:
         return LinearScorer
-    from presage.predictors.routing.transformer import TransformerScorer  # brings torch and transformers
+    from presage.predictors.router.transformer import TransformerScorer  # brings torch and transformers
 
     return TransformerScorer
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.lengths import LengthRows
-from presage.predictors.lengths.linear import InputEncoding, LogLine
-from presage.predictors.lengths.log_estimator import LengthEstimator, labels_of, rising
+from presage.predictors.length.linear import InputEncoding, LogLine
+from presage.predictors.length.log_estimator import LengthEstimator, labels_of, rising
 
 _LEAST_ROWS: Final = 5
 _PROMPT_TOKENS: Final = 2

@@ -30,12 +30,13 @@ from presage.features.prefixes import Prefixes, join
 from presage.features.projection import columns_of, project_state
 from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.artefact import read_artefact, rebuilding, under, write_artefact
+from presage.predictors.common.artefact import read_artefact, rebuilding, under, write_artefact
+from presage.predictors.common.forecast import Forecast
+from presage.predictors.common.steps import check_steps, has_output, log_tokens
 from presage.predictors.engine import Engine, build_engine, with_shares
-from presage.predictors.forecast import Forecast
-from presage.predictors.kernels import completed, forecast_trace, opened, prefilled
-from presage.predictors.ngram import BackoffNgram
-from presage.predictors.parts import (
+from presage.predictors.next_agent.kernels import completed, forecast_trace, opened, prefilled
+from presage.predictors.next_agent.ngram import BackoffNgram
+from presage.predictors.next_agent.parts import (
     COMPONENTS,
     PATTERNS,
     NextAgentConfig,
@@ -44,14 +45,13 @@ from presage.predictors.parts import (
     unrolled,
     with_presence,
 )
-from presage.predictors.steps import check_steps, has_output, log_tokens
 
 if TYPE_CHECKING:
-    from presage.predictors.boosting import TreeEnsemble
-    from presage.predictors.learning import Projected
+    from presage.predictors.next_agent.boosting import TreeEnsemble
+    from presage.predictors.next_agent.learning import Projected
 from scipy.optimize import minimize
 
-from presage.predictors.probabilities import FLOOR, softmax
+from presage.predictors.common.probabilities import FLOOR, softmax
 
 KIND: Final = "next-agent"
 PRIOR_WEIGHTS: Final = (0.45, 0.6, 0.05)
@@ -108,7 +108,7 @@ class NextAgentPredictor:
         self.vocabulary, self.horizon = train.vocabulary, train.horizon
         self.source = source or StateSource.none()
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
-        from presage.predictors.learning import learn, project  # torch learns; it does not forecast
+        from presage.predictors.next_agent.learning import learn, project  # torch learns; it does not forecast
 
         of, trees = grown or (project(train, validation, self.config, self.seed), None)
         parts, stopping = learn(

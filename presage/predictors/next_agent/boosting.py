@@ -22,7 +22,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from presage.predictors.probabilities import cross_entropy, softmax
+from presage.predictors.common.probabilities import cross_entropy, softmax
 
 MOST_DEPTH: Final = 16
 """A tree has 2^depth leaves."""

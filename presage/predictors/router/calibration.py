@@ -27,7 +27,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from presage.predictors.routing.factors import base_rates, logit, sigmoid
+from presage.predictors.router.factors import base_rates, logit, sigmoid
 
 PRIOR_LABELS: Final = 200.0
 KNOWN_WEIGHT: Final = 0.5

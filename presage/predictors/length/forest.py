@@ -23,8 +23,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from presage.predictors.lengths.log_estimator import Bands, Fold, LogEstimator, Whole
-from presage.predictors.lengths.trees import FlatTrees, Tree, find_leaves, flatten
+from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, Whole
+from presage.predictors.length.trees import FlatTrees, Tree, find_leaves, flatten
 
 FOLD_TREES: Final = 16
 """Trees of each fold."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from presage.errors import ArtefactError
 from presage.features.prompt_terms import FORM_SIZE, PromptTerms, prompt_form
 from presage.features.text_encoder import TextEncoder
-from presage.predictors.routing.factors import Factors
+from presage.predictors.router.factors import Factors
 
 STEPS: Final = 24
 _DEPENDENT: Final = 1e-5  # of the first vector's length: nothing new is left in that direction

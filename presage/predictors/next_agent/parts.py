@@ -15,9 +15,9 @@ from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes
 from presage.features.projection import Projection
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.boosting import BoostingConfig, TreeEnsemble
-from presage.predictors.network_weights import NetworkConfig, NetworkWeights
-from presage.predictors.ngram import BackoffNgram
+from presage.predictors.next_agent.boosting import BoostingConfig, TreeEnsemble
+from presage.predictors.next_agent.network_weights import NetworkConfig, NetworkWeights
+from presage.predictors.next_agent.ngram import BackoffNgram
 
 Component = Literal["network", "trees", "n-gram"]
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from presage.errors import ArtefactError, ConfigurationError
 from presage.features.text_encoder import find_transformer, load_error, special_tokens
-from presage.predictors.routing import transformer_model
-from presage.predictors.routing.transformer_model import Pooling, Precision
+from presage.predictors.router import transformer_model
+from presage.predictors.router.transformer_model import Pooling, Precision
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

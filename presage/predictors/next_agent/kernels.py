@@ -19,8 +19,8 @@ from presage.features.history import RECENT
 from presage.features.inputs import SIZE_COUNT, at_completion, at_prefill, begin, knows_state, knows_tokens
 from presage.predictors import engine as e
 from presage.predictors.engine import Engine
-from presage.predictors.network_weights import encode
-from presage.predictors.ngram import lookup
+from presage.predictors.next_agent.network_weights import encode
+from presage.predictors.next_agent.ngram import lookup
 
 AGENTS, PREFILL, COMPLETION, HIDDEN, PREFIX = e.AGENTS, e.PREFILL, e.COMPLETION, e.HIDDEN, e.PREFIX
 INPUTS, SUMS, ENOUGH, DEPTH, ENSEMBLES, EVIDENCE = e.INPUTS, e.SUMS, e.ENOUGH, e.DEPTH, e.ENSEMBLES, e.EVIDENCE

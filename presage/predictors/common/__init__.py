@@ -1,0 +1,1 @@
+"""What the predictors of every kind share."""

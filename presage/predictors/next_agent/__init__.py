@@ -1,0 +1,1 @@
+"""The next agents of a workflow."""
