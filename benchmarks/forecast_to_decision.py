@@ -45,8 +45,8 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
+from presage.serving_hooks.workflows.identity import Step
 
 BLOCKS, SEQS, BUDGET, STEPS, WIDTH = 50_000, 64, 2048, 5, 1024
 vllm_samples.QWEN["hidden_size"] = WIDTH

@@ -23,9 +23,9 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.sources import resolve_predictors
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.registered import AskedOnArrival
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+from presage.serving_hooks.workflows.identity import Step
 from presage.training.next_agent import train
 
 HORIZON = 3

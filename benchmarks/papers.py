@@ -25,8 +25,8 @@ from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.workload import ReplayJob
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.vllm.metadata import Step
     from presage.serving_hooks.vllm.modes import Switch
+    from presage.serving_hooks.workflows.identity import Step
 
 CHECK_S: Final = 5.0
 """Δt."""

@@ -19,8 +19,8 @@ from presage.datasets.store import append, read_store
 from presage.registry.connect import attach, attached, open_registry
 from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.registered import AskedOnArrival, champions
+from presage.serving_hooks.workflows.identity import Step
 
 pytestmark = pytest.mark.slow
 

@@ -23,9 +23,9 @@ from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.vllm.ask_registry import resolve_registry_uri
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import ReadsStates
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.metrics_read import missing_inputs
 from presage.serving_hooks.vllm.registered import AskedOnArrival, champions
+from presage.serving_hooks.workflows.identity import Step
 from presage.training.next_agent import fit_predictor
 
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}

@@ -30,10 +30,10 @@ from presage.serving_hooks.forecasting.live import (
     Projection,
     no_lengths,
 )
-from presage.serving_hooks.forecasting.names import shared
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts, WorkflowHistory
 from presage.serving_hooks.monitoring.drift import Kind
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.workflows.identity import shared
 
 _NONE: Final = Refused(NO_MODEL)
 

@@ -37,10 +37,10 @@ from presage.serving_hooks.forecasting.live import (
     LiveLengths,
     Projection,
 )
-from presage.serving_hooks.forecasting.names import Key, scoped, shared, short, tenant_of
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
+from presage.serving_hooks.workflows.identity import Key, scoped, shared, short, tenant_of
 
 _EXPIRED_AN_EVENT: Final = 8
 """Silent workflows that one event ends at most: their end must not hold up whoever is not silent."""

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.forecasting.names import tenant_of
+from presage.serving_hooks.workflows.identity import tenant_of
 
 ORDER: Final = 2
 """Agents a context goes back."""

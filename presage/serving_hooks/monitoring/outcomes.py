@@ -36,8 +36,8 @@ from presage.features.moment import MOMENTS, Moment
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.probabilities import BINS
 from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast, LiveLengths
-from presage.serving_hooks.forecasting.names import Key, shared, short
 from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT
+from presage.serving_hooks.workflows.identity import Key, shared, short
 
 COUNTS: Final = "counts"
 """What answered where no predictor did (`online_counts.py`)."""

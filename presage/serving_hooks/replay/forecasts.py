@@ -31,7 +31,7 @@ from presage.serving_hooks.replay.workload import ReplayJob
 
 if TYPE_CHECKING:
     from presage.serving_hooks.vllm.forecasts import NextAgents, RemainingTokens
-    from presage.serving_hooks.vllm.metadata import Step
+    from presage.serving_hooks.workflows.identity import Step
 
     class _Both(NextAgents, RemainingTokens, Protocol): ...
 

@@ -22,8 +22,8 @@ from typing import Any, Final
 from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
 from presage.serving_hooks.policies.score import NO_ROWS, Lookahead
 from presage.serving_hooks.vllm.compat import Block, FreeQueue
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.modes import Switch
+from presage.serving_hooks.workflows.identity import Step
 
 NO_WORKFLOW: Final = ""
 """The pseudo-workflow; no workflow has this name, since all of theirs hold a separator."""

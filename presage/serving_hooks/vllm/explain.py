@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
-from presage.serving_hooks.forecasting.names import unscoped
-from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.workflows.identity import Step, unscoped
 
 MOST_SHOWN: Final = 50
 """Forecasts of one workflow, the last ones."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from presage.features.moment import Moment
 from presage.serving_hooks.forecasting.live import LiveForecast, Projection
-from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.workflows.identity import Step
 
 
 class NextAgents(Protocol):

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, Final
 
-from presage.serving_hooks.forecasting.names import scoped, tenant_of
 from presage.serving_hooks.vllm.tenants import ARGUMENT
+from presage.serving_hooks.workflows.identity import Step, scoped
 
 MAX_NAME: Final = 256
 """Characters of a name; longer ones are left out."""
@@ -32,40 +31,6 @@ _NAMES: Final = (
 )
 _YES: Final = frozenset({"true", "1", "yes"})
 _NO: Final = frozenset({"false", "0", "no", ""})
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One request as a step of a workflow.
-
-    Attributes:
-        workflow_type: the application; "" if the client did not say.
-        workflow_id: one run of it; as its tenant's (forecasting/names.py), where tenants are told apart.
-        agent: the role; "" if the client did not say.
-        number: of the step in its workflow, from 0, if the client said.
-        last: the client says that the workflow ends with this step.
-        stats_key: what is learnt of its type is kept under this name: each tenant's own.
-        workflow: one name for workflow type and id. Names hold no control characters, so no two of them collide.
-    """
-
-    workflow_type: str
-    workflow_id: str
-    agent: str
-    number: int | None = None
-    last: bool = False
-    workflow: str = field(init=False, repr=False, compare=False)
-    stats_key: str = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Made once, and one copy for all steps: half a dozen tables are kept by this name.
-        object.__setattr__(self, "workflow", intern(workflow_key(self.workflow_type, self.workflow_id)))
-        stats_key = scoped(tenant_of(self.workflow_id), self.workflow_type)
-        object.__setattr__(self, "stats_key", intern(stats_key))
-
-
-def workflow_key(workflow_type: str, workflow_id: str) -> str:
-    """The name by which policies know a workflow."""
-    return f"{workflow_type}\0{workflow_id}"
 
 
 def read(extra_args: object, session_id: object, counts: Counter[str]) -> Step | None:

@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.forecasting.live import LiveForecast
-from presage.serving_hooks.forecasting.names import unscoped
 from presage.serving_hooks.monitoring.drift import SHARES
 from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker, Tally, model_of
 from presage.serving_hooks.vllm.metadata import MAX_NAME
 from presage.serving_hooks.vllm.mode_names import PolicyName
+from presage.serving_hooks.workflows.identity import unscoped
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.protocol import NoRecorder, StepRecorder
 from presage.serving_hooks.recorder.recorder import start
 from presage.serving_hooks.vllm import compat
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.modes import Switch
+from presage.serving_hooks.workflows.identity import Step
 
 
 class Observing:

@@ -33,13 +33,13 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.forecasting.names import scoped
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.metadata import MAX_NAME
 from presage.serving_hooks.vllm.metrics import Appended, StatusCache
 from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
 from presage.serving_hooks.vllm.tenants import NotesTenant, Tenants, keys_of, mark, tenant
+from presage.serving_hooks.workflows.identity import scoped
 
 logger = logging.getLogger(__name__)
 

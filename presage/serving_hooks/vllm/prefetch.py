@@ -29,9 +29,9 @@ from presage.serving_hooks.policies.prefetch import EngineState, Prefetch, Prefe
 from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.modes import Mode, Switch
 from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
+from presage.serving_hooks.workflows.identity import Step
 
 _WINDOW: Final = 64
 """Steps after which the older ones fade in a mean."""

@@ -23,7 +23,7 @@ from presage.serving_hooks.policies.eviction import MOST_AGENTS, PRIOR_BLOCKS
 from presage.serving_hooks.policies.prefetch import Candidate
 from presage.serving_hooks.policies.score import UNIT, Lookahead
 from presage.serving_hooks.vllm import compat
-from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.workflows.identity import Step
 
 ENTRY: Final = 2048
 """Bytes counted for a conversation beside its tokens and hashes: names of up to 256 characters, and tables."""

@@ -40,9 +40,9 @@ from presage.serving_hooks.monitoring.promoted import merged_promoted
 from presage.serving_hooks.vllm.ask_registry import AskRegistry, open_existing, resolve_registry_uri
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.reload import Reload, by_kind
 from presage.serving_hooks.vllm.workflows import MOST_WORKFLOWS
+from presage.serving_hooks.workflows.identity import Step
 
 _MOST_EARLY: Final = 64
 """Steps of one workflow that have arrived and not begun; of more, the oldest are asked for anew."""

@@ -20,14 +20,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from presage.serving_hooks.forecasting.names import scoped, tenant_of
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
 from presage.serving_hooks.vllm.explain import LastForecasts, plain, reasons
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.metadata import Step, read, workflow_key
+from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.modes import POLICIES, Evidence, Mode, Modes, Switch
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
@@ -36,6 +35,7 @@ from presage.serving_hooks.vllm.step_times_file import TimedSteps
 from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
 from presage.serving_hooks.vllm.waiting import ShadowOrder, WaitingQueue, nobody
 from presage.serving_hooks.vllm.workflows import Workflows
+from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, workflow_key
 
 compat.check()
 

@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 from presage.datasets.recording import SAID, SILENT
 from presage.features.moment import PREFILL, Moment
 from presage.serving_hooks.forecasting.live import LiveForecast
-from presage.serving_hooks.forecasting.names import tenant_of
 from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.recorder.protocol import NoRecorder
 from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
-from presage.serving_hooks.vllm.metadata import Step, workflow_key
 from presage.serving_hooks.vllm.modes import Evidence, Switch
+from presage.serving_hooks.workflows.identity import Step, tenant_of, workflow_key
 
 MOST_WORKFLOWS: Final = 100_000
 """Alive at once. Names come with requests, and a table must not grow with them: further ones are served as requests

@@ -6,7 +6,7 @@ import numpy as np
 
 from presage.features.moment import PREFILL
 from presage.serving_hooks.forecasting.live import LiveForecast
-from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.workflows.identity import Step
 
 AGENTS = ("coder", "tester", "writer")
 

@@ -11,8 +11,8 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.modes import Switch
+from presage.serving_hooks.workflows.identity import Step
 
 pytestmark = pytest.mark.vllm
 STEPS = {"r": Step("review", "w1", "coder")}

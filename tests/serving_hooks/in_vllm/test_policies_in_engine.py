@@ -14,8 +14,8 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.compat import SchedulerSeam
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.scheduler import Policies, SyncWorkflowScheduler
+from presage.serving_hooks.workflows.identity import Step
 
 pytestmark = pytest.mark.vllm
 

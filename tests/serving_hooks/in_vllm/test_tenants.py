@@ -13,7 +13,6 @@ from fastapi.testclient import TestClient
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.names import MARK, scoped, tenant_of, unscoped
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.vllm import plugin
@@ -23,6 +22,7 @@ from presage.serving_hooks.vllm.modes import Modes
 from presage.serving_hooks.vllm.plugin import SHORTEST_KEY, admin_key
 from presage.serving_hooks.vllm.tenants import ARGUMENT, NOBODY, Tenants
 from presage.serving_hooks.vllm.workflows import MOST_OF_A_TENANT, Workflows
+from presage.serving_hooks.workflows.identity import MARK, scoped, tenant_of, unscoped
 
 ADMIN = "an admin's long key"
 

@@ -11,8 +11,8 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
 from presage.serving_hooks.vllm import workflows
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.metadata import Step
 from presage.serving_hooks.vllm.workflows import Workflows
+from presage.serving_hooks.workflows.identity import Step
 
 AGENTS = ("coder", "tester")
 CODER = Step("review", "r1", "coder")

@@ -13,7 +13,7 @@ from presage.serving_hooks.replay.forecasts import OutputLengthForecast, Truth, 
 from presage.serving_hooks.replay.policies import POLICIES, choose, crossed, ends
 from presage.serving_hooks.replay.runs import Setting, _foreteller
 from presage.serving_hooks.replay.workload import PromptConvention
-from presage.serving_hooks.vllm.metadata import Step
+from presage.serving_hooks.workflows.identity import Step
 
 JOBS = [chain(0, "pqrp", PromptConvention()), chain(1, "qq", PromptConvention())]
 SWITCHES = ("priority", "eviction")

@@ -1,0 +1,1 @@
+"""The table of running workflows, and how a workflow is identified."""

@@ -1,0 +1,89 @@
+"""How a workflow is identified: workflow type and id, the tenant they belong to, and the step that a request is.
+
+Where several API keys are in use, the tenant is part of the workflow id, before a mark that no client can send because
+names are printable (vllm/metadata.py). So two tenants never mean the same workflow. Without tenants a name is as the
+client sent it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from sys import intern
+from typing import Final
+
+LONGEST_NAME: Final = 128
+
+Key = tuple[str, str]
+"""Workflow type and id, as `short` returns them."""
+
+
+def short(name: str) -> str:
+    """A name of at most LONGEST_NAME characters, with a digest in place of the rest; different for different names.
+
+    Raises:
+        TypeError: it is no str.
+    """
+    if not isinstance(name, str):
+        raise TypeError("a name is a str")
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[:64]}…{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}"
+
+
+def shared(name: str) -> str:
+    """`short`, as one interned copy: for names that many workflows have."""
+    return intern(str(short(name)))
+
+
+MARK: Final = "\xa0"
+"""A space that Python does not count as printable."""
+
+
+def scoped(tenant: str, name: str) -> str:
+    """The name with its tenant; the name itself for the tenant ""."""
+    return f"{tenant}{MARK}{name}" if tenant else name
+
+
+def tenant_of(name: str) -> str:
+    """The tenant of a scoped name; "" without tenants."""
+    return name.rpartition(MARK)[0]
+
+
+def unscoped(name: str) -> str:
+    """The name as the client sent it."""
+    return name.rpartition(MARK)[2]
+
+
+def workflow_key(workflow_type: str, workflow_id: str) -> str:
+    """The name by which policies know a workflow."""
+    return f"{workflow_type}\0{workflow_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request as a step of a workflow.
+
+    Attributes:
+        workflow_type: the application; "" if the client did not send it.
+        workflow_id: one run of it, with its tenant.
+        agent: the role; "" if the client did not send it.
+        number: of the step in its workflow, from 0, if the client sent it.
+        last: the client marked this step as the last of its workflow.
+        workflow: one key for workflow type and id. Names hold no control characters, so no two workflows collide.
+        stats_key: the workflow type with its tenant: statistics are kept per tenant.
+    """
+
+    workflow_type: str
+    workflow_id: str
+    agent: str
+    number: int | None = None
+    last: bool = False
+    workflow: str = field(init=False, repr=False, compare=False)
+    stats_key: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Interned: several tables are keyed by these names.
+        object.__setattr__(self, "workflow", intern(workflow_key(self.workflow_type, self.workflow_id)))
+        stats_key = scoped(tenant_of(self.workflow_id), self.workflow_type)
+        object.__setattr__(self, "stats_key", intern(stats_key))
