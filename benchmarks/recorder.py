@@ -36,8 +36,7 @@ from presage.datasets.adapters.recording import batches, engines
 from presage.datasets.recording import SAID
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.protocol import StepRecorder
-from presage.serving_hooks.recorder.recorder import start
+from presage.serving_hooks.recorder.recorder import StepRecorder, start
 
 STEPS_A_WORKFLOW = 10
 COPY = "copy of the states alone"

@@ -1,1 +1,1 @@
-"""What the engine serves, written down: tomorrow's traces. Knows no engine; the engine's thread only hands over."""
+"""Records what an engine serves, as traces to train on. Independent of vLLM."""

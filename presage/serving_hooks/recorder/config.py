@@ -1,4 +1,4 @@
-"""What an operator says of the recorder: the object `recorder` of the hooks' settings."""
+"""Settings of the recorder: the object `recorder` of the hooks' settings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Redact = Callable[[str, str], object]
 
 
 class RecorderConfig(BaseModel):
-    """Settings of the recorder; only the folder has no default."""
+    """Settings of the recorder; only `folder` is required."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    folder: str = Field(min_length=1, description="where recordings go; made if it is not there. Engines may share it")
+    folder: str = Field(min_length=1, description="where recordings go; created if missing. Engines may share it")
     states: Literal["off", "prefill", "both"] = Field(
-        "off", description="hidden states: none, after prefill, or also after the last output token"
+        "off", description="hidden states to record: none, after prefill, or also after the last output token"
     )
-    text: Literal["off", "on"] = Field("off", description="prompts and answers")
+    text: Literal["off", "on"] = Field("off", description="whether to record prompts and answers")
     redact: str | None = Field(
         None,
         pattern=r"^[\w.]+:\w+$",
@@ -35,23 +35,23 @@ class RecorderConfig(BaseModel):
     max_mb: int = Field(
         10_240,
         ge=1,
-        description="MiB that all recordings in the folder may take; then recording stops until there is room",
+        description="MiB that all recordings in the folder may take; recording then stops until there is room",
     )
-    queue_rows: int = Field(16_384, ge=1, description="rows that may wait for the disk; further ones are dropped")
-    queue_mb: int = Field(256, ge=1, description="MiB of them")
+    queue_rows: int = Field(16_384, ge=1, description="rows that may wait for the disk; more are dropped")
+    queue_mb: int = Field(256, ge=1, description="MiB of rows that may wait for the disk")
     flush_s: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="seconds after which a row is in its file, if the disk can"
+        1.0, gt=0, allow_inf_nan=False, description="seconds after which a row is in its file, if the disk keeps up"
     )
     linger_s: float = Field(
-        0.25, ge=0, allow_inf_nan=False, description="seconds a step that is over waits for its last state"
+        0.25, ge=0, allow_inf_nan=False, description="seconds that a completed step waits for its last state"
     )
 
 
 def load_redact(name: str | None) -> Redact | None:
-    """The function an operator has named.
+    """Imports the configured redaction.
 
     Raises:
-        ConfigurationError: there is no such function.
+        ConfigurationError: it is no function, or cannot be imported.
     """
     if name is None:
         return None

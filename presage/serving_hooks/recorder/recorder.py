@@ -1,9 +1,15 @@
-"""The recorder as the engine's thread sees it: it is told, numbers runs and steps, and passes on.
+"""The recorder as the engine thread sees it.
 
-That thread has the model waiting, so it does no more than it must: who is told what, and when, goes on a tape, and rows
-are made of it by the thread that writes. Numbers are given here, so whatever is dropped on the way leaves a gap in
-them, by which ingestion knows. Whatever cannot be recorded is counted by its reason; nothing is raised, and nothing
-waits for a disk or a lock.
+    recorder = start(config, model="model-7b")                                   # once
+    recorder.begun(request_id, step, input_tokens=n, cached_input_tokens=m)      # a request was selected
+    recorder.forecast(request_id, live)                                          # whenever one was made
+    recorder.state(request_id, PREFILL, vector)                                  # may come a little late
+    recorder.completed(request_id, output_tokens=n, finish_reason="stop")        # however the request left
+    recorder.ended(workflow_type, workflow_id, SAID)                             # or SILENT
+
+The model waits for the engine thread, so it only buffers events; the writer thread makes rows of them. Runs and steps
+are numbered here, so whatever is dropped later leaves a gap that ingestion sees. Nothing blocks and nothing raises:
+what cannot be recorded is counted by its reason.
 """
 
 from __future__ import annotations
@@ -15,45 +21,53 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
+import pyarrow as pa
 
 from presage.features.moment import PREFILL, Moment
-from presage.serving_hooks.recorder.assembly import Assembly
-from presage.serving_hooks.recorder.clock import WallClock
+from presage.serving_hooks.recorder.batches import TextFilter
+from presage.serving_hooks.recorder.buffer import EventBuffer, WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig, load_redact
-from presage.serving_hooks.recorder.names import NO_NAME, is_name
-from presage.serving_hooks.recorder.protocol import NamedStep, NoRecorder, StepRecorder
-from presage.serving_hooks.recorder.queue import Queue
-from presage.serving_hooks.recorder.rows import RecordedWorkflow, forecast_bytes, text_bytes
-from presage.serving_hooks.recorder.tape import Tape
-from presage.serving_hooks.recorder.texts import Texts
+from presage.serving_hooks.recorder.files import OpenFile
+from presage.serving_hooks.recorder.rows import (
+    NO_NAME,
+    NamedStep,
+    RecordedWorkflow,
+    RowAssembler,
+    RowQueue,
+    Text,
+    forecast_bytes,
+    is_name,
+    text_bytes,
+)
 from presage.serving_hooks.recorder.writer import Writer
 
 if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.live import LiveForecast
 
-_MOST_RUNS: Final = 100_000
-_MOST_TYPES: Final = 1_000
-"""A store has a folder for each workflow type, and types are what clients say."""
-_MOST_RUNNING: Final = 16_384
-_CALLS_A_ROW: Final = 4
+_MAX_RUNS: Final = 100_000
+_MAX_TYPES: Final = 1_000
+"""A store has a folder for each workflow type, and clients name the types."""
+_MAX_RUNNING: Final = 16_384
+_EVENTS_PER_ROW: Final = 4
 _KEPT_SHARE: Final = 64
-"""A state is copied if the array it is a row of takes more than this part of what may wait."""
+"""A state is copied if the array it is a row of takes more than this part of the room."""
 
 
 class Recorder:
-    """Records the steps of one engine; see `protocol.py` for who calls what.
+    """Records the steps of one engine. All calls come from one thread, except `status` and `debug_state`.
 
     Args:
         config: its settings.
-        model: what the engine serves.
-        state_layer: the layer of the states it is told, counted from 1; None for those after the final norm.
+        model: name of the served model.
+        state_layer: the layer of the states, counted from 1; None for those after the final norm.
         decode: makes a text of token ids.
-        instance: name of this engine in the recording; no two engines that share a folder may have the same. None
-            makes one of the time and chance.
+        instance: name of this engine in the recording, unique among engines that share a folder. None makes one of the
+            time and a random number.
         clock: the time of day.
+        open_file: opens a file for writing.
 
     Raises:
-        ConfigurationError: the redaction that is named cannot be loaded.
+        ConfigurationError: the configured redaction cannot be loaded.
     """
 
     def __init__(
@@ -65,30 +79,32 @@ class Recorder:
         decode: Callable[[Sequence[int]], str] | None = None,
         instance: str | None = None,
         clock: WallClock | None = None,
+        open_file: OpenFile = lambda path: pa.OSFile(path, "wb"),
     ) -> None:
         self.instance = instance or f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
-        self._clock = clock or WallClock()
+        clock = clock or WallClock()
         self._states, self._text = config.states, config.text == "on"
         self._counts: Counter[str] = Counter()
-        heard: Counter[str] = Counter()
+        written: Counter[str] = Counter()
         room = config.queue_mb * 2**20
-        queue = Queue(config.queue_rows, room, heard)
-        self._assembly = Assembly(queue, self._clock, heard)
-        # Looked up once: all of this is cold when it is called, and each further object costs the thread a miss.
-        self._begun, self._completed = self._assembly.begun, self._assembly.completed
-        self._state, self._forecast = self._assembly.state, self._assembly.forecast
-        self._now_s = self._clock.rising
-        self.tape = Tape(_CALLS_A_ROW * config.queue_rows, room, queue, self._counts, heard)
-        self._tell, self._most_kept = self.tape.tell, room // _KEPT_SHARE
-        texts = Texts(load_redact(config.redact), decode)
-        self.writer = Writer(config, self.tape, queue, texts, self._clock, self.instance, model, state_layer, heard)
+        queue = RowQueue(config.queue_rows, room, written)
+        self._rows = RowAssembler(queue, clock.at_us, written)
+        self._events = EventBuffer(_EVENTS_PER_ROW * config.queue_rows, room, queue, self._counts, written)
+        # Bound once: all of this is cold when it is called, and each further object costs the thread a cache miss.
+        self._put, self._now_s, self._most_kept = self._events.put, clock.monotonic, room // _KEPT_SHARE
+        self._begun, self._completed = self._rows.begun, self._rows.completed
+        self._state, self._forecast = self._rows.state, self._rows.forecast
+        texts = TextFilter(load_redact(config.redact), decode, written)
+        self.writer = Writer(
+            config, self._events, queue, texts, clock, self.instance, model, state_layer, written, open_file
+        )
         self._runs: dict[tuple[str, str], RecordedWorkflow] = {}
         self._types: set[str] = set()
         self._begun_runs = 0
         self._running: set[str] = set()
 
     def start(self) -> Self:
-        """Writes from now on, in a thread of its own."""
+        """Starts the writer thread."""
         self.writer.start()
         return self
 
@@ -99,16 +115,16 @@ class Recorder:
         *,
         input_tokens: int | None = None,
         cached_input_tokens: int | None = None,
-        input_text: str | Sequence[int] | None = None,
+        input_text: Text | None = None,
     ) -> None:
-        """A step has been selected; it and its workflow have a number from here on.
+        """A request was selected for the first time; its step and workflow are numbered from here on.
 
         Args:
             request_id: the engine's name of the request.
-            step: which step of which workflow. `number` is kept beside our own.
+            step: which step of which workflow. Its own `number` is recorded beside ours.
             input_tokens: size of the prompt.
-            cached_input_tokens: how much of it was in the cache.
-            input_text: the prompt, or its token ids, which must not be changed later; left out unless text is on.
+            cached_input_tokens: prompt tokens found in the cache.
+            input_text: the prompt or its token ids; do not change them later. Ignored unless text is on.
         """
         try:
             run = self._runs.get((step.workflow_type, step.workflow_id)) or self._new_run(step)
@@ -116,26 +132,25 @@ class Recorder:
                 return
             number = run.steps
             run.steps = number + 1
-            if len(self._running) >= _MOST_RUNNING:
+            if len(self._running) >= _MAX_RUNNING:
                 self._counts["not recorded: too many steps at once"] += 1
                 return
             text, size = self._kept_text(input_text) if self._text else (None, 0)
-            told = self._now_s(), request_id, run, number, step, input_tokens, cached_input_tokens, text
-            if self._tell(self._begun, told, size):
+            event = self._now_s(), request_id, run, number, step, input_tokens, cached_input_tokens, text
+            if self._put(self._begun, event, size):
                 self._running.add(request_id)
-                run.told = True
+                run.known = True
         except Exception as error:
             self._failed(error)
 
     def state(self, request_id: str, moment: Moment, state: Any) -> None:
-        """A hidden state of a step that is running, or has just completed.
+        """A hidden state of a step that is running or has just completed.
 
         Args:
-            request_id: as `begun` had it.
-            moment: which.
-            state: float16 or float32 [d], of the model that is served and of one layer, not projected. It must not be
-                changed later. The whole array that it is a row of is kept for some milliseconds; a row of a large
-                one is copied.
+            request_id: as given to `begun`.
+            moment: before or after the output.
+            state: float16 or float32 [d] of the served model, of one layer, not projected. Do not change it later. The
+                array that it is a row of stays in memory for some milliseconds; a row of a large one is copied.
         """
         try:
             if self._states == "off" or (self._states == "prefill" and moment != PREFILL):
@@ -143,14 +158,14 @@ class Recorder:
             size = _kept_bytes(state)
             if size > self._most_kept:
                 state, size = state.copy(), state.nbytes
-            self._tell(self._state, (self._now_s(), request_id, moment, state), size)
+            self._put(self._state, (self._now_s(), request_id, moment, state), size)
         except Exception as error:
             self._failed(error)
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
-        """A forecast was made for a step that is running, or has just completed."""
+        """A forecast for a step that is running or has just completed."""
         try:
-            self._tell(self._forecast, (self._now_s(), request_id, live), forecast_bytes(live))
+            self._put(self._forecast, (self._now_s(), request_id, live), forecast_bytes(live))
         except Exception as error:
             self._failed(error)
 
@@ -160,38 +175,38 @@ class Recorder:
         *,
         output_tokens: int | None = None,
         finish_reason: str | None = None,
-        output_text: str | Sequence[int] | None = None,
+        output_text: Text | None = None,
     ) -> None:
-        """A step is over, with its last token or without; one that never began is passed over.
+        """A request left the engine, with its last token or without; ignored if it never began.
 
         Args:
-            request_id: as `begun` had it.
-            output_tokens: how many it has produced.
-            finish_reason: why it stopped, "abort" where it was broken off.
-            output_text: the answer, or its token ids; as `input_text`.
+            request_id: as given to `begun`.
+            output_tokens: tokens it produced.
+            finish_reason: why it stopped; "abort" if it was aborted.
+            output_text: the answer or its token ids; see `input_text`.
         """
         try:
             if request_id not in self._running:
                 return
             self._running.discard(request_id)
             text, size = self._kept_text(output_text) if self._text else (None, 0)
-            told = self._now_s(), request_id, output_tokens, finish_reason, text
-            self._tell(self._completed, told, size, always=True)
+            event = self._now_s(), request_id, output_tokens, finish_reason, text
+            self._put(self._completed, event, size, always=True)
         except Exception as error:
             self._failed(error)
 
     def ended(self, workflow_type: str, workflow_id: str, how: str) -> None:
-        """A workflow has ended: SAID or SILENT. A step of that name begins another run; steps still running belong to
-        the one that has ended."""
+        """A workflow ended: SAID or SILENT. A later step of that name begins another run; steps still running belong to
+        this one."""
         try:
             run = self._runs.pop((workflow_type, workflow_id), None)
-            if run is not None and run.told:
-                self._tell(self._assembly.ended, (self._now_s(), run, how), always=True)
+            if run is not None and run.known:
+                self._put(self._rows.ended, (self._now_s(), run, how), always=True)
         except Exception as error:
             self._failed(error)
 
     def status(self) -> dict[str, Any]:
-        """What was recorded and what was not, by reason. May be asked by any thread."""
+        """What was recorded and what was not, by reason."""
         counts = Counter(dict(self._counts))  # copies: the threads go on counting
         counts.update(dict(self.writer.counts))
         return {
@@ -202,25 +217,35 @@ class Recorder:
             "counts": dict(counts),
         }
 
+    def debug_state(self) -> dict[str, int]:
+        """What is in memory: `events` in the buffer, `bytes` there and in the queue, `running` steps, and `late` steps,
+        which have completed and may still get a state."""
+        return {
+            "events": len(self._events),
+            "bytes": self._events.waiting_bytes,
+            "running": len(self._rows.running),
+            "late": len(self._rows.late),
+        }
+
     def close(self) -> None:
-        """Writes what waits, and steps that have not completed as far as they are known; waits some seconds at most."""
-        self._tell(self._assembly.finish, (self._now_s(),), always=True)
-        self.tape.close()
+        """Writes what waits, and running steps with what is known of them; gives up after some seconds."""
+        self._put(self._rows.finish, (self._now_s(),), always=True)
+        self._events.close()
         self._running.clear()
         self._runs.clear()
         self.writer.close()
 
     def _new_run(self, step: NamedStep) -> RecordedWorkflow | None:
         workflow_type, workflow_id = step.workflow_type, step.workflow_id
-        # An empty type is one the client did not say.
+        # The type is empty if the client gave none.
         if not is_name(workflow_id) or not (workflow_type == "" or is_name(workflow_type)):
             self._counts[NO_NAME] += 1
             return None
-        if len(self._runs) >= _MOST_RUNS:
+        if len(self._runs) >= _MAX_RUNS:
             self._counts["not recorded: too many workflows"] += 1
             return None
         if workflow_type not in self._types:
-            if len(self._types) >= _MOST_TYPES:
+            if len(self._types) >= _MAX_TYPES:
                 self._counts["not recorded: too many workflow types"] += 1
                 return None
             self._types.add(workflow_type)
@@ -228,14 +253,14 @@ class Recorder:
         self._begun_runs += 1
         return run
 
-    def _kept_text(self, given: str | Sequence[int] | None) -> tuple[str | Sequence[int] | None, int]:
-        """A text and its bytes; nothing where there is no room for it: its step is worth more."""
+    def _kept_text(self, given: Text | None) -> tuple[Text | None, int]:
+        """A text and its bytes; (None, 0) if there is no room: the step matters more."""
         try:
             size = text_bytes(given)
         except Exception as error:
             self._failed(error)
             return None, 0
-        if self.tape.fits(size):
+        if self._events.fits(size):
             return given, size
         self._counts["text not kept: queue full"] += 1
         return None, 0
@@ -244,8 +269,24 @@ class Recorder:
         self._counts[f"failed: {type(error).__name__}"] += 1
 
 
+class NoRecorder:
+    """Records nothing."""
+
+    def begun(self, *_: Any, **__: Any) -> None:
+        """Does nothing."""
+
+    state = forecast = completed = ended = close = begun
+
+    def status(self) -> dict[str, Any]:
+        """Says that it is off."""
+        return {"on": False}
+
+
+StepRecorder = Recorder | NoRecorder
+
+
 def _kept_bytes(state: Any) -> int:
-    """What is kept with a state: a row keeps the array it belongs to."""
+    """Bytes kept in memory with a state: a row keeps the array it belongs to."""
     base = getattr(state, "base", None)
     whole = base if isinstance(base, np.ndarray) else state
     return whole.nbytes if isinstance(whole, np.ndarray) else 0
@@ -258,17 +299,10 @@ def start(
     state_layer: int | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
 ) -> StepRecorder:
-    """The recorder of an engine, writing from now on; one that records nothing where there are no settings.
-
-    Args:
-        config: its settings.
-        model: what the engine serves; the traces' column `model`.
-        state_layer: the layer of the states it tells, counted from 1; None for those after the final norm. The traces'
-            column `state_layer`.
-        decode: makes a text of token ids, in the thread that writes; for engines that hold no texts.
+    """Starts the recorder of an engine; without settings, one that records nothing. See `Recorder`.
 
     Raises:
-        ConfigurationError: the redaction that is named cannot be loaded.
+        ConfigurationError: the configured redaction cannot be loaded.
     """
     if config is None:
         return NoRecorder()

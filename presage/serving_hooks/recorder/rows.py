@@ -1,19 +1,51 @@
-"""What is handed over: a step, a forecast, the end of a run. Plain things, so that making one costs microseconds."""
+"""Rows of a recording, how events become rows, and the queue in which rows wait for the disk.
+
+Everything here runs in the writer thread, except that the engine thread numbers runs and steps.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from presage.features.moment import PREFILL, Moment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from presage.serving_hooks.forecasting.live import LiveForecast
 
-ROW_BYTES: Final = 1024
-"""About how much memory a row takes without what is large in it."""
+MAX_NAME: Final = 256
+"""Longest name, in characters; steps with a longer one are not recorded."""
+NO_NAME: Final = f"not recorded: no name, or none of at most {MAX_NAME} printable characters"
+FULL: Final = "dropped: queue full"
 
+_MAX_COUNT: Final = 2**31
+_MAX_LATE: Final = 1024
+_ROW_BYTES: Final = 1024
+"""Approximate memory of a row without its texts, states and probabilities."""
 _CHARACTER_BYTES: Final = 2
 _TOKEN_BYTES: Final = 36
+# dtype.name takes microseconds
+_STATE_TYPES: Final = {np.dtype(np.float16): "float16", np.dtype(np.float32): "float32"}
+
+Text = str | Sequence[int]
+"""A text, or its token ids."""
+
+
+class NamedStep(Protocol):
+    """Names a step of a workflow, as `presage.serving_hooks.vllm.metadata.Step` does."""
+
+    @property
+    def workflow_type(self) -> str: ...  # noqa: D102
+    @property
+    def workflow_id(self) -> str: ...  # noqa: D102
+    @property
+    def agent(self) -> str: ...  # noqa: D102
+    @property
+    def number(self) -> int | None: ...  # noqa: D102
 
 
 class State(NamedTuple):
@@ -23,65 +55,59 @@ class State(NamedTuple):
     data: bytes
 
 
+@dataclass(slots=True, eq=False)
 class RecordedWorkflow:
-    """A workflow as this engine sees it.
+    """A run of a workflow in this engine.
 
     Attributes:
         number: counts the runs of the engine.
-        workflow_type, workflow_id: its names.
-        steps: how many have begun; of the engine's thread, as the next.
-        told: whether the thread that writes is told of any.
-        running: how many steps are not over; of the thread that writes, as the next.
-        how: how it ended, once it has.
+        steps: steps begun; written by the engine thread, like `known`.
+        known: whether the writer thread gets to know of the run.
+        running: steps that have not completed; written by the writer thread, like `how`.
+        how: how the run ended.
     """
 
-    __slots__ = ("how", "number", "running", "steps", "told", "workflow_id", "workflow_type")
+    number: int
+    workflow_type: str
+    workflow_id: str
+    steps: int = 0
+    known: bool = False
+    running: int = 0
+    how: str | None = None
 
-    def __init__(self, number: int, workflow_type: str, workflow_id: str) -> None:
-        self.number, self.workflow_type, self.workflow_id = number, workflow_type, workflow_id
-        self.steps = self.running = 0
-        self.told = False
-        self.how: str | None = None
 
-
+@dataclass(slots=True, eq=False)
 class StepRow:
-    """A step; times in microseconds since 1970. A state may still be put in while the row waits in the queue."""
+    """A step; times in microseconds since 1970, `completed_s` by the monotonic clock.
 
-    __slots__ = (
-        "agent",
-        "cached_input_tokens",
-        "client_step",
-        "completion_state",
-        "ended_at",
-        "finish_reason",
-        "input_text",
-        "input_tokens",
-        "output_text",
-        "output_tokens",
-        "over_s",
-        "prefill_state",
-        "run",
-        "started_at",
-        "step",
-        "step_id",
-    )
+    Late states may still be added while the row waits in the queue.
+    """
 
-    def __init__(self, run: RecordedWorkflow, step: int, step_id: str | None, agent: str, started_at: int) -> None:
-        self.run, self.step, self.step_id, self.agent, self.started_at = run, step, step_id, agent, started_at
-        self.over_s = 0.0
-        self.client_step: int | None = None
-        self.input_tokens: int | None = None
-        self.output_tokens: int | None = None
-        self.cached_input_tokens: int | None = None
-        self.finish_reason: str | None = None
-        self.ended_at: int | None = None
-        self.input_text: str | Sequence[int] | None = None
-        self.output_text: str | Sequence[int] | None = None
-        self.prefill_state: State | None = None
-        self.completion_state: State | None = None
+    run: RecordedWorkflow
+    step: int
+    step_id: str | None
+    agent: str
+    started_at: int
+    client_step: int | None
+    input_tokens: int | None
+    cached_input_tokens: int | None
+    input_text: Text | None
+    output_tokens: int | None = None
+    output_text: Text | None = None
+    finish_reason: str | None = None
+    ended_at: int | None = None
+    prefill_state: State | None = None
+    completion_state: State | None = None
+    completed_s: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Approximate memory, in bytes."""
+        states = sum(len(state.data) for state in (self.prefill_state, self.completion_state) if state is not None)
+        return _ROW_BYTES + states + text_bytes(self.input_text) + text_bytes(self.output_text)
 
     def release(self) -> None:
-        """It is written: what is large in it goes, while the recorder still knows the step by name."""
+        """Drops texts and states of a written row, which stays known for late events."""
         self.input_text = self.output_text = None
         self.prefill_state = self.completion_state = None
 
@@ -94,26 +120,204 @@ class ForecastRow(NamedTuple):
     made_at: int
     live: LiveForecast
 
+    @property
+    def size(self) -> int:
+        """Approximate memory, in bytes."""
+        return forecast_bytes(self.live)
+
 
 class EndRow(NamedTuple):
-    """A run has ended; `steps` and `how` are copies, since the row is made by another thread."""
+    """The end of a run; `steps` is a copy, since the engine thread goes on counting."""
 
     run: RecordedWorkflow
     steps: int
     how: str
     ended_at: int
 
+    @property
+    def size(self) -> int:
+        """Approximate memory, in bytes."""
+        return _ROW_BYTES
+
 
 Row = StepRow | ForecastRow | EndRow
 
 
-def text_bytes(text: str | Sequence[int] | None) -> int:
-    """About how much memory a text takes, or its token ids."""
+class RowQueue:
+    """Rows waiting for the disk.
+
+    Args:
+        rows: how many may wait. Ends of runs are small and needed, so twice as many of them may.
+        size: bytes that may wait, approximately.
+        counts: counts dropped rows.
+
+    Attributes:
+        waiting_bytes: approximate memory of the rows.
+    """
+
+    def __init__(self, rows: int, size: int, counts: Counter[str]) -> None:
+        self._rows, self._size, self._counts = rows, size, counts
+        self._waiting: deque[tuple[Row, int]] = deque()
+        self.waiting_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def offer(self, row: Row) -> bool:
+        """Adds a row, or drops and counts it; returns whether it was added."""
+        size = row.size
+        room = 2 * self._rows if isinstance(row, EndRow) else self._rows
+        if len(self._waiting) >= room or self.waiting_bytes + size > self._size:
+            self._counts[FULL] += 1
+            return False
+        self.waiting_bytes += size
+        self._waiting.append((row, size))
+        return True
+
+    def first(self) -> Row | None:
+        """The oldest row; None if the queue is empty."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def take(self) -> Row:
+        """Removes and returns the oldest row."""
+        row, size = self._waiting.popleft()
+        self.waiting_bytes -= size
+        return row
+
+
+class RowAssembler:
+    """Makes rows of events. Event times are seconds of the monotonic clock.
+
+    A step is queued once it has completed. Its last state and forecast may come a little later; the state is then added
+    to the row while that waits in the queue.
+
+    Args:
+        queue: takes the rows.
+        at_us: microseconds since 1970 at a monotonic time.
+        counts: counts what cannot be recorded, by reason.
+    """
+
+    def __init__(self, queue: RowQueue, at_us: Callable[[float], int], counts: Counter[str]) -> None:
+        self._queue, self._at_us, self._counts = queue, at_us, counts
+        self.running: dict[str, StepRow] = {}
+        self.late: OrderedDict[str, StepRow] = OrderedDict()
+
+    def begun(
+        self,
+        at_s: float,
+        request_id: str,
+        run: RecordedWorkflow,
+        number: int,
+        step: NamedStep,
+        input_tokens: int | None,
+        cached_input_tokens: int | None,
+        input_text: Text | None,
+    ) -> None:
+        """A request was selected for the first time; `number` is its place in the run."""
+        if not (step.agent == "" or is_name(step.agent)):
+            self._counts[NO_NAME] += 1
+            return
+        row = StepRow(
+            run,
+            number,
+            _name_or_none(request_id),
+            step.agent,
+            self._at_us(at_s),
+            _count_or_none(step.number),
+            _count_or_none(input_tokens),
+            _count_or_none(cached_input_tokens),
+            input_text,
+        )
+        run.running += 1
+        self.running[request_id] = row
+
+    def state(self, at_s: float, request_id: str, moment: Moment, state: Any) -> None:
+        """Copies a hidden state of a step that runs or has just completed."""
+        dtype = _STATE_TYPES.get(state.dtype) if isinstance(state, np.ndarray) else None
+        if dtype is None or state.ndim != 1 or not state.size:
+            self._counts["state: no float16 or float32 array [d]"] += 1
+            return
+        row = self._row(request_id)
+        if row is None:
+            return
+        copied = State(dtype, state.tobytes())
+        if moment == PREFILL:
+            row.prefill_state = copied
+        else:
+            row.completion_state = copied
+
+    def forecast(self, at_s: float, request_id: str, live: LiveForecast) -> None:
+        """A forecast was made for such a step."""
+        row = self._row(request_id)
+        if row is not None:
+            self._queue.offer(ForecastRow(row.run, row.step, self._at_us(at_s), live))
+
+    def completed(
+        self,
+        at_s: float,
+        request_id: str,
+        output_tokens: int | None,
+        finish_reason: str | None,
+        output_text: Text | None,
+    ) -> None:
+        """A request left the engine."""
+        row = self.running.pop(request_id, None)
+        if row is None:
+            return
+        row.output_tokens, row.finish_reason = _count_or_none(output_tokens), _name_or_none(finish_reason)
+        row.ended_at = self._at_us(at_s)
+        row.output_text = output_text
+        self._enqueue(at_s, request_id, row)
+
+    def ended(self, at_s: float, run: RecordedWorkflow, how: str) -> None:
+        """A run ended; no other step of it begins."""
+        run.how = how
+        self._enqueue_end(at_s, run)
+
+    def finish(self, at_s: float) -> None:
+        """Queues the steps that have not completed, with what is known of them."""
+        for request_id, row in self.running.items():
+            self._enqueue(at_s, request_id, row)
+        self.running.clear()
+
+    def _row(self, request_id: str) -> StepRow | None:
+        return self.running.get(request_id) or self.late.get(request_id)
+
+    def _enqueue(self, at_s: float, request_id: str, row: StepRow) -> None:
+        row.completed_s = at_s
+        if self._queue.offer(row):
+            self.late[request_id] = row
+            if len(self.late) > _MAX_LATE:
+                self.late.popitem(last=False)
+        row.run.running -= 1
+        self._enqueue_end(at_s, row.run)
+
+    def _enqueue_end(self, at_s: float, run: RecordedWorkflow) -> None:
+        """The end comes after the last step: a reader that sees it knows that all other steps are there or lost."""
+        if run.how is not None and not run.running:
+            self._queue.offer(EndRow(run, run.steps, run.how, self._at_us(at_s)))
+
+
+def is_name(value: object) -> bool:
+    """Whether it is a text of 1 to 256 printable characters."""
+    return _name_or_none(value) not in (None, "")
+
+
+def text_bytes(text: Text | None) -> int:
+    """Approximate memory of a text or of its token ids."""
     if text is None:
         return 0
     return len(text) * (_CHARACTER_BYTES if isinstance(text, str) else _TOKEN_BYTES)
 
 
 def forecast_bytes(live: LiveForecast) -> int:
-    """About how much memory a forecast takes."""
-    return ROW_BYTES + int(live.probabilities.nbytes)
+    """Approximate memory of a forecast."""
+    return _ROW_BYTES + int(live.probabilities.nbytes)
+
+
+def _name_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) and len(value) <= MAX_NAME and value.isprintable() else None
+
+
+def _count_or_none(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < _MAX_COUNT else None

@@ -1,8 +1,7 @@
-"""The thread that writes: hears what was told, makes rows and batches of it, and bears with the disk.
+"""The writer thread: turns events into rows and batches, and writes them for as long as the disk lets it.
 
-Whatever the disk does, rows wait in the queue, which is bounded, and writing is tried again after a while; the log says
-once why it has stopped and once that it goes on. Steps are written before the ends of their runs, so a reader that sees
-an end has all the steps there are.
+While the disk fails, rows wait in the bounded queue and writing is retried; the log says once that writing stopped and
+once that it goes on. Steps are written before the ends of their runs: a reader that sees an end has every step.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,119 +16,110 @@ import pyarrow as pa
 
 from presage.datasets.recording import TABLES, described
 from presage.datasets.schema import STATE_COLUMNS
-from presage.serving_hooks.recorder.batches import Batches
-from presage.serving_hooks.recorder.clock import WallClock
+from presage.serving_hooks.recorder.batches import BatchBuilder, TextFilter
+from presage.serving_hooks.recorder.buffer import EventBuffer, WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.folder import Folder, reason
-from presage.serving_hooks.recorder.queue import Queue
-from presage.serving_hooks.recorder.rows import EndRow, StepRow
-from presage.serving_hooks.recorder.series import FileLimits, Opening, Series
-from presage.serving_hooks.recorder.tape import Tape
-from presage.serving_hooks.recorder.texts import Texts
+from presage.serving_hooks.recorder.files import EngineFolder, FileLimits, OpenFile, RotatingWriter, error_reason
+from presage.serving_hooks.recorder.rows import EndRow, RowQueue, StepRow
 
+# Both small, so that the engine thread waits little for the interpreter.
 _BATCH_ROWS: Final = 256
-"""Small enough that making one does not keep the engine's thread from running."""
-_CALLS: Final = 256
-"""Likewise."""
+_EVENTS: Final = 256
 _PAUSE_S: Final = 0.02
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
 _JOIN_S: Final = 10.0
 
 RECORDING: Final = "recording"
-FULL: Final = "stopped: the recording takes all the room it may"
-CLOSED: Final = "closed"
+RECORDING_FULL: Final = "stopped: the recording takes all the room it may"
+RECORDING_CLOSED: Final = "closed"
 
 _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Writes what waits in a queue.
+    """Writes what waits in an event buffer and a queue.
 
     Args:
         config: limits.
-        tape: what was told.
-        queue: rows that were made of it.
-        texts: what is kept of texts.
+        events: drained first, whatever the disk does.
+        queue: holds the rows made of them.
+        texts: redacts texts.
         clock: of the recorder.
         instance: name of the engine.
-        model: what it serves.
+        model: name of the served model.
         state_layer: the layer of the states; see `datasets.recording.described`.
-        counts: rows written, and what was not written, by reason; of this thread.
-        opening: opens a file.
+        counts: counts rows written, and what was not written, by reason; of this thread.
+        open_file: opens a file.
 
     Attributes:
         counts: the same.
-        state: RECORDING, FULL, CLOSED, or why writing is paused.
+        state: RECORDING, RECORDING_FULL, RECORDING_CLOSED, or why writing is paused.
     """
 
     def __init__(
         self,
         config: RecorderConfig,
-        tape: Tape,
-        queue: Queue,
-        texts: Texts,
+        events: EventBuffer,
+        queue: RowQueue,
+        texts: TextFilter,
         clock: WallClock,
         instance: str,
         model: str | None,
         state_layer: int | None,
         counts: Counter[str],
-        opening: Opening = lambda path: pa.OSFile(path, "wb"),
+        open_file: OpenFile,
     ) -> None:
         self.counts = counts
         self.state = RECORDING
-        self._config, self._tape, self._queue, self._clock = config, tape, queue, clock
-        texts.counts = self.counts
+        self._config, self._events, self._queue, self._clock = config, events, queue, clock
         wanted = {"off": STATE_COLUMNS[:0], "prefill": STATE_COLUMNS[:1], "both": STATE_COLUMNS}[config.states]
         self._linger_s = config.linger_s if config.states == "both" else 0.0
-        self._batches = Batches(texts, wanted, self.counts)
-        self._folder = Folder(Path(config.folder), instance, config.max_mb * 2**20)
+        self._batches = BatchBuilder(texts, wanted, counts)
+        self._folder = EngineFolder(Path(config.folder), instance, config.max_mb * 2**20)
         limits = FileLimits(config.rows_per_file, config.file_mb * 2**20, config.file_age_s)
-        self._series = {
-            name: Series(self._folder.path, name, described(schema, instance, model, state_layer), limits, opening)
-            for name, schema in TABLES.items()
+        self._files = {
+            table: RotatingWriter(
+                self._folder.path, table, described(schema, instance, model, state_layer), limits, open_file
+            )
+            for table, schema in TABLES.items()
         }
         self._number = 1
-        self._taken: dict[str, list[Any]] = {name: [] for name in TABLES}
-        self._made: dict[str, pa.RecordBatch] = {}
+        self._taken: dict[str, list[Any]] = {table: [] for table in TABLES}
+        self._built: dict[str, pa.RecordBatch] = {}
         self._since_s = self._looked_s = 0.0
-        self._makers: dict[str, Callable[[Sequence[Any]], pa.RecordBatch | None]] = {
-            "steps": self._batches.steps,
-            "forecasts": self._batches.forecasts,
-            "ends": self._batches.ends,
-        }
         self._retry_s, self._retry_at_s = _FIRST_RETRY_S, 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="presage-recorder", daemon=True)
 
     def start(self) -> None:
-        """Begins to write."""
+        """Starts the thread."""
         pa.array([None])  # imports pandas, where there is one, before there is anything to disturb
         self._thread.start()
 
     def close(self) -> None:
-        """Writes what waits, once, and ends all files; waits some seconds at most, and then goes without."""
+        """Writes what waits, once, and closes all files; gives up after some seconds."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
-        elif self.state != CLOSED:
+        elif self.state != RECORDING_CLOSED:
             self._end()
 
     def turn(self, now_s: float, *, last: bool = False) -> bool:
-        """One look at the tape, the queue and the disk; whether more waits than was taken.
+        """Looks once at the events, the queue and the disk; returns whether more waits.
 
         Args:
-            now_s: by the rising clock.
+            now_s: by the monotonic clock.
             last: write whatever is there.
         """
         if self._clock.set_back():
             self.counts["clock: set back"] += 1
-        unheard = self._tape.hear(_CALLS)  # whatever the disk does: the queue drops better than the tape
+        undrained = self._events.drain(_EVENTS)  # whatever the disk does: the queue drops better than the buffer
         if now_s < self._retry_at_s and not last:
-            return unheard
+            return undrained
         try:
             more = self._take(now_s, last)
             due = more or last or now_s - self._since_s >= self._config.flush_s
-            if due and self._holds:
+            if due and self._held:
                 if self._folder.full(now_s):
                     self._drop()
                 else:
@@ -139,43 +128,43 @@ class Writer:
                 self._look_after_files(now_s)
         except Exception as error:  # the engine goes on whatever happens here
             self._pause(error, now_s)
-            return unheard
-        return more or unheard
+            return undrained
+        return more or undrained
 
     def _run(self) -> None:
         while not self._stop.wait(_PAUSE_S):
-            while self.turn(self._clock.rising()) and not self._stop.is_set():
-                self._stop.wait(0.0005)  # lets the engine's thread have the interpreter between two batches
+            while self.turn(self._clock.monotonic()) and not self._stop.is_set():
+                self._stop.wait(0.0005)  # leaves the interpreter to the engine thread between two batches
         self._end()
 
     def _end(self) -> None:
-        while self.turn(self._clock.rising(), last=True):
+        while self.turn(self._clock.monotonic(), last=True):
             pass
         try:
             self._rotate()
         except Exception as error:
-            self._pause(error, self._clock.rising())
-        lost = self._holds + self.waiting
+            self._pause(error, self._clock.monotonic())
+        lost = self._held + self.waiting
         if lost:
             self.counts["lost: not written before the end"] += lost
         self._folder.release()
-        self.state = CLOSED
+        self.state = RECORDING_CLOSED
 
     @property
     def waiting(self) -> int:
-        """Calls nobody has heard, and rows nobody has taken."""
-        return len(self._tape) + len(self._queue)
+        """Events not handled and rows not taken from the queue."""
+        return len(self._events) + len(self._queue)
 
     @property
-    def _holds(self) -> int:
-        """Rows that were taken and are not written."""
-        return sum(map(len, self._taken.values())) + sum(int(batch.num_rows) for batch in self._made.values())
+    def _held(self) -> int:
+        """Rows taken from the queue and not written."""
+        return sum(map(len, self._taken.values())) + sum(int(batch.num_rows) for batch in self._built.values())
 
     def _take(self, now_s: float, last: bool) -> bool:
-        """Rows of the queue, as many as a batch holds; whether there may be more."""
-        if self._made:
+        """Takes rows from the queue, up to a batch of them; returns whether there may be more."""
+        if self._built:
             return True  # what could not be written goes first
-        held = self._holds
+        held = self._held
         if not held:
             self._since_s = now_s
         for _ in range(_BATCH_ROWS - held):
@@ -183,8 +172,8 @@ class Writer:
             if row is None:
                 return False
             if isinstance(row, StepRow):
-                late = last and not len(self._tape)
-                if not late and self._tape.heard_to_s(now_s) - row.over_s < self._linger_s:
+                final = last and not len(self._events)
+                if not final and self._events.drained_to_s(now_s) - row.completed_s < self._linger_s:
                     return False  # its last state may still come
                 table = "steps"
             else:
@@ -193,62 +182,66 @@ class Writer:
         return True
 
     def _write(self, now_s: float) -> None:
-        for table, make in self._makers.items():
-            if table not in self._made and self._taken[table]:
-                rows, self._taken[table] = self._taken[table], []
-                batch = make(rows)
+        for table, rows in self._taken.items():
+            if rows and table not in self._built:
+                self._taken[table] = []
+                batch = self._batches.build(table, rows)
                 if table == "steps":
-                    for row in rows:
-                        row.release()
+                    _release(rows)
                 if batch is not None:
-                    self._made[table] = batch
+                    self._built[table] = batch
         if self._folder.claim():
-            self._look_after_files(now_s)  # whatever is open was removed with the folder
-        for table, series in self._series.items():
-            batch = self._made.get(table)
+            self._look_after_files(now_s)  # open files were removed with the folder
+        for table, file in self._files.items():
+            batch = self._built.get(table)
             if batch is not None:
-                grown = series.write(batch, self._number, now_s)
-                del self._made[table]
-                self._folder.grew(grown)
+                self._folder.grew(file.write(batch, self._number, now_s))
+                del self._built[table]
                 self.counts[f"written: {table}"] += batch.num_rows
         if self.state != RECORDING:
             _log.warning("recorder: goes on in %s", self._folder.root)
             self.state, self._retry_s = RECORDING, _FIRST_RETRY_S
-        if any(series.full(now_s) for series in self._series.values()):
-            self._rotate()
+        self._rotate_if_full(now_s)
 
     def _look_after_files(self, now_s: float) -> None:
         self._looked_s = now_s
-        for table, series in self._series.items():
-            lost = series.take_lost()
+        for table, file in self._files.items():
+            lost = file.take_lost()
             if lost:
                 self.counts[f"lost: {table} in a file that was removed"] += lost
-        if any(series.full(now_s) for series in self._series.values()):
+        self._rotate_if_full(now_s)
+
+    def _rotate_if_full(self, now_s: float) -> None:
+        if any(file.full(now_s) for file in self._files.values()):
             self._rotate()
 
     def _rotate(self) -> None:
-        """All tables together, so files of one number belong together and the lowest can be removed at any time."""
+        """Rotates all tables together: files of one number belong together, and the lowest may be removed any time."""
         self._number += 1
-        for series in self._series.values():
-            series.rotate()
+        for file in self._files.values():
+            file.rotate()
 
     def _drop(self) -> None:
-        self._said(FULL)
-        self.counts["dropped: recording full"] += self._holds
-        for row in self._taken["steps"]:
-            row.release()
-        self._made.clear()
+        self._stopped(RECORDING_FULL)
+        self.counts["dropped: recording full"] += self._held
+        _release(self._taken["steps"])
+        self._built.clear()
         for rows in self._taken.values():
             rows.clear()
 
     def _pause(self, error: Exception, now_s: float) -> None:
-        self.counts[f"not written at once: {reason(error)}"] += 1
-        self._said(f"paused: {reason(error)}")
+        self.counts[f"not written at once: {error_reason(error)}"] += 1
+        self._stopped(f"paused: {error_reason(error)}")
         self._number += 1  # a file that failed is not written to again
         self._retry_at_s = now_s + self._retry_s
         self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
 
-    def _said(self, state: str) -> None:
+    def _stopped(self, state: str) -> None:
         if state != self.state:
             _log.warning("recorder: %s in %s", state, self._folder.root)
         self.state = state
+
+
+def _release(rows: list[StepRow]) -> None:
+    for row in rows:
+        row.release()

@@ -14,8 +14,7 @@ from typing import Any
 from presage.features.moment import Moment
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.protocol import NoRecorder, StepRecorder
-from presage.serving_hooks.recorder.recorder import start
+from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, start
 from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows.identity import Step

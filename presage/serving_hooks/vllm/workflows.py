@@ -23,7 +23,7 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
 from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
-from presage.serving_hooks.recorder.protocol import NoRecorder
+from presage.serving_hooks.recorder.recorder import NoRecorder
 from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.modes import Evidence, Switch

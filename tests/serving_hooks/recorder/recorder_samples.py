@@ -11,7 +11,7 @@ import numpy as np
 
 from presage.datasets.recording import SAID
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
-from presage.serving_hooks.recorder.clock import WallClock
+from presage.serving_hooks.recorder.buffer import WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import Recorder
 
@@ -46,9 +46,9 @@ def recorder(folder: Path, hands: Hands | None = None, instance: str = "one", **
     """One that writes when it is closed, or when its writer is told to."""
     hands = hands or Hands()
     served = {"model": settings.pop("model", "m"), "state_layer": settings.pop("state_layer", None)}
-    decode = settings.pop("decode", None)
+    served |= {name: settings.pop(name) for name in ("decode", "open_file") if name in settings}
     config = RecorderConfig(folder=str(folder), **settings)
-    return Recorder(config, **served, decode=decode, instance=instance, clock=hands.clock())
+    return Recorder(config, **served, instance=instance, clock=hands.clock())
 
 
 def serve(

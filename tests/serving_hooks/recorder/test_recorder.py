@@ -19,11 +19,10 @@ from recorder_samples import SIZE, Hands, Named, counts, forecast, recorder, ser
 from presage.datasets.read import read_traces
 from presage.datasets.recording import SILENT
 from presage.errors import ConfigurationError
+from presage.serving_hooks.recorder.batches import StateColumn
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.protocol import NoRecorder
-from presage.serving_hooks.recorder.recorder import start
+from presage.serving_hooks.recorder.recorder import NoRecorder, start
 from presage.serving_hooks.recorder.rows import State
-from presage.serving_hooks.recorder.states import StateColumn
 
 
 def test_a_step_is_written_as_it_was_told(tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ def test_a_state_keeps_the_rows_beside_it_only_until_it_is_heard(tmp_path: Path)
     alive = weakref.ref(batch)
     one.begun("r", Named())
     one.state("r", "completion", batch[5])
-    assert one.tape.waiting_bytes == batch.nbytes, "what is really kept is what counts"
+    assert one.debug_state()["bytes"] == batch.nbytes, "what is really kept is what counts"
     del batch
     assert alive() is not None
     one.completed("r")
@@ -140,12 +139,12 @@ def test_a_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
         one.begun(f"r{i}", Named(f"w{i}"))
         one.state(f"r{i}", "prefill", vector(i, 32_768))
         one.completed(f"r{i}")
-    assert 2**19 < one.tape.waiting_bytes <= 2**20
+    assert 2**19 < one.debug_state()["bytes"] <= 2**20
     one.close()
     found, states = counts(one), read_traces([tmp_path]).table["prefill_state"]
     assert (len(states) - states.null_count) + found["dropped: queue full"] == 100
     assert found["dropped: queue full"] > 80
-    assert one.tape.waiting_bytes == 0
+    assert one.debug_state()["bytes"] == 0
 
 
 def test_a_writer_that_does_not_come_costs_what_is_counted_and_no_more(tmp_path: Path) -> None:
@@ -157,7 +156,7 @@ def test_a_writer_that_does_not_come_costs_what_is_counted_and_no_more(tmp_path:
         serve(one, f"w{i}", "a")
     one.begun("late", Named("known", "d"))  # not taken, so its end is not missed
     one.completed("late", output_tokens=1)
-    assert len(one.tape) == 42  # the end of what was taken finds room
+    assert one.debug_state()["events"] == 42  # the end of what was taken finds room
     while one.writer.turn(0.0):
         pass
     serve(one, "known", "e", first=4)
@@ -167,7 +166,7 @@ def test_a_writer_that_does_not_come_costs_what_is_counted_and_no_more(tmp_path:
     assert known["agent"].to_pylist() == ["a", "b", "c"], "what comes behind a gap is no part of a whole workflow"
     assert not any(known["complete"].to_pylist())
     assert counts(one)["dropped: queue full"] > 0
-    assert one._assembly._running == {}
+    assert one.debug_state()["running"] == 0
 
 
 def test_a_state_that_is_told_in_time_is_waited_for_however_late_the_writer_comes(tmp_path: Path) -> None:
@@ -213,14 +212,14 @@ def test_forecasts_and_texts_take_no_more_memory_than_they_may(tmp_path: Path) -
     one.begun("r", Named())
     for _ in range(1000):
         one.forecast("r", forecast(agents=agents))
-    assert one.tape.waiting_bytes <= 2**20
+    assert one.debug_state()["bytes"] <= 2**20
     assert counts(one)["dropped: queue full"] > 900
     while one.writer.turn(0.0):
         pass
     for i in range(20):
         one.begun(f"s{i}", Named(f"w{i}"))
         one.completed(f"s{i}", output_text="x" * 100_000)
-    assert one.tape.waiting_bytes <= 2**20
+    assert one.debug_state()["bytes"] <= 2**20
     one.close()
     lost = counts(one)["text not kept: queue full"]
     table = read_traces([tmp_path]).table
@@ -230,13 +229,21 @@ def test_forecasts_and_texts_take_no_more_memory_than_they_may(tmp_path: Path) -
 
 
 def test_a_step_that_finds_no_room_is_not_kept_for_what_may_still_come_of_it(tmp_path: Path) -> None:
-    one = recorder(tmp_path, queue_rows=4)
-    one.writer._retry_at_s = float("inf")  # the disk fails
+    def fails(path: str) -> object:
+        raise OSError("no disk")
+
+    hands = Hands()
+    one = recorder(tmp_path, hands, queue_rows=4, open_file=fails)
+    serve(one, "first", "a", ends=False)
+    one.writer.turn(hands.rising)
+    hands.on(1.0)
+    one.writer.turn(hands.rising)  # fails, and is not tried again before a second has passed
+    assert one.status()["recording"] == "paused: OSError"
     for i in range(50):
         one.begun(f"r{i}", Named(f"w{i}"))
         one.completed(f"r{i}")
-        one.writer.turn(0.0)
-    assert len(one._assembly._late) == 4
+        one.writer.turn(hands.rising)
+    assert one.debug_state()["late"] == 1 + 4
 
 
 def test_of_a_large_array_only_the_row_is_kept(tmp_path: Path) -> None:
@@ -244,7 +251,7 @@ def test_of_a_large_array_only_the_row_is_kept(tmp_path: Path) -> None:
     for i in range(64):
         one.begun(f"r{i}", Named(f"w{i}"))
         one.state(f"r{i}", "prefill", batch[i])
-    assert one.tape.waiting_bytes == 64 * 2 * 2560
+    assert one.debug_state()["bytes"] == 64 * 2 * 2560
     one.close()
     assert read_traces([tmp_path]).table["prefill_state"].null_count == 0
 

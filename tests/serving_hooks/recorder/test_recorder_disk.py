@@ -116,15 +116,9 @@ class Disk:
         return Sink()
 
 
-def on(disk: Disk, one: Recorder) -> Recorder:
-    for series in one.writer._series.values():
-        series._opening = disk.open
-    return one
-
-
 def test_a_full_disk_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hands, disk = Hands(), Disk()
-    one = on(disk, recorder(tmp_path, hands))
+    one = recorder(tmp_path, hands, open_file=disk.open)
     serve(one, "w", "ab")
     turn(one, hands)
     disk.full = True
@@ -145,7 +139,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 def test_a_disk_that_stays_full_costs_rows_that_are_counted(tmp_path: Path) -> None:
     hands, disk = Hands(), Disk()
-    one = on(disk, recorder(tmp_path, hands, queue_rows=20))
+    one = recorder(tmp_path, hands, queue_rows=20, open_file=disk.open)
     disk.full = True
     for i in range(100):
         serve(one, f"w{i}", "abc")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -113,11 +115,21 @@ def test_token_ids_without_anybody_to_decode_them_are_counted(tmp_path: Path) ->
     assert counts(one)["text not kept: nobody decodes token ids"] == 1
 
 
+class Watched(str):
+    """A text of which a test can see whether it is still in memory."""
+
+
 def test_text_goes_from_memory_once_it_is_written(tmp_path: Path) -> None:
     one = recorder(tmp_path, text="on")
-    serve(one, "w", "ab", input_text=SECRET, output_text=SECRET)
+    texts = [Watched(SECRET), Watched(SECRET)]
+    alive = [weakref.ref(text) for text in texts]
+    serve(one, "w", "ab", input_text=texts[0], output_text=texts[1])
+    texts.clear()
+    assert all(ref() is not None for ref in alive)
     one.close()
-    assert all(row.input_text is None and row.output_text is None for row in one._assembly._late.values())
+    gc.collect()
+    assert one.debug_state()["late"] == 2
+    assert all(ref() is None for ref in alive)
 
 
 def test_a_folder_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""The buffer between the engine thread and the writer thread, and the clock that both use."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from presage.serving_hooks.recorder.rows import FULL, RowQueue
+
+Handler = Callable[..., None]
+
+CLOSED: Final = "dropped: recorder closed"
+_SET_BACK_S: Final = 1.0
+
+
+class WallClock:
+    """Time of day that never goes back: read once at the start, then advanced by a monotonic clock.
+
+    So the rows of a workflow are in the order in which its steps started, and no step ends before it starts, even if
+    the machine's clock is set back. Only `monotonic` may be called by more than one thread.
+
+    Args:
+        wall: seconds since 1970.
+        monotonic: seconds.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._wall, self.monotonic = wall, monotonic
+        self._wall_start, self._monotonic_start = wall(), monotonic()
+        self._last_us = 0
+        self._behind_s = 0.0
+
+    def at_us(self, monotonic_s: float) -> int:
+        """Microseconds since 1970 at a monotonic time; call it with rising times."""
+        at = int((self._wall_start + monotonic_s - self._monotonic_start) * 1e6)
+        if at < self._last_us:
+            return self._last_us
+        self._last_us = at
+        return at
+
+    def set_back(self) -> bool:
+        """Whether the machine's clock was set back by more than a second since the last call."""
+        behind = self._wall_start + self.monotonic() - self._monotonic_start - self._wall()
+        before, self._behind_s = self._behind_s, behind
+        return behind - before > _SET_BACK_S
+
+
+class EventBuffer:
+    """Events in the order in which they happened, each a handler and its arguments. Bounded, and without a lock.
+
+    The engine thread puts, the writer thread drains. Each writes only its own byte counter; their difference waits.
+
+    Args:
+        events: how many may wait.
+        size: bytes that may wait, approximately, here and in the queue.
+        queue: holds the rows made of the events.
+        put_counts: of the engine thread; counts dropped events.
+        drain_counts: of the writer thread; counts handlers that failed.
+    """
+
+    def __init__(
+        self, events: int, size: int, queue: RowQueue, put_counts: Counter[str], drain_counts: Counter[str]
+    ) -> None:
+        self._most, self._size, self._queue = events, size, queue
+        self._put_counts, self._drain_counts = put_counts, drain_counts
+        self._waiting: deque[tuple[Handler, tuple[Any, ...], int]] = deque()
+        self._put_bytes = self._drained_bytes = 0
+        self._drained_to_s = -math.inf
+        self._reason = FULL
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Approximate memory of everything that waits, here and in the queue."""
+        return self._put_bytes - self._drained_bytes + self._queue.waiting_bytes
+
+    def put(self, handler: Handler, args: tuple[Any, ...], size: int = 0, *, always: bool = False) -> bool:
+        """Adds an event, or drops and counts it; returns whether it was added.
+
+        Args:
+            handler: called by the writer thread.
+            args: its arguments; the first is the time of the event by the monotonic clock, in seconds.
+            size: bytes of the large ones among them.
+            always: never drop it. Only for events that end something already added, so they cannot outnumber it.
+        """
+        waits = self._put_bytes - self._drained_bytes + self._queue.waiting_bytes  # inlined: a call costs more
+        full = len(self._waiting) >= self._most or (size and waits + size > self._size)
+        if full and not always:
+            self._put_counts[self._reason] += 1
+            return False
+        self._put_bytes += size
+        self._waiting.append((handler, args, size))
+        return True
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room for this many bytes more."""
+        return not size or self.waiting_bytes + size <= self._size
+
+    def close(self) -> None:
+        """Drops every later event."""
+        self._most, self._reason = 0, CLOSED
+
+    def drained_to_s(self, now_s: float) -> float:
+        """Every event before this time has been handled."""
+        return self._drained_to_s if self._waiting else now_s
+
+    def drain(self, most: int) -> bool:
+        """Handles up to `most` events, oldest first; returns whether more wait."""
+        for _ in range(most):
+            if not self._waiting:
+                return False
+            handler, args, size = self._waiting.popleft()
+            self._drained_bytes += size
+            self._drained_to_s = args[0]
+            try:
+                handler(*args)
+            except Exception as error:
+                self._drain_counts[f"failed: {type(error).__name__}"] += 1
+        return bool(self._waiting)

@@ -1,0 +1,200 @@
+"""Files of a recording: an engine's folder, and in it the files of each table, one after the other."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from presage.datasets.recording import INSTANCE_FOLDER, LOCK, OPEN, WHOLE
+
+_LOOK_AGAIN_S: Final = 10.0
+
+OpenFile = Callable[[str], Any]
+"""Opens a new file for writing: `write`, `tell`, `close`."""
+
+
+class EngineFolder:
+    """The folder of one engine in a recording that engines may share: locked, bounded, made again if it is removed.
+
+    Args:
+        root: of the recording.
+        instance: name of the engine.
+        most: bytes that all files under the root may take.
+    """
+
+    def __init__(self, root: Path, instance: str, most: int) -> None:
+        self.root, self.path = root, root / f"{INSTANCE_FOLDER}{instance}"
+        self._most = most
+        self._lock: int | None = None
+        self._bytes = 0
+        self._looked_s = -_LOOK_AGAIN_S
+        os.register_at_fork(after_in_child=self.release)  # a copy of the lock there would outlive the engine
+
+    def claim(self) -> bool:
+        """Makes the folder, readable by its owner only, and locks it; returns whether it was missing.
+
+        Raises:
+            OSError: it cannot be made or locked.
+        """
+        if self._lock is not None and (self.path / LOCK).exists():
+            return False
+        self.release()
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when this process ends
+        except OSError:
+            os.close(lock)
+            raise
+        self._lock = lock
+        return True
+
+    def release(self) -> None:
+        """Unlocks the folder: nothing more will be written."""
+        if self._lock is not None:
+            with suppress(OSError):
+                os.close(self._lock)
+            self._lock = None
+
+    def grew(self, size: int) -> None:
+        """Notes bytes that were written."""
+        self._bytes += size
+
+    def full(self, now_s: float) -> bool:
+        """Whether the recording has reached its limit. Measures the disk now and then: others write and remove too."""
+        if now_s - self._looked_s >= _LOOK_AGAIN_S:
+            self._looked_s = now_s
+            self._bytes = _bytes_under(self.root)
+        return self._bytes >= self._most
+
+
+def _bytes_under(root: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(folder) / name).stat().st_size
+    return total
+
+
+def error_reason(error: Exception) -> str:
+    """Why something could not be written, as the system says it: Arrow's own message may hold a path."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return type(error).__name__
+
+
+@dataclass(frozen=True)
+class FileLimits:
+    """A file is full after so many rows, bytes, or seconds since it was opened."""
+
+    rows: int
+    size: int
+    age_s: float
+
+
+class RotatingWriter:
+    """Writes one table, a new file whenever the current one is full.
+
+    A file has an open name until it is full, then it is renamed. A file that could not be written keeps the open name;
+    its whole batches count, and the next rows go into another file. Nothing is synced to the disk, which would slow the
+    machine down: a power cut takes the end of some files, and readers count that.
+
+    Args:
+        folder: of the engine.
+        table: name of the table.
+        schema: of its files.
+        limits: when a file is full.
+        open_file: opens a file.
+    """
+
+    def __init__(self, folder: Path, table: str, schema: pa.Schema, limits: FileLimits, open_file: OpenFile) -> None:
+        self._folder, self._table, self._schema, self._limits = folder, table, schema, limits
+        self._open_file = open_file
+        self._sink: Any = None
+        self._writer: Any = None
+        self._path = folder
+        self._opened_s = 0.0
+        self._rows = self._size = self._lost = 0
+
+    def write(self, batch: pa.RecordBatch, number: int, now_s: float) -> int:
+        """Adds a batch; returns the bytes it took on disk.
+
+        Args:
+            batch: of the table.
+            number: of the file, if a new one has to be opened.
+            now_s: by the monotonic clock.
+
+        Raises:
+            OSError: it could not be written; readers will see nothing of it.
+        """
+        before = self._size
+        try:
+            if self._writer is None:
+                self._path = self._folder / f"{self._table}-{number:06}{OPEN}"
+                self._sink = self._open_file(str(self._path))
+                self._writer = pa.ipc.new_stream(self._sink, self._schema)
+                self._opened_s = now_s
+            self._writer.write_batch(batch)
+            self._size = int(self._sink.tell())
+        except Exception:
+            self._abandon()
+            raise
+        self._rows += batch.num_rows
+        return self._size - before
+
+    def full(self, now_s: float) -> bool:
+        """Whether there is an open file, and it is full."""
+        if self._writer is None:
+            return False
+        limits, age_s = self._limits, now_s - self._opened_s
+        return self._rows >= limits.rows or self._size >= limits.size or age_s >= limits.age_s
+
+    def rotate(self) -> None:
+        """Closes the open file, if there is one, and gives it its final name.
+
+        Raises:
+            OSError: it could not be closed; its batches stay readable.
+        """
+        if self._writer is None:
+            return
+        try:
+            self._writer.close()
+            self._sink.close()
+            self._path.rename(self._path.with_name(self._path.name.removesuffix(OPEN) + WHOLE))
+        except FileNotFoundError:
+            self._lost += self._rows
+        except Exception:
+            self._abandon()
+            raise
+        self._reset()
+
+    def take_lost(self) -> int:
+        """Rows of open files that somebody removed, since the last call. Writes to such a file succeed."""
+        if self._writer is not None and not self._path.exists():
+            self._abandon()
+        lost, self._lost = self._lost, 0
+        return lost
+
+    def _abandon(self) -> None:
+        """Leaves a file that cannot be written as it is, or removes it if it holds no whole batch."""
+        with suppress(Exception):
+            self._sink.close()
+        if not self._rows:
+            with suppress(OSError):
+                self._path.unlink()
+        elif not self._path.exists():
+            self._lost += self._rows
+        self._reset()
+
+    def _reset(self) -> None:
+        self._sink = self._writer = None
+        self._rows = self._size = 0
