@@ -179,11 +179,10 @@ class PauseRestore:
 
 def pausing(hooked: type[Any]) -> type[Any]:
     """A scheduler with pause and restore in the place of the hooks' admission."""
-    from presage.serving_hooks.vllm import compat
 
     class PausingScheduler(hooked):  # type: ignore[misc]
         def _make_admission_controller(self, switch: Switch) -> Any:
-            return PauseRestore(compat.cache_tokens(self), self._workflows.__contains__, type(self).clock, switch)
+            return PauseRestore(self._port.cache_tokens(), self._workflows.__contains__, type(self).clock, switch)
 
     return PausingScheduler
 

@@ -9,7 +9,7 @@
 Only the scheduler's end: there are no workers. What the host gives up is what was used least recently, whatever the
 policy that orders the GPU's blocks.
 
-Knows vLLM's private names, like `vllm/compat.py`: `cache_full_blocks` of the pool of blocks. It is looked at there and
+Knows vLLM's private names, like `vllm/engine.py`: `cache_full_blocks` of the pool of blocks. It is looked at there and
 not by `build_connector_meta`, so that iterations done in short write in the same order.
 """
 

@@ -91,9 +91,9 @@ def check_vllm() -> None:
             "then run .venv-vllm/bin/presage replay"
         )
     _quiet()
-    from presage.serving_hooks.vllm import compat
+    from presage.serving_hooks.vllm import engine_check
 
-    compat.check()
+    engine_check.check()
 
 
 def _quiet() -> None:

@@ -19,7 +19,7 @@ the cache does not grow, since its prompt was known before. What it would find i
 easier: vLLM lets a request in where all of it fits, loaded or not. Where a request has left, a stretch begins only if
 nobody waits. Tests compare every decision with step by step.
 
-Knows vLLM's private names, like `vllm/compat.py`: requests' token lists, `running`, `allocate_slots`. It is for a
+Knows vLLM's private names, like `vllm/engine.py`: requests' token lists, `running`, `allocate_slots`. It is for a
 scheduler in synchronous order, without speculation, connectors other than `host_tier` or anything but full attention.
 """
 

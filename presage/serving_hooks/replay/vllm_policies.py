@@ -9,7 +9,6 @@ from presage.serving_hooks.replay.forecasts import Unread
 from presage.serving_hooks.replay.foresight import ForeseenBlocks, Foresight
 from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.stretches import StretchScheduler
-from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import Policies
@@ -35,8 +34,8 @@ class ForeseeingScheduler(HookedScheduler):
     foresight: ClassVar[Foresight]
 
     def _hook_blocks(self, config: PresageConfig) -> Any:
-        foreseen = ForeseenBlocks(compat.free_queue(self), compat.block_pool(self).blocks, type(self).foresight)
-        compat.hook_blocks(self, foreseen, foreseen)
+        foreseen = ForeseenBlocks(self._port.free_queue, self._port.blocks, type(self).foresight)
+        self._port.hook_blocks(foreseen, foreseen)
         return foreseen
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
 from presage.serving_hooks.policies.score import NO_ROWS, Lookahead
-from presage.serving_hooks.vllm.compat import Block, FreeQueue
+from presage.serving_hooks.vllm.engine import Block, EngineRequest, FreeQueue
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows.identity import Step
 
@@ -157,7 +157,7 @@ class ScoredBlocks:
 
     # What the hooks of the pool tell.
 
-    def filled(self, request: Any, blocks: Sequence[Block]) -> None:
+    def filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
         """A request has written blocks that the cache knows now. They are in use: whose they are can wait."""
         self._unsettled.append((request.request_id, blocks))
 

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
 from presage.serving_hooks.forecasting.sources import Held
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm import engine, engine_check
 from presage.serving_hooks.vllm.ask_registry import open_existing, resolve_registry_uri
 from presage.serving_hooks.vllm.command import ENDPOINTS, PLUGIN, SCHEDULER
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
@@ -52,10 +52,10 @@ def findings(registry: str | None, report: Callable[[str], None]) -> list[Findin
 
 
 def _version() -> Finding:
-    differing = compat.differences()
+    differing = engine_check.differences()
     if differing:
         return Finding("vLLM", "no", "; ".join(differing))
-    return Finding("vLLM", "ok", f"{compat.installed()}, supported ({compat.WINDOW}.*)")
+    return Finding("vLLM", "ok", f"{engine_check.installed()}, supported ({engine_check.WINDOW}.*)")
 
 
 def _plugins() -> list[Finding]:
@@ -80,7 +80,7 @@ def _plugin(group: str, called: str) -> Finding:
 
 def _platform() -> Finding:
     try:
-        kind, device = compat.platform()
+        kind, device = engine.platform()
     except Exception as error:
         return Finding("platform", "no", f"a tensor cannot be made on it: {type(error).__name__}")
     return Finding("platform", "ok", kind if kind == device else f"{kind}, {device}")
@@ -88,7 +88,7 @@ def _platform() -> Finding:
 
 def _scheduling() -> Finding:
     try:
-        ahead = compat.schedules_ahead(SCHEDULER)
+        ahead = engine.schedules_ahead(SCHEDULER)
     except Exception as error:
         return Finding("scheduling", "no", f"vLLM makes no configuration with {SCHEDULER}: {type(error).__name__}")
     how = "asynchronous: a step is scheduled while the one before runs" if ahead else "synchronous"

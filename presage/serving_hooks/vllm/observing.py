@@ -15,7 +15,8 @@ from presage.features.moment import Moment
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, start
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows.identity import Step
 
@@ -24,7 +25,7 @@ class Observing:
     """What a scheduler tells the recorder.
 
     Args:
-        scheduler: vLLM's.
+        port: to the scheduler.
         config: of the recorder; None records nothing.
         step: which step of which workflow a request is; None where it is none.
         counts: of what has failed.
@@ -36,7 +37,7 @@ class Observing:
 
     def __init__(
         self,
-        scheduler: Any,
+        port: EnginePort,
         config: RecorderConfig | None,
         step: Callable[[str], Step | None],
         counts: Counter[str],
@@ -47,8 +48,8 @@ class Observing:
         self._text = config is not None and config.text == "on"
         self._there = config is not None
         if config is not None:
-            decode = compat.decoder(scheduler) if self._text else None
-            model = compat.served_model(scheduler)
+            decode = port.config.decoder() if self._text else None
+            model = port.config.served_model
             self._records = start(config, model=model, state_layer=state_layer, decode=decode)
 
     @property
@@ -56,12 +57,12 @@ class Observing:
         """Whether steps are recorded."""
         return self._there and self._switch.on
 
-    def scheduled(self, scheduler: Any, output: Any) -> None:
+    def scheduled(self, port: EnginePort, output: Iteration) -> None:
         """An iteration has been scheduled: steps that it selects for the first time have begun."""
         if not output.scheduled_new_reqs or not self.on:
             return
         try:
-            for request, cached in compat.found_tokens(scheduler, output):
+            for request, cached in port.found_tokens(output):
                 step = self._step(request.request_id)
                 if step is not None:
                     self._records.begun(
@@ -69,12 +70,12 @@ class Observing:
                         step,
                         input_tokens=request.num_prompt_tokens,
                         cached_input_tokens=cached,
-                        input_text=compat.prompt_tokens(request) if self._text else None,
+                        input_text=list(request.prompt_token_ids) if self._text and request.prompt_token_ids else None,
                     )
         except Exception as error:
             self._switch.off(error)
 
-    def left(self, request: Any) -> None:
+    def left(self, request: EngineRequest) -> None:
         """A request leaves the engine, with its last token or without."""
         if not self.on:
             return
@@ -82,8 +83,8 @@ class Observing:
             self._records.completed(
                 request.request_id,
                 output_tokens=request.num_output_tokens,
-                finish_reason=compat.finish_reason(request),
-                output_text=compat.output_tokens(request) if self._text else None,
+                finish_reason=engine.finish_reason(request),
+                output_text=list(request.output_token_ids) if self._text else None,
             )
         except Exception as error:
             self._switch.off(error)

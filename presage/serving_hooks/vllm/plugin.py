@@ -33,8 +33,9 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.config import read_config
+from presage.serving_hooks.vllm.engine import EngineClient
 from presage.serving_hooks.vllm.metadata import MAX_NAME
 from presage.serving_hooks.vllm.metrics import Appended, StatusCache
 from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
@@ -148,7 +149,7 @@ def explain(core: Any, workflow_type: str, workflow_id: str) -> dict[str, Any]:
 def register() -> None:
     """Called by vLLM in each of its processes, whichever scheduler is used: must not fail."""
     try:
-        compat.add_to_engine(
+        engine.add_engine_methods(
             {
                 "presage_workflow_ended": workflow_ended,
                 "presage_status": status,
@@ -180,7 +181,7 @@ class WorkflowRoutes:
     required_tasks: tuple[str, ...] | None = ("generate",)
 
     def __init__(self) -> None:
-        self._engine: Any = None
+        self._engines: EngineClient | None = None
 
     def attach_router(self, app: FastAPI) -> None:
         """Adds the routes, and what tells clients apart."""
@@ -216,18 +217,19 @@ class WorkflowRoutes:
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Is told of the engine; None on a server without one."""
-        self._engine = engine_client
         if engine_client is not None:
-            compat.on_generate(engine_client, mark)
+            self._engines = EngineClient(engine_client)
+            self._engines.on_generate(mark)
 
     async def _statuses(self) -> list[tuple[str, dict[str, Any]]]:
         answers = await self._call("presage_status")
-        return list(zip(compat.engine_names(self._engine), answers, strict=True))
+        names = self._engines.names if self._engines is not None else []
+        return list(zip(names, answers, strict=True))
 
     async def _call(self, method: str, *args: str | None) -> list[Any]:
-        if self._engine is None:
+        if self._engines is None:
             raise HTTPException(503, "no engine runs behind this server; ask the one that serves the workflow")
-        return await compat.call_engines(self._engine, method, *args)
+        return await self._engines.call(method, *args)
 
 
 def _own(workflow_id: str) -> str:

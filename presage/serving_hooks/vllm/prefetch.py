@@ -27,8 +27,9 @@ from typing import Any, Final, NamedTuple
 
 from presage.serving_hooks.policies.prefetch import EngineState, Prefetch, PrefetchConfig
 from presage.serving_hooks.policies.score import Lookahead
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.modes import Mode, Switch
 from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
 from presage.serving_hooks.workflows.identity import Step
@@ -151,7 +152,7 @@ class Pace:
 class _Internal(NamedTuple):
     """A request of ours."""
 
-    request: Any
+    request: EngineRequest
     prompt: Prompt
 
 
@@ -159,7 +160,7 @@ class Prefetcher:
     """Starts and ends internal requests of a scheduler; a `Retention` that hands on what it is told.
 
     Args:
-        scheduler: vLLM's, with our queue of free blocks.
+        port: to a scheduler with our queue of free blocks.
         add: gives a request to vLLM, at the end of all queues.
         blocks: that queue.
         config: what is worth fetching.
@@ -174,8 +175,8 @@ class Prefetcher:
 
     def __init__(
         self,
-        scheduler: Any,
-        add: Callable[[Any], None],
+        port: EnginePort,
+        add: Callable[[EngineRequest], None],
         blocks: ScoredBlocks,
         config: PrefetchConfig,
         most_bytes: int,
@@ -187,14 +188,12 @@ class Prefetcher:
         self._mode = mode
         self._most_bytes, self._least_value = most_bytes, config.least_value
         self.counts: Counter[str] = Counter()
-        self._scheduler, self._add, self._blocks = scheduler, add, blocks
+        self._port, self._add, self._blocks = port, add, blocks
         self._policy = Prefetch(config)
-        self._limits = compat.limits(scheduler)
-        self._block = self._limits.block
+        self._block = port.block_tokens
         self.begin()
         self._pace = Pace(clock)
-        pool = compat.block_pool(scheduler).blocks
-        self._yield = Yield(lambda block: pool[block].block_hash)
+        self._yield = Yield(lambda block: port.blocks[block].block_hash)
         self._stuck = False
         self._alive: dict[str, _Internal] = {}
         self._unreported: set[str] = set()
@@ -204,21 +203,20 @@ class Prefetcher:
 
     def begin(self) -> None:
         """Begins anew: no prompt is known."""
-        self._prompts = ExpectedPrompts(
-            self._limits, self._least_value, self._most_bytes, lambda hashes: compat.cached(self._scheduler, hashes)
-        )
+        port = self._port
+        self._prompts = ExpectedPrompts(self._block, port.longest, self._least_value, self._most_bytes, port.cached)
 
     # What is known of workflows.
 
-    def arrives(self, step: Step, request: Any) -> None:
+    def arrives(self, step: Step, request: EngineRequest) -> None:
         """A step of a workflow has come."""
         if self._mode(step.stats_key):
             self.switch.attempt(self._prompts.arrives, step, request)
 
-    def left(self, request: Any, step: Step | None) -> None:
+    def left(self, request: EngineRequest, step: Step | None) -> None:
         """A request has left the engine, and what it was; before anything is forecast from that."""
         self._stuck = False
-        if self._alive.pop(request.request_id, None) is None and step is not None and compat.completed(request):
+        if self._alive.pop(request.request_id, None) is None and step is not None and engine.completed(request):
             self.switch.attempt(self._prompts.completed, step, request)
 
     def forecast(self, step: Step, lookahead: Lookahead) -> None:
@@ -237,7 +235,7 @@ class Prefetcher:
 
     def wants(self) -> bool:
         """Whether an idle engine has something to fetch."""
-        return bool(self._prompts) and self.switch.on and not self._stuck and compat.is_unpaused(self._scheduler)
+        return bool(self._prompts) and self.switch.on and not self._stuck and self._port.unpaused
 
     def before(self) -> None:
         """An iteration is about to be scheduled."""
@@ -252,16 +250,16 @@ class Prefetcher:
         self.switch.attempt(self._yield.found, found)
         return False
 
-    def after(self, output: Any) -> None:
+    def after(self, output: Iteration) -> None:
         """An iteration has been scheduled."""
         self.switch.attempt(self._after, output)
 
-    def done(self, output: Any, answers: dict[int, Any]) -> None:
+    def done(self, output: Iteration, answers: dict[int, Any]) -> None:
         """The output of an iteration is there; takes what is ours out of what clients are told."""
         self.switch.attempt(self._pace.done, id(output))
         try:  # also when it is off: what was started before may still answer
             if self._unreported:
-                compat.hide_answers(answers, self._unreported)
+                engine.hide_answers(answers, self._unreported)
                 self._unreported &= self._alive.keys()
         except Exception as error:
             self.switch.off(error)
@@ -282,8 +280,8 @@ class Prefetcher:
 
     def hide_from_stats(self, stats: Any) -> None:
         """Takes internal requests out of what is published."""
-        states = [compat.state(internal.request) for internal in self._alive.values()]
-        self.switch.attempt(compat.hide_from_stats, stats, states, self._lookups)
+        states = [engine.state(internal.request) for internal in self._alive.values()]
+        self.switch.attempt(engine.hide_from_stats, stats, states, self._lookups)
         self._lookups.clear()
 
     def status(self) -> dict[str, Any]:
@@ -318,32 +316,32 @@ class Prefetcher:
 
     def _busy(self) -> bool:
         """Whether requests run, and none of our own could be loaded beside them."""
-        running = len(compat.running(self._scheduler))
-        return bool(running) and (running >= self._limits.requests or not compat.has_tier(self._scheduler))
+        running = len(self._port.running)
+        return bool(running) and (running >= self._port.most_running or not self._port.has_connector)
 
     def _may_run(self) -> bool:
         """Whether no request of a client waits or prefills."""
-        scheduler = self._scheduler
-        ours = sum(compat.state(internal.request) != "RUNNING" for internal in self._alive.values())
+        port = self._port
+        ours = sum(engine.state(internal.request) != "RUNNING" for internal in self._alive.values())
         return (
-            compat.waits(scheduler) == ours
-            and compat.is_unpaused(scheduler)
-            and not any(compat.prefills(r) and r.request_id not in self._alive for r in compat.running(scheduler))
+            port.num_waiting() == ours
+            and port.unpaused
+            and not any(r.is_prefill_chunk and r.request_id not in self._alive for r in port.running)
         )
 
     def _not_under_way(self) -> list[str]:
         """Internal requests that vLLM has not started, or has preempted."""
         under_way = ("RUNNING", "WAITING_FOR_REMOTE_KVS")
-        return [name for name, one in self._alive.items() if compat.state(one.request) not in under_way]
+        return [name for name, one in self._alive.items() if engine.state(one.request) not in under_way]
 
-    def _after(self, output: Any) -> None:
+    def _after(self, output: Iteration) -> None:
         for new in output.scheduled_new_reqs:
             internal = self._alive.get(new.req_id)
             if internal is not None:
                 self._begun(internal, new.block_ids[0])
         ours = any(name in output.num_scheduled_tokens for name in self._alive)
         counts = bool(output.num_scheduled_tokens) and not ours
-        self._pace.scheduled(id(output), compat.prefilled(self._scheduler, output), counts)
+        self._pace.scheduled(id(output), self._port.prefill_tokens(output), counts)
         refused = self._not_under_way()
         for name in refused:
             self.counts["refused"] += 1
@@ -356,13 +354,13 @@ class Prefetcher:
         self._fresh.clear()
 
     def _start(self) -> None:
-        decoding = len(compat.running(self._scheduler))
+        decoding = len(self._port.running)
         prompts = self._prompts.missing(from_tier=bool(decoding))
         candidates = [prompt.candidate(str(number)) for number, prompt in enumerate(prompts)]
         forecasts = {prompt.step.workflow: self._prompts.lookahead(prompt) for prompt in prompts}
         plan = self._policy.plan(self._engine(prompts, decoding), candidates, forecasts)
         fetches = [
-            (prompts[int(fetch.name)], fetch.blocks) for fetch in plan.fetches[: self._limits.requests - decoding]
+            (prompts[int(fetch.name)], fetch.blocks) for fetch in plan.fetches[: self._port.most_running - decoding]
         ]
         acted_on = [one for one in fetches if self._mode(one[0].step.stats_key) is Mode.ON]
         self.counts["would start"] += len(fetches) - len(acted_on)
@@ -377,7 +375,7 @@ class Prefetcher:
             self._blocks.spare(found),
             # Blocks of a load come back only when it is done; those that decode go on needing some.
             self._blocks.num_free_blocks - len(found) - 2 * decoding,
-            self._limits.tokens // self._block,  # so that one iteration is enough
+            self._port.most_tokens // self._block,  # so that one iteration is enough
         )
         return EngineState(True, spare, self._pace.prefilled_per_s / self._block, self._pace.step_s)
 
@@ -393,7 +391,7 @@ class Prefetcher:
     def _loadable(self, prompt: Prompt, blocks: int) -> int:
         """How many of the first blocks, after those that were found, a tier has. It answers for requests it knows."""
         name = self._begin(prompt, blocks)
-        loads = compat.loads(self._scheduler, self._alive[name].request, len(prompt.found) * self._block)
+        loads = self._port.loadable_tokens(self._alive[name].request, len(prompt.found) * self._block)
         self._abort([name])
         for count in ("started", "aborted"):
             self.counts[count] -= 1
@@ -403,7 +401,7 @@ class Prefetcher:
         self._number += 1
         name, conversation = f"presage-prefetch-{self._number}", prompt.beginning[0]
         tokens = conversation.tokens[: blocks * self._block].tolist()
-        request = compat.internal_request(name, tokens, conversation.hashes(blocks), conversation.salt)
+        request = engine.internal_request(name, tokens, conversation.hashes(blocks), conversation.salt)
         self._alive[name] = _Internal(request, prompt)
         self._unreported.add(name)
         self._fresh.append(name)
@@ -420,4 +418,4 @@ class Prefetcher:
         names = list(names)
         if names:
             self.counts["aborted"] += len(names)
-            compat.abort(self._scheduler, names)
+            self._port.abort(names)

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from presage.serving_hooks.policies.eviction import MOST_AGENTS, PRIOR_BLOCKS
 from presage.serving_hooks.policies.prefetch import Candidate
 from presage.serving_hooks.policies.score import UNIT, Lookahead
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.engine import EngineRequest, can_be_repeated
 from presage.serving_hooks.workflows.identity import Step
 
 ENTRY: Final = 2048
@@ -283,7 +283,8 @@ class ExpectedPrompts:
     """What was asked in each workflow, and what is due.
 
     Args:
-        limits: of the engine.
+        block_tokens: of a KV-cache block.
+        longest: limit of tokens of a request.
         least_value: of a prompt that is worth anything.
         most_bytes: of the memory.
         cached: blocks of the longest cached beginning of a prompt with these hashes.
@@ -291,29 +292,31 @@ class ExpectedPrompts:
 
     def __init__(
         self,
-        limits: compat.EngineLimits,
+        block_tokens: int,
+        longest: int,
         least_value: float,
         most_bytes: int,
         cached: Callable[[list[bytes]], list[int]],
     ) -> None:
         self.memory = LastConversations(most_bytes)
         self._habits = Habits(self.memory)
-        self._limits, self._least_value, self._cached = limits, least_value, cached
+        self._block, self._longest = block_tokens, longest
+        self._least_value, self._cached = least_value, cached
         self._due: dict[str, _Due] = {}
 
     def __bool__(self) -> bool:
         """Whether any workflow is due."""
         return bool(self._due)
 
-    def arrives(self, step: Step, request: Any) -> None:
+    def arrives(self, step: Step, request: EngineRequest) -> None:
         """A step has come."""
         self._habits.arrives(step.stats_key, step.workflow, step.agent, request.block_hashes)
 
-    def completed(self, step: Step, request: Any) -> None:
+    def completed(self, step: Step, request: EngineRequest) -> None:
         """A step has had its last token."""
-        if compat.can_be_asked_again(request):
+        if can_be_repeated(request):
             tokens, hashes, prompt = request.all_token_ids, request.block_hashes, request.num_prompt_tokens
-            conversation = CachedConversation(tokens, hashes, prompt, self._limits.block, request.cache_salt)
+            conversation = CachedConversation(tokens, hashes, prompt, self._block, request.cache_salt)
             self.memory.keep(step.workflow, step.agent, conversation)
 
     def forecast(self, step: Step, lookahead: Lookahead) -> None:
@@ -370,7 +373,7 @@ class ExpectedPrompts:
 
     def _likely(self, due: _Due) -> list[tuple[float, Beginning, set[str]]]:
         """(value, prompt, agents) of what the agents of a workflow will ask next."""
-        step, most = due.step, (self._limits.length - 1) // self._limits.block
+        step, most = due.step, (self._longest - 1) // self._block
         prompts: dict[Beginning, set[str]] = {}
         for agent in due.lookahead.next_agents(_LEAST_CHANCE):
             known = self._habits.next_prompt(step.stats_key, step.workflow, agent)

@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm import engine, engine_check
 from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.explain import LastForecasts, plain, reasons
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import read
@@ -37,7 +38,7 @@ from presage.serving_hooks.vllm.waiting import ShadowOrder, WaitingQueue, nobody
 from presage.serving_hooks.vllm.workflows import Workflows
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, workflow_key
 
-compat.check()
+engine_check.check()
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402 -- once we know that it is there
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
@@ -45,7 +46,7 @@ from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 logger = logging.getLogger(__name__)
 
 
-class Policies(compat.SchedulerSeam):
+class Policies(engine.SchedulerSeam):
     """The policies, as a mixin that stands before a vLLM scheduler class.
 
     Raises:
@@ -59,12 +60,11 @@ class Policies(compat.SchedulerSeam):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        compat.check_scheduler(self)
-        compat.check_engine(self)
-        compat.log_as_vllm_does()
-        caches = compat.caches_prefixes(self)
-        config = read_config(compat.additional_config(self))
-        self._state_layer = counted_from_1(config.state_layer, compat.layers(self))
+        port = self._port = EnginePort(self)
+        engine.log_as_vllm_does()
+        caches = port.caches_prefixes
+        config = read_config(port.config.additional)
+        self._state_layer = counted_from_1(config.state_layer, port.config.layers)
         forecasts = self.forecasts(config)
         self._config, self._medians = config, forecasts.medians
         self._models, self._upkeep = forecasts.models, forecasts.upkeep
@@ -101,10 +101,10 @@ class Policies(compat.SchedulerSeam):
         if config.prefetch and self._scored is not None:
             self._prefetch = self._hook_prefetch(config, self._scored, fetching)
         self._apply_modes()
-        self._observing = Observing(self, config.recorder, self._workflows.step, self._counts, self._state_layer)
+        self._observing = Observing(port, config.recorder, self._workflows.step, self._counts, self._state_layer)
         self._workflows.records = self._observing
         recorded = config.recorder.states if config.recorder is not None else "off"
-        self._states = StatesOfSteps(self, forecasts, self._workflows, recorded)
+        self._states = StatesOfSteps(port, forecasts, self._workflows, recorded)
         self._renewal = Switch("reload of models", self._counts)
         if self._upkeep is not None:
             self._renewal.attempt(self._upkeep.start)
@@ -113,14 +113,14 @@ class Policies(compat.SchedulerSeam):
         """The sources of forecasts; called once."""
         from presage.serving_hooks.vllm.registered import load_forecasts  # the registry's side, where it is wanted
 
-        return load_forecasts(config, compat.served_model(self), self._state_layer)
+        return load_forecasts(config, self._port.config.served_model, self._state_layer)
 
     # What vLLM calls.
 
-    def add_request(self, request: Any) -> None:
+    def add_request(self, request: EngineRequest) -> None:
         """A request, or the next part of one that streams its input."""
         self._follow_modes()
-        comes = self._acts and request.request_id not in compat.requests(self)
+        comes = self._acts and request.request_id not in self._port.requests
         if comes:
             self._bookkeeping.attempt(self._arrives, request)
             step = self._workflows.step(request.request_id)
@@ -131,13 +131,13 @@ class Policies(compat.SchedulerSeam):
                 ranked = self._modes.of("priority", stats_key) is Mode.ON
                 self._priorities.add(request, self._iteration, step.workflow_type if step else "", left, ranked)
             if self._admission_controller is not None and step is not None:
-                asked = request.num_prompt_tokens, compat.prompt_hashes(self, request)
+                asked = request.num_prompt_tokens, self._port.prompt_hashes(request)
                 self._admission_controller.switch.attempt(
                     self._admission_controller.arrives, request.request_id, step, *asked, left
                 )
         super().add_request(request)  # type: ignore[misc]
         if comes and self._holds(request):
-            compat.defer(self, request, True)
+            self._port.defer(request, True)
         if comes and self._shadow is not None:
             self._shadow.arrives(request)
 
@@ -145,16 +145,16 @@ class Policies(compat.SchedulerSeam):
         """One iteration."""
         self._follow_modes()
         self._note()
-        if not self._prepared or not compat.running(self):  # an engine with nothing to do has time now
+        if not self._prepared or not self._port.running:  # an engine with nothing to do has time now
             self._prepare()
         self._prepared = False
         if not self._acts:
             return super().schedule(throttle_prefills)  # type: ignore[misc]
         self._iteration += 1
         began_at = type(self).clock()
-        if self._admission_controller is not None and compat.stands_still(self):
+        if self._admission_controller is not None and self._port.stalled():
             self._refile(self._admission_controller.decide(idle=True))
-            if compat.stands_still(self):
+            if self._port.stalled():
                 self._refile(self._admission_controller.let_one_in())
         if self._prefetch is not None:
             self._prefetch.before()
@@ -207,12 +207,12 @@ class Policies(compat.SchedulerSeam):
             self._prefetch.hide_from_stats(stats)
         return stats
 
-    def request_left(self, request: Any) -> None:
+    def request_left(self, request: EngineRequest) -> None:
         """A request has finished or was aborted."""
         self._note()
         if self._prefetch is not None:
             self._prefetch.left(request, self._workflows.step(request.request_id))
-        completed = compat.completed(request)
+        completed = engine.completed(request)
         if completed:
             self._bookkeeping.attempt(self._states.completed, request.request_id)
         self._observing.left(request)
@@ -221,7 +221,7 @@ class Policies(compat.SchedulerSeam):
             self._admission_controller.switch.attempt(
                 self._admission_controller.leaves,
                 request.request_id,
-                compat.computed_hashes(self, request),
+                self._port.computed_hashes(request),
                 completed,
                 request.num_output_tokens,
             )
@@ -331,7 +331,7 @@ class Policies(compat.SchedulerSeam):
         self._unnoted = None
         if self._scored is not None:
             self._scored.settle()
-        self._observing.scheduled(self, output)
+        self._observing.scheduled(self._port, output)
         self._bookkeeping.attempt(self._begun, output)
         if self._admission_controller is not None:
             self._admission_controller.switch.attempt(self._computes, self._admission_controller, output, began_at)
@@ -343,34 +343,34 @@ class Policies(compat.SchedulerSeam):
             for request_id in self._priorities.selected(output.num_scheduled_tokens, self._iteration):
                 self._priorities.switch.attempt(self._moved, request_id)
 
-    def _begun(self, output: Any) -> None:
+    def _begun(self, output: Iteration) -> None:
         for request_id in output.preempted_req_ids or ():
             self._workflows.interrupted(request_id)
-        for request_id in compat.resumed(self, output):
+        for request_id in self._port.resumed(output):
             self._workflows.resumes(request_id)
-        for request, found in compat.begun(self, output):
+        for request, found in self._port.found_blocks(output):
             if self._prefetch is not None and self._prefetch.begins(request.request_id, found):
                 continue
             if self._scored is not None and self._workflows.retention is not None:
                 self._scored.begins(request.request_id, found)
             if self._workflows.step(request.request_id) is not None:
-                for found_in, tokens in zip(self._prompt_tokens, compat.prompt_by_tier(request), strict=True):
+                for found_in, tokens in zip(self._prompt_tokens, engine.prompt_by_tier(request), strict=True):
                     self._prompt_tokens[found_in] += tokens
             self._workflows.begins(request.request_id, request.num_prompt_tokens)
 
-    def _computes(self, gate: AdmissionController, output: Any, began_at: float) -> None:
-        gate.times.scheduled(output, *compat.iteration_tokens(self, output), began_at)
-        for request, found in compat.found_tokens(self, output):
-            gate.begins(request.request_id, found, compat.prompt_hashes(self, request))
+    def _computes(self, gate: AdmissionController, output: Iteration, began_at: float) -> None:
+        gate.times.scheduled(output, *self._port.iteration_tokens(output), began_at)
+        for request, found in self._port.found_tokens(output):
+            gate.begins(request.request_id, found, self._port.prompt_hashes(request))
 
     def _moved(self, request_id: str) -> None:
         if self._priorities is not None:
-            self._priorities.fold(compat.requests(self)[request_id])
+            self._priorities.fold(self._port.requests[request_id])
             if self._shadow is not None:
                 self._shadow.moved(request_id)
             if not self._priorities.acts:
                 return
-        for queue in compat.waiting_queues(self):
+        for queue in self._port.waiting_queues:
             queue.moved(request_id)
 
     def _prepare(self) -> None:
@@ -395,25 +395,25 @@ class Policies(compat.SchedulerSeam):
         for request_id in priorities.age(self._iteration + 1):
             priorities.switch.attempt(self._moved, request_id)
         if not priorities.switch.on:
-            for request in compat.requests(self).values():
+            for request in self._port.requests.values():
                 priorities.give_back(request)
-            compat.own_waiting(self)
+            self._port.restore_waiting()
             self._priorities = self._shadow = None
             if self._admission_controller is not None:
-                compat.hook_waiting(self, self._queue)
+                self._port.hook_waiting(self._queue)
 
     def _refile(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            request = compat.requests(self).get(request_id)
+            request = self._port.requests.get(request_id)
             if request is not None:
-                compat.waiting_queues(self)[0].refile(request_id)
+                self._port.waiting.refile(request_id)
                 if self._shadow is not None:
                     self._shadow.refile(request_id)
-                compat.defer(self, request, self._holds(request) and request in compat.waiting_queues(self)[0])
+                self._port.defer(request, self._holds(request) and request in self._port.waiting)
 
     # Of one request.
 
-    def _arrives(self, request: Any) -> None:
+    def _arrives(self, request: EngineRequest) -> None:
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
         step: Step | None = read(sent, request.session_id, self._counts)
         if step is not None:
@@ -425,25 +425,25 @@ class Policies(compat.SchedulerSeam):
         step = self._workflows.step(request_id)
         return self._prefetch.step(request_id) if step is None and self._prefetch is not None else step
 
-    def _holds(self, request: Any) -> bool:
+    def _holds(self, request: EngineRequest) -> bool:
         return (
             self._admission_controller is not None
             and self._admission_controller.holds(request.request_id)
-            and compat.untouched(request)
+            and engine.untouched(request)
         )
 
-    def _add_internal(self, request: Any) -> None:
+    def _add_internal(self, request: EngineRequest) -> None:
         if self._priorities is not None:
             self._priorities.add(request, self._iteration, "", math.inf)
         super().add_request(request)  # type: ignore[misc]
 
     def _explain(self, request_id: str, step: Step) -> dict[str, Any]:
-        request, waiting = compat.requests(self)[request_id], compat.waiting_queues(self)[0]
+        request, waiting = self._port.requests[request_id], self._port.waiting
         line = [one.request_id for one in waiting]
-        told = {
+        told: dict[str, Any] = {
             "agent": step.agent,
             "step": step.number,
-            "state": compat.state(request),
+            "state": engine.state(request),
             "prompt_tokens": request.num_prompt_tokens,
             "output_tokens": request.num_output_tokens,
             "held": self._holds(request),
@@ -477,15 +477,15 @@ class Policies(compat.SchedulerSeam):
         scored = self._scored
         if scored is None:
             return
-        attends = compat.free_queue(self) is scored
+        attends = self._port.free_queue is scored
         if mode is Mode.OFF and attends:
             if self._prefetch is not None:
                 self._prefetch.drop()
                 self._prefetch.begin()
-            compat.swap_blocks(self, scored.vllms, compat.Deaf())
+            self._port.swap_blocks(scored.vllms, engine.NoBlockEvents())
         elif mode is not Mode.OFF and not attends:
             scored.switch.attempt(scored.begin)
-            compat.swap_blocks(self, scored, scored)
+            self._port.swap_blocks(scored, scored)
         scored.acts = mode is Mode.ON
         self._workflows.retention = None if mode is Mode.OFF else self._prefetch or scored
 
@@ -501,18 +501,18 @@ class Policies(compat.SchedulerSeam):
     def _apply_to_priority(self, mode: Mode) -> None:
         if self._ranking is None or not self._ranking.on:
             return
-        steps = {name: self._workflows.step(name) for name in compat.requests(self)}
+        steps = {name: self._workflows.step(name) for name in self._port.requests}
         if self._priorities is None and mode is not Mode.OFF:
             self._priorities = self._make_priorities(self._ranking)
             self._priorities.acts = mode is Mode.ON
-            for name, request in compat.requests(self).items():
+            for name, request in self._port.requests.items():
                 step = steps[name]
                 self._priorities.add(request, self._iteration, step.workflow_type if step else "", None)
         priorities = self._priorities
         if priorities is None:
             return
         priorities.acts = mode is Mode.ON
-        for name, request in compat.requests(self).items():
+        for name, request in self._port.requests.items():
             step = steps[name]
             priorities.rank(name, self._modes.of("priority", step.stats_key if step else "") is Mode.ON)
             (priorities.fold if priorities.acts else priorities.give_back)(request)
@@ -521,14 +521,14 @@ class Policies(compat.SchedulerSeam):
 
     def _queue_again(self) -> None:
         """The queues of waiting requests are those of the policies that act; who waits comes along."""
-        compat.own_waiting(self)
+        self._port.restore_waiting()
         if self._admission_controller is not None or (self._priorities is not None and self._priorities.acts):
-            compat.hook_waiting(self, self._queue)
+            self._port.hook_waiting(self._queue)
         self._shadow, shadow = None, self._shadow
         if self._priorities is not None and self._modes.shadows("priority"):
             self._shadow = ShadowOrder(self._priorities.wanted, self._holds, self._priorities.unranked)
             self._shadow.counts = shadow.counts if shadow is not None else self._shadow.counts
-            for request in compat.requests(self).values():
+            for request in self._port.requests.values():
                 if not request.num_computed_tokens:
                     self._shadow.arrives(request)
 
@@ -546,31 +546,33 @@ class Policies(compat.SchedulerSeam):
 
     def _hook_blocks(self, config: PresageConfig) -> ScoredBlocks:
         scored = ScoredBlocks(
-            compat.free_queue(self),
-            compat.block_pool(self).blocks,
+            self._port.free_queue,
+            self._port.blocks,
             config.eviction_settings(),
             self._step_of,
             self._eviction,
         )
-        compat.hook_blocks(self, scored, scored)
+        self._port.hook_blocks(scored, scored)
         return scored
 
     def _hook_prefetch(self, config: PresageConfig, scored: ScoredBlocks, switch: Switch) -> Prefetcher | None:
-        reason = compat.cannot_fetch(self)
+        reason = self._port.why_no_prefetch()
         if reason is not None:
             logger.warning("prefetch is off on this engine: %s", reason)
             return None
         most_bytes, clock = config.prefetch_memory_mb * 2**20, type(self).clock
         mode = partial(self._modes.of, "prefetch")
-        return Prefetcher(self, self._add_internal, scored, config.prefetch_settings(), most_bytes, switch, clock, mode)
+        return Prefetcher(
+            self._port, self._add_internal, scored, config.prefetch_settings(), most_bytes, switch, clock, mode
+        )
 
     def _make_admission_controller(self, switch: Switch) -> AdmissionController:
         return AdmissionController(
             self._config.admission_settings(),
             self._config.held_at_most_s,
-            compat.cache_tokens(self),
-            compat.block_tokens(self),
-            compat.most_running(self),
+            self._port.cache_tokens(),
+            self._port.hash_tokens,
+            self._port.most_running,
             self._workflows.__contains__,
             type(self).clock,
             switch,
@@ -578,13 +580,13 @@ class Policies(compat.SchedulerSeam):
         )
 
     def _make_priorities(self, switch: Switch) -> Priorities:
-        return Priorities(self._config.priority_settings(), self._medians, compat.by_priority(self), switch)
+        return Priorities(self._config.priority_settings(), self._medians, self._port.by_priority, switch)
 
     def _queue(self) -> WaitingQueue:
         held = self._holds if self._admission_controller is not None else nobody
         priorities = self._priorities
         if priorities is None or not priorities.acts:
-            return compat.own_order(self, held)
+            return self._port.vllm_order(held)
         return WaitingQueue(priorities.key, held)
 
     def _upkept(self) -> Mapping[str, Any]:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.vllm import compat
 from presage.serving_hooks.vllm.config import read_config
+from presage.serving_hooks.vllm.engine import EnginePort, Iteration
 from presage.serving_hooks.vllm.modes import Switch
 
 logger = logging.getLogger(__name__)
@@ -121,10 +121,11 @@ class TimedSteps:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        path = read_config(compat.additional_config(self)).step_times_file
+        port = self._timed = EnginePort(self)
+        path = read_config(port.config.additional).step_times_file
         self._timing_counts: Counter[str] = Counter()
         self._timing = Switch("step times", self._timing_counts)
-        self._step_times = None if path is None else StepTimesFile(Path(path), compat.described(self))
+        self._step_times = None if path is None else StepTimesFile(Path(path), port.described())
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """One iteration."""
@@ -141,7 +142,7 @@ class TimedSteps:
             return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         now = type(self).clock()
         answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        self._timing.attempt(self._step_times.updated, scheduler_output, now, compat.unfinished(self))
+        self._timing.attempt(self._step_times.updated, scheduler_output, now, self._timed.busy)
         return answers
 
     def presage_status(self) -> dict[str, Any]:
@@ -153,6 +154,6 @@ class TimedSteps:
             status["counts"] = {**status["counts"], **self._timing_counts}
         return status
 
-    def _scheduled(self, file: StepTimesFile, output: Any, began_at: float) -> None:
-        decoded, prefilled = compat.iteration_tokens(self, output)
-        file.scheduled(output, (prefilled, decoded, compat.context_tokens(self, output)), began_at)
+    def _scheduled(self, file: StepTimesFile, output: Iteration, began_at: float) -> None:
+        decoded, prefilled = self._timed.iteration_tokens(output)
+        file.scheduled(output, (prefilled, decoded, self._timed.context_tokens(output)), began_at)

@@ -1,7 +1,6 @@
 """Engines that are more than one model with one kind of attention: they work with the hooks, or are refused."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from test_fuzz import Guessing, answered, pressed
 from vllm_samples import BLOCK, Engine, Scheduler, ask, build, everything_is_free
 
 from presage.errors import EngineError
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
@@ -102,6 +101,8 @@ def test_a_kv_connector_works_beside_the_hooks(tmp_path: Path) -> None:
 
 
 def test_a_diffusion_model_is_refused_for_it_needs_a_scheduler_of_its_own(tmp_path: Path) -> None:
-    compat.check_engine(build(tmp_path, Scheduler, blocks=70))
+    scheduler = build(tmp_path, Scheduler, blocks=70)
+    EnginePort(scheduler)
+    scheduler.vllm_config.diffusion_config = object()
     with pytest.raises(EngineError, match="diffusion models need vLLM's diffusion scheduler"):
-        compat.check_engine(SimpleNamespace(vllm_config=SimpleNamespace(diffusion_config=object())))
+        EnginePort(scheduler)

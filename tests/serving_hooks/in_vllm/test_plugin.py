@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from presage.serving_hooks.vllm import compat, plugin
+from presage.serving_hooks.vllm import engine, plugin
 
 
 class Engines:
@@ -80,7 +80,7 @@ def test_registering_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(methods: object) -> None:
         raise ImportError("no such engine")
 
-    monkeypatch.setattr(compat, "add_to_engine", missing)
+    monkeypatch.setattr(engine, "add_engine_methods", missing)
     plugin.register()
 
 

@@ -10,7 +10,7 @@ from test_fail_open import SECRET, breaks
 from test_fuzz import answered
 from vllm_samples import TIER, Request, ask, build, everything_is_free
 
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.vllm.prefetch import Pace, Prefetcher, Yield
 from presage.serving_hooks.vllm.prefetch_prompts import CachedConversation, Habits, LastConversations
 
@@ -36,7 +36,9 @@ class Watched(Idling):
 
     def step(self) -> None:
         scheduler = self.scheduler
-        waited = [r.request_id for queue in compat.waiting_queues(scheduler) for r in queue if not ours(r.request_id)]
+        waited = [
+            r.request_id for queue in EnginePort(scheduler).waiting_queues for r in queue if not ours(r.request_id)
+        ]
         decoded = [r.request_id for r in scheduler.running if not ours(r.request_id)]
         super().step()
         scheduled, _, preempted = self.log[-1]

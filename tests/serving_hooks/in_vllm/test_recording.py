@@ -129,9 +129,9 @@ def test_ends_are_told_as_they_came(tmp_path: Path) -> None:
 
 
 def test_prompts_and_answers_are_recorded_only_where_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from presage.serving_hooks.vllm import compat
+    from presage.serving_hooks.vllm.engine import EngineConfig
 
-    monkeypatch.setattr(compat, "decoder", lambda scheduler: lambda ids: " ".join(map(str, ids)))
+    monkeypatch.setattr(EngineConfig, "decoder", lambda config: lambda ids: " ".join(map(str, ids)))
     scheduler = recording(tmp_path, recorder={"text": "on"})
     engine = Engine(scheduler)
     name = send(engine, "w", 0, workflow_end=True)

@@ -24,7 +24,7 @@ from vllm_samples import QWEN, AsyncScheduler, Engine, Scheduler, ask, build
 from presage.errors import EngineError
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.forecasting.live import LiveForecast
-from presage.serving_hooks.vllm import compat, compat_worker
+from presage.serving_hooks.vllm import engine, engine_check, engine_worker
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
@@ -95,9 +95,9 @@ class Worked(Engine):
         computed = super()._computed(output)
         self.worker.bind_connector_metadata(output.kv_connector_metadata)
         meta = self.worker.build_connector_worker_meta()
-        reached = dict(compat.reached(output))
+        reached = dict(engine.reached(output))
         rows = torch.stack([self.row(name, reached[name] - 1) for name in computed.req_ids] or [torch.empty(WIDTH)])
-        for tap in compat.of_kind(StatesConnector, self.worker):
+        for tap in engine.of_kind(StatesConnector, self.worker):
             tap.captured(computed.req_ids, lambda: rows)
         self.back += meta is not None
         computed.kv_connector_output = KVConnectorOutput(
@@ -274,8 +274,8 @@ def test_a_model_that_hands_out_no_layers_is_refused_before_it_serves() -> None:
         model_runner=SimpleNamespace(get_model=Bare), vllm_config=SimpleNamespace(parallel_config=ParallelConfig())
     )
     with pytest.raises(EngineError, match=r"state_layer is 3, but .*: vLLM's Bare does not implement SupportsEagle3"):
-        compat_worker.tap_layer(worker, 3)
+        engine_worker.capture_layer(worker, 3)
 
 
 def test_the_installed_workers_are_those_we_know() -> None:
-    assert compat.differences(signatures=compat_worker.SIGNATURES, methods={}) == []
+    assert engine_check.differences(signatures=engine_worker.SIGNATURES, methods={}) == []

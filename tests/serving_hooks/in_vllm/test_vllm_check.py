@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests look at it")
 
-from presage.serving_hooks.vllm import compat, installation
+from presage.serving_hooks.vllm import engine, engine_check, installation
 from presage.serving_hooks.vllm.installation import Finding, findings
 
 pytestmark = pytest.mark.vllm
@@ -67,8 +67,8 @@ def test_a_registry_that_was_asked_for_and_does_not_answer_stands_in_the_way(tmp
 
 
 def test_a_vllm_that_differs_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "WINDOW", "0.99")
-    assert looked()["vLLM"] == Finding("vLLM", "no", f"version {compat.installed()} is outside 0.99.*")
+    monkeypatch.setattr(engine_check, "WINDOW", "0.99")
+    assert looked()["vLLM"] == Finding("vLLM", "no", f"version {engine_check.installed()} is outside 0.99.*")
 
 
 @pytest.mark.parametrize("entries", [[], [("presage", "no.such:thing")]])
@@ -88,5 +88,5 @@ def test_a_platform_that_does_not_work_stands_in_the_way(monkeypatch: pytest.Mon
     def broken() -> tuple[str, str]:
         raise RuntimeError("no driver")
 
-    monkeypatch.setattr(compat, "platform", broken)
+    monkeypatch.setattr(engine, "platform", broken)
     assert looked()["platform"].state == "no"

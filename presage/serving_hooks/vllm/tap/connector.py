@@ -37,7 +37,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.live import Projection
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.engine import Iteration
 
 logger = logging.getLogger(__name__)
 
@@ -127,15 +128,15 @@ class WantedRows:
         self._prompts: dict[str, int] = {}
         self._writing: set[str] = set()
 
-    def of(self, output: Any, moments: Collection[Moment]) -> dict[Moment, tuple[str, ...]]:
+    def of(self, output: Iteration, moments: Collection[Moment]) -> dict[Moment, tuple[str, ...]]:
         """Request ids by moment of one scheduled step; empty where none is wanted. Only of these moments."""
         for name in output.finished_req_ids:
             self._writing.discard(name)
             self._prompts.pop(name, None)
         self._prompts.update(
-            (name, tokens)
-            for name, tokens in compat.prompts(output)
-            if name not in self._writing and self._is_step(name)  # one that resumes may look like a new one
+            (new.req_id, new.prompt_len)
+            for new in output.scheduled_new_reqs
+            if new.req_id not in self._writing and self._is_step(new.req_id)  # one that resumes may look like a new one
         )
         ended = self._ended(output) if self._prompts else ()
         self._writing.update(ended)
@@ -147,10 +148,10 @@ class WantedRows:
             wanted[COMPLETION] = last
         return wanted
 
-    def _ended(self, output: Any) -> tuple[str, ...]:
+    def _ended(self, output: Iteration) -> tuple[str, ...]:
         """The prompts that this step reads to their end; those that write on come behind them and are not looked at."""
         ended, left = [], len(self._prompts)
-        for name, reached in compat.reached(output):
+        for name, reached in engine.reached(output):
             tokens = self._prompts.get(name)
             if tokens is None:
                 continue

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.serving_hooks.forecasting.live import Projection
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.tap.connector import States, StatesConnector
 from presage.serving_hooks.vllm.workflows import Workflows
@@ -41,7 +42,7 @@ class StatesOfSteps:
     """The scheduler's side of the tap.
 
     Args:
-        scheduler: vLLM's.
+        port: to the scheduler.
         forecasts: who may read states.
         workflows: told the states of their steps; and whose recorder is told them whole.
         recorded: which of them the recorder wants.
@@ -53,27 +54,27 @@ class StatesOfSteps:
 
     def __init__(
         self,
-        scheduler: Any,
+        port: EnginePort,
         forecasts: Forecasts,
         workflows: Workflows,
         recorded: Literal["off", "prefill", "both"] = "off",
     ) -> None:
         self.told, self.kept = NOT_READ, NOT_RECORDED
-        self._scheduler, self._source, self._workflows = scheduler, forecasts.next_agents, workflows
+        self._port, self._source, self._workflows = port, forecasts.next_agents, workflows
         self._recorded = _RECORDED[recorded]
         self._came: tuple[States, ...] = ()
         self.renew()
 
     def renew(self) -> None:
         """Taps the model, if there is anybody who wants its states, and a way for them; another predictor otherwise."""
-        source, scheduler = self._source, self._scheduler
+        source, port = self._source, self._port
         before = self.told, self.kept
         reader = source if isinstance(source, ReadsStates) and source.projections else None
-        connector = compat.connector(scheduler, StatesConnector)
+        connector = port.connector(StatesConnector)
         self.told = NOT_READ if reader is None else self._told(reader, connector)
         self.kept = NOT_RECORDED
         if self._recorded:
-            self.kept = NO_WAY if connector is None else SEVERAL_ROWS if compat.speculates(scheduler) else ON
+            self.kept = NO_WAY if connector is None else SEVERAL_ROWS if port.config.speculates else ON
         projections: Mapping[Moment, Projection] = {}
         self._workflows.tapped = None
         if reader is not None and self.told == ON:
@@ -92,7 +93,7 @@ class StatesOfSteps:
         """What the worker computed in an iteration, before vLLM takes its tokens."""
         if ON not in (self.told, self.kept):
             return
-        self._came = tuple(compat.of_kind(States, compat.worker_meta(output)))
+        self._came = tuple(engine.of_kind(States, engine.worker_metadata(output)))
         for states in self._came:
             if self.told == ON:
                 for name, state in zip(*(states.rows(PREFILL) or ((), ())), strict=True):
@@ -113,10 +114,10 @@ class StatesOfSteps:
             return NO_CONNECTOR
         if self._workflows.retention is None:
             return NO_EVICTION
-        if compat.speculates(self._scheduler):
+        if self._port.config.speculates:
             return SEVERAL_ROWS
         widths = {len(weights) for weights, _ in reader.projections.values()}
-        return ON if widths == {compat.hidden_size(self._scheduler)} else OTHER_WIDTH
+        return ON if widths == {self._port.config.hidden_size} else OTHER_WIDTH
 
     def _completion(self, request_id: str) -> NDArray[np.float32] | None:
         state = self._row(request_id, whole=False)

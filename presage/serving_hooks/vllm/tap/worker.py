@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from presage.serving_hooks.vllm import compat, compat_worker
+from presage.serving_hooks.vllm import engine_worker
 from presage.serving_hooks.vllm.config import counted_from_1, read_config
+from presage.serving_hooks.vllm.engine import EngineConfig
 from presage.serving_hooks.vllm.tap.connector import StatesConnector
 
-compat_worker.check()
+engine_worker.check()
 
 
-class StatesWorker(compat_worker.platform_worker()):  # type: ignore[misc]
+class StatesWorker(engine_worker.platform_worker()):  # type: ignore[misc]
     """vLLM's worker for this platform, tapped.
 
     Raises:
@@ -26,17 +27,18 @@ class StatesWorker(compat_worker.platform_worker()):  # type: ignore[misc]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Loads the model as ever, then listens to it."""
-        layer = counted_from_1(read_config(compat.additional_config(self)).state_layer, compat.layers(self))
+        config = EngineConfig(self.vllm_config)
+        layer = counted_from_1(read_config(config.additional).state_layer, config.layers)
         super().load_model(*args, **kwargs)
-        if compat.speculates(self):
+        if config.speculates:
             return  # no states are read, and what the model hands out beside its output is the drafter's
         if layer is not None:
-            compat_worker.tap_layer(self, layer)
-        if compat_worker.tells_rows():
-            (compat_worker.hook_rows if layer is None else compat_worker.hook_layer_rows)(self, _captured)
+            engine_worker.capture_layer(self, layer)
+        if engine_worker.reports_rows():
+            (engine_worker.hook_rows if layer is None else engine_worker.hook_layer_rows)(self, _captured)
 
 
 def _captured(ids: Sequence[str], rows: Callable[[], Any]) -> None:
-    connector = compat_worker.connector(StatesConnector)
+    connector = engine_worker.connector(StatesConnector)
     if connector is not None:
         connector.captured(ids, rows)

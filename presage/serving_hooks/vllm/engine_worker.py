@@ -1,8 +1,10 @@
-"""What of vLLM's workers the hidden-state tap stands on: with `compat.py` the only file that names its private API.
+"""The port to vLLM's worker processes, the counterpart of `engine.py`.
 
-Two model runners: the first (`gpu_model_runner.py`; the CPU's, too, where Triton is missing) computes logits from one
-row a request in the order of its input batch. The second (`gpu/model_runner.py`, the default on GPUs) hands the rows
-to `sample`, together with the batch. The way through the second, and all that concerns GPUs, tensor parallelism and
+It is a file of its own because a worker process imports it without a scheduler and compares other names of vLLM.
+
+vLLM has two model runners. The first (`gpu_model_runner.py`, also the CPU's where Triton is missing) computes logits
+from one row a request in the order of its input batch. The second (`gpu/model_runner.py`, the default on GPUs) passes
+the rows and the batch to `sample`. The path through the second, and everything about GPUs, tensor parallelism and
 pipelines, was written from vLLM's source and has not been run.
 """
 
@@ -13,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from presage.errors import EngineError
-from presage.serving_hooks.vllm import compat
+from presage.serving_hooks.vllm import engine_check
+from presage.serving_hooks.vllm.engine import of_kind
 
 Connector = TypeVar("Connector")
 Captured = Callable[[Sequence[str], Callable[[], Any]], None]
-"""Told request ids and how to get their rows, [batch, d], in this order. Must not raise."""
+"""Receives request ids and a function that returns their rows, [batch, d], in this order. Must not raise."""
 
 SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.v1.worker.gpu_worker:Worker.load_model": ("self",),
@@ -33,16 +36,16 @@ SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.distributed.kv_transfer:get_kv_transfer_group": (),
     "vllm.distributed.parallel_state:get_tensor_model_parallel_rank": (),
 }
-"""Functions that are called or wrapped, with their leading parameters."""
+"""Functions that Presage calls or wraps, with their leading parameters."""
 
 
 def check(version: str | None = None, load: Callable[[str], Any] = importlib.import_module) -> None:
-    """Refuses a vLLM whose workers are not those the tap knows.
+    """Refuses a vLLM with unsupported workers.
 
     Raises:
-        EngineError: with all differences.
+        EngineError: lists all differences.
     """
-    compat.check(version, load, SIGNATURES, {})
+    engine_check.check(version, load, SIGNATURES, {})
 
 
 def platform_worker() -> Any:
@@ -58,26 +61,26 @@ def platform_worker() -> Any:
     return Worker
 
 
-def tells_rows() -> bool:
-    """Whether this worker is the one of its group that tells: all ranks of tensor parallelism have the same rows."""
+def reports_rows() -> bool:
+    """Whether this worker is the one of its tensor-parallel group that reports rows: all ranks have the same ones."""
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
     return bool(get_tensor_model_parallel_rank() == 0)
 
 
-def tap_layer(worker: Any, layer: int) -> None:
-    """The model hands out its hidden states after this layer beside its output, from its first step on.
+def capture_layer(worker: Any, layer: int) -> None:
+    """Makes the model return its hidden states after this layer beside its output, from its first step on.
 
-    By vLLM's interface for drafters of the EAGLE-3 kind, of which there is none here: layers are set once the model is
-    loaded, before it is compiled or captured in graphs, and the runner knows that two things come back. The setting
-    stands in `additional_config`, which is part of the key of vLLM's cache of compiled models.
+    Uses vLLM's interface for EAGLE-3 drafters, without a drafter. The layer is set after the model is loaded and before
+    it is compiled or captured in graphs; the runner then expects two results. The setting is part of
+    `additional_config`, and with it of the key of vLLM's cache of compiled models.
 
     Args:
-        worker: its model is loaded.
+        worker: with a loaded model.
         layer: counted from 1.
 
     Raises:
-        EngineError: states of this layer cannot be had of this model, or as it is served.
+        EngineError: this model, or the way it is served, does not give states of this layer.
     """
     from vllm.model_executor.models.interfaces import supports_eagle3
 
@@ -85,22 +88,22 @@ def tap_layer(worker: Any, layer: int) -> None:
     model = runner.get_model()
     reasons = {
         f"vLLM's {type(model).__name__} does not implement SupportsEagle3": not supports_eagle3(model),
-        "a pipeline has the layers of a model in several workers": parallel.pipeline_parallel_size > 1,
+        "a pipeline splits the layers between workers": parallel.pipeline_parallel_size > 1,
         "prompts are split between workers": parallel.prefill_context_parallel_size > 1,
         "batches are split in two": parallel.use_ubatching,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if reason is not None:
         raise EngineError(
-            f"presage.state_layer is {layer}, but states of single layers cannot be tapped here: {reason}; leave it "
-            "out for those after the final norm"
+            f"presage.state_layer is {layer}, but states of single layers cannot be read here: {reason}; remove it "
+            "for states after the final norm"
         )
     model.set_aux_hidden_state_layers((layer,))
     runner.use_aux_hidden_state_outputs = True
 
 
 def hook_layer_rows(worker: Any, captured: Captured) -> None:
-    """As `hook_rows`, of the rows of the layer that `tap_layer` has set."""
+    """As `hook_rows`, for the rows of the layer that `capture_layer` has set."""
     runner, second = worker.model_runner, worker.use_v2_model_runner
     own = runner.sample_tokens
 
@@ -113,7 +116,7 @@ def hook_layer_rows(worker: Any, captured: Captured) -> None:
                 (hidden_states,) = state.aux_hidden_states
                 if second:
                     return hidden_states[state.input_batch.logits_indices]
-                # The last token of each request in this step, as the first runner has it where nothing drafts.
+                # The last token of each request in this step; so in the first runner where nothing drafts.
                 return hidden_states[runner.query_start_loc.gpu[1 : len(ids) + 1] - 1]
 
             captured(ids, rows)
@@ -123,7 +126,7 @@ def hook_layer_rows(worker: Any, captured: Captured) -> None:
 
 
 def hook_rows(worker: Any, captured: Captured) -> None:
-    """From now on `captured` hears of the rows that tokens are sampled from, before they are."""
+    """Passes the rows that tokens are sampled from to `captured`, before they are sampled."""
     runner = worker.model_runner
     if worker.use_v2_model_runner:
         _hook_sample(runner, captured)
@@ -155,4 +158,4 @@ def connector(kind: type[Connector]) -> Connector | None:
     """The connector of this kind in this worker, alone or inside vLLM's `MultiConnector`."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
-    return next(compat.of_kind(kind, get_kv_transfer_group()), None) if has_kv_transfer_group() else None
+    return next(of_kind(kind, get_kv_transfer_group()), None) if has_kv_transfer_group() else None

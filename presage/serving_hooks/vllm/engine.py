@@ -1,0 +1,676 @@
+"""The port to vLLM: everything Presage uses of the engine that vLLM does not promise to keep.
+
+`EnginePort` reads and changes one live scheduler, `EngineConfig` reads its configuration, `EngineClient` calls engines
+from the HTTP server. The protocols list what is read of vLLM's requests, blocks and outputs. `engine_worker.py` is the
+port for worker processes; `engine_check.py` compares the names used in both with the installed vLLM.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from operator import add
+from typing import Any, Protocol, TypeVar
+
+from presage.errors import EngineError
+from presage.serving_hooks.vllm.engine_check import check_scheduler, installed
+from presage.serving_hooks.vllm.waiting import WaitingQueue
+
+Kind = TypeVar("Kind")
+
+
+class EngineRequest(Protocol):
+    """What is read of a vLLM `Request`; `priority` is also written."""
+
+    request_id: str
+    session_id: str | None
+    arrival_time: float
+    priority: int
+    status: Any
+    sampling_params: Any
+    block_hashes: Sequence[bytes]
+    prompt_token_ids: list[int] | None
+    prompt_embeds: Any
+    output_token_ids: Sequence[int]
+    all_token_ids: Sequence[int]
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_preemptions: int
+    is_prefill_chunk: bool
+    cache_salt: str | None
+    mm_features: Any
+    lora_request: Any
+    resumable: bool
+    kv_transfer_params: Any
+    prefill_stats: Any
+
+    def get_finished_reason(self) -> object: ...  # noqa: D102
+
+
+class NewRequest(Protocol):
+    """A request that an iteration selects for the first time; with vLLM's second model runner, also a resumed one."""
+
+    req_id: str
+    prompt_len: int
+    block_ids: Sequence[list[int]]
+    num_computed_tokens: int
+
+
+class Iteration(Protocol):
+    """What is read of a vLLM `SchedulerOutput`."""
+
+    scheduled_new_reqs: Sequence[NewRequest]
+    scheduled_cached_reqs: Any
+    num_scheduled_tokens: Mapping[str, int]
+    total_num_scheduled_tokens: int
+    preempted_req_ids: Collection[str] | None
+    finished_req_ids: Collection[str]
+
+
+class Block(Protocol):
+    """What is read of a KV-cache block."""
+
+    block_id: int
+    block_hash: Any
+
+
+class FreeQueue(Protocol):
+    """vLLM's queue of free blocks; blocks are evicted from its front."""
+
+    @property
+    def num_free_blocks(self) -> int: ...  # noqa: D102
+    def popleft_n(self, n: int) -> list[Any]: ...  # noqa: D102
+    def remove(self, block: Any) -> None: ...  # noqa: D102
+    def append_n(self, blocks: list[Any]) -> None: ...  # noqa: D102
+    def prepend_n(self, blocks: list[Any]) -> None: ...  # noqa: D102
+    def get_all_free_blocks(self) -> list[Any]: ...  # noqa: D102
+
+
+class BlockEvents(Protocol):
+    """Receives what happens to blocks. Its methods must not raise."""
+
+    def filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
+        """The request has computed these blocks, and the prefix cache has them from now on."""
+
+    def lost(self, blocks: Iterable[int]) -> None:
+        """The prefix cache has dropped the contents of these blocks."""
+
+
+class NoBlockEvents:
+    """Ignores what happens to blocks."""
+
+    def filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
+        """See `BlockEvents`."""
+
+    def lost(self, blocks: Iterable[int]) -> None:
+        """See `BlockEvents`."""
+
+
+class _PoolSeam:
+    """Goes before the class of vLLM's `BlockPool`, so that connectors keep valid references to the pool."""
+
+    presage_events: BlockEvents
+
+    def cache_full_blocks(
+        self, request: Any, blocks: list[Any], num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any
+    ) -> None:
+        super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)  # type: ignore[misc]
+        if num_cached_blocks < num_full_blocks:
+            written = [block for block in blocks[num_cached_blocks:num_full_blocks] if block.block_hash is not None]
+            self.presage_events.filled(request, written)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        super().evict_blocks(block_ids)  # type: ignore[misc]
+        self.presage_events.lost(block_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        done = bool(super().reset_prefix_cache())  # type: ignore[misc]
+        if done:
+            self.presage_events.lost(range(len(self.blocks)))  # type: ignore[attr-defined]
+        return done
+
+
+class SchedulerSeam:
+    """Goes before a vLLM scheduler class and reports when a request leaves, however it ends."""
+
+    def request_left(self, request: EngineRequest) -> None:
+        """The request has finished or was aborted; its blocks are free. Must not raise."""
+        raise NotImplementedError
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        self.request_left(request)
+        return answer
+
+
+class EngineConfig:
+    """The configuration of an engine.
+
+    Args:
+        vllm_config: of a scheduler or a worker.
+    """
+
+    __slots__ = ("_config",)
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._config = vllm_config
+
+    @property
+    def additional(self) -> object:
+        """The value of `--additional-config`."""
+        return self._config.additional_config
+
+    @property
+    def served_model(self) -> str:
+        """The name by which clients request the model; the first if there are several."""
+        return str(self._config.model_config.served_model_name)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model generates text."""
+        return bool(self._config.model_config.runner_type == "generate")
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a hidden state of the model."""
+        return int(self._config.model_config.get_hidden_size())
+
+    @property
+    def layers(self) -> int:
+        """Transformer layers of the model."""
+        return int(self._config.model_config.get_total_num_hidden_layers())
+
+    @property
+    def speculates(self) -> bool:
+        """Whether one step may produce several tokens of a request."""
+        return self._config.speculative_config is not None
+
+    @property
+    def chunks_prefill(self) -> bool:
+        """Whether prompts may be prefilled in several iterations."""
+        return bool(self._config.scheduler_config.enable_chunked_prefill)
+
+    @property
+    def is_diffusion(self) -> bool:
+        """Whether a diffusion model is served."""
+        return self._config.diffusion_config is not None
+
+    def decoder(self) -> Callable[[Sequence[int]], str] | None:
+        """Decodes token ids, special tokens included; None where the engine has no tokenizer."""
+        config = self._config.model_config
+        if config.skip_tokenizer_init:
+            return None
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        tokenizer = cached_tokenizer_from_config(config)
+        return lambda ids: str(tokenizer.decode(list(ids)))
+
+
+class EnginePort:
+    """A live vLLM scheduler.
+
+    Args:
+        scheduler: constructed; nothing is changed in it until a method does so.
+
+    Attributes:
+        config: of the engine.
+        requests: all requests in the engine, by id.
+        blocks: all KV-cache blocks, each at its id.
+        block_tokens: tokens of a KV-cache block.
+        hash_tokens: tokens of each of a request's `block_hashes`.
+        most_running: limit of running requests.
+        most_tokens: limit of tokens in an iteration.
+        longest: limit of tokens of a request, output included.
+
+    Raises:
+        EngineError: the scheduler lacks an attribute the port reads, or a diffusion model is served.
+    """
+
+    __slots__ = (
+        "_pool",
+        "_scheduler",
+        "block_tokens",
+        "blocks",
+        "config",
+        "hash_tokens",
+        "longest",
+        "most_running",
+        "most_tokens",
+        "requests",
+    )
+
+    def __init__(self, scheduler: Any) -> None:
+        check_scheduler(scheduler)
+        self.config = EngineConfig(scheduler.vllm_config)
+        if self.config.is_diffusion:
+            raise EngineError(
+                "diffusion models need vLLM's diffusion scheduler, which --scheduler-cls would replace; remove "
+                "--scheduler-cls to serve this model without Presage"
+            )
+        self._scheduler = scheduler
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self.requests: Mapping[str, EngineRequest] = scheduler.requests
+        self.blocks: Sequence[Block] = self._pool.blocks
+        self.block_tokens = int(scheduler.block_size)
+        self.hash_tokens = int(scheduler.hash_block_size)
+        self.most_running = int(scheduler.max_num_running_reqs)
+        self.most_tokens = int(scheduler.max_num_scheduled_tokens)
+        self.longest = int(scheduler.max_model_len)
+
+    # The engine.
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether vLLM schedules and preempts by the `priority` of requests."""
+        return bool(self._scheduler.policy.value == "priority")
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether prefix caching is on."""
+        return bool(self._scheduler.cache_config.enable_prefix_caching)
+
+    @property
+    def has_connector(self) -> bool:
+        """Whether there is a KV connector."""
+        return self._scheduler.connector is not None
+
+    @property
+    def unpaused(self) -> bool:
+        """Whether the engine has not been paused."""
+        return bool(self._scheduler.pause_state.name == "UNPAUSED")
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests wait or run."""
+        return bool(self._scheduler.has_unfinished_requests())
+
+    def cache_tokens(self) -> float:
+        """Tokens that fit into the KV cache. Each takes a slot in a block of every group of layers."""
+        return float((len(self.blocks) - 1) / sum(1 / size for size in self._group_sizes()))
+
+    def connector(self, kind: type[Kind]) -> Kind | None:
+        """The scheduler's side of the KV connector of this kind."""
+        return next(of_kind(kind, self._scheduler.connector), None)
+
+    def described(self) -> dict[str, Any]:
+        """The engine as plain values: version, model, device, cache and limits."""
+        return {
+            "vllm": installed(),
+            "model": self.config.served_model,
+            "device": platform()[1],
+            "cache_tokens": int(self.cache_tokens()) + self.block_tokens,  # with vLLM's null block
+            "block_tokens": self.block_tokens,
+            "most_requests": self.most_running,
+            "most_tokens": self.most_tokens,
+            "chunked_prefill": self.config.chunks_prefill,
+        }
+
+    def _group_sizes(self) -> list[int]:
+        return [group.kv_cache_spec.block_size for group in self._scheduler.kv_cache_config.kv_cache_groups]
+
+    # Blocks.
+
+    @property
+    def free_queue(self) -> FreeQueue:
+        """The queue of free blocks in use now."""
+        queue: FreeQueue = self._pool.free_block_queue
+        return queue
+
+    def hook_blocks(self, queue: FreeQueue, events: BlockEvents) -> None:
+        """Replaces the queue of free blocks and reports block events; done once."""
+        self.swap_blocks(queue, events)
+        kind = type(self._pool)
+        self._pool.__class__ = type(f"Presage{kind.__name__}", (_PoolSeam, kind), {})
+
+    def swap_blocks(self, queue: FreeQueue, events: BlockEvents) -> None:
+        """Replaces what `hook_blocks` has set; `queue` holds the same blocks as the one before."""
+        self._pool.free_block_queue, self._pool.presage_events = queue, events
+
+    def cached(self, hashes: list[bytes]) -> list[int]:
+        """Ids of the blocks of the longest cached prefix of these hashes. Costs O(prefix)."""
+        find = self._scheduler.kv_cache_manager.coordinator.find_longest_cache_hit
+        return [block.block_id for block in find(hashes, len(hashes) * self.block_tokens)[0][0]]
+
+    # Queues.
+
+    @property
+    def running(self) -> list[EngineRequest]:
+        """The requests that have been selected and have not ended."""
+        found: list[EngineRequest] = self._scheduler.running
+        return found
+
+    @property
+    def waiting(self) -> Any:
+        """The queue of waiting requests that hold no blocks."""
+        return self._scheduler.waiting
+
+    @property
+    def waiting_queues(self) -> tuple[Any, Any]:
+        """The queues of waiting requests: those without blocks, those that hold blocks."""
+        return self._scheduler.waiting, self._scheduler.kv_holding_waiting
+
+    def num_waiting(self) -> int:
+        """Waiting requests, except those that wait for more of their streamed input."""
+        return sum(map(len, self.waiting_queues)) - int(self._scheduler.num_waiting_for_streaming_input)
+
+    def stalled(self) -> bool:
+        """Whether nothing runs and no waiting request can be selected."""
+        return not (self._scheduler.running or any(map(bool, self.waiting_queues)))
+
+    def hook_waiting(self, make: Callable[[], WaitingQueue]) -> None:
+        """Replaces both queues of waiting requests by queues that `make` returns, with the same requests."""
+        for name in ("waiting", "kv_holding_waiting"):
+            fresh = make()
+            for request in getattr(self._scheduler, name):
+                fresh.add_request(request)
+            setattr(self._scheduler, name, fresh)
+
+    def restore_waiting(self) -> None:
+        """Gives both queues of waiting requests back to vLLM, preempted requests first. Between two iterations only."""
+        from vllm.v1.core.sched.request_queue import create_request_queue
+
+        for name in ("waiting", "kv_holding_waiting"):
+            own = create_request_queue(self._scheduler.policy)
+            waiting = list(getattr(self._scheduler, name))
+            for request in sorted(waiting, key=lambda r: (not r.num_preemptions, r.arrival_time, r.request_id)):
+                own.add_request(request)
+            setattr(self._scheduler, name, own)
+
+    def vllm_order(self, held: Callable[[Any], bool]) -> WaitingQueue:
+        """A queue in vLLM's own order that skips held requests."""
+        if self.by_priority:
+            return WaitingQueue(lambda request: (request.priority, request.arrival_time, request.request_id), held)
+        return WaitingQueue(lambda request: (), held, in_front=True)
+
+    def defer(self, request: EngineRequest, deferred: bool) -> None:
+        """Adds a waiting request to those that vLLM counts as deferred, or removes it."""
+        requests = self._scheduler.deferred_waiting
+        (requests.add if deferred else requests.discard)(request)
+
+    def abort(self, names: Iterable[str]) -> None:
+        """Ends these requests; the cache keeps the blocks they have computed."""
+        from vllm.v1.request import RequestStatus
+
+        self._scheduler.finish_requests(list(names), RequestStatus.FINISHED_ABORTED)
+
+    # An iteration that has just been scheduled.
+
+    def first_selected(self, output: Iteration) -> Iterator[NewRequest]:
+        """The requests that are selected for the first time; see `NewRequest`."""
+        return (new for new in output.scheduled_new_reqs if not self.requests[new.req_id].num_preemptions)
+
+    def resumed(self, output: Iteration) -> Iterator[str]:
+        """Ids of the requests that are selected again after a preemption."""
+        yield from output.scheduled_cached_reqs.resumed_req_ids
+        yield from (new.req_id for new in output.scheduled_new_reqs if self.requests[new.req_id].num_preemptions)
+
+    def found_blocks(self, output: Iteration) -> Iterator[tuple[EngineRequest, list[int]]]:
+        """The requests that are selected for the first time, with the ids of their cached blocks."""
+        if not output.scheduled_new_reqs:
+            return
+        sizes = self._group_sizes()
+        null = self._pool.null_block.block_id  # replaces blocks that a sliding window has left
+        for new in self.first_selected(output):
+            found = (
+                block_id
+                for block_ids, size in zip(new.block_ids, sizes, strict=True)
+                for block_id in block_ids[: new.num_computed_tokens // size]
+            )
+            yield self.requests[new.req_id], [block_id for block_id in found if block_id != null]
+
+    def found_tokens(self, output: Iteration) -> list[tuple[EngineRequest, int]]:
+        """The requests that are selected for the first time, with the number of their cached prompt tokens."""
+        return [(self.requests[new.req_id], new.num_computed_tokens) for new in self.first_selected(output)]
+
+    def iteration_tokens(self, output: Iteration) -> tuple[int, int]:
+        """Tokens that the iteration decodes, and tokens that it prefills."""
+        scheduled = output.num_scheduled_tokens
+        if len(scheduled) == output.total_num_scheduled_tokens:  # one each
+            return output.total_num_scheduled_tokens, 0
+        decoded = 0
+        for request_id, tokens in scheduled.items():
+            if tokens != 1:
+                request = self.requests[request_id]
+                # After a preemption all tokens but the last are computed again, output tokens included.
+                if request.num_computed_tokens - tokens < request.num_prompt_tokens or request.num_preemptions:
+                    continue
+            decoded += tokens
+        return decoded, output.total_num_scheduled_tokens - decoded
+
+    def context_tokens(self, output: Iteration) -> int:
+        """Tokens that the scheduled requests have in the cache after the iteration."""
+        return sum(self.requests[request_id].num_computed_tokens for request_id in output.num_scheduled_tokens)
+
+    def prefill_tokens(self, output: Iteration) -> int:
+        """Prompt tokens in the iteration, except for the few that complete a prompt."""
+        decodes = len(output.num_scheduled_tokens) * (1 + int(self._scheduler.num_spec_tokens))
+        return max(0, int(output.total_num_scheduled_tokens) - decodes)
+
+    # Requests.
+
+    def computed_hashes(self, request: EngineRequest) -> Sequence[bytes]:
+        """Hashes of the blocks that a request has computed."""
+        return request.block_hashes[: request.num_computed_tokens // self.hash_tokens]
+
+    def prompt_hashes(self, request: EngineRequest) -> Sequence[bytes]:
+        """Hashes of the blocks of a prompt that can be cached; the last prompt token is always computed."""
+        return request.block_hashes[: (request.num_prompt_tokens - 1) // self.hash_tokens]
+
+    def loadable_tokens(self, request: EngineRequest, found_tokens: int) -> int:
+        """Tokens after the first `found_tokens` that the connector has; 0 also where it cannot answer yet."""
+        return int(self._scheduler.connector.get_num_new_matched_tokens(request, found_tokens)[0] or 0)
+
+    def why_no_prefetch(self) -> str | None:
+        """Why this engine cannot prefetch; None where it can."""
+        scheduler = self._scheduler
+        reasons = {
+            "prefix caching is off": not self.caches_prefixes,
+            "the model generates no text": not self.config.generates,
+            "an encoder and a decoder share the cache": scheduler.is_encoder_decoder,
+            "its layers keep several kinds of cache": len(scheduler.kv_cache_config.kv_cache_groups) != 1,
+            "its hashes cover other blocks than its cache": self.block_tokens != self.hash_tokens,
+            # Data-parallel engines step together: an idle one cannot work for itself alone.
+            "it is one of several in data parallel": scheduler.parallel_config.data_parallel_size > 1,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+class EngineClient:
+    """The engines behind an HTTP server.
+
+    Args:
+        client: the server's engine client.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    @property
+    def names(self) -> list[str]:
+        """The engines as vLLM's own metrics name them, in the order of `call`."""
+        return [str(rank) for rank in self._client.engine_core.engine_ranks_managed]
+
+    async def call(self, method: str, *args: str | None) -> list[Any]:
+        """Calls a method that `add_engine_methods` has added, on every engine; returns their answers."""
+        answers: list[Any] = await self._client.engine_core.call_utility_all_async(method, *args)
+        return answers
+
+    def on_generate(self, mark: Callable[[Any], None]) -> None:
+        """Calls `mark` with the sampling parameters of every request before the engine receives it."""
+        generate = self._client.generate
+
+        def marked(prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+            mark(sampling_params)
+            return generate(prompt, sampling_params, *args, **kwargs)
+
+        self._client.generate = marked
+
+
+def add_engine_methods(methods: Mapping[str, Callable[..., Any]]) -> None:
+    """Adds methods to vLLM's engine core; `EngineClient.call` calls them from the HTTP server's process."""
+    from vllm.v1.engine.core import EngineCore
+
+    for name, method in methods.items():
+        setattr(EngineCore, name, method)
+
+
+# Requests.
+
+
+def completed(request: EngineRequest) -> bool:
+    """Whether a request that has left produced its last token: it was neither aborted nor failed."""
+    return str(request.get_finished_reason()) in ("stop", "length", "repetition")
+
+
+def finish_reason(request: EngineRequest) -> str | None:
+    """vLLM's reason why a request that has left has ended; "abort" for an aborted one, None if there is none."""
+    reason = request.get_finished_reason()
+    return None if reason is None else str(reason)
+
+
+def state(request: EngineRequest) -> str:
+    """The state of a request: RUNNING, WAITING_FOR_REMOTE_KVS while a connector loads it, or another."""
+    return str(request.status.name)
+
+
+def untouched(request: EngineRequest) -> bool:
+    """Whether a waiting request loses nothing by waiting: it has no blocks, no output, and no other engine's cache."""
+    return not (
+        request.num_computed_tokens
+        or request.num_preemptions
+        or request.resumable
+        or request.kv_transfer_params
+        or request.status.name == "WAITING_FOR_REMOTE_KVS"
+    )
+
+
+def prompt_by_tier(request: EngineRequest) -> tuple[int, int, int]:
+    """Prompt tokens of a request that was just selected, and how many came from the cache and from a connector.
+
+    All are 0 for the next part of a streamed input, which vLLM does not account for.
+    """
+    stats = request.prefill_stats
+    if stats is None:
+        return 0, 0, 0
+    return stats.num_prompt_tokens, stats.num_local_cached_tokens, stats.num_external_cached_tokens
+
+
+def can_be_repeated(request: EngineRequest) -> bool:
+    """Whether tokens and salt alone determine the request's blocks.
+
+    They do not with images, embeddings or an adapter (which may have been unloaded since: repeating the request would
+    load it), nor where the input is streamed or comes from another engine.
+    """
+    return not (
+        request.mm_features
+        or request.prompt_token_ids is None
+        or request.prompt_embeds is not None
+        or request.lora_request is not None
+        or request.resumable
+        or request.kv_transfer_params is not None
+    )
+
+
+def internal_request(name: str, tokens: list[int], hashes: list[bytes], salt: str | None) -> EngineRequest:
+    """An internal one-token request over whole blocks with these hashes; it runs after all others."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    sampling.update_from_generation_config({}, None)
+    request: Any = Request(name, tokens, sampling, None, arrival_time=math.inf, priority=2**40, cache_salt=salt)
+    request.block_hashes = hashes  # as vLLM computed them before: without a hasher it computes none
+    found: EngineRequest = request
+    return found
+
+
+# Outputs.
+
+
+def of_kind(kind: type[Kind], found: Any) -> Iterator[Kind]:
+    """The object itself or the parts of vLLM's `MultiConnector` in it, as far as they are of this kind."""
+    several = getattr(found, "_connectors", None) or getattr(found, "metadata", None)
+    for one in several if isinstance(several, list | tuple) else (found,):
+        if isinstance(one, kind):
+            yield one
+
+
+def worker_metadata(output: Any) -> Any:
+    """What the workers' KV connectors sent with the tokens of an iteration; None for nothing."""
+    return output.kv_connector_output.kv_connector_worker_meta if output.kv_connector_output is not None else None
+
+
+def reached(output: Iteration) -> Iterator[tuple[str, int]]:
+    """The scheduled requests, and how many of their tokens are computed after the iteration."""
+    cached, tokens = output.scheduled_cached_reqs, output.num_scheduled_tokens
+    for new in output.scheduled_new_reqs:
+        yield new.req_id, new.num_computed_tokens + tokens[new.req_id]
+    more = map(tokens.__getitem__, cached.req_ids)
+    yield from zip(cached.req_ids, map(add, cached.num_computed_tokens, more), strict=True)
+
+
+def hide_answers(answers: dict[int, Any], names: Set[str]) -> None:
+    """Removes these requests from the answers to clients."""
+    for client in answers.values():
+        if any(output.request_id in names for output in client.outputs):
+            client.outputs = [output for output in client.outputs if output.request_id not in names]
+        if client.finished_requests:
+            client.finished_requests = client.finished_requests - names or None
+
+
+def hide_from_stats(stats: Any, states: Iterable[str], lookups: Iterable[tuple[int, int]]) -> None:
+    """Removes internal requests from vLLM's statistics, but not from those of a connector's loads.
+
+    Args:
+        stats: vLLM's; None where it keeps none.
+        states: of the internal requests in the engine.
+        lookups: (tokens looked up, tokens found) of those that began since the last call.
+    """
+    if stats is None:
+        return
+    for state_ in states:
+        if state_ == "RUNNING":
+            stats.num_running_reqs -= 1
+        elif state_ == "WAITING_FOR_REMOTE_KVS" and stats.num_skipped_waiting_reqs:
+            stats.num_skipped_waiting_reqs -= 1
+        else:
+            stats.num_waiting_reqs -= 1
+    for looked_up, found in lookups:
+        kept = stats.prefix_cache_stats
+        kept.requests, kept.queries, kept.hits = (
+            max(0, count - ours) for count, ours in ((kept.requests, 1), (kept.queries, looked_up), (kept.hits, found))
+        )
+
+
+# The process.
+
+
+def log_as_vllm_does() -> None:
+    """Sends our log lines to vLLM's handlers, unless logging is configured for them already."""
+    ours, theirs = logging.getLogger("presage"), logging.getLogger("vllm")
+    if theirs.handlers and not ours.handlers and not logging.getLogger().handlers:
+        ours.handlers, ours.propagate = theirs.handlers, False
+        ours.setLevel(theirs.level)
+
+
+def platform() -> tuple[str, str]:
+    """vLLM's platform and the name of its device, such as ("cpu", "cpu").
+
+    Raises:
+        Exception: of any kind, where a tensor cannot be made on it.
+    """
+    import torch
+    from vllm.platforms import current_platform
+
+    torch.zeros(1, device=current_platform.device_type)
+    return str(current_platform.device_name or current_platform.device_type), str(current_platform.get_device_name())
+
+
+def schedules_ahead(scheduler_cls: str) -> bool:
+    """Whether an engine with this scheduler and default options schedules a step while the previous one runs."""
+    from vllm.config import SchedulerConfig, VllmConfig
+
+    config = VllmConfig(scheduler_config=SchedulerConfig.default_factory(scheduler_cls=scheduler_cls))
+    return bool(config.scheduler_config.async_scheduling)

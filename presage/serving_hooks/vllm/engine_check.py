@@ -1,0 +1,226 @@
+"""Checks that the installed vLLM is one that Presage knows, before it serves anything.
+
+vLLM promises plugin groups and `--scheduler-cls`, but not the inside of a scheduler. `engine.py` and `engine_worker.py`
+therefore name everything they use of it; here these names are compared with the installation, and every difference is
+reported. Signatures do not prove meaning: tests on the real scheduler do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from presage.errors import EngineError
+
+WINDOW: Final = "0.32"
+"""The supported version; all of its patch releases are accepted."""
+
+SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "vllm.v1.core.sched.scheduler:Scheduler.add_request": ("self", "request"),
+    "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("self", "throttle_prefills"),
+    "vllm.v1.core.sched.scheduler:Scheduler.get_grammar_bitmask": ("self", "scheduler_output"),
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": ("self", "scheduler_output", "model_runner_output"),
+    "vllm.v1.core.sched.scheduler:Scheduler._free_request": ("self", "request", "delay_free_blocks"),
+    "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": ("self", "request_ids", "finished_status"),
+    "vllm.v1.core.sched.scheduler:Scheduler.has_requests": ("self",),
+    "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache": ("self",),
+    "vllm.v1.core.sched.scheduler:Scheduler.make_stats": ("self",),
+    "vllm.v1.core.sched.scheduler:Scheduler.shutdown": ("self",),
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit": (
+        "self",
+        "block_hashes",
+        "max_cache_hit_length",
+    ),
+    "vllm.v1.core.block_pool:BlockPool._notify_reuse": ("self", "blocks"),
+    "vllm.v1.metrics.stats:PrefillStats.set": (
+        "self",
+        "num_prompt_tokens",
+        "num_local_cached_tokens",
+        "num_external_cached_tokens",
+    ),
+    "vllm.v1.request:Request.__init__": ("self", "request_id", "prompt_token_ids", "sampling_params"),
+    "vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule": ("self", "throttle_prefills"),
+    "vllm.v1.core.sched.request_queue:create_request_queue": ("policy",),
+    "vllm.v1.core.block_pool:BlockPool.cache_full_blocks": (
+        "self",
+        "request",
+        "blocks",
+        "num_cached_blocks",
+        "num_full_blocks",
+    ),
+    "vllm.v1.core.block_pool:BlockPool.evict_blocks": ("self", "block_ids"),
+    "vllm.v1.core.block_pool:BlockPool.reset_prefix_cache": ("self",),
+    "vllm.v1.engine.core_client:AsyncMPClient.call_utility_all_async": ("self", "method"),
+    "vllm.v1.engine.async_llm:AsyncLLM.generate": ("self", "prompt", "sampling_params", "request_id"),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_meta": (
+        "self",
+        "scheduler_output",
+    ),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.bind_connector_metadata": (
+        "self",
+        "connector_metadata",
+    ),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_worker_meta": ("self",),
+}
+"""Functions that Presage calls or overrides, with their leading parameters."""
+
+METHODS: Final[Mapping[str, frozenset[str]]] = {
+    "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": frozenset(
+        {
+            "popleft",
+            "popleft_n",
+            "remove",
+            "append",
+            "append_n",
+            "prepend_n",
+            "get_all_free_blocks",
+            "iter_blocks_after",
+        }
+    ),
+    "vllm.v1.core.sched.request_queue:RequestQueue": frozenset(
+        {
+            "add_request",
+            "pop_request",
+            "peek_request",
+            "prepend_request",
+            "prepend_requests",
+            "remove_request",
+            "remove_requests",
+        }
+    ),
+}
+"""Classes that Presage replaces, with all their public methods: a further one would be missing in the replacement."""
+
+ATTRIBUTES: Final = (
+    "requests",
+    "running",
+    "waiting",
+    "kv_holding_waiting",
+    "deferred_waiting",
+    "block_size",
+    "hash_block_size",
+    "policy.value",
+    "connector",
+    "is_encoder_decoder",
+    "max_model_len",
+    "max_num_scheduled_tokens",
+    "max_num_running_reqs",
+    "num_spec_tokens",
+    "num_waiting_for_streaming_input",
+    "pause_state",
+    "cache_config.enable_prefix_caching",
+    "parallel_config.data_parallel_size",
+    "vllm_config.additional_config",
+    "vllm_config.diffusion_config",
+    "vllm_config.speculative_config",
+    "vllm_config.model_config.runner_type",
+    "vllm_config.model_config.served_model_name",
+    "vllm_config.model_config.get_total_num_hidden_layers",
+    "kv_cache_config.kv_cache_groups",
+    "kv_cache_manager.block_pool.blocks",
+    "kv_cache_manager.block_pool.null_block.block_id",
+    "kv_cache_manager.block_pool.free_block_queue.num_free_blocks",
+    "kv_cache_manager.coordinator.find_longest_cache_hit",
+)
+"""Attributes of a live scheduler. Constructors set them, so only an instance has them."""
+
+
+def installed() -> str | None:
+    """The version of the installed vLLM; None if there is none."""
+    try:
+        module = importlib.import_module("vllm")
+    except ImportError:
+        return None
+    return str(module.__version__)
+
+
+def differences(
+    version: str | None = None,
+    load: Callable[[str], Any] = importlib.import_module,
+    signatures: Mapping[str, tuple[str, ...]] = SIGNATURES,
+    methods: Mapping[str, frozenset[str]] = METHODS,
+) -> list[str]:
+    """How the installed vLLM differs from the supported one, one line each; empty if it does not.
+
+    Args:
+        version: of vLLM; None reads the installed one.
+        load: imports a module by name.
+        signatures: functions and their leading parameters.
+        methods: classes and their public methods.
+    """
+    found = []
+    version = version if version is not None else installed()
+    if version is None:
+        return ["vLLM is not installed"]
+    if version != WINDOW and not version.startswith(WINDOW + "."):
+        found.append(f"version {version} is outside {WINDOW}.*")
+    for name, expected in signatures.items():
+        function = _find(name, load)
+        if function is None:
+            found.append(f"{name} is missing")
+            continue
+        actual = tuple(inspect.signature(function).parameters)[: len(expected)]
+        if actual != expected:
+            found.append(f"{name} takes ({', '.join(actual)}), not ({', '.join(expected)})")
+    for name, known in methods.items():
+        kind = _find(name, load)
+        if kind is None:
+            found.append(f"{name} is missing")
+            continue
+        public = {method for method, value in vars(kind).items() if inspect.isfunction(value) and method[0] != "_"}
+        found += [f"{name} has {method}, which is unknown" for method in sorted(public - known)]
+        found += [f"{name} has no {method}" for method in sorted(known - public)]
+    return found
+
+
+def check(
+    version: str | None = None,
+    load: Callable[[str], Any] = importlib.import_module,
+    signatures: Mapping[str, tuple[str, ...]] = SIGNATURES,
+    methods: Mapping[str, frozenset[str]] = METHODS,
+) -> None:
+    """Refuses an unsupported vLLM.
+
+    Raises:
+        EngineError: lists all `differences`.
+    """
+    _refuse(differences(version, load, signatures, methods))
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuses a scheduler that lacks an attribute the port reads.
+
+    Raises:
+        EngineError: lists all that are missing.
+    """
+    _refuse([f"a scheduler has no {path}" for path in ATTRIBUTES if not _has(scheduler, path)])
+
+
+def _refuse(found: list[str]) -> None:
+    if found:
+        listed = "\n  ".join(found)
+        raise EngineError(
+            f"Presage does not support this vLLM; install vllm {WINDOW}.*, or remove --scheduler-cls and --worker-cls "
+            f"to run without Presage. Differences:\n  {listed}"
+        )
+
+
+def _find(name: str, load: Callable[[str], Any]) -> Any:
+    module, path = name.split(":")
+    try:
+        found = load(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return found
+
+
+def _has(found: Any, path: str) -> bool:
+    for part in path.split("."):
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
