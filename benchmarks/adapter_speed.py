@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from presage.datasets.adapters.span_files import read_spans
+from presage.datasets.adapters.spans.reader import read_spans
 
 BATCH_SPANS = 512
 START_NS = 1_767_225_600_000_000_000

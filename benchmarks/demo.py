@@ -58,8 +58,8 @@ def main() -> None:
 
     say("Traces of three applications, and others, later, that nothing is trained on.")
     for law in LAWS:
-        shell(f"presage traces generate --law {law} --workflows {TRAINING} --seed 0 --to traces")
-        shell(f"presage traces generate --law {law} --workflows {HELD_OUT} --seed 1 --to held-out")
+        shell(f"presage traces generate --process {law} --workflows {TRAINING} --seed 0 --to traces")
+        shell(f"presage traces generate --process {law} --workflows {HELD_OUT} --seed 1 --to held-out")
     shell("presage traces describe traces")
 
     say("Train, compare with every baseline on workflows set apart, and register.")
@@ -71,7 +71,7 @@ def main() -> None:
 
     say("A worse candidate, on purpose: a handful of workflows, one pass, no trees. The gates have to refuse it.")
     for law in LAWS:
-        shell(f"presage traces generate --law {law} --workflows {TOO_FEW} --seed 2 --to few")
+        shell(f"presage traces generate --process {law} --workflows {TOO_FEW} --seed 2 --to few")
     settings = "--set network.epochs=1 --set boosting.rounds=0 --baselines markov-1"
     shell(f"train-predictor next-agent few {settings}")
     shell("presage promote next-agent --version 2 --traces held-out", expected=REFUSED)
@@ -116,8 +116,8 @@ def main() -> None:
 
 def predict_lengths() -> dict[str, Any]:
     say("How much work is left? The predictor of output tokens, on traces whose lengths follow a known law.")
-    shell(f"presage traces generate --law lengths --workflows {LENGTHS} --seed 0 --to long")
-    shell(f"presage traces generate --law lengths --workflows {LENGTHS // 3} --seed 1 --to long-held-out")
+    shell(f"presage traces generate --process lengths --workflows {LENGTHS} --seed 0 --to long")
+    shell(f"presage traces generate --process lengths --workflows {LENGTHS // 3} --seed 1 --to long-held-out")
     shell("train-predictor remaining-length long --out lengths")
     shell("presage promote remaining-length --version 1 --traces long-held-out")
     step = {"workflow_type": "codegen", "workflow_id": "now", "step": 0, "agent": "planner", "input_tokens": 900}

@@ -37,7 +37,8 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.law import LAWS, Law, generate
+from presage.datasets.synthetic.processes import PROCESSES, SyntheticProcess
+from presage.datasets.synthetic.workflows import generate
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.prefixes import prefixes_of
 from presage.features.vocabulary import Vocabulary
@@ -79,7 +80,7 @@ class Model:
         )
 
 
-def trained(law: Law, seed: int) -> Model:
+def trained(law: SyntheticProcess, seed: int) -> Model:
     table = drawn(law, TRAINING, seed)
     vocabulary = Vocabulary.from_table(table)
     prefixes = prefixes_of(table, vocabulary, 3)
@@ -90,17 +91,17 @@ def trained(law: Law, seed: int) -> Model:
     return Model(BackoffNgram(3).fit(prefixes, prefixes), np.stack([*of_agent, unknown]).astype(np.float32))
 
 
-def drawn(law: Law, workflows: int, seed: int) -> pa.Table:
+def drawn(law: SyntheticProcess, workflows: int, seed: int) -> pa.Table:
     return generate(law, workflows, seed, state_size=16).table
 
 
-def swapped(law: Law, seed: int) -> pa.Table:
+def swapped(law: SyntheticProcess, seed: int) -> pa.Table:
     one, other = SWAPPED[law.name]
     graph = {**law.graph, one: law.graph[other], other: law.graph[one]}
     return drawn(replace(law, graph=graph), AFTER, seed)
 
 
-def reweighted(law: Law, seed: int) -> pa.Table:
+def reweighted(law: SyntheticProcess, seed: int) -> pa.Table:
     graph = {}
     for agent, branches in law.graph.items():
         ranked = sorted(branches, key=lambda branch: branch.weight)
@@ -109,7 +110,7 @@ def reweighted(law: Law, seed: int) -> pa.Table:
     return drawn(replace(law, graph=graph), AFTER, seed)
 
 
-def new_agent(law: Law, seed: int) -> pa.Table:
+def new_agent(law: SyntheticProcess, seed: int) -> pa.Table:
     table = drawn(law, AFTER, seed)
     rng, old = np.random.default_rng(seed), SWAPPED[law.name][0]
     chosen = dict(zip(table["workflow_id"].unique().to_pylist(), rng.random(AFTER) < 0.3, strict=True))
@@ -118,7 +119,7 @@ def new_agent(law: Law, seed: int) -> pa.Table:
     return table.set_column(table.schema.get_field_index("agent"), table.schema.field("agent"), pa.array(names))
 
 
-def traffic(law: Law, seed: int) -> pa.Table:
+def traffic(law: SyntheticProcess, seed: int) -> pa.Table:
     order = sorted(range(len(law.intents)), key=law.intents.__getitem__)
     intents = [0.0] * len(order)
     for place, rank in zip(order, reversed(order), strict=True):
@@ -126,12 +127,12 @@ def traffic(law: Law, seed: int) -> pa.Table:
     return drawn(replace(law, intents=tuple(intents)), AFTER, seed)
 
 
-def longer(law: Law, seed: int) -> pa.Table:
+def longer(law: SyntheticProcess, seed: int) -> pa.Table:
     tokens = {agent: (own, round(1.5 * out)) for agent, (own, out) in law.tokens.items()}
     return drawn(replace(law, tokens=tokens), AFTER, seed)
 
 
-CHANGES: dict[str, Callable[[Law, int], pa.Table]] = {
+CHANGES: dict[str, Callable[[SyntheticProcess, int], pa.Table]] = {
     "swapped": swapped,
     "reweighted": reweighted,
     "new agent": new_agent,
@@ -156,7 +157,7 @@ def watchers(promoted: dict[str, Promoted]) -> dict[str, Drift]:
     return {"promoted figures": Drift(promoted), "own beginning": Drift()}
 
 
-def noticed(law: Law, seed: int, held_out: int) -> Iterator[tuple[str, str, int | None, str]]:
+def noticed(law: SyntheticProcess, seed: int, held_out: int) -> Iterator[tuple[str, str, int | None, str]]:
     """Of each change and each alarm, workflows until it was noticed (below 1: before it came), and why."""
     model = trained(law, 10_000 + seed)
     promoted = promoted_by_type(judged(model, drawn(law, held_out, 20_000 + seed)))
@@ -170,7 +171,7 @@ def noticed(law: Law, seed: int, held_out: int) -> Iterator[tuple[str, str, int 
 
 def false_alarms(runs: int, held_out: int) -> dict[str, int]:
     found = {"promoted figures": 0, "own beginning": 0}
-    laws = list(LAWS.values())
+    laws = list(PROCESSES.values())
     for run in range(runs):
         law = laws[run % len(laws)]
         model = trained(law, 50_000 + run)
@@ -183,7 +184,7 @@ def false_alarms(runs: int, held_out: int) -> dict[str, int]:
 
 def costs() -> dict[str, float]:
     """Median µs of an event; many workflows under way, in turn, each event of its own kind."""
-    law = LAWS["triage"]
+    law = PROCESSES["triage"]
     model = trained(law, 1)
     table = drawn(law, 400, 2)
     said = model.said(table)
@@ -231,12 +232,12 @@ def main() -> None:
     chosen = parser.parse_args()
     delays: dict[tuple[str, str], list[int | None]] = {}
     reasons: dict[tuple[str, str], list[str]] = {}
-    for law in LAWS.values():
+    for law in PROCESSES.values():
         for seed in range(chosen.seeds):
             for change, name, delay, why in noticed(law, seed, chosen.held_out):
                 delays.setdefault((change, name), []).append(delay)
                 reasons.setdefault((change, name), []).append(why)
-    print(f"{len(LAWS)} laws × {chosen.seeds} seeds, a change after {BEFORE} workflows, {AFTER} after it\n")
+    print(f"{len(PROCESSES)} laws × {chosen.seeds} seeds, a change after {BEFORE} workflows, {AFTER} after it\n")
     print("| change | held against | median | worst | within 200 | not noticed | too early | first reason, mostly |")
     print("|---|---|---|---|---|---|---|---|")
     told: dict[str, dict[str, object]] = {}

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.features.moment import PREFILL
 from presage.features.prefixes import prefixes_of, transition_matrix
 from presage.features.states import captured_source

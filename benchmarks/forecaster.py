@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.moment import COMPLETION, PREFILL
 from presage.predictors.common.steps import log_tokens

@@ -24,7 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import numpy as np
 from paper_baselines import ALL as PAPER
 
-from presage.datasets.law import LAWS, generate
+from presage.datasets.synthetic.processes import PROCESSES
+from presage.datasets.synthetic.workflows import generate
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
 from presage.features.states import captured_source
@@ -92,15 +93,17 @@ def main() -> None:
     parser.add_argument("--paper", action="store_true", help="compare with the families of PBKV's table 3 as well")
     chosen = parser.parse_args()
     baselines = choose(",".join(["markov-1", chosen.baselines, *(PAPER if chosen.paper else ())]))
-    result: dict[str, object] = {"benchmark": "known_law", "laws": list(LAWS), "seeds": chosen.seeds}
+    result: dict[str, object] = {"benchmark": "known_law", "laws": list(PROCESSES), "seeds": chosen.seeds}
     for workflows in map(int, chosen.workflows.split(",")):
         runs = [
-            judge(law, workflows, seed, chosen.state_size, baselines) for law in LAWS for seed in range(chosen.seeds)
+            judge(law, workflows, seed, chosen.state_size, baselines)
+            for law in PROCESSES
+            for seed in range(chosen.seeds)
         ]
         mean = {
             key: {figure: np.mean([run[key][figure] for run in runs], axis=0) for figure in FIGURES} for key in runs[0]
         }
-        print(f"\n### {workflows} workflows, {len(LAWS)} laws, {TEST_WORKFLOWS} test workflows each\n")
+        print(f"\n### {workflows} workflows, {len(PROCESSES)} laws, {TEST_WORKFLOWS} test workflows each\n")
         print("| model | moment | accuracy at 1 / 2 / 3 | NLL at 1 / 2 / 3 | ECE at 1 / 2 / 3 | gap at 1 / 2 / 3 |")
         print("|---|---|---|---|---|---|")
         told: dict[str, object] = {}

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from quantile_forest import RandomForestQuantileRegressor
 
-from presage.datasets.length_law import generate_lengths
+from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
 from presage.predictors.common.artefact import artefact_size_bytes
 from presage.predictors.length.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS

@@ -11,7 +11,7 @@ import pyarrow as pa
 from retry_loops import AGENTS, TYPE, Planned, Style, draw, traced
 
 from presage.datasets.schema import conform
-from presage.datasets.validate import validate
+from presage.datasets.schema.validate import validate
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.next_agent.boosting import BoostingConfig
 from presage.predictors.next_agent.network_weights import NetworkConfig

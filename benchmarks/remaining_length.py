@@ -30,8 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy.stats import kendalltau
 
-from presage.datasets.length_law import generate_lengths
 from presage.datasets.read import read_traces
+from presage.datasets.synthetic.lengths import generate_lengths
 from presage.datasets.tasks import task_of
 from presage.features.input_profiles import PROFILES
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows

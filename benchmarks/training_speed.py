@@ -22,7 +22,7 @@ import resource
 import time
 from dataclasses import replace
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.states import StateSource, captured_source
 from presage.features.vocabulary import Vocabulary

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_
 from told import AGENTS, told
 from vllm_samples import Engine, Scheduler, ask, build
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.predictors.next_agent.boosting import BoostingConfig
 from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig

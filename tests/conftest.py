@@ -48,8 +48,8 @@ def workflows_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    from presage.datasets.law import generate
     from presage.datasets.store import append
+    from presage.datasets.synthetic.workflows import generate
     from presage.predictors.next_agent.boosting import BoostingConfig
     from presage.predictors.next_agent.network_weights import NetworkConfig
     from presage.predictors.next_agent.parts import NextAgentConfig

@@ -173,7 +173,7 @@ def read_costs(path: Path) -> dict[str, float]:
     import math
     import tomllib
 
-    from presage.datasets.adapters.text_files import utf8_text
+    from presage.datasets.adapters.files.text import utf8_text
     from presage.errors import ConfigurationError
 
     try:

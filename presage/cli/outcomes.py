@@ -1,4 +1,4 @@
-"""`presage outcomes`: look at which model solved what, or draw some from a known law."""
+"""`presage outcomes`: look at which model solved what, or generate some whose probabilities are known."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def generate(
     missing: Annotated[float, typer.Option(help="Share of labels that are not known.", min=0, max=0.99)] = 0.1,
     as_json: options.Json = False,
 ) -> None:
-    """Draw prompts and what became of them from a law whose probabilities are known."""
+    """Draw prompts and what became of them whose probabilities are known."""
     from presage.datasets.outcomes.files import write_outcomes
-    from presage.datasets.outcomes.law import generate_outcomes
+    from presage.datasets.synthetic.outcomes import generate_outcomes
     from presage.errors import ConfigurationError
 
     out = Output(as_json)

@@ -1,4 +1,4 @@
-"""`presage traces`: bring traces in, look at them, make some from a known law."""
+"""`presage traces`: bring traces in, look at them, or generate some from a synthetic process."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def ingest(
 
 
 def _experiment(name: str, tracking_uri: str | None, since: dt.datetime | None, skip_bad: bool) -> Feed:
-    from presage.datasets.adapters.mlflow_traces import read_mlflow_experiment
+    from presage.datasets.adapters.spans.mlflow_store import read_mlflow_experiment
     from presage.datasets.ingest import Feed
 
     begin = partial(
@@ -145,31 +145,40 @@ def describe(
     out.result(data, *(_description(data) if not as_json else ()))
 
 
-@app.command(epilog="Example:  presage traces generate --law retry --workflows 1000 --seed 0 --to known/")
+@app.command(epilog="Example:  presage traces generate --process retry --workflows 1000 --seed 0 --to known/")
 def generate(
-    law: Annotated[str, typer.Option(help="retry, research or triage: who calls whom. lengths: how long.")],
     to: _To,
+    process: Annotated[
+        str | None,
+        typer.Option(help="retry, research or triage: who calls whom. lengths: how long.", show_default=False),
+    ] = None,
+    law: Annotated[str | None, typer.Option(hidden=True)] = None,
     workflows: Annotated[int, typer.Option(help="How many.", min=1)] = 1000,
     seed: options.Seed = 0,
     state_size: Annotated[int, typer.Option(help="Width of the hidden states.", min=1)] = 64,
     censored: Annotated[float, typer.Option(help="Share of the workflows that may be cut.", min=0, max=1)] = 0.0,
     as_json: options.Json = False,
 ) -> None:
-    """Draw workflows from a law whose best possible forecast is known, and add them to a store."""
-    from presage.datasets.law import generate as draw
-    from presage.datasets.length_law import generate_lengths
+    """Draw workflows of a synthetic process, whose best possible forecast is known, and add them to a store."""
     from presage.datasets.store import append
+    from presage.datasets.synthetic.lengths import generate_lengths
+    from presage.datasets.synthetic.workflows import generate as draw
 
     out = Output(as_json)
+    if law is not None:
+        typer.echo("warning: --law is deprecated; use --process", err=True)
+        process = process or law
+    if process is None:
+        raise ConfigurationError("no process given: --process retry, research, triage or lengths")
     with out.working() as report:
         report("drawing workflows", None)
-        if law == "lengths":  # lengths have no hidden states
+        if process == "lengths":  # lengths have no hidden states
             table = generate_lengths(workflows, seed, censored=censored).table
         else:
-            table = draw(law, workflows, seed, state_size=state_size, censored=censored).table
+            table = draw(process, workflows, seed, state_size=state_size, censored=censored).table
         added = append(table, to)
-    data = {"store": str(to), "law": law, "seed": seed, "workflows": added.workflows, "steps": added.steps}
-    out.result(data, f"{to}: {added.workflows} workflows, {added.steps} steps of law {law!r} added")
+    data = {"store": str(to), "law": process, "seed": seed, "workflows": added.workflows, "steps": added.steps}
+    out.result(data, f"{to}: {added.workflows} workflows, {added.steps} steps of process {process!r} added")
 
 
 def _description(data: dict[str, Any]) -> list[Any]:

@@ -1,1 +1,1 @@
-"""Traces in: the schema, the store, one adapter a source, splits, and a generator with a known law."""
+"""Traces: schema, store, readers of trace formats, ingestion, splits, and synthetic processes."""

@@ -21,7 +21,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from presage.datasets.adapters.text_files import CsvRow, CsvRows, Documents, Place, first_document
+from presage.datasets.adapters.files.text import CsvRow, CsvRows, Documents, Place, first_document
 from presage.datasets.schema import KNOWN_COLUMNS
 from presage.errors import TraceError
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.validate import workflow_codes
+from presage.datasets.schema import workflow_codes
 from presage.errors import ConfigurationError, TraceError
 
 # How far the test share may lie from what was asked to find a moment that separates the groups.

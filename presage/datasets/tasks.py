@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.columns import dictionary_encoded
+from presage.datasets.schema.columns import dictionary_encoded
 
 
 def task_of(table: pa.Table) -> pa.ChunkedArray:

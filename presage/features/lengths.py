@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from numba import njit
 from numpy.typing import NDArray
 
+from presage.datasets.schema import workflow_codes
 from presage.datasets.tasks import task_of
-from presage.datasets.validate import workflow_codes
 from presage.errors import InputError, TraceError
 from presage.features.history import PROGRESS, RECENT, LengthHistory, histories, progress
 from presage.features.input_profiles import PROFILES, TEXT, TOKENS, Sources

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from presage.datasets.schema import workflow_codes
 from presage.datasets.split import Split, split
 from presage.datasets.tasks import task_keys
-from presage.datasets.validate import workflow_codes
 from presage.errors import ConfigurationError, TraceError
 from presage.features.prefixes import Prefixes
 from presage.features.vocabulary import Vocabulary

@@ -49,16 +49,18 @@ def test_describe_says_why_requests_finished(tmp_path: Path) -> None:
 
 
 def test_generate_is_a_function_of_its_arguments(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        options = ("--law", "triage", "--workflows", 20, "--seed", 3, "--state-size", 16, "--censored", 0.5)
-        assert run("traces", "generate", *options, "--to", tmp_path / name).code == 0
+    options = ("triage", "--workflows", 20, "--seed", 3, "--state-size", 16, "--censored", 0.5)
+    assert run("traces", "generate", "--process", *options, "--to", tmp_path / "one").code == 0
+    renamed = run("traces", "generate", "--law", *options, "--to", tmp_path / "two")
+    assert renamed.code == 0
+    assert "--law is deprecated; use --process" in renamed.err
     assert read_traces([tmp_path / "one"]).table.equals(read_traces([tmp_path / "two"]).table)
     described = run("traces", "describe", tmp_path / "one", "--json").json["workflow_types"]["triage"]
     assert described["censored_share"] > 0
     assert described["states"]["prefill_state"] == {"size": 16, "share": 1.0}
     assert (
         "known: retry, research, triage"
-        in run("traces", "generate", "--law", "murphy", "--to", tmp_path / "three").complaint
+        in run("traces", "generate", "--process", "murphy", "--to", tmp_path / "three").complaint
     )
 
 
@@ -95,7 +97,7 @@ def test_from_traces_to_a_champion_to_a_refusal_and_back(tmp_path: Path, tiny: T
     assert {gate["name"] for gate in first.json["gates"]} >= {"evidence", "floor-prefill-1", "latency", "pickle"}
 
     worse = tmp_path / "worse"
-    run("traces", "generate", "--law", "retry", "--workflows", 5, "--seed", 9, "--state-size", 16, "--to", worse)
+    run("traces", "generate", "--process", "retry", "--workflows", 5, "--seed", 9, "--state-size", 16, "--to", worse)
     out = tmp_path / "out"
     poor = registered(worse, "--set", "network.epochs=1", "--set", "boosting.rounds=0", "--out", out)
     assert poor["version"] == json.loads((out / "metrics.json").read_text())["version"] == 2

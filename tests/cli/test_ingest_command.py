@@ -15,10 +15,10 @@ import pytest
 from cli_samples import GOOD, rows, run, write
 
 from presage.cli.traces import parse_moment
-from presage.datasets import gather
 from presage.datasets.adapters import READERS
+from presage.datasets.ingest import gather
 from presage.datasets.schema import conform
-from presage.datasets.source import Origin, Source
+from presage.datasets.schema.source import Origin, Source
 from presage.datasets.store import read_store
 from presage.errors import ConfigurationError
 
@@ -73,7 +73,7 @@ def test_an_mlflow_experiment_is_read_through_its_adapter(tmp_path: Path, monkey
             yield Source(part, Origin.of(name, part.num_rows))
 
     adapter = types.SimpleNamespace(read_mlflow_experiment=read_mlflow_experiment)
-    monkeypatch.setitem(sys.modules, "presage.datasets.adapters.mlflow_traces", adapter)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "presage.datasets.adapters.spans.mlflow_store", adapter)  # type: ignore[arg-type]
     arguments = ("--mlflow-experiment", "support", "--tracking-uri", "sqlite:///x.db", "--since", "0")
     ran = run("traces", "ingest", *arguments, "--to", tmp_path / "store", "--skip-bad", "--json")
     # None of the steps has a time, so none of the workflows can be told to be late enough.
@@ -106,7 +106,7 @@ def test_without_ray_the_flag_says_what_to_install(tmp_path: Path, monkeypatch: 
 @pytest.mark.slow
 def test_ray_makes_the_same_store_and_names_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray.data")
-    monkeypatch.setattr(gather, "_GROUP_BYTES", 1)  # a task a file
+    monkeypatch.setattr(gather, "GROUP_BYTES", 1)  # a task a file
     paths = [
         write(tmp_path / f"{name}.jsonl", rows("abc", "abab", "ba", workflow_type=name, start_time=1.0))
         for name in ("one", "two", "three")

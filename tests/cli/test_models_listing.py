@@ -6,7 +6,7 @@ import pytest
 from cli_samples import run
 from tiny_model import Tiny
 
-from presage.datasets.length_law import generate_lengths
+from presage.datasets.synthetic.lengths import generate_lengths
 from presage.predictors.length.predictor import RemainingLengthConfig
 from presage.registry.connect import open_registry
 from presage.registry.package import register

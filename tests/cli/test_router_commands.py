@@ -16,7 +16,7 @@ from tiny_encoder import MODELS, planted, save_encoder
 
 from presage.cli.train_predictor import app as train_predictor
 from presage.datasets.outcomes.files import write_outcomes
-from presage.datasets.outcomes.law import generate_outcomes
+from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.predictors.router.predictor import RouterPredictor
 from presage.registry.connect import open_registry
 

@@ -9,7 +9,7 @@ import pytest
 from cli_samples import run
 
 from presage.datasets.outcomes.files import write_outcomes
-from presage.datasets.outcomes.law import TOPICS, generate_outcomes
+from presage.datasets.synthetic.outcomes import TOPICS, generate_outcomes
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from presage.datasets.schema import conform, trace_schema
-from presage.datasets.validate import validate
+from presage.datasets.schema.validate import validate
 
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 

@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, set_span_in_context
 
 from presage.datasets.schema import concat
-from presage.datasets.source import Origin, Source
-from presage.datasets.validate import validate
+from presage.datasets.schema.source import Origin, Source
+from presage.datasets.schema.validate import validate
 
 SECOND = 1_000_000_000
 BEGIN = 1_767_225_600 * SECOND

@@ -24,13 +24,13 @@ from dataset_samples import row, trace, traces, workflow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.datasets import gather, ingest, spill
-from presage.datasets.ingest import Feed, IngestReport
-from presage.datasets.parts import WORK
+from presage.datasets import ingest
+from presage.datasets.ingest import Feed, IngestReport, gather, spill
+from presage.datasets.ingest.spill import Journal
 from presage.datasets.schema import digest
-from presage.datasets.source import Origin, Source
-from presage.datasets.spill import Journal
+from presage.datasets.schema.source import Origin, Source
 from presage.datasets.store import append, is_store, read_store
+from presage.datasets.store.parts import WORK
 from presage.errors import OutputError, TraceError
 
 Writer = Callable[..., Path]
@@ -51,10 +51,10 @@ def chunk(name: str, table: pa.Table, **more: Any) -> Source:
 @pytest.fixture
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run every few rows, a batch a row or two, a range every few workflows, a group every file."""
-    monkeypatch.setattr(spill, "_RUN_BYTES", 2000)
-    monkeypatch.setattr(spill, "_BATCH_BYTES", 200)
-    monkeypatch.setattr(ingest, "_RANGE_BYTES", 1000)
-    monkeypatch.setattr(gather, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(spill, "RUN_BYTES", 2000)
+    monkeypatch.setattr(spill, "BATCH_BYTES", 200)
+    monkeypatch.setattr(ingest, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(gather, "GROUP_BYTES", 1)
 
 
 @pytest.mark.usefixtures("small_portions")
@@ -212,7 +212,7 @@ def test_progress_tells_the_share_of_the_bytes(tmp_path: Path, write_jsonl: Writ
 
 def _killed_at(sources: list[Path], store: Path, entry: int | None) -> None:
     """Ingests until the journal has that many entries, or until everything is in place but the manifest."""
-    gather._GROUP_BYTES, ingest._RANGE_BYTES, spill._BATCH_BYTES = 1, 1000, 200
+    gather.GROUP_BYTES, ingest.RANGE_BYTES, spill.BATCH_BYTES = 1, 1000, 200
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -226,7 +226,7 @@ def _killed_at(sources: list[Path], store: Path, entry: int | None) -> None:
 
     Journal.add = adding  # type: ignore[method-assign]
     if entry is None:
-        from presage.datasets import parts
+        from presage.datasets.store import parts
 
         parts.save = lambda *_: die()  # type: ignore[assignment]
     ingest.ingest(sources, store)

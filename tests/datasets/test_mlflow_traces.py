@@ -16,7 +16,8 @@ from mlflow import MlflowClient
 from span_samples import collected, steps
 
 from presage.datasets.adapters import detect
-from presage.datasets.adapters.mlflow_traces import read_mlflow, read_mlflow_experiment
+from presage.datasets.adapters.spans.mlflow_store import read_mlflow_experiment
+from presage.datasets.adapters.spans.reader import read_mlflow
 from presage.datasets.read import read_traces
 from presage.errors import TraceError
 

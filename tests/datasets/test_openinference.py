@@ -10,7 +10,7 @@ import pytest
 from openinference.semconv.trace import MessageAttributes, MessageContentAttributes, SpanAttributes, ToolCallAttributes
 from span_samples import Recorder, agent, chat, collected, envelope, steps, write_lines
 
-from presage.datasets.adapters.span_files import read_spans
+from presage.datasets.adapters.spans.reader import read_spans
 
 ASKED, ANSWERED = SpanAttributes.LLM_INPUT_MESSAGES, SpanAttributes.LLM_OUTPUT_MESSAGES
 PART = f"{ASKED}.1.{MessageAttributes.MESSAGE_CONTENTS}.0"

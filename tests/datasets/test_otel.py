@@ -11,7 +11,7 @@ import pytest
 from span_samples import BEGIN, SECOND, Recorder, agent, chat, collected, envelope, raw_spans, steps, tool, write_lines
 
 from presage.datasets.adapters import detect
-from presage.datasets.adapters.span_files import read_spans
+from presage.datasets.adapters.spans.reader import read_spans
 from presage.datasets.read import read_traces
 
 

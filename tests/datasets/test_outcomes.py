@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from presage.datasets.outcomes.files import read_outcomes, write_outcomes
-from presage.datasets.outcomes.law import generate_outcomes
 from presage.datasets.outcomes.schema import keys_of, outcomes_digest, prompt_keys
+from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import OutputError, TraceError
 
 ROWS = [

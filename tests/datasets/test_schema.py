@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.datasets.schema import SCHEMA_VERSION, check_version, concat, conform, digest, trace_schema
-from presage.datasets.validate import drop_invalid, validate
+from presage.datasets.schema.validate import drop_invalid, validate
 from presage.errors import TraceError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from span_samples import Recorder, agent, chat, collected, envelope, raw_spans, steps, write_lines
 
-from presage.datasets.adapters.span_files import read_spans
+from presage.datasets.adapters.spans.reader import read_spans
 from presage.datasets.ingest import ingest
 from presage.datasets.read import read_traces
 from presage.errors import TraceError

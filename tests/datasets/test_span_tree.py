@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.datasets.adapters.span_tree import MOST_PARENTS, NEVER_ENDED, BrokenTreeError, TraceSpans, steps_of
-from presage.datasets.adapters.spans import Naming, Role
+from presage.datasets.adapters.spans.conventions import Naming, Role
+from presage.datasets.adapters.spans.tree import MOST_PARENTS, NEVER_ENDED, BrokenTreeError, TraceSpans, steps_of
 
 
 def spans(*rows: dict[str, Any]) -> TraceSpans:

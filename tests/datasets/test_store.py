@@ -18,10 +18,10 @@ from dataset_samples import row, trace, traces, workflow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.datasets import parts as parts_module
 from presage.datasets.read import read_traces
 from presage.datasets.schema import digest, trace_schema
 from presage.datasets.store import AppendReport, append, is_store, open_store, read_store, scan_store
+from presage.datasets.store import parts as parts_module
 from presage.errors import OutputError, TraceError
 
 

@@ -282,8 +282,8 @@ def test_frames_and_files_mix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", FILES)
 def test_a_table_is_ingested_in_bounded_batches(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("presage.datasets.adapters.tabular._CSV_BATCH_ROWS", 7)
-    monkeypatch.setattr("presage.datasets.adapters.tabular._CHUNK_ROWS", 7)
+    monkeypatch.setattr("presage.datasets.adapters.files.tables.CSV_BATCH_ROWS", 7)
+    monkeypatch.setattr("presage.datasets.store.parquet.CHUNK_ROWS", 7)
     rows = [one for i in range(20) for one in workflow(f"w{i}", 3, prefill_state=[0.5, i] if i > 9 else None)]
     done = ingest([write(pd.DataFrame(rows), tmp_path)], tmp_path / "store")
     assert (done.workflows, done.steps) == (20, 60)
@@ -310,6 +310,6 @@ def test_parquet_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_telling_a_frame_from_a_path_does_not_import_pandas() -> None:
-    code = "import sys; from presage.datasets.adapters.tabular import is_frame; assert not is_frame('t.csv')"
+    code = "import sys; from presage.datasets.adapters.files.tables import is_frame; assert not is_frame('t.csv')"
     done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('pandas' in sys.modules)"], check=False)
     assert done.returncode == 0

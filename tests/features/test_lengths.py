@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from presage.datasets.length_law import generate_lengths
 from presage.datasets.schema import conform
+from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import InputError, TraceError
 from presage.features.input_profiles import PROFILES, masked
 from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, join_rows, length_rows, profiles_of

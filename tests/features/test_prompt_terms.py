@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from presage.datasets.outcomes.law import generate_outcomes
+from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import InputError
 from presage.features.prompt_terms import (
     FORM_NAMES,

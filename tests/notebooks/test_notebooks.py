@@ -164,8 +164,8 @@ def test_router_and_the_same_seed_says_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_next_agent_accuracy_on_ones_own_traces(tmp_path: Path) -> None:
-    from presage.datasets.law import generate
     from presage.datasets.store import append
+    from presage.datasets.synthetic.workflows import generate
 
     append(generate("retry", 90, 0, state_size=16).table, tmp_path / "store")
     of = {"accuracy": [0.5, 0.4, 0.3], "ci95": [[0.4, 0.6], [0.3, 0.5], [0.2, 0.4]]}
@@ -193,8 +193,8 @@ def test_next_agent_accuracy_on_ones_own_traces(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_remaining_length_on_ones_own_traces(tmp_path: Path) -> None:
-    from presage.datasets.length_law import generate_lengths
     from presage.datasets.store import append
+    from presage.datasets.synthetic.lengths import generate_lengths
 
     append(generate_lengths(150, 0, censored=0.2).table, tmp_path / "store")
     own = {"TRACES": "store", "QUANTILES": (0.5, 0.9, 0.99), "LOADS": (0.9,), "DRAWS": 3}
@@ -213,7 +213,7 @@ def test_remaining_length_on_ones_own_traces(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_router_on_ones_own_outcomes(tmp_path: Path) -> None:
     from presage.datasets.outcomes.files import write_outcomes
-    from presage.datasets.outcomes.law import generate_outcomes
+    from presage.datasets.synthetic.outcomes import generate_outcomes
 
     write_outcomes(generate_outcomes(500, 0).outcomes, tmp_path / "outcomes.jsonl")
     executed, found = run("router", tmp_path, {"OUTCOMES": "outcomes.jsonl"}, {"judged": "list(judged)"})

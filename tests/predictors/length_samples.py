@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.length_law import generate_lengths
+from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
 from presage.training.lengths.texts import LengthTexts
 

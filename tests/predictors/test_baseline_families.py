@@ -23,7 +23,7 @@ from paper_baselines.nearest import NearestPrefixes
 from paper_baselines.neural import NeuralConfig
 from paper_baselines.tcn import Tcn
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import MASKED, Prefixes, prefixes_of

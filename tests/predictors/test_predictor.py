@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tiny_model import WORKFLOWS, Tiny, steps_of
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.errors import ArtefactError, InputError
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import MASKED, Prefixes, prefixes_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from length_samples import QUANTILES, fresh_rows, law_rows, with_labels
 
-from presage.datasets.length_law import generate_lengths
+from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
 from presage.features.lengths import length_rows
 from presage.predictors.common.artefact import read_artefact, write_artefact

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.datasets.outcomes.law import generate_outcomes
 from presage.datasets.outcomes.split import split_outcomes
+from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import ArtefactError
 from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.predictors.router.calibration import FOLDS, Opinions, Widening, leave_out_folds

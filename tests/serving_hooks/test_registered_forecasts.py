@@ -10,7 +10,7 @@ import pytest
 from serving_samples import lengths_of
 from tiny_model import Tiny
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.features.moment import COMPLETION, PREFILL
 from presage.predictors.next_agent.boosting import BoostingConfig
 from presage.predictors.next_agent.network_weights import NetworkConfig

@@ -9,7 +9,7 @@ import numpy as np
 import paper_baselines
 import pytest
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.vocabulary import Vocabulary

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.datasets.describe import describe
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.training.report.traces import AGENTS, EDGES, LEAST, draw_call_graph, flow_order
 
 Counts = dict[str, dict[str, int]]

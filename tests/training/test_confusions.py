@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.training.evaluate import EXAMPLES, PAIRS, PREFIX, confusions

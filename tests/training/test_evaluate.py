@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.errors import TraceError
 from presage.features.moment import Moment
 from presage.features.prefixes import Prefixes, prefixes_of

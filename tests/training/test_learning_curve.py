@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from presage.datasets.law import generate
 from presage.datasets.read import read_traces
 from presage.datasets.store import append
+from presage.datasets.synthetic.workflows import generate
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, TraceError
 from presage.predictors.next_agent.boosting import BoostingConfig

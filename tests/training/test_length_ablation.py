@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from presage.datasets.length_law import generate_lengths
+from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.history import PROGRESS
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.length.predictor import RemainingLengthConfig

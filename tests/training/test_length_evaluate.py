@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from presage.datasets.length_law import generate_lengths
 from presage.datasets.schema import conform
+from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import TraceError
 from presage.features.lengths import LengthEncoder, LengthRows, Target, length_rows
 from presage.training.lengths.evaluate import LengthEvaluation, Predict, evaluate

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.datasets.length_law import generate_lengths
+from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.training.lengths.queue import (
     FIRST_COME,

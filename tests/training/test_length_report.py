@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element, fromstring
 import numpy as np
 import pytest
 
-from presage.datasets.length_law import generate_lengths
+from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
 from presage.training.lengths.evaluate import Predict, evaluate
 from presage.training.report.files import document, markdown, page, write_report

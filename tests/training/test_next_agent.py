@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pytest
 from tiny_model import Tiny
 
-from presage.datasets.law import generate
 from presage.datasets.read import read_traces
 from presage.datasets.schema import digest
+from presage.datasets.synthetic.workflows import generate
 from presage.errors import ConfigurationError, TraceError
 from presage.predictors.next_agent.boosting import BoostingConfig
 from presage.predictors.next_agent.network_weights import NetworkConfig

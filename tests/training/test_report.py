@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tiny_model import Tiny
 
 from presage.datasets.describe import describe
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.errors import OutputError
 from presage.features.moment import Moment
 from presage.features.prefixes import Prefixes, prefixes_of

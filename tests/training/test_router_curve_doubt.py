@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from presage.datasets.outcomes.law import generate_outcomes
+from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.training.router.cost_quality import TRADE_OFFS, accuracy_cis, cost_quality
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from presage.datasets.outcomes.law import generate_outcomes
+from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.training.report.files import document, markdown, page
 from presage.training.router.train import train_router
 

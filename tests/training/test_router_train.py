@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from presage.datasets.outcomes.files import read_outcomes
-from presage.datasets.outcomes.law import generate_outcomes
 from presage.datasets.outcomes.schema import Outcomes, prompt_keys
 from presage.datasets.outcomes.split import split_outcomes
+from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import ConfigurationError, TraceError
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.training.router.baselines import BASELINES

@@ -1,29 +1,33 @@
-"""Trace formats, one module each: what a source calls its fields stays in its module.
+"""Trace formats, and which of them a path has.
 
-A reader takes a path and gives `Source` chunks: rows that conform to the schema, with their origin. Whole workflows are
-checked later and across all sources (`presage.datasets.read`, which keeps all in memory, and `presage.datasets.ingest`,
-which does not). A new format is one module, one line in `READERS` or `JOINING` and, where a file name
-tells it, one in `SUFFIXES`; where only the content does, one in `detect`.
-
-Spans, from `span_files.py` or `mlflow_traces.py`, are read by the attribute names in `spans.py`, spilled by
-`intake.py`, and become workflows in `workflows.py`; `span_tree.py` says how a tree becomes steps.
+A reader takes a path and yields `Source` chunks: rows that conform to the schema, with their origin. Workflows are
+validated later, across all sources (`presage.datasets.read` in memory, `presage.datasets.ingest` in bounded memory).
+A new format is one module, one line in `READERS` or `JOINING` and, where file names tell it, one in `SUFFIXES`; where
+only the content does, one in `detect`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from presage.datasets.adapters.jsonl import read_jsonl
-from presage.datasets.adapters.mlflow_traces import is_mlflow, read_mlflow
+from presage.datasets.adapters.files.jsonl import read_jsonl
+from presage.datasets.adapters.files.tables import read_csv, read_parquet
+from presage.datasets.adapters.files.text import JSON_SUFFIXES, first_document
 from presage.datasets.adapters.recording import is_recording, read_recording
-from presage.datasets.adapters.span_files import is_otlp, is_span, read_spans
-from presage.datasets.adapters.tabular import read_csv, read_parquet
-from presage.datasets.adapters.text_files import JSON_SUFFIXES, first_document
-from presage.datasets.source import JoiningReader, Reader, Source
+from presage.datasets.adapters.spans.mlflow import is_mlflow
+from presage.datasets.adapters.spans.otlp import is_otlp, is_span
+from presage.datasets.adapters.spans.reader import read_mlflow, read_spans
+from presage.datasets.schema.source import JoiningReader, Reader, Source
+from presage.datasets.store import is_store, scan_store
+from presage.errors import TraceError
 
-__all__ = ["JOINING", "READERS", "SUFFIXES", "Reader", "Source", "detect"]
+_STORE: Final = "store"
+
+Chunks = Callable[[], Iterator[Source]]
+"""Begins a reading."""
 
 JOINING: Final[Mapping[str, JoiningReader]] = {"otel": read_spans, "openinference": read_spans, "mlflow": read_mlflow}
 """Formats whose workflows may be spread over files: rotation cuts where it likes, and each service has its own file."""
@@ -57,3 +61,81 @@ def detect(path: Path) -> str | None:
     if path.is_dir():
         return None
     return next((name for suffix, name in SUFFIXES.items() if path.name.endswith(suffix)), None)
+
+
+def join(paths: Sequence[str | Path], source_format: str) -> list[tuple[Path, ...]]:
+    """The paths as sources: files of spans are one together, as if they lay in a folder; any other path is one.
+
+    Raises:
+        TraceError: a path is missing or of an unknown kind.
+    """
+    sources: list[tuple[Path, ...]] = []
+    places: dict[JoiningReader, int] = {}
+    for path in map(Path, paths):
+        reader = JOINING.get(_format(path, source_format)) if not path.is_dir() else None
+        if reader is None:
+            sources.append((path,))
+        elif reader in places:
+            sources[places[reader]] += (path,)
+        else:
+            places[reader] = len(sources)
+            sources.append((path,))
+    return sources
+
+
+def open_source(
+    path: str | Path,
+    *more: str | Path,
+    source_format: str = "auto",
+    skip_bad: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Chunks:
+    """What reads a source when called; arguments as `read_traces`.
+
+    Args:
+        path: of the source.
+        more: the other files of it, where `join` gave several.
+
+    Raises:
+        TraceError: the path is missing or of an unknown kind.
+    """
+    path = Path(path)
+    name = _format(path, source_format)
+    if more:
+        files = (path, *map(Path, more))
+        return partial(JOINING[name], files, skip_bad=skip_bad, progress=progress)
+    if name == _STORE:
+        return partial(scan_store, path, progress=progress)
+    return partial(READERS[name], path, skip_bad=skip_bad, progress=progress)
+
+
+def _format(path: Path, source_format: str) -> str:
+    """The format to read a path as.
+
+    Raises:
+        TraceError: the path is missing or of an unknown kind.
+    """
+    if not path.exists():
+        raise TraceError(f"{path}: no such file or folder; a trace is wanted here: check the path")
+    if source_format != "auto":
+        if source_format not in READERS:
+            raise TraceError(f"unknown trace format {source_format!r}; known: auto, {', '.join(READERS)}")
+        return source_format
+    if path.is_dir() and is_store(path):
+        return _STORE
+    name = detect(path)
+    if name is None and path.is_dir():
+        raise TraceError(
+            f"{path}: a folder, but no trace store (no _manifest.json in it) and no files of spans: name its files one "
+            f"by one ({path}/*), or the format"
+        )
+    if name is None and path.name.endswith((".json", ".json.gz")):
+        raise TraceError(
+            f"{path}: its first line is no OTLP JSON, no span and no MLflow trace; one a line is wanted, as a "
+            "collector's file exporter and span.to_json(indent=None) write them: export it so, or name its format (one "
+            "step a line is --format jsonl, or a file name with .jsonl)"
+        )
+    if name is None:
+        known = ", ".join((*SUFFIXES, ".json", ".json.gz"))
+        raise TraceError(f"{path}: unknown kind of file; known: {known}, or a store: rename it or name its format")
+    return name

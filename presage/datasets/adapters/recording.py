@@ -52,7 +52,7 @@ from presage.datasets.recording import (
     WHOLE,
 )
 from presage.datasets.schema import STATE_COLUMNS, conform, trace_schema
-from presage.datasets.source import Origin, Source
+from presage.datasets.schema.source import Origin, Source
 from presage.errors import TraceError
 
 _CHUNK_BYTES: Final = 16 * 2**20

@@ -28,10 +28,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.adapters.tabular import first_line, open_parquet, row_batches
-from presage.datasets.adapters.text_files import JSON_SUFFIXES, CsvRows, Documents, Place
+from presage.datasets.adapters.files.text import JSON_SUFFIXES, CsvRows, Documents, Place
 from presage.datasets.outcomes.schema import Outcomes, normalise
 from presage.datasets.schema import listed
+from presage.datasets.store.parquet import first_line, open_parquet, row_batches
 from presage.errors import OutputError, TraceError
 
 _TELL_EVERY: Final = 8192

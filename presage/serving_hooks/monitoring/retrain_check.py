@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.validate import workflow_codes
+from presage.datasets.schema import workflow_codes
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.live import NO_LENGTHS, NOTHING, LiveForecast, LiveLengths
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig

@@ -23,8 +23,8 @@ import torch
 from test_tap import ALONE, WIDTH, Worked, hooked
 from vllm_samples import ask, build
 
-from presage.datasets.law import generate
 from presage.datasets.schema import trace_schema
+from presage.datasets.synthetic.workflows import generate
 from presage.features.input_profiles import PROFILES, masked
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from monitoring_samples import followed
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from monitoring_samples import said, silent, sure_of, walk
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.features.moment import COMPLETION, MOMENTS
 from presage.features.prefixes import MASKED, prefixes_of
 from presage.features.vocabulary import Vocabulary

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from monitoring_samples import followed
 
-from presage.datasets.law import generate
+from presage.datasets.synthetic.workflows import generate
 from presage.features.moment import PREFILL
 from presage.serving_hooks.monitoring.drift import DriftConfig
 from presage.serving_hooks.monitoring.outcomes import END, Followed

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from presage.cli.presage import app
 from presage.datasets.adapters import detect
 from presage.datasets.ingest import ingest
-from presage.datasets.law import generate
 from presage.datasets.read import read_traces
 from presage.datasets.recording import SAID, SILENT
 from presage.datasets.store import read_store
+from presage.datasets.synthetic.workflows import generate
 from presage.errors import TraceError
 from presage.serving_hooks.recorder.recorder import Recorder
 from presage.serving_hooks.vllm.metadata import read

@@ -31,10 +31,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from presage.datasets.adapters.text_files import CsvRow, CsvRows
-from presage.datasets.columns import REFUSALS, first_failure, first_refused, wanted
+from presage.datasets.adapters.files.text import CsvRow, CsvRows
 from presage.datasets.schema import (
     COLUMN_TYPES,
     KNOWN_COLUMNS,
@@ -45,7 +43,9 @@ from presage.datasets.schema import (
     state_sizes,
     trace_schema,
 )
-from presage.datasets.source import Origin, RowError, Source, Workflow, salvage
+from presage.datasets.schema.columns import REFUSALS, first_failure, first_refused, wanted
+from presage.datasets.schema.source import Origin, RowError, Source, Workflow, salvage
+from presage.datasets.store.parquet import first_line, open_parquet, row_batches
 from presage.errors import TraceError
 
 if TYPE_CHECKING:
@@ -155,12 +155,6 @@ def _workflow(rows: RawRows, row: int) -> Workflow | None:
     return (workflow_type, workflow_id) if isinstance(workflow_type, str) and isinstance(workflow_id, str) else None
 
 
-_PROBE_ROWS: Final = 64
-_CHUNK_BYTES: Final = 16 * 2**20
-_CHUNK_ROWS: Final = 2**15
-_BUFFER_BYTES: Final = 2**20
-
-
 def read_parquet(
     path: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
 ) -> Iterator[Source]:
@@ -176,35 +170,6 @@ def read_parquet(
             missing or has a wrong type.
     """
     return sources(_parquet_batches(path), str(path), skip_bad, progress)
-
-
-def open_parquet(path: Path) -> pq.ParquetFile:
-    """A file that is read as it is decoded; by default Arrow fetches the columns of a row group as a whole."""
-    return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-
-
-def first_line(error: Exception) -> str:
-    """What Arrow or the system says of a file, on one short line."""
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-
-
-def row_batches(
-    file: pq.ParquetFile, columns: list[str], groups: Iterable[int] | None = None
-) -> Iterator[tuple[pa.Table, int]]:
-    """(rows, bytes on disk read for them and those before) of an open file or some of its row groups, in portions."""
-    done = 0
-    for group in range(file.num_row_groups) if groups is None else groups:
-        found = file.metadata.row_group(group)
-        on_disk = sum(found.column(column).total_compressed_size for column in range(found.num_columns))
-        rows = _CHUNK_ROWS
-        if found.num_rows > _PROBE_ROWS:
-            probe = next(file.iter_batches(_PROBE_ROWS, row_groups=[group], columns=columns))
-            rows = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES * probe.num_rows // max(1, probe.nbytes)))
-        read = 0
-        for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
-            read += batch.num_rows
-            yield pa.Table.from_batches([batch]), done + on_disk * read // max(1, found.num_rows)
-        done += on_disk
 
 
 class _ParquetRows:
@@ -259,7 +224,7 @@ def _parquet_batches(path: Path) -> Iterator[Batch]:
         raise TraceError(f"{path}: cannot be read as Parquet ({detail}): {what_to_do}") from error
 
 
-_CSV_BATCH_ROWS: Final = 8192
+CSV_BATCH_ROWS: Final = 8192
 _CSV_BATCH_CHARACTERS: Final = 32 * 2**20
 _NO_VALUE: Final = ("", "nan", "null", "none", "na", "n/a", "<na>", "nat", "\\n")
 """What pandas and databases write for no value, in lower case: a name or a text may be spelt so."""
@@ -296,7 +261,7 @@ def _csv_batches(path: Path) -> Iterator[Batch]:
     for row in reading:
         rows.append(row)
         size += sum(map(len, row.fields))
-        if len(rows) == _CSV_BATCH_ROWS or size >= _CSV_BATCH_CHARACTERS:
+        if len(rows) == CSV_BATCH_ROWS or size >= _CSV_BATCH_CHARACTERS:
             yield batch()
             rows, size = [], 0
     yield batch()

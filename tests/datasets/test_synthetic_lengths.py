@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from presage.datasets.length_law import generate_lengths
-from presage.datasets.validate import canonical_order, validate
+from presage.datasets.schema import canonical_order
+from presage.datasets.schema.validate import validate
+from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import ConfigurationError
 from presage.features.lengths import LengthEncoder, length_rows
 

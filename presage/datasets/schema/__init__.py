@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from presage.datasets.columns import cast_column, cast_state, state_size
-from presage.datasets.source import Origin
-from presage.datasets.validate import canonical_order
+from presage.datasets.schema.columns import cast_column, cast_state, dictionary_encoded, state_size
+from presage.datasets.schema.source import Origin
 from presage.errors import TraceError
 
 SCHEMA_VERSION: Final = 1
@@ -259,6 +259,44 @@ def filled(columns: Mapping[str, Any], rows: int, schema: pa.Schema) -> pa.Table
     )
 
 
+def workflow_codes(table: pa.Table) -> NDArray[np.int64]:
+    """The workflow of each row as a number from 0, int64 [rows], in the order of (workflow type, workflow id)."""
+    types, _ = _ranks(table.column("workflow_type"))
+    ids, id_count = _ranks(table.column("workflow_id"))
+    codes: NDArray[np.int64] = np.unique(types * id_count + ids, return_inverse=True)[1].astype(np.int64).reshape(-1)
+    return codes
+
+
+def workflow_count(table: pa.Table) -> int:
+    """The number of workflows in a trace."""
+    return int(table.group_by(["workflow_type", "workflow_id"]).aggregate([]).num_rows)
+
+
+def canonical_order(table: pa.Table, codes: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """The rows in canonical order, int64 [rows]: sorted by workflow type, workflow id and step, stable.
+
+    Args:
+        table: a conforming table.
+        codes: its `workflow_codes`, where they are known.
+    """
+    codes = workflow_codes(table) if codes is None else codes
+    order: NDArray[np.int64] = np.lexsort((table.column("step").to_numpy(), codes))
+    return order
+
+
+def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """`table.take`, without a copy where `rows` are all rows in their order."""
+    return table if np.array_equal(rows, np.arange(table.num_rows)) else table.take(pa.array(rows))
+
+
+def _ranks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int]:
+    """The rank of each row among the sorted distinct strings, and their number."""
+    encoded = dictionary_encoded(column)
+    places = np.empty(len(encoded.dictionary), np.int64)
+    places[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(places))
+    return places[encoded.indices.to_numpy(zero_copy_only=False)], len(places)
+
+
 _ADDED: Final = frozenset({"finish_reason", "state_layer"})
 """Columns that the schema did not have from the start."""
 
@@ -270,9 +308,7 @@ def digest(table: pa.Table) -> str:
     joined the schema later, counts as absent where it has no value: so a table keeps its digest when a store adds the
     column, and when a release does.
     """
-    order = canonical_order(table)
-    if not np.array_equal(order, np.arange(len(order))):
-        table = table.take(pa.array(order))
+    table = take_rows(table, canonical_order(table))
     total = hashlib.sha256(str(table.num_rows).encode())
     for name in table.column_names:
         column = table.column(name)

@@ -21,129 +21,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.adapters.conversations import PendingConversations, TraceFacts
-from presage.datasets.adapters.intake import Intake, Partitions
-from presage.datasets.adapters.span_tree import NEVER_ENDED, BrokenTreeError, TraceSpans, TraceSteps, steps_of
-from presage.datasets.adapters.spans import CONTENT, Role
-from presage.datasets.adapters.text_files import Place
-from presage.datasets.columns import dictionary_encoded
-from presage.datasets.schema import TIMESTAMP, conform, trace_schema
-from presage.datasets.source import Origin, Source, Workflow
-from presage.errors import TraceError
-
-
-class SpanWorkflows:
-    """The workflows of the spans that an intake took in.
-
-    Args:
-        name: what the user called the source.
-        intake: takes the spans.
-        spans: where it puts them.
-        skip_bad: leave out traces that are no trees, and workflows that lost a span, instead of raising.
-    """
-
-    def __init__(self, name: str, intake: Intake, spans: Partitions, skip_bad: bool) -> None:
-        self._name = name
-        self._intake = intake
-        self._spans = spans
-        self._skip_bad = skip_bad
-        self._lined = intake.lined
-        self._rows = 0
-        self._spoiled = 0
-
-    def sources(self) -> Iterator[Source]:
-        """All workflows in chunks of bounded size, once every span was taken in.
-
-        Raises:
-            TraceError: spans are no tree, or not one step is among them.
-            OutputError: the disk of temporary files is full.
-        """
-        with Partitions(self._spans.count) as waiting:
-            conversations = PendingConversations(waiting)
-            for number in range(self._spans.count):
-                table = self._spans.rows(number)
-                if table is not None:
-                    yield from self._partition(table, conversations)
-            for table, spoiled in conversations.workflows():
-                yield self.source(None, frozenset(spoiled))
-                for start, stop in stretches(text_bytes(table)):
-                    yield self.source(table.slice(start, stop - start))
-        if self._intake.skipped:
-            yield self.source(None)
-        elif not self._rows and not self._spoiled and not self._intake.lost:
-            raise TraceError(
-                f"{self._name}: {self._intake.spans} spans, but not one request to a model and no tool call among them "
-                '(no span with gen_ai.operation.name "chat", openinference.span.kind "LLM" or mlflow.spanType '
-                '"CHAT_MODEL"): instrument the client or framework that calls the model; docs/traces.md says how'
-            )
-
-    def source(self, table: pa.Table | None, spoiled: frozenset[Workflow] = frozenset(), read_bytes: int = 0) -> Source:
-        """A conforming chunk, of no rows where there is no table; what was skipped since the last one goes with it."""
-        first = self._rows + 1
-        if table is None:
-            conforming = trace_schema().empty_table()
-            lines = np.zeros(0, np.int64) if self._lined else None
-        else:
-            lines = table.column("line").to_numpy() if self._lined else None
-            conforming = conform(table, Origin.of(self._name, table.num_rows, lines, first=first))
-        self._rows += conforming.num_rows
-        self._spoiled += len(spoiled)
-        skipped = dict(self._intake.skipped)
-        self._intake.skipped.clear()
-        origin = Origin.of(self._name, conforming.num_rows, lines, first=first)
-        return Source(conforming, origin, skipped, spoiled, read_bytes)
-
-    def _partition(self, table: pa.Table, conversations: PendingConversations) -> Iterator[Source]:
-        """The workflows that this partition tells on its own; the others go to the conversations."""
-        columns = TraceColumns(table)
-        now, later = StepRows(), StepRows()
-        spoiled: set[Workflow] = set()
-        for first, stop in zip(columns.bounds[:-1], columns.bounds[1:], strict=True):
-            workflow = self._trace(columns, first, stop, now, later, conversations)
-            if workflow is not None:
-                spoiled.add(workflow)
-        order = columns.order
-        del columns
-        for rows in later.tables(table, order):
-            conversations.add(rows)
-        if spoiled:
-            yield self.source(None, frozenset(spoiled))
-        for rows in now.tables(table, order):
-            yield self.source(rows)
-
-    def _trace(
-        self,
-        columns: TraceColumns,
-        first: int,
-        stop: int,
-        now: StepRows,
-        later: StepRows,
-        conversations: PendingConversations,
-    ) -> Workflow | None:
-        """Put the steps of a trace where they belong; gives its workflow if that is known to be spoiled."""
-        bad = columns.any_bad(first, stop)
-        if bad:
-            first = columns.first_span(first, stop)
-            if first == stop:
-                return None  # only notes of lost spans: nothing is left that could pass for a workflow
-        steps: TraceSteps | None = None
-        try:
-            steps = steps_of(columns.spans(first, stop))
-        except BrokenTreeError as error:
-            if not self._skip_bad:
-                place = self._intake.at(*columns.place(first + error.row))
-                raise TraceError(f"{place}: {error.message}") from None
-            self._intake.skipped[f"trace with a {error.reason}"] += 1
-            bad = True
-        facts = columns.facts(first, stop, steps)
-        conversations.learn(facts)
-        if bad or steps is None:
-            if not facts.waits:
-                return facts.known_type, facts.workflow_id
-            later.add_spoiled(first, facts)
-        elif steps.row:
-            (later if facts.waits else now).add(steps, first, facts)
-        return None
+from presage.datasets.adapters.files.text import Place
+from presage.datasets.adapters.spans.conventions import CONTENT, Role
+from presage.datasets.adapters.spans.tree import (
+    NEVER_ENDED,
+    TraceFacts,
+    TraceSpans,
+    TraceSteps,
+)
+from presage.datasets.schema import TIMESTAMP
+from presage.datasets.schema.columns import dictionary_encoded
 
 
 class TraceColumns:

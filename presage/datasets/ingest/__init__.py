@@ -20,18 +20,18 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.gather import Feed, Gathered, Input, Progress, gather, inputs_of
-from presage.datasets.parts import MANIFEST, Manifest, commit, write_parts, writing
-from presage.datasets.read import without
-from presage.datasets.source import Origin
-from presage.datasets.spill import Journal, Planned, RangeWritten, ranges, read_range
+from presage.datasets.ingest.gather import Feed, Gathered, Input, Progress, gather, inputs_of
+from presage.datasets.ingest.spill import Journal, Planned, RangeWritten, ranges, read_range
+from presage.datasets.schema import workflow_codes, workflow_count
+from presage.datasets.schema.source import Origin
+from presage.datasets.schema.validate import refuse_all_skipped, sort_out, validate, without
 from presage.datasets.store import differing, not_yet_in, unwritten
-from presage.datasets.validate import refuse_all_skipped, sort_out, validate, workflow_codes, workflow_count
+from presage.datasets.store.parts import MANIFEST, Manifest, commit, write_parts, writing
 from presage.errors import PresageError, TraceError
 
 __all__ = ["Feed", "IngestReport", "Progress", "ingest"]
 
-_RANGE_BYTES: Final = 64 * 2**20
+RANGE_BYTES: Final = 64 * 2**20
 _NO_TIME: Final = np.iinfo(np.int64).max
 
 
@@ -149,7 +149,7 @@ class _SecondPass:
         plan = Planned(
             hashlib.sha256(held.read_bytes() if held.exists() else b"").hexdigest(),
             [run.name for run in self._gathered.runs],
-            ranges(self._gathered.runs, _RANGE_BYTES),
+            ranges(self._gathered.runs, RANGE_BYTES),
         )
         written = self._journal.ranges_written(plan)
         low = 0

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.source import Origin
+from presage.datasets.schema.source import Origin
 from presage.errors import TraceError
 
 _YEAR_10000_S = 253_402_300_800

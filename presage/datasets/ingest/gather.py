@@ -19,13 +19,13 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from presage.datasets.read import Chunks, join, open_source
+from presage.datasets.adapters import Chunks, join, open_source
+from presage.datasets.ingest.spill import Journal, Schemas, SortedRun, SourcesRead, Spilled, spill
 from presage.datasets.schema import trace_schema
-from presage.datasets.source import Workflow, named
-from presage.datasets.spill import Journal, Schemas, SortedRun, SourcesRead, Spilled, spill
+from presage.datasets.schema.source import Workflow, named
 from presage.errors import ConfigurationError, OutputError, PresageError, TraceError
 
-_GROUP_BYTES: Final = 32 * 2**20
+GROUP_BYTES: Final = 32 * 2**20
 
 Progress = Callable[[str, float | None], None]
 """Called with what is being done and the share that is done, 0 to 1, or None if unknown."""
@@ -187,7 +187,7 @@ def _groups(inputs: Sequence[Input], known: set[int]) -> Iterator[list[int]]:
             continue
         waiting.append(number)
         size += one.size or 0
-        if size >= _GROUP_BYTES:
+        if size >= GROUP_BYTES:
             yield waiting
             waiting, size = [], 0
     if waiting:
@@ -216,7 +216,7 @@ class PathsToSpill(msgspec.Struct):
     prefix: str
 
     def spill(self, progress: Callable[[int], None] = lambda _: None) -> tuple[list[Spilled], list[SortedRun]]:
-        """Read the group into runs; as `presage.datasets.spill.spill`."""
+        """Read the group into runs; as `presage.datasets.ingest.spill.spill`."""
         opened = [open_source(path, source_format=self.source_format, skip_bad=self.skip_bad) for path in self.paths]
         sources = zip(self.numbers, self.paths, opened, strict=True)
         return spill(((n, path, begin()) for n, path, begin in sources), Path(self.folder), self.prefix, progress)

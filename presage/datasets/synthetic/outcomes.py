@@ -1,4 +1,4 @@
-"""Outcomes that follow a known law, with the probabilities that nobody could know better.
+"""Outcomes of four synthetic models, and the true probability that each model solves a prompt.
 
 A prompt has a topic and a difficulty, and shows both in its words: most of them are of the topic, and words of effort
 stand in proportion to the difficulty. Of four models the small one solves what is easy, the large one nearly all at ten

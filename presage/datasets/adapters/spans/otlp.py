@@ -19,110 +19,15 @@ numbers: nanoseconds, microseconds, milliseconds or seconds since 1970, told apa
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 
-from presage.datasets.adapters.attributes import FLATTENED, PLAN, Found, keep, keep_event
-from presage.datasets.adapters.intake import Intake, Partitions
-from presage.datasets.adapters.text_files import Documents, Place, files_of
-from presage.datasets.adapters.workflows import SpanWorkflows
-from presage.datasets.source import Source, named
-from presage.errors import TraceError
+from presage.datasets.adapters.files.text import Place
+from presage.datasets.adapters.spans.attributes import FLATTENED, PLAN, Found, keep, keep_event
+from presage.datasets.adapters.spans.intake import SIGNALS, Intake, described, time_ns
 
-_PARTITION_BYTES: Final = 32 * 2**20
-_FEWEST, _MOST = 4, 256
-_GZIP_SAVES: Final = 10
-_REPORT_BYTES: Final = 8 * 2**20
-_JSON_KINDS: Final = {list: "array", str: "string", bool: "true or false", type(None): "null"}
-
-
-def read_spans(
-    path: Path | Sequence[Path], *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
-) -> Iterator[Source]:
-    """Read OTLP JSON lines or single spans, from a file or from a folder of rotated files, plain or gzip.
-
-    Args:
-        path: the file or folder; or several, over which a trace may be spread.
-        skip_bad: count what is bad instead of raising. The workflow of a bad span is marked as spoiled, and so are the
-            workflows that a torn line names.
-        progress: called with the number of requests and tool calls seen since its last call.
-
-    Raises:
-        TraceError: a file cannot be read, a line is no JSON or no spans, a span lacks an id or a start or has an
-            attribute of a wrong type, spans of a trace are no tree, or there is no step at all; names the file and the
-            line or span.
-        OutputError: the disk of temporary files is full.
-    """
-
-    def take(document: Any, place: Place, intake: Intake) -> None:
-        if is_otlp(document):
-            take_otlp(document, place, intake)
-        elif is_span(document):
-            take_span(document, place, intake)
-        else:
-            intake.refuse(
-                place,
-                f'{described(document)}, neither OTLP JSON (an object with "resourceSpans") nor a span (with '
-                '"context"): check the format; plain JSONL is --format jsonl',
-                "line that holds no spans",
-            )
-
-    return read_documents(path, take, skip_bad, progress)
-
-
-def read_documents(
-    path: Path | Sequence[Path],
-    take: Callable[[Any, Place, Intake], None],
-    skip_bad: bool,
-    progress: Callable[[int], None] | None,
-) -> Iterator[Source]:
-    """Read JSON documents of a path that `take` hands to an intake; as `read_spans` otherwise."""
-    paths = [path] if isinstance(path, Path) else path
-    files = [file for one in paths for file in files_of(one)]
-    with Partitions(partitions_for(files)) as spill:
-        intake = Intake([str(file) for file in files], spill, skip_bad, progress, lined=len(files) == 1)
-        workflows = SpanWorkflows(named(paths), intake, spill, skip_bad)
-        reading = Documents(files, intake.torn, decode)
-        reported = 0
-        for place, document in reading:
-            take(document, place, intake)
-            if reading.read_bytes - reported >= _REPORT_BYTES:
-                yield workflows.source(None, read_bytes=reading.read_bytes - reported)
-                reported = reading.read_bytes
-        intake.flush()
-        yield workflows.source(None, read_bytes=reading.read_bytes - reported)
-        yield from workflows.sources()
-
-
-def partitions_for(files: list[Path]) -> int:
-    """How many partitions keep one within tens of megabytes.
-
-    Raises:
-        TraceError: a file is not there.
-    """
-    size = 0
-    for file in files:
-        try:
-            size += file.stat().st_size * (_GZIP_SAVES if file.suffix == ".gz" else 1)
-        except OSError as error:
-            raise TraceError(f"{file}: cannot be read ({error.strerror or error}): check the path") from error
-    return min(_MOST, max(_FEWEST, size // _PARTITION_BYTES))
-
-
-def described(document: Any) -> str:
-    """A JSON document in words that repeat nothing of its content but its keys."""
-    if is_otlp(document):
-        return "OTLP JSON, which is --format otel"
-    if not isinstance(document, dict):
-        return f"a JSON {_JSON_KINDS.get(type(document), 'number')}"
-    return f"a JSON object with the keys {', '.join(sorted(document)[:8]) or '(none)'}"
-
-
-_SIGNALS: Final = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics", "resourceProfiles"})
 _PARENT_IS_REMOTE: Final = 0x300  # flags: whether the parent is remote is known, and it is
 
 
@@ -197,7 +102,25 @@ def decode(line: bytes) -> Any:
 
 def is_otlp(document: Any) -> bool:
     """Whether a document is OTLP, of any signal."""
-    return isinstance(document, Envelope) or (isinstance(document, dict) and not _SIGNALS.isdisjoint(document))
+    return isinstance(document, Envelope) or (isinstance(document, dict) and not SIGNALS.isdisjoint(document))
+
+
+def take_spans(document: Any, place: Place, intake: Intake) -> None:
+    """Hand over every span of a document, OTLP or a single span.
+
+    Raises:
+        TraceError: it is neither, or a span is bad, and bad spans are not skipped.
+    """
+    if is_otlp(document):
+        take_otlp(document, place, intake)
+    elif is_span(document):
+        take_span(document, place, intake)
+    else:
+        message = (
+            f'{described(document)}, neither OTLP JSON (an object with "resourceSpans") nor a span (with '
+            '"context"): check the format; plain JSONL is --format jsonl'
+        )
+        intake.refuse(place, message, "line that holds no spans")
 
 
 def take_otlp(document: Any, place: Place, intake: Intake) -> None:
@@ -279,9 +202,7 @@ def _inner(wrapped: Any) -> Any:
     return None if wrapped is None else _value(msgspec.convert(wrapped, _Value))
 
 
-_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _FLAT: Final = "attributes."
-_LATEST_S: Final = 10**11  # in seconds this is the year 5138, in milliseconds 1973
 
 
 def is_span(document: Any) -> bool:
@@ -327,26 +248,6 @@ def take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
         end=end,
         service=service if isinstance(service, str) and service else None,
     )
-
-
-def time_ns(value: Any) -> int | None:
-    """A time in nanoseconds since 1970.
-
-    Raises:
-        ValueError: no time can be meant.
-    """
-    if value is None or value == "":
-        return None
-    if isinstance(value, str):
-        moment = dt.datetime.fromisoformat(value)
-        since = (moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)) - _EPOCH
-        return ((since.days * 86400 + since.seconds) * 10**6 + since.microseconds) * 1000
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("no time")
-    for scale in (10**9, 10**6, 10**3):
-        if abs(value) < _LATEST_S * (10**9 // scale):
-            return round(value * scale)
-    return int(value)
 
 
 def _attributes(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:

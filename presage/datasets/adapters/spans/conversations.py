@@ -12,56 +12,16 @@ outermost span: it gets the type of the other traces of its service, if those ar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.adapters.intake import Partitions
-from presage.datasets.adapters.span_tree import Siblings
-from presage.datasets.source import Workflow
+from presage.datasets.adapters.spans.partitions import Partitions
+from presage.datasets.adapters.spans.tree import UNKNOWN_SERVICE, Siblings, TraceFacts
+from presage.datasets.schema.source import Workflow
 
-UNKNOWN_SERVICE: Final = "unknown_service"  # what OpenTelemetry's SDKs call a service without a name
 _MANY: Final = 2
-
-
-@dataclass(frozen=True)
-class TraceFacts:
-    """What is known of a trace as a whole.
-
-    Args:
-        trace, session, workflow, service: trace id, conversation id, `gen_ai.workflow.name`, service name.
-        top: name of the outermost workflow, chain or agent span, where the root is there.
-        complete: the root is there and has ended.
-        begin, end: nanoseconds since 1970.
-        rooted: the root is there.
-    """
-
-    trace: str
-    session: str | None
-    workflow: str | None
-    service: str | None
-    top: str | None
-    complete: bool
-    begin: int
-    end: int
-    rooted: bool
-
-    @property
-    def workflow_id(self) -> str:
-        """The conversation, else the trace."""
-        return self.session or self.trace
-
-    @property
-    def known_type(self) -> str:
-        """The workflow type, as far as this trace tells it."""
-        return self.workflow or self.top or self.service or UNKNOWN_SERVICE
-
-    @property
-    def waits(self) -> bool:
-        """Whether other traces are needed to tell what workflow this is."""
-        return self.session is not None or (self.workflow is None and not self.rooted)
 
 
 class _Trace(NamedTuple):

@@ -9,7 +9,7 @@
 An append writes its part files aside, renames them into place, and then replaces `_manifest.json` in one rename: that
 rename is the commit. Whatever happens before it (a full disk, a kill) leaves a store that reads as it did; what nobody
 committed is swept away by the next append. Small parts of a workflow type are joined once there are many
-(`presage.datasets.parts`). A trace that need not fit in memory is brought in by `presage.datasets.ingest`.
+(`presage.datasets.store.parts`). A trace that need not fit in memory is brought in by `presage.datasets.ingest`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,18 @@ import pyarrow.dataset as ds
 import pyarrow.fs
 from numpy.typing import NDArray
 
-from presage.datasets.parts import (
+from presage.datasets.schema import (
+    canonical_order,
+    concat,
+    conform,
+    take_rows,
+    with_schema,
+    workflow_codes,
+    workflow_count,
+)
+from presage.datasets.schema.source import Origin, Source
+from presage.datasets.schema.validate import validate
+from presage.datasets.store.parts import (
     WORK,
     Manifest,
     commit,
@@ -40,9 +51,6 @@ from presage.datasets.parts import (
     write_parts,
     writing,
 )
-from presage.datasets.schema import concat, conform, with_schema
-from presage.datasets.source import Origin, Source
-from presage.datasets.validate import canonical_order, validate, workflow_codes, workflow_count
 from presage.errors import OutputError, TraceError
 
 __all__ = ["AppendReport", "append", "is_store", "open_store", "read_store", "scan_store"]
@@ -148,10 +156,7 @@ def read_store(
         table = dataset.to_table(columns=list(dict.fromkeys([*wanted, *_KEYS])), filter=only)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(Path(store), error) from error
-    order = canonical_order(table)
-    if not np.array_equal(order, np.arange(len(order))):
-        table = table.take(pa.array(order))
-    return table.select(wanted)
+    return take_rows(table, canonical_order(table)).select(wanted)
 
 
 def scan_store(store: str | Path, *, progress: Callable[[int], None] | None = None) -> Iterator[Source]:

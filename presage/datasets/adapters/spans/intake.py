@@ -1,33 +1,19 @@
-"""What every span format hands its spans to: checks one span, counts what is bad, spills the rest to disk.
-
-Spans, and steps that wait for other traces, are more than memory holds: `Partitions` keeps them on disk and by key,
-written in the order they come, read a partition at a time. Each `add` becomes one Arrow file with a record batch for
-every partition, so nothing but the batch in hand is in memory and no file stays open. Files are mapped, not read: a
-column nobody asks for costs nothing. They may hold private text, so they live in a folder only their owner may enter,
-and are gone when the spill is closed.
-"""
+"""Takes the spans of every format: checks each, counts the bad ones, writes the rest to disk by trace."""
 
 from __future__ import annotations
 
+import datetime as dt
 import re
-import shutil
-import tempfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from presage.datasets.adapters.attributes import Found, interpret
-from presage.datasets.adapters.spans import SPAN_SCHEMA, Role, Span
-from presage.datasets.adapters.text_files import Place
-from presage.datasets.columns import dictionary_encoded
-from presage.errors import OutputError, TraceError
+from presage.datasets.adapters.files.text import Place
+from presage.datasets.adapters.spans.attributes import Found, interpret
+from presage.datasets.adapters.spans.conventions import SPAN_SCHEMA, Role, Span
+from presage.errors import TraceError
 
 _BATCH_SPANS: Final = 16384
 _BATCH_BYTES: Final = 32 * 2**20
@@ -35,12 +21,19 @@ _STEPS: Final = (Role.LLM, Role.TOOL)
 _TRACE_IDS: Final = re.compile(rb'"(?:traceId|trace_id)"\s*:\s*"(?:0x)?([^"]{1,64})"')
 
 
+SIGNALS: Final = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics", "resourceProfiles"})
+"""Keys of OTLP JSON, one a signal."""
+_JSON_KINDS: Final = {list: "array", str: "string", bool: "true or false", type(None): "null"}
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_LATEST_S: Final = 10**11  # in seconds this is the year 5138, in milliseconds 1973
+
+
 class Intake:
     """Spans on their way to disk.
 
     Args:
         names: of the files that are read, for messages.
-        spill: takes the spans, keyed by trace id.
+        write: takes the spans, as rows of `SPAN_SCHEMA`.
         skip_bad: count what is bad and mark its trace, instead of raising.
         progress: called with the number of requests and tool calls seen since its last call.
         lined: whether the line of a span says where it was read: not if there are several files, or none.
@@ -54,7 +47,7 @@ class Intake:
     def __init__(
         self,
         names: Sequence[str],
-        spill: Partitions,
+        write: Callable[[pa.Table], None],
         skip_bad: bool,
         progress: Callable[[int], None] | None,
         *,
@@ -65,7 +58,7 @@ class Intake:
         self.lost = 0
         self.skipped: Counter[str] = Counter()
         self.spans = 0
-        self._spill = spill
+        self._write = write
         self._skip_bad = skip_bad
         self._progress = progress
         self._batch: list[tuple[Any, ...]] = []
@@ -151,7 +144,7 @@ class Intake:
         if self._batch:
             columns = zip(*self._batch, strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, SPAN_SCHEMA, strict=True)]
-            self._spill.add(pa.Table.from_arrays(arrays, schema=SPAN_SCHEMA), "trace")
+            self._write(pa.Table.from_arrays(arrays, schema=SPAN_SCHEMA))
             self._batch, self._bytes = [], 0
         if self._progress is not None and self._steps:
             self._progress(self._steps)
@@ -169,68 +162,30 @@ class Intake:
             self._add(Span(trace, None, None, False, None, 0, None, True, *place))
 
 
-class Partitions:
-    """A temporary folder of partitioned rows; use it as a context.
+def described(document: Any) -> str:
+    """A JSON document in words that repeat nothing of its content but its keys."""
+    if isinstance(document, dict) and not SIGNALS.isdisjoint(document):
+        return "OTLP JSON, which is --format otel"
+    if not isinstance(document, dict):
+        return f"a JSON {_JSON_KINDS.get(type(document), 'number')}"
+    return f"a JSON object with the keys {', '.join(sorted(document)[:8]) or '(none)'}"
 
-    Args:
-        count: how many partitions.
+
+def time_ns(value: Any) -> int | None:
+    """A time in nanoseconds since 1970.
+
+    Raises:
+        ValueError: no time can be meant.
     """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._folder = Path(tempfile.mkdtemp(prefix="presage-"))
-        self._runs: list[Path] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def add(self, rows: pa.Table, key: str) -> None:
-        """Write rows; those with the same string in column `key` land in the same partition, in the order given.
-
-        Raises:
-            OutputError: the disk of the temporary folder is full.
-        """
-        if not rows.num_rows:
-            return
-        homes = _homes(rows.column(key), self.count)
-        order = np.argsort(homes, kind="stable")
-        ends = np.searchsorted(homes[order], np.arange(self.count), side="right").tolist()
-        rows = rows.take(pa.array(order)).combine_chunks()
-        path = self._folder / f"{len(self._runs)}.arrow"
-        try:
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
-                start = 0
-                for end in ends:
-                    part = rows.slice(start, end - start)
-                    writer.write_batch(
-                        part.to_batches()[0] if part.num_rows else pa.RecordBatch.from_pylist([], schema=rows.schema)
-                    )
-                    start = end
-        except OSError as error:
-            raise OutputError(
-                f"temporary files in {self._folder.parent}: {error.strerror or error}; free space there, or set TMPDIR "
-                "to a larger disk"
-            ) from error
-        self._runs.append(path)
-
-    def rows(self, number: int) -> pa.Table | None:
-        """The rows of one partition, in the order they were written; None if there are none."""
-        batches = []
-        for path in self._runs:
-            batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(number)
-            if batch.num_rows:
-                batches.append(batch)
-        return pa.Table.from_batches(batches) if batches else None
-
-
-def _homes(column: pa.ChunkedArray, partitions: int) -> NDArray[np.int64]:
-    """The partition of each row, the same in every process; int64 [rows]."""
-    encoded = dictionary_encoded(column)
-    home = np.array([zlib.crc32(key.encode()) % partitions for key in encoded.dictionary.to_pylist()], np.int64)
-    homes: NDArray[np.int64] = home[encoded.indices.to_numpy(zero_copy_only=False)]
-    return homes
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        moment = dt.datetime.fromisoformat(value)
+        since = (moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)) - _EPOCH
+        return ((since.days * 86400 + since.seconds) * 10**6 + since.microseconds) * 1000
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("no time")
+    for scale in (10**9, 10**6, 10**3):
+        if abs(value) < _LATEST_S * (10**9 // scale):
+            return round(value * scale)
+    return int(value)

@@ -1,12 +1,8 @@
-"""A law: a call graph whose branches hang on a hidden intent, on order and on retries; and three known laws.
+"""Call graphs with a hidden intent, and three of them after code repair, research and customer triage.
 
-Given the intent, where a workflow goes next depends on (previous agent, current agent, retries so far) alone. So the
-whole process is a few small tables, and what follows K steps ahead is exact: no sampling, no truncation. This module
-knows those tables; `law.py` draws traces from them and filters the intent out of what a trace shows.
-
-The three laws are made after three kinds of application: code repair, research with sources, and customer triage. They
-are tuned to the mechanisms and accuracies that were measured on the design's synthetic laws, not to any real
-application: see `law.py` for the figures and `tests/datasets/test_law.py` for the check that holds them.
+Given the intent, where a workflow goes next depends only on (previous agent, current agent, retries so far). So a
+process is a few small tables, and its forecasts K steps ahead are exact. `workflows.py` draws traces from a process and
+lists the accuracies of the three; `tests/datasets/test_synthetic_workflows.py` checks them.
 """
 
 from __future__ import annotations
@@ -31,8 +27,8 @@ class Branch:
         next: the agent called next, or END.
         weight: unnormalised probability.
         intents: factor of the weight for each intent; empty means 1 for all.
-        after: factor of the weight where the given agent stood one step before the current one.
-        retry: factor of the weight for each retry so far, up to `Law.max_retries`.
+        after: factor of the weight where the given agent ran one step before the current one.
+        retry: factor of the weight for each retry so far, up to `SyntheticProcess.max_retries`.
         counts: does taking this edge count as a retry?
     """
 
@@ -45,11 +41,11 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Law:
-    """A known law of a workflow type.
+class SyntheticProcess:
+    """A workflow type whose transition probabilities are known.
 
     Args:
-        name: of the law, and of the workflow type it generates.
+        name: of the process, and of the workflow type it generates.
         graph: branches of each agent.
         start: the first agent.
         intents: prior probability of each intent.
@@ -132,7 +128,7 @@ class Law:
         return np.stack(steps)
 
 
-_RETRY: Final = Law(
+_RETRY: Final = SyntheticProcess(
     name="retry",
     start="planner",
     intents=(0.3, 0.3, 0.25, 0.15),
@@ -184,7 +180,7 @@ _RETRY: Final = Law(
     },
 )
 
-_RESEARCH: Final = Law(
+_RESEARCH: Final = SyntheticProcess(
     name="research",
     start="planner",
     intents=(0.4, 0.35, 0.25),
@@ -243,7 +239,7 @@ _RESEARCH: Final = Law(
     },
 )
 
-_TRIAGE: Final = Law(
+_TRIAGE: Final = SyntheticProcess(
     name="triage",
     start="greeter",
     intents=(0.35, 0.3, 0.2, 0.15),
@@ -300,4 +296,6 @@ _TRIAGE: Final = Law(
     },
 )
 
-LAWS: Final[Mapping[str, Law]] = MappingProxyType({law.name: law for law in (_RETRY, _RESEARCH, _TRIAGE)})
+PROCESSES: Final[Mapping[str, SyntheticProcess]] = MappingProxyType(
+    {process.name: process for process in (_RETRY, _RESEARCH, _TRIAGE)}
+)

@@ -32,13 +32,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.columns import dictionary_encoded
-from presage.datasets.parts import WORK, Part
 from presage.datasets.schema import concat, state_sizes, trace_schema, with_schema
-from presage.datasets.source import Origin, Source, Workflow
+from presage.datasets.schema.columns import dictionary_encoded
+from presage.datasets.schema.source import Origin, Source, Workflow
+from presage.datasets.store.parts import WORK, Part
 
-_RUN_BYTES: Final = 64 * 2**20
-_BATCH_BYTES: Final = 2**18
+RUN_BYTES: Final = 64 * 2**20
+BATCH_BYTES: Final = 2**18
 _KEY: Final = pa.field(".key", pa.uint64())
 _SOURCE: Final = pa.field(".source", pa.int32())
 _PLACE: Final = pa.field(".place", pa.int64())
@@ -212,7 +212,7 @@ class _Writer:
         table = table.append_column(_SOURCE, source).append_column(_PLACE, pa.array(chunk.origin.places))
         self._waiting.append(table)
         self._bytes += table.nbytes
-        if self._bytes >= _RUN_BYTES:
+        if self._bytes >= RUN_BYTES:
             self._write()
 
     def close(self) -> list[SortedRun]:
@@ -234,7 +234,7 @@ class _Writer:
         order = np.argsort(table[_KEY.name].to_numpy(), kind="stable")
         table = table.take(pa.array(order)).combine_chunks()
         sorted_keys = table[_KEY.name].to_numpy()
-        rows = max(1, _BATCH_BYTES * table.num_rows // max(1, table.nbytes))
+        rows = max(1, BATCH_BYTES * table.num_rows // max(1, table.nbytes))
         run = SortedRun(f"{self._prefix}-{len(self._runs)}.arrow", [])
         with (self._folder / run.name).open("wb") as sink:
             options = pa.ipc.IpcWriteOptions(compression="lz4")

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from presage.datasets.adapters.spans import Naming, Role
+from presage.datasets.adapters.spans.conventions import Naming, Role
 
 # Plain numbers: these are compared once for every span.
 _LLM: Final = int(Role.LLM)
@@ -39,6 +39,9 @@ _OUTER: Final = (int(Role.WORKFLOW), int(Role.CHAIN), int(Role.AGENT))
 _EXPLICITLY, _WEAKLY = int(Naming.EXPLICITLY), int(Naming.WEAKLY)
 NEVER_ENDED: Final = 2**63 - 1
 """The end of a span that has not ended, as a time."""
+
+
+UNKNOWN_SERVICE: Final = "unknown_service"  # what OpenTelemetry's SDKs call a service without a name
 
 
 class BrokenTreeError(Exception):
@@ -103,6 +106,44 @@ class TraceSteps:
     root: int | None
     top: int | None
     complete: bool
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """What is known of a trace as a whole.
+
+    Args:
+        trace, session, workflow, service: trace id, conversation id, `gen_ai.workflow.name`, service name.
+        top: name of the outermost workflow, chain or agent span, where the root is there.
+        complete: the root is there and has ended.
+        begin, end: nanoseconds since 1970.
+        rooted: the root is there.
+    """
+
+    trace: str
+    session: str | None
+    workflow: str | None
+    service: str | None
+    top: str | None
+    complete: bool
+    begin: int
+    end: int
+    rooted: bool
+
+    @property
+    def workflow_id(self) -> str:
+        """The conversation, else the trace."""
+        return self.session or self.trace
+
+    @property
+    def known_type(self) -> str:
+        """The workflow type, as far as this trace tells it."""
+        return self.workflow or self.top or self.service or UNKNOWN_SERVICE
+
+    @property
+    def waits(self) -> bool:
+        """Whether other traces are needed to tell what workflow this is."""
+        return self.session is not None or (self.workflow is None and not self.rooted)
 
 
 def steps_of(spans: TraceSpans) -> TraceSteps:

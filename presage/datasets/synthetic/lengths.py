@@ -1,4 +1,4 @@
-"""Traces whose lengths follow a known law, with the quantiles of what is left that nobody could know better.
+"""Workflows with random output lengths, and the true quantiles of the tokens that remain at each step.
 
 A workflow draws a type, a model, a topic and a prompt; its stages follow one another and each may repeat. A step's
 output is

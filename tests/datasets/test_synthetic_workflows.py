@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from presage.datasets.known_laws import END, Branch, Law
-from presage.datasets.law import LAWS, Generated, generate
 from presage.datasets.schema import digest, state_sizes, trace_schema
-from presage.datasets.validate import validate
+from presage.datasets.schema.validate import validate
+from presage.datasets.synthetic.processes import END, PROCESSES, Branch, SyntheticProcess
+from presage.datasets.synthetic.workflows import Generated, generate, state_basis
 from presage.errors import ConfigurationError
 
-TINY = Law(
+TINY = SyntheticProcess(
     name="tiny",
     start="a",
     intents=(0.6, 0.4),
@@ -97,20 +97,23 @@ def test_a_generated_trace_is_valid_canonical_and_reproducible() -> None:
         np.testing.assert_allclose(forecast.sum(axis=-1), 1.0)
 
 
-@pytest.mark.parametrize("law", sorted(LAWS))
-def test_a_law_names_only_its_own_agents(law: str) -> None:
-    graph = LAWS[law].graph
+@pytest.mark.parametrize("process", sorted(PROCESSES))
+def test_a_law_names_only_its_own_agents(process: str) -> None:
+    graph = PROCESSES[process].graph
     assert 5 <= len(graph) <= 9
-    assert {branch.next for branches in graph.values() for branch in branches} | {LAWS[law].start} == {*graph, END}
-    assert set(LAWS[law].tokens) == set(graph)
-    np.testing.assert_allclose(LAWS[law].transition.sum(axis=-1), 1.0)
+    assert {branch.next for branches in graph.values() for branch in branches} | {PROCESSES[process].start} == {
+        *graph,
+        END,
+    }
+    assert set(PROCESSES[process].tokens) == set(graph)
+    np.testing.assert_allclose(PROCESSES[process].transition.sum(axis=-1), 1.0)
 
 
 def test_the_forecast_is_what_enumeration_of_every_future_gives() -> None:
-    """No tables of the law are used here: intents, branches and densities are written out one by one."""
+    """No tables of the process are used here: intents, branches and densities are written out one by one."""
     horizon, made = 3, generate(TINY, 12, 3, state_size=16)
     states = [np.stack(made.table[name].to_numpy()).astype(float) for name in ("prefill_state", "completion_state")]
-    basis = _basis_of(TINY, 16)
+    basis = state_basis(TINY, 16).astype(float)
     agents, step, _ = outcomes(made, 1)
     names = [*TINY.agents, END]
 
@@ -162,14 +165,8 @@ def test_the_forecast_is_what_enumeration_of_every_future_gives() -> None:
                 np.testing.assert_allclose(made.forecasts[moment][at, k], np.asarray(wanted) / sum(wanted), rtol=2e-3)
 
 
-def _basis_of(law: Law, size: int) -> NDArray[np.float64]:
-    from presage.datasets.law import _basis
-
-    return _basis(law, size).astype(float)
-
-
 def test_after_a_certain_end_the_forecast_is_end() -> None:
-    law = Law(
+    process = SyntheticProcess(
         "line",
         {"a": (Branch("b", 1.0),), "b": (Branch(END, 1.0),)},
         "a",
@@ -179,7 +176,7 @@ def test_after_a_certain_end_the_forecast_is_end() -> None:
         1.0,
         {"a": (1, 1), "b": (1, 1)},
     )
-    forecast = generate(law, 1, 0, state_size=8).forecasts["prefill"]
+    forecast = generate(process, 1, 0, state_size=8).forecasts["prefill"]
     np.testing.assert_array_equal(forecast.argmax(axis=-1), [[1, 2, 2], [2, 2, 2]])
     assert forecast.max(axis=-1).min() == 1.0
 
@@ -187,7 +184,7 @@ def test_after_a_certain_end_the_forecast_is_end() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"law": "none"}, "unknown law 'none'; known: "),
+        ({"process": "none"}, "unknown process 'none'; known: "),
         ({"workflows": 0}, "workflows is 0"),
         ({"state_size": 4}, "state_size is 4; at least"),
         ({"seed": -1}, "seed is -1"),
@@ -196,20 +193,20 @@ def test_after_a_certain_end_the_forecast_is_end() -> None:
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        generate(**({"law": "retry", "workflows": 1, "seed": 0} | arguments))  # type: ignore[arg-type]
+        generate(**({"process": "retry", "workflows": 1, "seed": 0} | arguments))  # type: ignore[arg-type]
 
 
 def test_a_law_that_never_ends_is_refused() -> None:
-    law = Law("loop", {"a": (Branch("a", 1.0),)}, "a", (1.0,), 0, 1.0, 1.0, {"a": (1, 1)})
+    process = SyntheticProcess("loop", {"a": (Branch("a", 1.0),)}, "a", (1.0,), 0, 1.0, 1.0, {"a": (1, 1)})
     with pytest.raises(ConfigurationError, match="make its loops end"):
-        generate(law, 2, 0, state_size=8)
+        generate(process, 2, 0, state_size=8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", sorted(LAWS))
+@pytest.mark.parametrize("process", sorted(PROCESSES))
 @pytest.mark.parametrize("censored", [0.0, 0.5])
-def test_the_forecast_is_calibrated_and_beats_counting(law: str, censored: float) -> None:
-    made, train = (generate(law, n, seed, state_size=32, censored=censored) for n, seed in ((8000, 1), (4000, 2)))
+def test_the_forecast_is_calibrated_and_beats_counting(process: str, censored: float) -> None:
+    made, train = (generate(process, n, seed, state_size=32, censored=censored) for n, seed in ((8000, 1), (4000, 2)))
     _, _, ahead = outcomes(made, 3)
     for moment, forecast in made.forecasts.items():
         for k in range(3):
@@ -233,8 +230,8 @@ def _next(made: Generated, train: Generated) -> list[tuple[str, NDArray[np.float
 def test_the_laws_keep_the_difficulty_they_were_tuned_to() -> None:
     """The figures of the design's synthetic laws, mean of three: see the module's docstring."""
     bayes, markov, lengths = [], [], []
-    for law in LAWS:
-        made, train = generate(law, 4000, 1, state_size=32), generate(law, 1000, 2, state_size=32)
+    for process in PROCESSES:
+        made, train = generate(process, 4000, 1, state_size=32), generate(process, 1000, 2, state_size=32)
         _, _, ahead = outcomes(made, 3)
         bayes.append(accuracy(made.forecasts["prefill"], ahead))
         markov.append([accuracy(ngram(train, made, order)[:, None], ahead[:, :1])[0] for order in (1, 3)])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from presage.datasets.adapters.messages import finish_reason, from_json, plain, split_system, unflattened
-from presage.datasets.adapters.spans import MESSAGE_EVENTS, MLFLOW, OPENINFERENCE, OTEL, USAGE, Naming, Role
+from presage.datasets.adapters.spans.conventions import MESSAGE_EVENTS, MLFLOW, OPENINFERENCE, OTEL, USAGE, Naming, Role
 
 CONVENTIONS: Final = (OTEL, OPENINFERENCE, MLFLOW)
 

@@ -29,8 +29,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from presage.datasets.adapters.tabular import first_line, open_parquet, row_batches
 from presage.datasets.schema import SCHEMA_VERSION, conform, state_sizes, trace_schema, with_schema
+from presage.datasets.store.parquet import first_line, open_parquet, row_batches
 from presage.errors import TraceError
 
 MANIFEST: Final = "_manifest.json"  # the underscore hides it from other Parquet readers

@@ -22,8 +22,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.adapters.text_files import DamagedGzipError, not_utf8, numbered_lines, whole_characters
-from presage.datasets.columns import REFUSALS, first_refused
+from presage.datasets.adapters.files.text import DamagedGzipError, not_utf8, numbered_lines, whole_characters
 from presage.datasets.schema import (
     KNOWN_COLUMNS,
     REQUIRED,
@@ -34,7 +33,8 @@ from presage.datasets.schema import (
     state_sizes,
     trace_schema,
 )
-from presage.datasets.source import Origin, RowError, Source, Workflow, salvage
+from presage.datasets.schema.columns import REFUSALS, first_refused
+from presage.datasets.schema.source import Origin, RowError, Source, Workflow, salvage
 from presage.errors import TraceError
 
 _BATCH_ROWS: Final = 8192

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.columns import dictionary_encoded
-from presage.datasets.source import Origin
+from presage.datasets.schema import canonical_order, take_rows, workflow_codes
+from presage.datasets.schema.source import Origin, Workflow
 from presage.errors import TraceError
 
 _PER_WORKFLOW = ("task", "success", "complete")
@@ -57,12 +57,12 @@ def validate(table: pa.Table, source: str | Origin) -> pa.Table:
     origin = _origin(table, source)
     refuse_all_skipped(table.num_rows, {}, _names(origin))
     codes = workflow_codes(table)
-    order = _order(table, codes)
+    order = canonical_order(table, codes)
     problem = next(_problems(table, origin, codes, order), None)
     if problem is not None:
         row = origin.first(problem.rows)
         raise origin.bad(row, problem.column, problem.message(row), problem.reason)
-    return _taken(table, order)
+    return take_rows(table, order)
 
 
 def drop_invalid(table: pa.Table, source: str | Origin) -> tuple[pa.Table, dict[str, int]]:
@@ -96,7 +96,7 @@ def sort_out(table: pa.Table, origin: Origin) -> tuple[pa.Table, dict[str, int]]
     if not table.num_rows:
         return table, {}
     codes = workflow_codes(table)
-    order = _order(table, codes)
+    order = canonical_order(table, codes)
     bad = np.zeros(int(codes.max()) + 1, bool)
     skipped: dict[str, int] = {}
     for problem in _problems(table, origin, codes, order):
@@ -105,39 +105,7 @@ def sort_out(table: pa.Table, origin: Origin) -> tuple[pa.Table, dict[str, int]]
         bad[fresh] = True
         if len(fresh):
             skipped[problem.reason] = skipped.get(problem.reason, 0) + len(fresh)
-    return _taken(table, order[~bad[codes[order]]]), skipped
-
-
-def workflow_codes(table: pa.Table) -> NDArray[np.int64]:
-    """The workflow of each row as a number from 0, int64 [rows], in the order of (workflow type, workflow id)."""
-    types, _ = _ranks(table.column("workflow_type"))
-    ids, id_count = _ranks(table.column("workflow_id"))
-    pairs = types * id_count + ids
-    codes: NDArray[np.int64] = np.unique(pairs, return_inverse=True)[1].astype(np.int64).reshape(-1)
-    return codes
-
-
-def workflow_count(table: pa.Table) -> int:
-    """The number of workflows that the rows of a trace belong to."""
-    return int(table.group_by(["workflow_type", "workflow_id"]).aggregate([]).num_rows)
-
-
-def canonical_order(table: pa.Table) -> NDArray[np.int64]:
-    """The rows in canonical order, int64 [rows]: sorted by workflow type, workflow id and step, stable."""
-    return _order(table, workflow_codes(table))
-
-
-def _order(table: pa.Table, codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    order: NDArray[np.int64] = np.lexsort((_numpy(table.column("step")), codes))
-    return order
-
-
-def _ranks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int]:
-    """Each row's place among the sorted distinct strings."""
-    encoded = dictionary_encoded(column)
-    places = np.empty(len(encoded.dictionary), np.int64)
-    places[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(places))
-    return places[encoded.indices.to_numpy(zero_copy_only=False)], len(places)
+    return take_rows(table, order[~bad[codes[order]]]), skipped
 
 
 def _numpy(column: pa.ChunkedArray) -> NDArray[np.int64]:
@@ -151,10 +119,6 @@ def _origin(table: pa.Table, source: str | Origin) -> Origin:
 
 def _names(origin: Origin) -> str:
     return ", ".join(dict.fromkeys(origin.names))
-
-
-def _taken(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
-    return table if np.array_equal(rows, np.arange(table.num_rows)) else table.take(pa.array(rows))
 
 
 def _problems(
@@ -301,3 +265,18 @@ def _where(mask: pa.ChunkedArray) -> NDArray[np.int64]:
 
 def _workflow(table: pa.Table, row: int) -> str:
     return f"workflow {table['workflow_id'][row].as_py()!r} ({table['workflow_type'][row].as_py()})"
+
+
+def without(table: pa.Table, origin: Origin, workflows: set[Workflow]) -> tuple[pa.Table, Origin, int]:
+    """The rows of all but some workflows, their origin, and how many workflows were to be taken out."""
+    if not workflows:
+        return table, origin, 0
+    suspects = np.flatnonzero(
+        pc.is_in(table["workflow_id"], pa.array([workflow_id for _, workflow_id in workflows], pa.string())).to_numpy()
+    )
+    pairs = zip(
+        table["workflow_type"].take(suspects).to_pylist(), table["workflow_id"].take(suspects).to_pylist(), strict=True
+    )
+    keep = np.ones(table.num_rows, bool)
+    keep[[row for row, pair in zip(suspects, pairs, strict=True) if pair in workflows]] = False
+    return table.filter(pa.array(keep)), origin.filtered(keep), len(workflows)

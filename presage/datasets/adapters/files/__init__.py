@@ -1,0 +1,1 @@
+"""Text files and tables: JSONL, CSV, Parquet, data frames."""

@@ -1,0 +1,1 @@
+"""Spans of OpenTelemetry, OpenInference and MLflow, in files or a live store."""

@@ -1,0 +1,125 @@
+"""MLflow traces: `--format mlflow` for exported JSON, and an experiment of a live tracking store.
+
+Exports are JSON, one trace a line, one a file, or a list of them: `trace.to_json()`, `mlflow traces get` and `mlflow
+traces search --output json`, and the data frame of `mlflow.search_traces()` written by `to_json(orient="records",
+lines=True)`; of MLflow 3, and of MLflow 2, which called some keys otherwise. Values of attributes are JSON inside JSON.
+
+A live store is read page by page through MLflow's own client. Reading must leave the store as it is. MLflow's client
+makes the tables of a database that has none and the file of one that is not there, so both are looked for first,
+without MLflow; a store of an older schema MLflow refuses by itself. MLflow is loaded when a store is read (about two
+seconds), never when this module is imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from presage.datasets.adapters.files.text import Place
+from presage.datasets.adapters.messages import from_json
+from presage.datasets.adapters.spans.attributes import Found, keep
+from presage.datasets.adapters.spans.intake import Intake, described, time_ns
+
+if TYPE_CHECKING:
+    pass
+
+_SESSION: Final = "mlflow.trace.session"
+_RUNNING: Final = "IN_PROGRESS"
+
+
+def is_mlflow(document: Any) -> bool:
+    """Whether a JSON document is an exported trace, or holds some."""
+    return isinstance(document, dict) and (isinstance(document.get("traces"), list) or _parts(document) is not None)
+
+
+def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None = None) -> None:
+    """Hand over the spans of every trace in a document; `service` stands for the application, else the experiment.
+
+    Raises:
+        TraceError: it holds no trace, or a span of it is bad, and bad ones are not skipped.
+    """
+    if isinstance(document, dict) and isinstance(document.get("traces"), list):
+        for trace in document["traces"]:
+            take_mlflow(trace, place, intake, service)
+        return
+    parts = _parts(document) if isinstance(document, dict) else None
+    if parts is None:
+        message = (
+            f'{described(document)}; an MLflow trace (with "info" and "data", as trace.to_json() writes it) is wanted'
+        )
+        intake.refuse(place, message, "line that is no MLflow trace")
+        return
+    info, spans = parts
+    trace = info.get("trace_id", info.get("request_id"))
+    metadata = info.get("trace_metadata", info.get("request_metadata"))
+    session = metadata.get(_SESSION) if isinstance(metadata, dict) else None
+    service = service or _experiment(info)
+    running = info.get("state", info.get("status")) == _RUNNING
+    for span in spans:
+        _take_span(span, place, trace, session, service, running, intake)
+
+
+def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], list[Any]] | None:
+    """The info and the spans of an exported trace, None if it is none."""
+    whole = from_json(document.get("trace"))
+    if isinstance(whole, dict):
+        return _parts(whole)  # a row of a data frame, which holds the trace itself too
+    info = next((document[key] for key in ("info", "trace_info") if isinstance(document.get(key), dict)), None)
+    data = from_json(document.get("data", document))
+    spans = data.get("spans") if isinstance(data, dict) else None
+    return (info, spans) if info is not None and isinstance(spans, list) else None
+
+
+def _decoded(value: Any) -> Any:
+    """An attribute's value, which MLflow keeps as JSON, numbers and truths too."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return value
+
+
+def _experiment(info: dict[str, Any]) -> str | None:
+    """The experiment, which stands for the application where nothing else names it."""
+    where = info.get("trace_location")
+    where = where.get("mlflow_experiment") if isinstance(where, dict) else info
+    number = where.get("experiment_id") if isinstance(where, dict) else None
+    return f"experiment-{number}" if number is not None else None
+
+
+def _take_span(
+    span: Any, place: Place, trace: Any, session: Any, service: str | None, running: bool, intake: Intake
+) -> None:
+    if not isinstance(span, dict):
+        intake.refuse(place, "a span that is no object: export the trace again", "span that is no object", trace)
+        return
+    context = span.get("context")  # MLflow 2
+    ids = context if isinstance(context, dict) else span
+    found: Found = {}
+    attributes = span.get("attributes")
+    for key, value in attributes.items() if isinstance(attributes, dict) else ():
+        keep(found, key, _decoded(value))
+    if session is not None:
+        found.setdefault(_SESSION, session)
+    try:
+        start = time_ns(span.get("start_time_unix_nano", span.get("start_time")))
+        end = time_ns(span.get("end_time_unix_nano", span.get("end_time")))
+    except (TypeError, ValueError, OverflowError):
+        intake.refuse(
+            place, "a span whose times cannot be read: export the trace again", "span with unreadable times", trace
+        )
+        return
+    parent = span.get("parent_span_id", span.get("parent_id"))
+    intake.take(
+        place,
+        found,
+        trace=trace,
+        span=ids.get("span_id"),
+        parent=parent,
+        name=span.get("name"),
+        start=start,
+        end=None if running and parent is None else end,
+        service=service,
+    )
