@@ -145,9 +145,9 @@ class Worked(Engine):
             untold[name.split(".")[0]].append((PREFILL, name))
 
         def of_answer(name: str, completed: bool, tokens: int) -> None:
-            used = self.scheduler._counts["completion states: used"]
+            used = self.scheduler.presage_status()["counts"].get("completion states: used", 0)
             leaves(name, completed, tokens)
-            if self.scheduler._counts["completion states: used"] != used:
+            if self.scheduler.presage_status()["counts"].get("completion states: used", 0) != used:
                 untold[name.split(".")[0]].append((COMPLETION, name))
 
         workflows.prefill_state, workflows.leaves, scored.forecast = of_prompt, of_answer, scored_with

@@ -27,6 +27,11 @@ STATUS: dict[str, Any] = {
     "states": "no predictor reads them",
     "prefetch": {"on": False},
     "counts": {"forecast: champion": 6, "workflow_id: missing": 2, "prefetch: ValueError": 1},
+    "counted": {
+        "presage_forecasts_total": [{"labels": ["next-agent", "champion"], "count": 6}],
+        "presage_metadata_left_out_total": [{"labels": ["workflow_id", "missing"], "count": 2}],
+        "presage_errors_total": [{"labels": ["prefetch", "ValueError"], "count": 1}],
+    },
     "admission": {
         "held": 1,
         "held_requests": 2,

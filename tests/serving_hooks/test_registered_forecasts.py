@@ -20,10 +20,11 @@ from presage.registry.gates import Gate, Verdict
 from presage.registry.package import register
 from presage.registry.promote import promote
 from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.status import EngineStatus, ModelStatus, read_status
 from presage.serving_hooks.vllm.ask_registry import resolve_registry_uri
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import ReadsStates
-from presage.serving_hooks.vllm.metrics_read import missing_inputs
+from presage.serving_hooks.vllm.metrics import missing_inputs
 from presage.serving_hooks.vllm.registered import AskedOnArrival, champions
 from presage.serving_hooks.workflows.identity import Step
 from presage.training.next_agent import fit_predictor
@@ -53,7 +54,9 @@ def test_champions_of_the_registry_answer_both_policies(
         registry.client.set_registered_model_alias(name, "champion", "1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     made = champions(PresageConfig())
-    assert made.models == {kind: f"models:/{kind}@champion, version 1" for kind in ("next-agent", "remaining-length")}
+    assert made.models == {
+        kind: ModelStatus(f"models:/{kind}@champion", 1) for kind in ("next-agent", "remaining-length")
+    }
     assert made.next_agents is made.remaining is not None
     left = made.remaining.remaining_tokens(step("planner", 0), 100)
     assert left is not None
@@ -91,7 +94,9 @@ def test_an_engine_names_what_its_champion_was_promoted_with_and_it_does_not_sup
         missing[target] = status["inputs"]["missing"]
         assert status["inputs"]["counts"] == {"steps": 1, "tokens": 1}
         assert ("with texts that this engine does not supply" in caplog.text) == (target == "gateway")
-        assert dict(missing_inputs(status)) == ({("next-agent", "text"): 1.0} if target == "gateway" else {})
+        assert dict(missing_inputs(read_status(status) or EngineStatus())) == (
+            {("next-agent", "text"): 1.0} if target == "gateway" else {}
+        )
     assert missing == {"gateway": {"next-agent": ["text"]}, "engine": {}}
 
 
@@ -156,7 +161,7 @@ def test_without_a_registry_nothing_is_known_nothing_raised_and_nothing_made(
     assert made.next_agents is not None
     assert made.remaining.remaining_tokens(step("planner", 0), 100) is None
     assert made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100).source == "none"
-    assert all(said.startswith("none: ") for said in made.models.values())
+    assert all(model.reason for model in made.models.values())
     assert [record.levelname for record in caplog.records] == ["WARNING"]  # once, for both models
     assert {path: path.stat().st_size for path in tmp_path.iterdir()} == before
 
@@ -173,8 +178,8 @@ def test_what_the_registry_does_not_hold_is_told_and_the_rest_is_used(
     monkeypatch.chdir(here)
     config = PresageConfig(registry=uri, next_agent="models:/next-agent/1")
     models = champions(config).models
-    assert models["next-agent"] == "models:/next-agent/1, version 1"
-    assert "no model 'remaining-length'" in models["remaining-length"]
+    assert models["next-agent"] == ModelStatus("models:/next-agent/1", 1)
+    assert "no model 'remaining-length'" in str(models["remaining-length"])
     assert not list(here.iterdir())
 
 
@@ -184,7 +189,10 @@ def test_a_folder_needs_no_registry_and_null_no_model(
     monkeypatch.chdir(tmp_path)
     config = PresageConfig(next_agent=str(tiny.folder), remaining_length=None, forecast_deadline_ms=7)
     made = champions(config)
-    assert made.models == {"next-agent": str(tiny.folder), "remaining-length": "none: no model"}
+    assert {kind: str(model) for kind, model in made.models.items()} == {
+        "next-agent": str(tiny.folder),
+        "remaining-length": "none: no model",
+    }
     assert made.next_agents is not None
     assert made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100).source == "champion"
 
@@ -195,8 +203,8 @@ def test_an_artefact_of_another_schema_is_told_and_not_used(tiny: Tiny, tmp_path
     card = folder / "config.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "format_version": 99}))
     models = champions(PresageConfig(next_agent=str(folder), remaining_length=None)).models
-    assert models["next-agent"].startswith("none: ")
-    assert "99" in models["next-agent"]
+    assert str(models["next-agent"]).startswith("none: ")
+    assert "99" in str(models["next-agent"])
 
 
 def test_the_settings_go_before_the_environment_and_that_before_the_working_directory(tmp_path: Path) -> None:

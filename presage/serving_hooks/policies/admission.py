@@ -23,7 +23,6 @@ the line moves whenever a step or a workflow ends.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -33,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError, InputError
+from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, AdmissionChange, EventCounts
 from presage.serving_hooks.policies.throughput import MissCurve, Rates, steps_per_s
 
 
@@ -233,7 +233,7 @@ class Admission:
 
     cache_tokens: float
     config: AdmissionConfig = field(default_factory=AdmissionConfig)
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: EventCounts = field(default_factory=EventCounts)
     load: float = 0.0
     crowd: WorkflowColumns = field(default_factory=WorkflowColumns, repr=False)
     _curve: MissCurve = field(init=False, repr=False)
@@ -366,8 +366,8 @@ class Admission:
     def _remember(self, line: NDArray[np.intp], running: int, now: float) -> None:
         facts, waits = self.crowd.facts, self.crowd.waits
         held = ~np.isnan(waits["since"][line])
-        self.counts["decisions"] += 1
-        self.counts["decisions that held somebody"] += running < len(line)
+        self.counts.add(ADMISSION_DECISIONS, "all")
+        self.counts.add(ADMISSION_DECISIONS, "held", times=running < len(line))
         restored, stopped = line[:running][held[:running]], line[running:][~held[running:]]
         ready = restored[facts["phase"][restored] == READY]
         began = np.maximum(waits["since"][ready], facts["since"][ready])
@@ -377,6 +377,11 @@ class Admission:
         waits["inside"] = False
         waits["inside"][line[:running]] = True
         paused = int(np.count_nonzero(facts["phase"][stopped] == TOOL))
-        for name, times in (("restored", len(restored)), ("paused", paused), ("held", len(stopped) - paused)):
+        changes: tuple[tuple[AdmissionChange, int], ...] = (
+            ("restored", len(restored)),
+            ("paused", paused),
+            ("held", len(stopped) - paused),
+        )
+        for change, times in changes:
             if times:
-                self.counts[name] += times
+                self.counts.add(ADMISSION_CHANGES, change, times=times)

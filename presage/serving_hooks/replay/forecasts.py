@@ -13,7 +13,7 @@ caller's business.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -237,8 +237,3 @@ def _asked(forecaster: Forecaster) -> _Both:
     from presage.serving_hooks.vllm.registered import AskedOnArrival
 
     return AskedOnArrival(forecaster)
-
-
-def told(counts: Mapping[str, int]) -> dict[str, int]:
-    """Forecasts by who made them, out of the counts of a scheduler."""
-    return {name.removeprefix("forecast: "): n for name, n in counts.items() if name.startswith("forecast: ")}

@@ -16,13 +16,14 @@ the pace at which workflows have come so far.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.replay.prompts import Hashes
 from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.vllm.modes import Switch
@@ -178,7 +179,7 @@ class ForeseenBlocks:
         self.given_up: dict[str, int] = {}
         self.watched: dict[str, int] = {}
         self.acts = True
-        self.switch = Switch("eviction", Counter())
+        self.switch = Switch("eviction", EventCounts())
         self._queue, self._blocks, self._foresight = queue, blocks, foresight
         self._free = np.zeros(len(blocks), np.bool_)
         self._free[[block.block_id for block in queue.get_all_free_blocks()]] = True

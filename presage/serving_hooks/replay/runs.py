@@ -23,13 +23,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from presage.errors import EngineError
+from presage.serving_hooks.counts import FORECASTS
 from presage.serving_hooks.replay.arrivals import Arrivals, schedule
 from presage.serving_hooks.replay.engine_file import EngineFile
-from presage.serving_hooks.replay.forecasts import OutputLengthForecast, Source, source, told
+from presage.serving_hooks.replay.forecasts import OutputLengthForecast, Source, source
 from presage.serving_hooks.replay.metrics import Figures, PolicyRun, figures, over_seeds, shares
 from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob
+from presage.serving_hooks.status import EngineStatus, read_status
 
 _FEWEST_AT_ONCE: Final = 4
 
@@ -178,13 +180,14 @@ def run_one(
         played = playing.play()
     played.evicted = evictions.counts
     tell(played)
-    status = scheduler.presage_status() if presage is not None else {"on": {}, "counts": {}}
+    status = read_status(scheduler.presage_status() if presage is not None else {}) or EngineStatus()
     wanted = sorted(policy.settings or ())
-    off = tuple(name for name in wanted if status["on"].get(name) is False)
+    off = tuple(name for name in wanted if (status.on or {}).get(name) is False)
     found = figures(played)
-    if status.get("ageing") is not None:
-        found["promotions"] = float(status["ageing"]["promoted"])
-    return Done(policy.name, seed, found, told(status["counts"]), off, policy.at_once)
+    if status.ageing is not None:
+        found["promotions"] = float(status.ageing.promoted)
+    made = {source: n for (kind, source), n in status.counts(FORECASTS).items() if kind == "next-agent"}
+    return Done(policy.name, seed, found, made, off, policy.at_once)
 
 
 def _foreteller(setting: Setting, who: Foreteller | Source | None, clock: Callable[[], float]) -> Any:

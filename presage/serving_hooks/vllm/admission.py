@@ -22,6 +22,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
+from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, EventCounts
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision, Outlook
 from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, WorkloadMeans
@@ -150,7 +151,7 @@ class AdmissionController:
         self._why: Mapping[str, str] = {}
         self._again = False
         self.times = IterationTimes()
-        self.counts: Counter[str] = Counter()
+        self.counts = EventCounts(ADMISSION_DECISIONS, ADMISSION_CHANGES)
         self.longest_held_s = 0.0
         self._admission = Admission(cache_tokens, config, self.counts)
         self._held_at_most_s = held_at_most_s
@@ -241,7 +242,7 @@ class AdmissionController:
         self.longest_held_s = self._longest(now)
         one = self._held.pop(max(waiting, key=lambda name: self._held[name].waited_s(now)))
         self.switch.attempt(one.hold, False, now)
-        self.counts["let in, since nothing ran"] += 1
+        self.counts.add(ADMISSION_CHANGES, "let in")
         return list(one.requests) if self.switch.on else self._open()
 
     def status(self) -> dict[str, Any]:
@@ -258,7 +259,7 @@ class AdmissionController:
             "held_s": self._held_s + sum(account.waited_s(now) for account in self._accounts.values()),
             "longest_held_s": self._longest(now),
             "held_times": self._held_times.status(),
-            "decisions": dict(self.counts),
+            "decisions": self.counts.by_key(),
             "reasons": dict(last.reasons) if last else {},
             "outlook": {"chosen": asdict(last.chosen), "everybody": asdict(last.everybody)} if last else None,
             "rates": asdict(self._rates) if self._rates else None,
@@ -390,7 +391,7 @@ class AdmissionController:
         for name, seconds in waited_s.items():
             if seconds >= self._held_at_most_s:
                 self._accounts[name].exempt = True
-                self.counts["exempt"] += 1
+                self.counts.add(ADMISSION_CHANGES, "exempt")
         left = [self._held_at_most_s - seconds for seconds in waited_s.values() if seconds < self._held_at_most_s]
         self._exempt_at = now + min(left, default=math.inf)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from presage.features.moment import Moment
 from presage.serving_hooks.forecasting.live import LiveForecast, Projection
+from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.workflows.identity import Step
 
 
@@ -91,7 +92,7 @@ class Forecasts:
 
     Attributes:
         next_agents: for eviction. remaining: for priority. medians: remaining output tokens at the start, the median
-        of each workflow type; for requests without a forecast. models: what an operator is told of each source; may
+        of each workflow type; for requests without a forecast. models: the model of each kind, for operators; may
         change while the engine runs. silent: told, in place of `next_agents.close`, of a workflow type and id that
         fell silent. upkeep: of the models.
     """
@@ -99,6 +100,6 @@ class Forecasts:
     next_agents: NextAgents | None = None
     remaining: RemainingTokens | None = None
     medians: Mapping[str, float] = field(default_factory=dict)
-    models: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[str, ModelStatus | str] = field(default_factory=dict)
     silent: Callable[[str, str], object] | None = None
     upkeep: Upkeep | None = None

@@ -16,7 +16,7 @@ from presage.serving_hooks.vllm import engine, engine_check
 from presage.serving_hooks.vllm.ask_registry import open_existing, resolve_registry_uri
 from presage.serving_hooks.vllm.command import ENDPOINTS, PLUGIN, SCHEDULER
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
-from presage.serving_hooks.vllm.registered import predictors, told
+from presage.serving_hooks.vllm.registered import model_status, predictors
 
 GENERAL: Final = "vllm.general_plugins"
 
@@ -113,5 +113,5 @@ def _registry(config: PresageConfig) -> list[Finding]:
 
 def _model(kind: str, held: Held[Any], registry: bool) -> Finding:
     if held.predictor is not None:
-        return Finding(f"model: {kind}", "ok", told(held))
-    return Finding(f"model: {kind}", "less", told(held) if registry else "none, without a registry")
+        return Finding(f"model: {kind}", "ok", str(model_status(held)))
+    return Finding(f"model: {kind}", "less", str(model_status(held)) if registry else "none, without a registry")

@@ -10,11 +10,11 @@ is not a short, printable name is left out and counted. A name is never cut: two
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from sys import intern
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from presage.serving_hooks.counts import EVENTS, METADATA_LEFT_OUT, EventCounts, MetadataField, Reason
 from presage.serving_hooks.vllm.tenants import ARGUMENT
 from presage.serving_hooks.workflows.identity import Step, scoped
 
@@ -23,7 +23,7 @@ MAX_NAME: Final = 256
 
 MAX_STEP: Final = 2**31 - 1
 
-_NAMES: Final = (
+_NAMES: Final[tuple[tuple[MetadataField, tuple[str, ...]], ...]] = (
     ("workflow_type", ("workflow_type", "workflow_type_id")),
     ("workflow_id", ("workflow_id",)),
     ("agent", ("agent", "agent_id")),
@@ -33,13 +33,13 @@ _YES: Final = frozenset({"true", "1", "yes"})
 _NO: Final = frozenset({"false", "0", "no", ""})
 
 
-def read(extra_args: object, session_id: object, counts: Counter[str]) -> Step | None:
+def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | None:
     """The step a request is, or None where it belongs to no workflow.
 
     Args:
         extra_args: `sampling_params.extra_args` of the request, anything at all.
         session_id: as vLLM has it from the request or its header.
-        counts: how often what was left out, by "name: reason"; a closed set of keys.
+        counts: counts what is left out, by field and reason.
     """
     sent = _sent(extra_args, counts)
     workflow_type, workflow_id, agent, session = (_first(sent, field, keys, counts) for field, keys in _NAMES)
@@ -47,7 +47,7 @@ def read(extra_args: object, session_id: object, counts: Counter[str]) -> Step |
     workflow_id = workflow_id or session
     if workflow_id is None:
         if workflow_type or agent:
-            counts["workflow_id: missing"] += 1
+            counts.add(METADATA_LEFT_OUT, "workflow_id", "missing")
         return None
     tenant = extra_args.get(ARGUMENT) if isinstance(extra_args, dict) else None  # never out of what is nested
     return Step(
@@ -64,23 +64,23 @@ def _shared(name: str | None) -> str:
     return intern(name) if type(name) is str else str(name or "")
 
 
-def _sent(extra_args: object, counts: Counter[str]) -> Mapping[Any, Any]:
+def _sent(extra_args: object, counts: EventCounts) -> Mapping[Any, Any]:
     """The flat names, and behind them the nested ones."""
     if extra_args is None:
         return {}
     if not isinstance(extra_args, dict):
-        counts["extra_args: wrong type"] += 1
+        counts.add(METADATA_LEFT_OUT, "extra_args", "wrong type")
         return {}
     nested = extra_args.get("app_metadata")
     if nested is None:
         return extra_args
     if not isinstance(nested, dict):
-        counts["app_metadata: wrong type"] += 1
+        counts.add(METADATA_LEFT_OUT, "app_metadata", "wrong type")
         return extra_args
     return {**nested, **extra_args}
 
 
-def _first(sent: Mapping[Any, Any], field: str, keys: tuple[str, ...], counts: Counter[str]) -> str | None:
+def _first(sent: Mapping[Any, Any], field: MetadataField, keys: tuple[str, ...], counts: EventCounts) -> str | None:
     for key in keys:
         value = sent.get(key)
         if value is not None and (found := _name(value, field, counts)) is not None:
@@ -88,7 +88,7 @@ def _first(sent: Mapping[Any, Any], field: str, keys: tuple[str, ...], counts: C
     return None
 
 
-def _name(value: object, field: str, counts: Counter[str]) -> str | None:
+def _name(value: object, field: MetadataField | Literal["presage_tenant"], counts: EventCounts) -> str | None:
     if type(value) is str and 0 < len(value) <= MAX_NAME and value.isprintable():  # nearly always
         return value
     if value is None or value == "":
@@ -96,35 +96,42 @@ def _name(value: object, field: str, counts: Counter[str]) -> str | None:
     if not isinstance(value, str):
         if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
             return str(value)
-        counts[f"{field}: wrong type"] += 1
+        _left_out(field, "wrong type", counts)
         return None
     if len(value) > MAX_NAME:
-        counts[f"{field}: too long"] += 1
+        _left_out(field, "too long", counts)
         return None
     if not value.isprintable():
-        counts[f"{field}: not printable"] += 1
+        _left_out(field, "not printable", counts)
         return None
     return value
 
 
-def _number(value: object, counts: Counter[str]) -> int | None:
+def _left_out(field: MetadataField | Literal["presage_tenant"], reason: Reason, counts: EventCounts) -> None:
+    if field == ARGUMENT:  # set by our server, not by a client
+        counts.add(EVENTS, f"{field}: {reason}")
+    else:
+        counts.add(METADATA_LEFT_OUT, field, reason)
+
+
+def _number(value: object, counts: EventCounts) -> int | None:
     if value is None:
         return None
     if isinstance(value, str) and len(value) <= 10 and value.isascii() and value.isdigit():
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP:
         return value
-    counts["step: no number from 0"] += 1
+    counts.add(METADATA_LEFT_OUT, "step", "no number from 0")
     return None
 
 
-def _flag(value: object, counts: Counter[str]) -> bool:
+def _flag(value: object, counts: EventCounts) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
     word = str(value).lower() if isinstance(value, str | int) and not _long(value) else None
     if word in _YES or word in _NO:
         return word in _YES
-    counts["workflow_end: neither true nor false"] += 1
+    counts.add(METADATA_LEFT_OUT, "workflow_end", "neither true nor false")
     return False
 
 

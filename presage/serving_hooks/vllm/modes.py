@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, Final, get_args
@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.counts import ERRORS, EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.monitoring.drift import SHARES
 from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker, Tally, model_of
@@ -60,7 +61,7 @@ class Switch:
 
     Args:
         name: of the policy.
-        counts: where a failure is counted, as "name: kind of error".
+        counts: counts failures, by name and kind of error.
         takes: switches of what cannot do without it.
 
     Attributes:
@@ -70,7 +71,7 @@ class Switch:
 
     __slots__ = ("_counts", "_takes", "name", "on", "reason")
 
-    def __init__(self, name: str, counts: Counter[str], takes: tuple[Switch, ...] = ()) -> None:
+    def __init__(self, name: str, counts: EventCounts, takes: tuple[Switch, ...] = ()) -> None:
         self.name = name
         self.on = True
         self.reason: str | None = None
@@ -87,7 +88,7 @@ class Switch:
 
     def off(self, error: Exception) -> None:
         """It has failed."""
-        self._counts[f"{self.name}: {type(error).__name__}"] += 1
+        self._counts.add(ERRORS, self.name, type(error).__name__)
         if not self.on:
             return
         self.on, self.reason = False, type(error).__name__

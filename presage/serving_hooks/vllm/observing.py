@@ -7,11 +7,11 @@ anything fail on the way to it, recording is off and counted, and the engine goe
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from presage.features.moment import Moment
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, start
@@ -40,7 +40,7 @@ class Observing:
         port: EnginePort,
         config: RecorderConfig | None,
         step: Callable[[str], Step | None],
-        counts: Counter[str],
+        counts: EventCounts,
         state_layer: int | None = None,
     ) -> None:
         self._records: StepRecorder = NoRecorder()

@@ -37,7 +37,7 @@ from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.engine import EngineClient
 from presage.serving_hooks.vllm.metadata import MAX_NAME
-from presage.serving_hooks.vllm.metrics import Appended, StatusCache
+from presage.serving_hooks.vllm.metrics_page import Appended, StatusCache
 from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
 from presage.serving_hooks.vllm.tenants import NotesTenant, Tenants, keys_of, mark, tenant
 from presage.serving_hooks.workflows.identity import scoped

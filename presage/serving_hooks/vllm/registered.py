@@ -37,6 +37,7 @@ from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.promoted import merged_promoted
+from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.vllm.ask_registry import AskRegistry, open_existing, resolve_registry_uri
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
@@ -155,13 +156,13 @@ class Champions:
 
     Attributes:
         asked: who forecasts.
-        models: what became of each, in a sentence.
+        models: the model of each kind.
     """
 
     def __init__(
         self, config: PresageConfig, found: Predictors, served_model: str | None, state_layer: int | None = None
     ) -> None:
-        self.models: dict[str, str] = {}
+        self.models: dict[str, ModelStatus] = {}
         self._config, self._served_model, self._state_layer = config, served_model, state_layer
         self._counts, self._live = OnlineCounts(), LiveAccuracy()
         self._inputs: Counter[str] = Counter()
@@ -249,7 +250,7 @@ class Champions:
 
     def _tell(self, found: Predictors) -> None:
         for kind, held in by_kind(found).items():
-            self.models[kind] = told(held)
+            self.models[kind] = model_status(held)
             self._promoted_under.pop(kind, None)
             if held.predictor is None:
                 continue
@@ -308,11 +309,9 @@ def predictors(config: PresageConfig) -> Predictors:
     return found
 
 
-def told(held: Held[Any]) -> str:
-    """What became of one model, in a sentence."""
-    if held.predictor is None:
-        return f"none: {held.reason}"
-    return str(held.reference) if held.version is None else f"{held.reference}, version {held.version}"
+def model_status(held: Held[Any]) -> ModelStatus:
+    """Which model of a kind is loaded, or why none is."""
+    return ModelStatus(held.reference, held.version, str(held.reason) if held.predictor is None else None)
 
 
 def load_forecasts(config: PresageConfig, served_model: str | None = None, state_layer: int | None = None) -> Forecasts:

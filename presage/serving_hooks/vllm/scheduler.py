@@ -15,11 +15,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, ClassVar
 
+from presage.serving_hooks.counts import ERRORS, FORECASTS, EventCounts
+from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.vllm import engine, engine_check
 from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
@@ -71,7 +73,7 @@ class Policies(engine.SchedulerSeam):
         self._iteration = 0
         self._unnoted: tuple[Any, float] | None = None
         self._prepared = False
-        self._counts: Counter[str] = Counter()
+        self._counts = EventCounts(FORECASTS)
         # Of steps that have begun: all tokens of their prompts, and those that need not be computed by where they were.
         self._prompt_tokens = {"tokens": 0, "local_tokens": 0, "external_tokens": 0}
         self._workflows = Workflows(
@@ -257,16 +259,20 @@ class Policies(engine.SchedulerSeam):
         eviction = self._eviction if self._scored is not None else None
         switches = {"priority": self._ranking, "eviction": eviction, "admission": self._admission}
         whole = self._modes.whole
+        models = {kind: ModelStatus(model) if isinstance(model, str) else model for kind, model in self._models.items()}
         return {
             "on": {name: of is not None and of.on and whole[name] is Mode.ON for name, of in switches.items()},
             "modes": self.modes(),
             "workflows": len(self._workflows),
             "expired": self._workflows.expired,
-            "models": dict(self._models),
+            "models": {kind: str(model) for kind, model in models.items()},
+            "model_versions": {kind: asdict(model) for kind, model in models.items()},
             "states": self._states.told,
             "state_layer": self._state_layer,
             "prefetch": {"on": False} if self._prefetch is None else self._prefetch.status(),
-            "counts": dict(self._counts),
+            "counts": self._counts.by_key(),
+            "counted": self._counts.by_metric()
+            | (self._admission_controller.counts.by_metric() if self._admission_controller is not None else {}),
             "ended": self._workflows.ended,
             "prompts": dict(self._prompt_tokens),
             "given_up": self._scored.given_up if self._scored is not None else None,
@@ -593,7 +599,7 @@ class Policies(engine.SchedulerSeam):
         try:
             return self._upkeep.status() if self._upkeep is not None else {}
         except Exception as error:
-            self._counts[f"status of models: {type(error).__name__}"] += 1
+            self._counts.add(ERRORS, "status of models", type(error).__name__)
             return {}
 
 

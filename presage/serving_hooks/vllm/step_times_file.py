@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.engine import EnginePort, Iteration
 from presage.serving_hooks.vllm.modes import Switch
@@ -118,13 +119,13 @@ class TimedSteps:
     """
 
     clock: ClassVar[Callable[[], float]]  # that of the policies
+    _counts: EventCounts  # theirs, too
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         port = self._timed = EnginePort(self)
         path = read_config(port.config.additional).step_times_file
-        self._timing_counts: Counter[str] = Counter()
-        self._timing = Switch("step times", self._timing_counts)
+        self._timing = Switch("step times", self._counts)
         self._step_times = None if path is None else StepTimesFile(Path(path), port.described())
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
@@ -151,7 +152,6 @@ class TimedSteps:
         if self._step_times is not None:
             told = {"on": self._timing.on, "file": str(self._step_times.path), "iterations": self._step_times.written}
             status["step_times"] = told
-            status["counts"] = {**status["counts"], **self._timing_counts}
         return status
 
     def _scheduled(self, file: StepTimesFile, output: Iteration, began_at: float) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.datasets.recording import SAID, SILENT
-from presage.features.moment import PREFILL, Moment
+from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, METADATA_LEFT_OUT, EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
 from presage.serving_hooks.policies.lifecycle import Lifecycle
@@ -89,7 +90,7 @@ class Workflows:
         forecasts: Forecasts,
         score: ScoreConfig,
         time_to_live_s: float,
-        counts: Counter[str],
+        counts: EventCounts,
         clock: Callable[[], float],
     ) -> None:
         self.retention: Retention | None = None
@@ -137,10 +138,10 @@ class Workflows:
         tenant = tenant_of(step.workflow_id)
         if step.workflow not in self._lifecycle:
             if len(self._lifecycle) >= MOST_WORKFLOWS:
-                self._counts["workflows: too many"] += 1
+                self._counts.add(METADATA_LEFT_OUT, "workflows", "too many")
                 return
             if tenant and self._of_tenant[tenant] >= MOST_OF_A_TENANT:
-                self._counts["workflows: too many of one tenant"] += 1
+                self._counts.add(METADATA_LEFT_OUT, "workflows", "too many of one tenant")
                 return
             self._of_tenant[tenant] += 1
         self._steps[request_id] = self._names[step.workflow] = step
@@ -184,7 +185,7 @@ class Workflows:
         except Exception as error:
             self._next_agents.off(error)
             return
-        self._counts["prefill states: late" if forecast is None else "prefill states: used"] += 1
+        self._counts.add(HIDDEN_STATES, PREFILL, "late" if forecast is None else "used")
         if forecast is not None:
             self.records.forecast(request_id, forecast)
             self._seen[step.workflow] = forecast
@@ -259,9 +260,9 @@ class Workflows:
         if self.tapped is None:
             return {}
         if waits:
-            self._counts["prefill states: missing"] += 1
+            self._counts.add(HIDDEN_STATES, PREFILL, "missing")
         state = self.tapped[1](request_id)
-        self._counts["completion states: missing" if state is None else "completion states: used"] += 1
+        self._counts.add(HIDDEN_STATES, COMPLETION, "missing" if state is None else "used")
         return {"projected": state} if state is not None else {}
 
     def _over(self, step: Step, how: str = SAID) -> None:
@@ -287,12 +288,12 @@ class Workflows:
             try:
                 forecast = ask()
                 self.records.forecast(request_id, forecast)
-                self._counts[f"forecast: {forecast.source}"] += 1
+                self._counts.add(FORECASTS, "next-agent", forecast.source)
                 if self.last is not None:
                     self.last.add(step, forecast)
                 self._seen[step.workflow] = forecast
                 if forecast.moment == PREFILL:  # requests are ranked by what was said then
-                    self._counts[f"forecast of lengths: {forecast.remaining.source}"] += 1
+                    self._counts.add(FORECASTS, "remaining-length", forecast.remaining.source)
             except Exception as error:
                 self._next_agents.off(error)
                 forecast = None

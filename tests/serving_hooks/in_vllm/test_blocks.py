@@ -1,6 +1,5 @@
 """The scored queue over vLLM's own: what it answers, and what becomes of blocks that came by an unwatched way."""
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; these tests use its q
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.modes import Switch
@@ -21,7 +21,7 @@ STEPS = {"r": Step("review", "w1", "coder")}
 def scored(blocks: int) -> tuple[ScoredBlocks, list[KVCacheBlock]]:
     all_ = [KVCacheBlock(number) for number in range(blocks)]
     queue = FreeKVCacheBlockQueue(list(all_))
-    return ScoredBlocks(queue, all_, EvictionConfig(), STEPS.get, Switch("eviction", Counter())), all_
+    return ScoredBlocks(queue, all_, EvictionConfig(), STEPS.get, Switch("eviction", EventCounts())), all_
 
 
 class Request:

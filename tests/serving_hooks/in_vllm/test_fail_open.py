@@ -13,6 +13,7 @@ from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 
 from presage.errors import ConfigurationError
 from presage.features.moment import PREFILL
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.eviction import FreeOrder
 from presage.serving_hooks.policies.lifecycle import Lifecycle
@@ -150,9 +151,7 @@ def test_bad_settings_stop_the_engine_before_it_serves(tmp_path: Path) -> None:
 
 
 def test_a_switch_takes_with_it_what_cannot_do_without() -> None:
-    from collections import Counter
-
-    counts: Counter[str] = Counter()
+    counts = EventCounts()
     inner = Switch("inner", counts)
     outer = Switch("outer", counts, takes=(inner,))
     inner.attempt(list)
@@ -160,4 +159,4 @@ def test_a_switch_takes_with_it_what_cannot_do_without() -> None:
     outer.attempt(dict, 3)
     assert (outer.on, inner.on, inner.reason) == (False, False, "TypeError")
     outer.attempt(dict, 3)
-    assert counts == {"outer: TypeError": 1, "inner: TypeError": 1}
+    assert counts.by_key() == {"outer: TypeError": 1, "inner: TypeError": 1}

@@ -1,19 +1,19 @@
 """What clients send is read where it is sound, and counted where it is not; nothing of it raises."""
 
-from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.vllm.metadata import MAX_NAME, read
 from presage.serving_hooks.workflows.identity import Step, workflow_key
 
 
 def counted(sent: object, session_id: object = None) -> tuple[Step | None, dict[str, int]]:
-    counts: Counter[str] = Counter()
-    return read(sent, session_id, counts), dict(counts)
+    counts = EventCounts()
+    return read(sent, session_id, counts), counts.by_key()
 
 
 def test_flat_names_are_read() -> None:

@@ -1,9 +1,11 @@
 """What the metrics say after known requests, counted by hand, on vLLM's own scheduler."""
 
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+import msgspec
 import pytest
 from prefetch_samples import Idling, prefetching
 from prefetch_samples import served as asked_of
@@ -11,16 +13,25 @@ from test_admission_in_engine import ALONE, Ticking, busy, told, work
 from test_policies_in_engine import Clock, prompt, served
 from vllm_samples import TIER, Engine, ask
 
+from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
 
 
+def reported(engine: Engine) -> EngineStatus:
+    """As the API server reads it: what the engine's core sends is plain data that msgpack takes."""
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(engine.scheduler.presage_status()))
+    status = read_status(sent)
+    assert status is not None
+    return status
+
+
 def metric(engine: Engine, name: str) -> Mapping[Any, float]:
     """Samples of one metric, by the values of its labels."""
     (found,) = [one for one in METRICS if one.name == name]
-    samples = dict(found.read(engine.scheduler.presage_status()))
+    samples = dict(found.read(reported(engine)))
     return {labels[0] if len(labels) == 1 else labels or None: value for labels, value in samples.items()}
 
 
@@ -31,8 +42,9 @@ def number(engine: Engine, name: str) -> float:
 def spread(engine: Engine) -> tuple[float, float]:
     """Of requests that were held: how many, and for how many seconds together."""
     (one,) = HISTOGRAMS
-    ((_, up_to, seconds),) = one.read(engine.scheduler.presage_status())
-    return up_to["+Inf"], seconds
+    held = one.read(reported(engine))
+    assert held is not None
+    return held.up_to_s["+Inf"], held.sum_s
 
 
 def run(engine: Engine, name: str, tokens: list[int], **sent: object) -> None:
@@ -190,10 +202,18 @@ def test_a_failure_is_an_error_by_its_kind_and_a_policy_that_is_off(tmp_path: Pa
 def test_every_metric_of_every_engine_has_its_labels_and_a_finite_number(tmp_path: Path) -> None:
     engine: Idling = prefetching(tmp_path)
     asked_of(engine, "a1", prompt(0, 640))
-    status = engine.scheduler.presage_status()
+    status = reported(engine)
     for one in METRICS:
         for labels, value in one.read(status):
             assert len(labels) == len(one.labels), one.name
             assert value >= 0, one.name
-        assert list(one.read({})) == [], one.name  # an engine with another scheduler
-    assert all(list(one.read({})) == [] for one in HISTOGRAMS)
+        assert list(one.read(EngineStatus())) == [], one.name  # an engine that reports little
+    assert all(one.read(EngineStatus()) is None for one in HISTOGRAMS)
+
+
+def test_an_engine_reports_every_key_that_is_read(tmp_path: Path) -> None:
+    sent = prefetching(tmp_path).scheduler.presage_status()
+    assert {one.name for one in fields(EngineStatus)} <= sent.keys()
+    for key, of in get_type_hints(EngineStatus).items():
+        for section in (one for one in get_args(of) if is_dataclass(one)):
+            assert {one.name for one in fields(section)} <= sent[key].keys(), key

@@ -9,26 +9,20 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from presage.serving_hooks import counts
+from presage.serving_hooks.counts import CounterMetric, EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.policies.admission import Admission, Phase, Workflow
 from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.vllm.metadata import read
-from presage.serving_hooks.vllm.metrics import METRICS, Sample
-from presage.serving_hooks.vllm.metrics_read import MOST_TYPES, OTHER
-
-OF_COUNTS = (
-    "presage_forecasts_total",
-    "presage_hidden_states_total",
-    "presage_errors_total",
-    "presage_metadata_left_out_total",
-    "presage_events_total",
-)
+from presage.serving_hooks.vllm.metrics import METRICS, MOST_TYPES, OTHER, Sample
 
 
 def samples(name: str, status: dict[str, Any]) -> dict[tuple[str, ...], float]:
     (metric,) = [one for one in METRICS if one.name == name]
-    found: list[Sample] = list(metric.read(status))
+    found: list[Sample] = list(metric.read(read_status(status) or EngineStatus()))
     assert len(dict(found)) == len(found)
     return dict(found)
 
@@ -37,59 +31,55 @@ def test_names_are_as_prometheus_wants_them() -> None:
     assert len({one.name for one in METRICS}) == len(METRICS)
     for one in METRICS:
         assert one.name.startswith("presage_")
-        assert one.name.endswith("_total") == (one.type == "counter")
+        assert one.type == ("counter" if one.name.endswith("_total") else "gauge")
         assert one.help.endswith(".")
         assert "engine" not in one.labels
 
 
-COUNTS = st.dictionaries(
-    st.one_of(
-        st.sampled_from(
-            [
-                "forecast: champion",
-                "forecast: none",
-                "forecast of lengths: back-off",
-                "prefill states: late",
-                "completion states: used",
-                "workflow_id: too long",
-                "workflows: too many",
-                "prefetch: ValueError",
-                "bookkeeping of workflows: KeyError",
-                "something: new",
-                "something new",
-            ]
-        ),
-        st.text(min_size=1, max_size=20).filter(lambda name: not name.startswith("forecast")),
-    ),
-    st.integers(1, 10**6),
+DECLARED = [of for of in vars(counts).values() if isinstance(of, CounterMetric)]
+LABELS = st.text(min_size=1, max_size=20)
+EVENTS = st.sampled_from(DECLARED).flatmap(
+    lambda metric: st.tuples(st.just(metric), st.tuples(*[LABELS] * len(metric.labels)), st.integers(1, 10**6))
 )
 
 
-@given(COUNTS)
-def test_whatever_is_counted_is_in_one_metric_once(counts: dict[str, int]) -> None:
-    status = {"counts": counts}
-    assert sum(sum(samples(name, status).values()) for name in OF_COUNTS) == sum(counts.values())
+@given(st.lists(EVENTS))
+def test_whatever_is_counted_is_in_its_metric_with_its_labels(events: list[Any]) -> None:
+    counted, by_hand = EventCounts(), Counter[Any]()
+    for metric, labels, times in events:
+        counted.add(metric, *labels, times=times)
+        by_hand[metric.name, labels] += times
+    status = {"counted": counted.by_metric()}
+    found = {(metric.name, labels): n for metric in DECLARED for labels, n in samples(metric.name, status).items() if n}
+    assert found == by_hand
 
 
 @given(st.dictionaries(st.sampled_from(["workflow_type", "agent", "step", "workflow_end", "app_metadata"]), st.text()))
 def test_all_metadata_that_is_left_out_is_told_as_that(sent: dict[str, Any]) -> None:
-    counts: Counter[str] = Counter()
-    read({**sent, "workflow_id": "\n" * 300}, 3.5, counts)
-    read("no table at all", None, counts)
-    assert not samples("presage_events_total", {"counts": counts})
-    assert sum(samples("presage_metadata_left_out_total", {"counts": counts}).values()) == counts.total() >= 3
+    counted = EventCounts()
+    read({**sent, "workflow_id": "\n" * 300}, 3.5, counted)
+    read("no table at all", None, counted)
+    status = {"counted": counted.by_metric()}
+    assert not samples("presage_events_total", status)
+    assert sum(samples("presage_metadata_left_out_total", status).values()) == sum(counted.by_key().values()) >= 3
 
 
 def test_a_model_is_named_and_what_is_private_of_it_is_not() -> None:
-    told = {
-        "a": "models:/next-agent@champion, version 12",
-        "b": "none: sqlite:////home/somebody/mlflow.db: there is no such file",
-        "c": "/home/somebody/model",
+    versions = {
+        "a": {"reference": "models:/next-agent@champion", "version": 12, "reason": None},
+        "b": {
+            "reference": None,
+            "version": None,
+            "reason": "sqlite:////home/somebody/mlflow.db: there is no such file",
+        },
+        "c": {"reference": "/home/somebody/model", "version": None, "reason": None},
+        "d": {"reference": "models:/d@champion", "version": None, "reason": "no version has this alias"},
     }
-    assert samples("presage_model_info", {"models": told}) == {
+    assert samples("presage_model_info", {"model_versions": versions}) == {
         ("a", "models:/next-agent@champion", "12"): 1,
         ("b", "none", ""): 1,
         ("c", "folder", ""): 1,
+        ("d", "none", ""): 1,
     }
 
 
@@ -98,17 +88,18 @@ def test_a_policy_is_on_or_it_is_not() -> None:
     assert samples("presage_policy_on", status) == {("priority",): 1, ("eviction",): 0, ("prefetch",): 0}
 
 
-def test_decisions_of_admission_are_read_by_the_names_it_counts_them_by() -> None:
+def test_decisions_of_admission_are_counted_by_what_they_changed() -> None:
     """Forty workflows where there is room for ten, which lost nine tenths of their hits when all of them ran."""
+    counted = EventCounts(counts.ADMISSION_DECISIONS, counts.ADMISSION_CHANGES)
     crowd = [Workflow(f"w{i:02}", Phase.READY, 0.0, 2000, 100.0 * i) for i in range(40)]
-    rates, admission = Rates(0.012, 150e-6, 120e-6, 110, 230, 1500, 1.5, 64), Admission(20_000)
+    rates, admission = Rates(0.012, 150e-6, 120e-6, 110, 230, 1500, 1.5, 64), Admission(20_000, counts=counted)
     admission.decide(crowd, rates, 0.0)
     admission.observe(90_000, 100_000, 0.0)
     decision = admission.decide(crowd, rates, 1.0)
     assert decision.held
     everybody = admission.decide([replace(one, phase=Phase.STEP) for one in crowd], rates, 2.0)  # all have begun
     outlook = {"chosen": asdict(decision.chosen), "everybody": asdict(everybody.everybody)}
-    status = {"admission": {"held": 7, "held_s": 2.5, "decisions": dict(admission.counts), "outlook": outlook}}
+    status = {"admission": {"held": 7, "held_s": 2.5, "outlook": outlook}, "counted": counted.by_metric()}
     assert samples("presage_admission_decisions_total", status) == {("all",): 3, ("held",): 1}
     held = len(decision.held)
     assert samples("presage_admission_changes_total", status) == {

@@ -23,7 +23,7 @@ from prefetch_samples import prefetching, served
 from prometheus_client import CONTENT_TYPE_LATEST
 from test_policies_in_engine import prompt
 
-from presage.serving_hooks.vllm.metrics import exposition
+from presage.serving_hooks.vllm.metrics_page import exposition
 
 sys.path.insert(0, str(DOCS / "dashboard"))
 from ask import Prometheus, Query, Span, read
@@ -36,15 +36,15 @@ pytestmark = [
 ]
 WITHIN_S = 60.0
 TOLD = {
-    "models": {"next-agent": "models:/next-agent@champion, version 3"},
+    "model_versions": {"next-agent": {"reference": "models:/next-agent@champion", "version": 3}},
     "reload": {"renewed": 1},
     "recorder": {"counts": {"rows": 3}},
-    "counts": {
-        "forecast: champion": 5,
-        "prefill states: used": 2,
-        "prefetch: ValueError": 1,
-        "step: no number from 0": 1,
-        'odd "name"\n\\': 1,
+    "counted": {
+        "presage_forecasts_total": [{"labels": ["next-agent", "champion"], "count": 5}],
+        "presage_hidden_states_total": [{"labels": ["prefill", "used"], "count": 2}],
+        "presage_errors_total": [{"labels": ["prefetch", "ValueError"], "count": 1}],
+        "presage_metadata_left_out_total": [{"labels": ["step", "no number from 0"], "count": 1}],
+        "presage_events_total": [{"labels": ['odd "name"\n\\'], "count": 1}],
     },
     "truth": {
         "raised": 1,
@@ -70,6 +70,8 @@ VLLM = "".join(
 
 def times(said: Any, by: int) -> Any:
     """What is said, with all counts so many times as high."""
+    if isinstance(said, list):
+        return [times(value, by) for value in said]
     if isinstance(said, dict):
         return {key: times(value, by) for key, value in said.items()}
     return said * by if isinstance(said, int) and not isinstance(said, bool) else said

@@ -19,13 +19,19 @@ from fastapi.testclient import TestClient
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
-from presage.serving_hooks.vllm import metrics
+from presage.serving_hooks.vllm import metrics_page
 from presage.serving_hooks.vllm.admission import HeldTimes
-from presage.serving_hooks.vllm.metrics import ANSWERED, FRESH_S, PATH, Appended, Engines, StatusCache, exposition
+from presage.serving_hooks.vllm.metrics_page import ANSWERED, FRESH_S, PATH, Appended, Engines, StatusCache, exposition
 
 pytestmark = pytest.mark.vllm
 THEIRS = '# HELP vllm:requests Of vLLM.\n# TYPE vllm:requests gauge\nvllm:requests{engine="0"} 3.0\n'
-STATUS = {"workflows": 2, "counts": {"forecast: champion": 5, 'odd "name"\n\\': 1}}
+STATUS = {
+    "workflows": 2,
+    "counted": {
+        "presage_forecasts_total": [{"labels": ["next-agent", "champion"], "count": 5}],
+        "presage_events_total": [{"labels": ['odd "name"\n\\'], "count": 1}],
+    },
+}
 
 
 class Engine:
@@ -155,14 +161,14 @@ def test_engines_that_cannot_answer_leave_vllms_page(error: Exception, caplog: p
 
 
 def test_a_status_that_cannot_be_read_leaves_vllms_page(caplog: pytest.LogCaptureFixture) -> None:
-    with page(StatusCache(Engine({"counts": "about a prompt"}))) as client:
+    with page(StatusCache(Engine({"counted": "about a prompt"}))) as client:
         assert client.get(PATH).text == THEIRS
     assert "are left out" in caplog.text
     assert "prompt" not in caplog.text
 
 
 def test_an_engine_in_a_long_step_is_not_waited_for_nor_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(metrics_page, "PATIENCE_S", 0.01)
     engine = Engine()
     engine.iterates.clear()
 

@@ -27,7 +27,8 @@ from tiny_qwen import save_qwen
 
 from presage.registry.connect import open_registry
 from presage.registry.package import register
-from presage.serving_hooks.vllm.metrics import ANSWERED, FRESH_S, HISTOGRAMS, METRICS
+from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
+from presage.serving_hooks.vllm.metrics_page import ANSWERED, FRESH_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,7 +1,6 @@
 """Clients with different keys cannot mean each other's workflows, and only an admin changes how an engine works."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 from presage.serving_hooks.policies.score import ScoreConfig
@@ -119,7 +119,7 @@ def test_an_end_reaches_the_workflow_of_the_client_that_says_it_and_no_other() -
 
 
 def test_one_id_of_two_tenants_is_two_workflows_and_no_name_a_client_writes_is_anothers() -> None:
-    counts: Counter[str] = Counter()
+    counts = EventCounts()
     one, two, none = (
         read({"workflow_id": "r1", "workflow_type": "t", **of}, None, counts)
         for of in ({ARGUMENT: "key-0"}, {ARGUMENT: "key-1"}, {})
@@ -134,7 +134,7 @@ def test_one_id_of_two_tenants_is_two_workflows_and_no_name_a_client_writes_is_a
     nested = read({"workflow_id": "r1", "app_metadata": {ARGUMENT: "key-1"}}, None, counts)
     assert nested is not None
     assert nested.workflow == "\0r1"
-    assert counts == {"workflow_id: not printable": 1}
+    assert counts.by_key() == {"workflow_id: not printable": 1}
 
 
 def test_what_one_tenant_shows_the_counts_they_do_not_tell_another() -> None:
@@ -166,14 +166,14 @@ def test_a_tenant_with_types_without_end_makes_none_forget_but_itself() -> None:
 
 
 def test_a_tenant_can_take_no_more_than_its_share_of_workflows() -> None:
-    counts: Counter[str] = Counter()
+    counts = EventCounts()
     workflows = Workflows(Forecasts(), ScoreConfig(), 600.0, counts, lambda: 0.0)
     for number in range(MOST_OF_A_TENANT + 10):
         step = read({"workflow_id": f"w{number}", ARGUMENT: "key-1"}, None, counts)
         assert step is not None
         workflows.arrives(f"r{number}", step)
     assert len(workflows) == MOST_OF_A_TENANT
-    assert counts == {"workflows: too many of one tenant": 10}
+    assert counts.by_key() == {"workflows: too many of one tenant": 10}
     other = read({"workflow_id": "w", ARGUMENT: "key-0"}, None, counts)
     assert other is not None
     workflows.arrives("r", other)

@@ -1,12 +1,12 @@
 """What eviction is told of a workflow, from its first request to its end."""
 
-from collections import Counter
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from presage.features.moment import COMPLETION, PREFILL
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
 from presage.serving_hooks.vllm import workflows
@@ -64,7 +64,7 @@ class AtOnce(Workflows):
 
 def watched(forecasts: Forecasts, kind: type[Workflows] = AtOnce) -> tuple[Workflows, Heard]:
     """γ = 0.5, so that the sums can be done by hand."""
-    of = kind(forecasts, ScoreConfig(3, 0.5), 60.0, Counter(), lambda: 0.0)
+    of = kind(forecasts, ScoreConfig(3, 0.5), 60.0, EventCounts(), lambda: 0.0)
     of.retention = heard = Heard()
     return of, heard
 
@@ -126,7 +126,7 @@ def test_the_last_step_completes_before_its_workflow_ends_and_how_it_ended_is_to
         Forecasts(Listening(), silent=lambda _, name: told.append(("silent", name))),
         ScoreConfig(3, 0.5),
         60.0,
-        Counter(),
+        EventCounts(),
         lambda: Now.now,
     )
     of.retention = heard = Heard()
@@ -216,8 +216,8 @@ SURE_AGAIN = (1.0, 0.5)
 STATE = np.ones(2, np.float32)
 
 
-def tapped(state: Any = STATE) -> tuple[Workflows, Heard, Tapped, Counter[str]]:
-    source, counts = Tapped(), Counter[str]()
+def tapped(state: Any = STATE) -> tuple[Workflows, Heard, Tapped, EventCounts]:
+    source, counts = Tapped(), EventCounts()
     of = AtOnce(Forecasts(source), ScoreConfig(3, 0.5), 60.0, counts, lambda: 0.0)
     of.retention = heard = Heard()
     of.tapped = source, lambda _: state
@@ -234,7 +234,7 @@ def test_a_state_that_comes_changes_the_score_once() -> None:
     of.leaves("1", True, 5)
     assert heard.told == [PLAIN, SURE, PLAIN]
     assert source.completed == [[1.0, 1.0]]
-    assert {name: count for name, count in counts.items() if "states" in name} == {
+    assert {name: count for name, count in counts.by_key().items() if "states" in name} == {
         "prefill states: used": 1,
         "completion states: used": 1,
     }
@@ -264,7 +264,7 @@ def test_states_that_are_late_or_missing_are_counted_and_those_of_aborted_reques
     of.leaves("3", False, 0)
     assert SURE not in heard.told
     assert source.completed == [None, None]
-    assert {name: count for name, count in counts.items() if "states" in name} == {
+    assert {name: count for name, count in counts.by_key().items() if "states" in name} == {
         "prefill states: late": 1,
         "prefill states: missing": 1,
         "completion states: missing": 2,
@@ -308,7 +308,7 @@ class Listens(Source):
 def test_who_foretells_hears_of_steps_where_eviction_is_off(ranks: bool) -> None:
     """Whoever ranks needs it, and forecasts are held against what comes whoever acts on them."""
     source = Listens()
-    of = Workflows(Forecasts(source, source if ranks else None), ScoreConfig(3, 0.5), 60.0, Counter(), lambda: 0.0)
+    of = Workflows(Forecasts(source, source if ranks else None), ScoreConfig(3, 0.5), 60.0, EventCounts(), lambda: 0.0)
     of.arrives("first", CODER)
     of.begins("first", 100)
     of.leaves("first", True, 7)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from presage.datasets.recording import SAID, SILENT
 from presage.datasets.store import read_store
 from presage.datasets.synthetic.workflows import generate
 from presage.errors import TraceError
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.recorder.recorder import Recorder
 from presage.serving_hooks.vllm.metadata import read
 
@@ -70,7 +70,7 @@ def test_every_command_reads_it_and_says_what_it_left_out(tmp_path: Path) -> Non
 
 def test_the_steps_of_the_hooks_are_steps_here(tmp_path: Path) -> None:
     sent = {"workflow_type": "t", "workflow_id": "w", "agent": "a", "step": "0"}
-    step = read(sent, None, Counter())
+    step = read(sent, None, EventCounts())
     assert step is not None
     one = recorder(tmp_path)
     one.begun("r", step)

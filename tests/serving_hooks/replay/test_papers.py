@@ -1,7 +1,6 @@
 """The published policies of benchmarks/papers.py: who is paused and restored, distances on a graph, what it learns."""
 
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from replay_samples import chain
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
 from presage.serving_hooks.replay.policies import named
 from presage.serving_hooks.replay.workload import PromptConvention
@@ -77,7 +77,7 @@ class Engine:
 
     def __init__(self, cache_tokens: float) -> None:
         self.now, self.ended = 0.0, set[str]()
-        self.gate = PauseRestore(cache_tokens, self.alive, lambda: self.now, Switch("admission", Counter()))
+        self.gate = PauseRestore(cache_tokens, self.alive, lambda: self.now, Switch("admission", EventCounts()))
 
     def alive(self, workflow: str) -> bool:
         return workflow not in self.ended

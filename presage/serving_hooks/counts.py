@@ -1,0 +1,130 @@
+"""Counters of an engine with labels: each is declared here once, counted by label values, and exported by its name.
+
+`EventCounts.add` is type-checked: a label of a closed set takes only a value of that set.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final, Generic, Literal, TypeVarTuple, get_args
+
+from presage.features.moment import Moment
+from presage.predictors.common.forecast import Source
+
+Labels = TypeVarTuple("Labels")
+
+ModelKind = Literal["next-agent", "remaining-length"]
+MetadataField = Literal[
+    "workflow_type", "workflow_id", "agent", "session_id", "step", "workflow_end", "extra_args", "app_metadata",
+    "workflows",
+]  # fmt: skip
+"""`workflows`: the table of running workflows is full, so the request is served as one without a workflow."""
+
+AdmissionChange = Literal["held", "paused", "restored", "exempt", "let in"]
+Reason = Literal[
+    "missing", "wrong type", "too long", "not printable", "no number from 0", "neither true nor false", "too many",
+    "too many of one tenant",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class CounterMetric(Generic[*Labels]):
+    """One counter of the `/metrics` page, counted by `EventCounts`.
+
+    Attributes:
+        name: in Prometheus, ending in `_total`.
+        labels: names of the labels, after `engine`, which all metrics have.
+        help: what it counts.
+        key: key of a count in the JSON status, made of its label values; for people, never parsed.
+        from_zero: label values exported as 0 before anything is counted, so that a rate is defined from the start.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    help: str
+    key: Callable[[*Labels], str] = "{}: {}".format
+    from_zero: tuple[tuple[*Labels], ...] = ()
+
+
+class EventCounts:
+    """Counts of events by metric and label values. Not thread-safe.
+
+    Args:
+        metrics: those exported before the first event.
+    """
+
+    def __init__(self, *metrics: CounterMetric[*tuple[Any, ...]]) -> None:
+        self._counts: Counter[tuple[CounterMetric[*tuple[Any, ...]], tuple[Any, ...]]] = Counter()
+        self._metrics = metrics
+
+    def add(self, metric: CounterMetric[*Labels], *labels: *Labels, times: int = 1) -> None:
+        """Counts an event."""
+        self._counts[metric, labels] += times
+
+    def count(self, metric: CounterMetric[*Labels], *labels: *Labels) -> int:
+        """How many events of these label values were counted."""
+        return self._counts[metric, labels]
+
+    def by_key(self) -> dict[str, int]:
+        """All counts by their keys in the JSON status."""
+        return {metric.key(*labels): times for (metric, labels), times in self._counts.items()}
+
+    def by_metric(self) -> dict[str, list[dict[str, Any]]]:
+        """All counts as plain data, `{name: [{"labels": [value, ...], "count": n}, ...]}`; see `LabelledCount`."""
+        found: dict[str, list[dict[str, Any]]] = {metric.name: [] for metric in self._metrics}
+        for (metric, labels), times in self._counts.items():
+            found.setdefault(metric.name, []).append({"labels": list(labels), "count": times})
+        return found
+
+
+def _forecasts(kind: ModelKind, source: Source) -> str:
+    return f"forecast: {source}" if kind == "next-agent" else f"forecast of lengths: {source}"
+
+
+FORECASTS: Final = CounterMetric[ModelKind, Source](
+    "presage_forecasts_total",
+    ("kind", "source"),
+    "Forecasts, by kind of model and by who made them: champion, back-off counts, or none.",
+    _forecasts,
+    tuple(product(get_args(ModelKind), get_args(Source))),
+)
+HIDDEN_STATES: Final = CounterMetric[Moment, Literal["used", "late", "missing"]](
+    "presage_hidden_states_total",
+    ("moment", "outcome"),
+    "Hidden states of steps: used, late or missing.",
+    "{} states: {}".format,
+)
+ADMISSION_DECISIONS: Final = CounterMetric[Literal["all", "held"]](
+    "presage_admission_decisions_total",
+    ("decision",),
+    "Decisions of admission: all of them, and those that held somebody back.",
+    lambda decision: {"all": "decisions", "held": "decisions that held somebody"}[decision],
+    (("all",), ("held",)),
+)
+ADMISSION_CHANGES: Final = CounterMetric[AdmissionChange](
+    "presage_admission_changes_total",
+    ("change",),
+    "Workflows that admission held, paused while their tool ran, restored, let in since nothing ran, or will hold "
+    "no more since they were held for as long as is allowed (exempt).",
+    lambda change: "let in, since nothing ran" if change == "let in" else change,
+    (("held",), ("paused",), ("restored",), ("exempt",), ("let in",)),
+)
+ERRORS: Final = CounterMetric[str, str](
+    "presage_errors_total",
+    ("what", "reason"),
+    "Failures in our code, by what has failed and the kind of exception; each but the first came of the first.",
+)
+METADATA_LEFT_OUT: Final = CounterMetric[MetadataField, Reason](
+    "presage_metadata_left_out_total",
+    ("field", "reason"),
+    "What clients said of their requests that was left out.",
+)
+EVENTS: Final = CounterMetric[str](
+    "presage_events_total",
+    ("event",),
+    "What else an engine counts, by its name in the status.",
+    str,
+)

@@ -1,0 +1,219 @@
+"""What an engine reports about the hooks, typed: made of the plain data that the engine's core sends.
+
+The same data is the JSON of `GET /v1/workflows/status`. `/metrics` and `presage status` read this and nothing else. A
+section that an engine does not report is None; keys that are not declared here are ignored, so the two sides of a
+connection may be of different versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, final
+
+from pydantic import TypeAdapter
+
+from presage.serving_hooks.counts import CounterMetric
+
+
+@final
+@dataclass(frozen=True)
+class LabelledCount:
+    """A count of one metric; `labels` holds the values in the order of the metric's label names."""
+
+    labels: tuple[str, ...]
+    count: int
+
+
+@final
+@dataclass(frozen=True)
+class ModelStatus:
+    """The model of one kind.
+
+    Attributes:
+        reference: as the settings name it: a registry URI or a folder.
+        version: in the registry; None for a folder.
+        reason: why no model is loaded; None where one is.
+    """
+
+    reference: str | None = None
+    version: int | None = None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        if self.reason is not None:
+            return f"none: {self.reason}"
+        return str(self.reference) if self.version is None else f"{self.reference}, version {self.version}"
+
+
+@final
+@dataclass(frozen=True)
+class PrefetchStatus:
+    """Prefetches by outcome, tokens of whole blocks by outcome, and the memory of remembered prompts.
+
+    `memory_bytes` is None on an engine without prefetch.
+    """
+
+    on: bool = False
+    started: int = 0
+    aborted: int = 0
+    refused: int = 0
+    tokens: int = 0
+    used_tokens: int = 0
+    wasted_tokens: int = 0
+    memory_bytes: int | None = None
+
+
+@final
+@dataclass(frozen=True)
+class PromptStatus:
+    """Prompt tokens of steps that have begun, and of these the ones found in the cache or loaded by a connector."""
+
+    tokens: int = 0
+    local_tokens: int = 0
+    external_tokens: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class AgeingStatus:
+    """Requests moved up a level after waiting, and down a level after their quantum."""
+
+    promoted: int = 0
+    demoted: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class OutlookStatus:
+    """Steps a second that admission expects of so many running workflows."""
+
+    workflows: int
+    steps_per_s: float
+
+
+@final
+@dataclass(frozen=True)
+class HeldTimesStatus:
+    """Histogram of the seconds that requests were held: cumulative counts by upper bound (the last is `+Inf`)."""
+
+    up_to_s: Mapping[str, int]
+    sum_s: float
+
+
+@final
+@dataclass(frozen=True)
+class AdmissionStatus:
+    """Workflows and requests held back now, and for how long so far."""
+
+    held: int = 0
+    held_requests: int = 0
+    paused: int = 0
+    held_s: float = 0.0
+    longest_held_s: float = 0.0
+    held_times: HeldTimesStatus | None = None
+    outlook: Mapping[str, OutlookStatus] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class RecorderStatus:
+    """Rows written and rows dropped, by table or reason."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True)
+class InputStatus:
+    """Steps and the inputs that came with them; by kind of model, the inputs of its promotion that never came."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True)
+class ReloadStatus:
+    """Newer models taken over while the engine ran."""
+
+    renewed: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class AgentAccuracy:
+    """Share of forecasts whose likeliest agent came true, and how many were judged, by steps ahead."""
+
+    accuracy: tuple[float | None, ...]
+    positions: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True)
+class LiveFigures:
+    """Live figures of one workflow type and model: accuracy by moment, coverage by quantile."""
+
+    moments: Mapping[str, AgentAccuracy] = field(default_factory=dict)
+    coverage: Mapping[str, float] = field(default_factory=dict)
+    steps: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class MonitorStatus:
+    """Forecasts against outcomes: standing drift alarms by workflow type, and live figures by type and model."""
+
+    alarms: Mapping[str, Any] = field(default_factory=dict)
+    raised: int = 0
+    workflow_types: Mapping[str, Mapping[str, LiveFigures]] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True)
+class EngineStatus:
+    """Status of one engine. Attributes are the keys of its JSON form.
+
+    Attributes:
+        counted: counts by metric; see `EventCounts.by_metric`.
+        models: the model of each kind as a text; `model_versions` as data.
+        given_up: evicted blocks by class.
+        truth: forecasts against outcomes.
+    """
+
+    on: Mapping[str, bool] | None = None
+    workflows: int | None = None
+    ended: int | None = None
+    expired: int = 0
+    models: Mapping[str, str] = field(default_factory=dict)
+    model_versions: Mapping[str, ModelStatus] = field(default_factory=dict)
+    states: str | None = None
+    counted: Mapping[str, tuple[LabelledCount, ...]] = field(default_factory=dict)
+    prompts: PromptStatus | None = None
+    given_up: Mapping[str, int] | None = None
+    prefetch: PrefetchStatus | None = None
+    ageing: AgeingStatus | None = None
+    admission: AdmissionStatus | None = None
+    recorder: RecorderStatus | None = None
+    inputs: InputStatus | None = None
+    reload: ReloadStatus | None = None
+    truth: MonitorStatus | None = None
+
+    def counts(self, metric: CounterMetric[*tuple[Any, ...]]) -> dict[tuple[str, ...], int]:
+        """The counts of one metric by its label values."""
+        return {of.labels: of.count for of in self.counted.get(metric.name, ())}
+
+
+@cache
+def _adapter() -> TypeAdapter[EngineStatus]:
+    return TypeAdapter(EngineStatus)
+
+
+def read_status(reported: Mapping[str, Any]) -> EngineStatus | None:
+    """The status that an engine reported; None where its scheduler is another and reports nothing.
+
+    Raises:
+        pydantic.ValidationError: a declared key holds another type.
+    """
+    return _adapter().validate_python(reported) if reported else None
