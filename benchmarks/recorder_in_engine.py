@@ -186,7 +186,7 @@ def added(folder: Path, states: str, size: int, iterations: int) -> dict[str, fl
 
 def speeds(folder: Path, states: str, size: int, turns: int) -> dict[str, Any]:
     """Output tokens a second of real engines without and with a recorder, turn by turn."""
-    from circle import LENGTH, make_anew, make_model, started
+    from feedback_loop import LENGTH, make_anew, make_model, started
     from retry_loops import draw
     from served_loops import serve
     from tiny_qwen import save_qwen

@@ -22,7 +22,7 @@ pytest.importorskip("ipykernel", reason="the extra `notebooks` is not installed"
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-STUDIED = ("circle", "next_agent_accuracy", "remaining_length", "replay", "router")
+STUDIED = ("feedback_loop", "next_agent_accuracy", "remaining_length", "replay", "router")
 
 
 def load_tool() -> ModuleType:
@@ -131,7 +131,7 @@ def test_remaining_length(tmp_path: Path) -> None:
     assert figures(executed) == 6
     assert errors(executed) == []
     tau = found["tau"]
-    assert tau["the law"] < tau["presage"] < tau["median-per-step"] < tau["constant"] == 0.5
+    assert tau["best possible"] < tau["presage"] < tau["median-per-step"] < tau["constant"] == 0.5
     assert 0.84 < found["covered"][1] < 0.97
     assert found["covered"][2] > 0.97
     assert max(found["worth"], key=found["worth"].__getitem__) == "words of the prompt"
@@ -153,7 +153,7 @@ def test_router_and_the_same_seed_says_the_same(tmp_path: Path) -> None:
     executed, found = run("router", tmp_path, small, asked)
     assert figures(executed) == 3
     assert errors(executed) == []
-    assert found["map"]["base-rate"] < found["map"]["presage"] < found["map"]["the law"]
+    assert found["map"]["base-rate"] < found["map"]["presage"] < found["map"]["best possible"]
     assert found["ece"] < 0.1
     assert found["area"][0] > found["area"][1]
     again, same = run("router", tmp_path, small, asked)
@@ -202,7 +202,7 @@ def test_remaining_length_on_ones_own_traces(tmp_path: Path) -> None:
     executed, found = run("remaining_length", tmp_path, own, asked)
     assert figures(executed) == 6
     assert errors(executed) == []
-    assert "the law" not in found["judged"]
+    assert "best possible" not in found["judged"]
     assert found["saved"] == [
         "shortest step, known exactly",
         "shortest total, presage",
@@ -242,14 +242,14 @@ def test_replay(tmp_path: Path) -> None:
     hits = found["hits"]
     assert hits["load/2/stock"] > hits["load/8/stock"]
     assert hits["cache/40000/stock"] > hits["cache/7000/stock"] == hits["alone/0/stock"]
-    assert hits["load/8/the truth"] == hits["noise/0.0/scored"]
+    assert hits["load/8/oracle"] == hits["noise/0.0/scored"]
     assert found["forecasts"]["champion"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-def test_circle(tmp_path: Path) -> None:
+def test_feedback_loop(tmp_path: Path) -> None:
     small = {"WORKFLOWS": 60, "HELD_OUT": 30, "COMPARED": 20}
     asked = {
         "cached": "{name: of.cached.total() for name, of in found.items()}",
@@ -264,7 +264,7 @@ def test_circle(tmp_path: Path) -> None:
         "server": "process.poll()",
         "pid": "process.pid",
     }
-    executed, found = run("circle", tmp_path, small, asked)
+    executed, found = run("feedback_loop", tmp_path, small, asked)
     assert figures(executed) == 4
     assert errors(executed) == []
     assert found["others"] == 0, "policies change no answer"

@@ -47,7 +47,7 @@ class Budget:
         share: of those, how many may have failed or been late; above it the predictor is switched off.
         at_least: calls before anything is concluded.
         hang_s: seconds after which a call is left and the predictor off for good. None waits for ever, and spares the
-            way to another thread and back (benchmarks/guard.py).
+            way to another thread and back (benchmarks/circuit_breaker.py).
         first_hang_s: the same for the first `at_least` calls, which may have to compile.
     """
 

@@ -4,7 +4,7 @@ Calls of three lengths through the guard of the serving hooks: "watched" on its 
 on the caller's, and without a guard. One machine, in turn, medians and 99th percentiles in microseconds. Most of the
 difference is the system's, which wakes one thread and then the other: it depends on the machine more than on us.
 
-    python benchmarks/guard.py [--calls 5000]
+    python benchmarks/circuit_breaker.py [--calls 5000]
 
 Prints a table of microseconds, and one JSON line at the end.
 """
@@ -49,7 +49,7 @@ def main() -> None:
             median, p99 = times[len(times) // 2] / 1000, times[len(times) * 99 // 100] / 1000
             report[name][way] = {"us": round(median, 1), "p99_us": round(p99, 1)}
         print(f"{name:14}" + "".join(f"{of['us']:12.1f}{of['p99_us']:8.1f}" for of in report[name].values()))
-    print(json.dumps({"benchmark": "guard", "calls": args.calls, **report}))
+    print(json.dumps({"benchmark": "circuit_breaker", "calls": args.calls, **report}))
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ again.
 4. A worse version, trained on a handful of workflows, is refused. Another that passes goes live and is rolled back.
 5. The application changes: its agents come in another order. The engine has to notice.
 
-    python benchmarks/circle.py [--to circle-output] [--workflows 150] [--at-once 24]
+    python benchmarks/feedback_loop.py [--to feedback-loop-output] [--workflows 150] [--at-once 24]
 
 Needs vLLM 0.32; some minutes. Writes to a folder that is made anew, and prints one JSON line at the end. Exit code 1 if
 a step does not come to what it should.
 
 With `--prometheus PROGRAM` a Prometheus scrapes the engine meanwhile, every query of the dashboard is put to it, and
-the dashboard is drawn from what it answers (docs/metrics.md):
+the answers are drawn as feedback-loop-output/dashboard.png (docs/metrics.md):
 
-    python benchmarks/circle.py --prometheus prometheus      # circle-output/dashboard.png, circle-output/prometheus/
+    python benchmarks/feedback_loop.py --prometheus prometheus
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Watched:
 
 def failed(why: str) -> SystemExit:
     """Something is not as it should be."""
-    return SystemExit(f"circle: {why}")
+    return SystemExit(f"feedback_loop: {why}")
 
 
 def say(text: str) -> None:
@@ -215,7 +215,7 @@ def version(number: int) -> Callable[[dict[str, Any]], bool]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--to", type=Path, default=Path("circle-output"))
+    parser.add_argument("--to", type=Path, default=Path("feedback-loop-output"))
     parser.add_argument("--workflows", type=int, default=150)
     parser.add_argument("--at-once", type=int, default=24)
     parser.add_argument("--prometheus", metavar="PROGRAM", help="scrapes the engine; the dashboard is drawn")
@@ -229,7 +229,7 @@ def main() -> None:
     watched = Watched(folder, program)
     compared = draw(args.workflows // 2, COMPARED)
     blocks = int(args.at_once * working_set(compared, "own") / 3 / BLOCK)
-    report: dict[str, Any] = {"circle": "closed", "workflows": args.workflows, "blocks": blocks}
+    report: dict[str, Any] = {"benchmark": "feedback_loop", "workflows": args.workflows, "blocks": blocks}
 
     def ask(server: Server, workflows: Mapping[str, Sequence[Planned]]) -> Served:
         served = serve(server.url, MODEL, workflows, at_once=args.at_once)
@@ -306,7 +306,7 @@ def main() -> None:
 
 def make_anew(folder: Path) -> Path:
     """An empty folder; one that something else has made is left alone."""
-    mark = folder / ".made-by-circle"
+    mark = folder / ".made-by-feedback-loop"
     if folder.exists() and not mark.exists():
         raise failed(f"{folder.resolve()} is there and was not made by this: move it away")
     shutil.rmtree(folder, ignore_errors=True)

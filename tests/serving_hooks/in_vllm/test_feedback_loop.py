@@ -16,9 +16,16 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_circle_closes(tmp_path: Path) -> None:
+def test_the_feedback_loop_closes(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "circle.py"), "--to", str(tmp_path / "circle"), "--workflows", "40"],
+        [
+            sys.executable,
+            str(ROOT / "benchmarks" / "feedback_loop.py"),
+            "--to",
+            str(tmp_path / "loop"),
+            "--workflows",
+            "40",
+        ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,7 +3,7 @@
 The traces come from laws whose Bayes-optimal forecast is computed beside them. Mean over the laws; "gap" is the share
 of the way from Markov-1 to Bayes at one step.
 
-    python benchmarks/known_law.py [--workflows 100,1000] [--seeds 1] [--state-size 64] [--paper]
+    python benchmarks/synthetic_processes.py [--workflows 100,1000] [--seeds 1] [--state-size 64] [--paper]
 
 Markov-1 is always among the baselines: the gap needs it.
 
@@ -63,7 +63,9 @@ def judge(
         for moment in MOMENTS:
             p = np.asarray(forecasts(moment), np.float32)
             if p.shape[2] != vocabulary.outcomes:
-                raise SystemExit(f"known_law: {workflows} workflows of {law} do not name every agent; ask for more")
+                raise SystemExit(
+                    f"synthetic_processes: {workflows} workflows of {law} do not contain every agent; use more"
+                )
             figures = measure(p, held.outcomes, held.workflow, np.random.default_rng(0), resamples=1)
             result[f"{name}/{moment}"] = {f: list(getattr(figures, f)) for f in FIGURES}
     return result
@@ -93,7 +95,7 @@ def main() -> None:
     parser.add_argument("--paper", action="store_true", help="compare with the families of PBKV's table 3 as well")
     chosen = parser.parse_args()
     baselines = choose(",".join(["markov-1", chosen.baselines, *(PAPER if chosen.paper else ())]))
-    result: dict[str, object] = {"benchmark": "known_law", "laws": list(PROCESSES), "seeds": chosen.seeds}
+    result: dict[str, object] = {"benchmark": "synthetic_processes", "laws": list(PROCESSES), "seeds": chosen.seeds}
     for workflows in map(int, chosen.workflows.split(",")):
         runs = [
             judge(law, workflows, seed, chosen.state_size, baselines)
