@@ -18,7 +18,7 @@ where answers are longer. "arrivals", "ends" and "forecasts" say how many there 
 
 "added" is the median step less that of the stock scheduler beside it, and so for the 99th percentile, of all steps, of
 those that only decode, and of the whole: the variants choose other requests, so steps cannot be compared one by one.
-Forecasts are drawn beforehand: what a predictor costs is not in it (forecast_latency.py and circuit_breaker.py have that).
+Forecasts are drawn beforehand, so a predictor's cost is not included (see forecast_latency.py, circuit_breaker.py).
 
     python benchmarks/vllm_overhead.py [--iterations 2000] [--waiting 500] [--output-tokens 10 120] [--ahead]
                                        [--variants …]
