@@ -52,7 +52,7 @@ BLOCKS, SEQS, BUDGET, STEPS, WIDTH = 50_000, 64, 2048, 5, 1024
 vllm_samples.QWEN["hidden_size"] = WIDTH
 CONNECTOR = {
     "kv_connector": "StatesConnector",
-    "kv_connector_module_path": "presage.serving_hooks.vllm.tap.connector",
+    "kv_connector_module_path": "presage.serving_hooks.vllm.hidden_states.connector",
     "kv_role": "kv_producer",
 }
 

@@ -96,7 +96,7 @@ def record(model: Path, workflows: int, layer: int, seed: int, folder: Path) -> 
         worker_cls="presage.serving_hooks.vllm.StatesWorker",
         kv_transfer_config=KVTransferConfig(
             kv_connector="StatesConnector",
-            kv_connector_module_path="presage.serving_hooks.vllm.tap.connector",
+            kv_connector_module_path="presage.serving_hooks.vllm.hidden_states.connector",
             kv_role="kv_producer",
         ),
         additional_config={"presage": {"recorder": recorder, "state_layer": layer, "next_agent": None, **off}},

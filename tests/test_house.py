@@ -69,6 +69,64 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     ).prepare()  # else CycleError
 
 
+ENGINE = ROOT / "presage/serving_hooks/vllm"
+MAY_IMPORT_VLLM = {
+    "vllm/hidden_states/connector.py": {"vllm.distributed.kv_transfer.kv_connector.v1.base"},
+    "vllm/scheduler.py": {"vllm.v1.core.sched.async_scheduler", "vllm.v1.core.sched.scheduler"},
+    "replay/host_tier.py": {"vllm.config", "vllm.distributed.kv_transfer.kv_connector.v1.base"},
+    "replay/stretches.py": {"vllm.v1.core.sched.output", "vllm.v1.core.sched.scheduler"},
+    "replay/vllm_scheduler.py": {
+        "vllm.config",
+        "vllm.sampling_params",
+        "vllm.utils.hashing",
+        "vllm.v1.core.kv_cache_utils",
+        "vllm.v1.kv_cache_interface",
+        "vllm.v1.outputs",
+        "vllm.v1.request",
+        "vllm.v1.structured_output",
+    },
+}
+"""Files beside the port that import vLLM: classes that ours derive from, and what a replay constructs."""
+
+NOT_OF_VLLM = {"_exit", "_processes"}
+"""Private names of the standard library."""
+
+
+def _modules_of_hooks() -> list[tuple[str, ast.Module]]:
+    """All modules that may know vLLM, without the port, by their path below serving_hooks/."""
+    hooks = ENGINE.parent
+    paths = [*ENGINE.rglob("*.py"), *(hooks / "replay").rglob("*.py")]
+    port = {ENGINE / f"engine{part}.py" for part in ("", "_check", "_worker")}
+    return [
+        (path.relative_to(hooks).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+        for path in paths
+        if path not in port
+    ]
+
+
+def test_only_the_port_names_private_attributes_of_vllm() -> None:
+    for path, tree in _modules_of_hooks():
+        nodes = list(ast.walk(tree))
+        of_self = {"self", "cls"}
+        private = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr.startswith("_")]
+        own = {node.attr for node in private if isinstance(node.value, ast.Name) and node.value.id in of_self}
+        own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        foreign = {node.attr for node in private if not node.attr.startswith("__")} - own - NOT_OF_VLLM
+        assert not foreign, f"{path} reads {foreign}: give vllm/engine.py a method for it"
+
+
+def test_only_the_port_and_a_few_others_import_vllm() -> None:
+    found: dict[str, set[str]] = {}
+    for path, tree in _modules_of_hooks():
+        for node in ast.walk(tree):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            vllm = {name for name in names if name.partition(".")[0] == "vllm"}
+            if vllm:
+                found.setdefault(path, set()).update(vllm)
+    assert found == MAY_IMPORT_VLLM
+
+
 def test_a_public_class_name_is_defined_once() -> None:
     names = Counter(
         node.name

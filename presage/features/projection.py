@@ -13,9 +13,9 @@ The matrix is kept in half precision and everything, training included, uses it 
 
 The product x @ W + b is compiled. `project_state` is the one definition of a projected state, in training and in
 serving. Its sum is float64 and rounded to float32 once, so that it has the same bits in whatever order it is taken:
-compiled here, or by torch on the device of an engine's worker (`vllm/tap/connector.py`). Products of a float16
-state and a float32 weight are exact in float64; what is left of its rounding moves one number of some ten million by
-its last bit.
+compiled here, or by torch on the device of an engine's worker (`vllm/hidden_states/connector.py`). Products of a
+float16 state and a float32 weight are exact in float64; what is left of its rounding moves one number of some ten
+million by its last bit.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def test_a_state_has_the_bits_of_the_exact_sum_rounded_once(rows: int, width: in
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_a_worker_projects_to_the_bits_of_training(batch: int) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed; the worker's code belongs to its hooks")
-    from presage.serving_hooks.vllm.tap.connector import Projector
+    from presage.serving_hooks.vllm.hidden_states.connector import Projector
 
     rng = np.random.default_rng(batch)
     projection = Projection(

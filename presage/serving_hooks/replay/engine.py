@@ -334,11 +334,6 @@ class Evictions:
         self._left = [len(job.steps) for job in jobs]
         self._using: set[int | None] = set()  # jobs with a step that has begun, which have not ended
 
-    def watch(self, pool: Any) -> None:
-        """Looks on as vLLM's pool gives up blocks."""
-        pool.replay_evictions, pool._reuse_watchers = self, _Asked(pool._reuse_watchers)
-        pool.__class__ = type(f"Watched{type(pool).__name__}", (_Watched, type(pool)), {})
-
     def gives_up(self, blocks: Iterable[Any]) -> None:
         """Free blocks are taken for something else; what they hold is still known."""
         owner, sharers, using = self._owner, self._sharers, self._using
@@ -372,20 +367,3 @@ class Evictions:
         self._left[number] -= 1
         if not self._left[number] and self._jobs[number].workflow_type:
             self._using.discard(number)
-
-
-class _Watched:
-    """vLLM tells whoever asked for it which blocks it hands out, all of one call together; here it always tells."""
-
-    replay_evictions: Evictions
-
-    def _notify_reuse(self, blocks: Any) -> None:
-        self.replay_evictions.gives_up(blocks)
-        super()._notify_reuse(blocks)  # type: ignore[misc]
-
-
-class _Asked(dict[int, Any]):
-    """Who asked to be told: somebody, even where nobody is named."""
-
-    def __bool__(self) -> bool:
-        return True

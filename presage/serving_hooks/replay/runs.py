@@ -100,7 +100,7 @@ def check_vllm() -> None:
 
 def _quiet() -> None:
     """vLLM gives advice on engines, with every one that is made; and that nobody sees hidden states is no news here."""
-    for name in ("vllm", "presage.serving_hooks.vllm.tap"):
+    for name in ("vllm", "presage.serving_hooks.vllm.hidden_states"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
@@ -150,6 +150,7 @@ def run_one(
     from presage.serving_hooks.replay.engine import Evictions, ReplayEngine, VirtualClock
     from presage.serving_hooks.replay.foresight import Foresight
     from presage.serving_hooks.replay.vllm_policies import scheduler_class
+    from presage.serving_hooks.vllm.engine import EnginePort
 
     jobs, engine, clock = setting.jobs, setting.engine, VirtualClock()
     prompts = PromptIds(jobs, setting.convention) if prompts is None else prompts
@@ -163,7 +164,7 @@ def run_one(
         presage = policy.presage(settings_of_hooks())
         scheduler = vllm_scheduler.scheduler(kind, engine, longest, presage, Path(folder))
     evictions = Evictions(jobs, prompts)
-    evictions.watch(scheduler.kv_cache_manager.block_pool)
+    EnginePort(scheduler).on_reuse(evictions.gives_up)
     playing = ReplayEngine(
         jobs,
         prompts,

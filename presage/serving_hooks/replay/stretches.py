@@ -33,6 +33,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from presage.serving_hooks.replay.engine import VirtualClock
 from presage.serving_hooks.replay.engine_file import Cost
 from presage.serving_hooks.replay.vllm_scheduler import computed as answered
+from presage.serving_hooks.vllm.engine import EngineRequest, SchedulerSeam, token_lists
 
 
 class _Line:
@@ -50,7 +51,7 @@ class _Line:
 
     def __init__(self, request: Any, token: int) -> None:
         self.request, self.done, self._token = request, 0, token
-        self._own, self._everything = request._output_token_ids, request._all_token_ids
+        self._own, self._everything = token_lists(request)
 
     def say(self) -> None:
         """One more token."""
@@ -68,7 +69,7 @@ class _Line:
             self.done = done
 
 
-class StretchScheduler(Scheduler):  # type: ignore[misc]
+class StretchScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
     """Goes in the place of vLLM's `Scheduler`.
 
     Attributes:
@@ -162,9 +163,9 @@ class StretchScheduler(Scheduler):  # type: ignore[misc]
     def leaps(self) -> None:
         """An iteration of a leap begins."""
 
-    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def request_left(self, request: EngineRequest) -> None:
+        """A request has left: the stretch is over."""
         self._left = 0
-        return super()._free_request(request, *args, **kwargs)
 
     def _begin(self, output: Any) -> None:
         """A stretch begins, if after this iteration every running request waits for its next token."""

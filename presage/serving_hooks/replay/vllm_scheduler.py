@@ -132,7 +132,7 @@ def _begin_hashes() -> None:
 
 def _hashes(known: Hashes, block_tokens: int, of: Any) -> Hashes:
     """Those a request still lacks, as vLLM's own `get_request_block_hasher` computes them, but for those known."""
-    have, tokens = of.block_hashes, of._all_token_ids
+    have, tokens = of.block_hashes, of.all_token_ids
     if known:
         return known[len(have) : len(tokens) // block_tokens]
     last = have[-1] if have else None

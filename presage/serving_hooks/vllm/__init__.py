@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
 
         return WorkflowScheduler
     if name == "StatesWorker":
-        from presage.serving_hooks.vllm.tap.worker import StatesWorker
+        from presage.serving_hooks.vllm.hidden_states.worker import StatesWorker
 
         return StatesWorker
     raise AttributeError(f"module {__name__} has no attribute {name}")

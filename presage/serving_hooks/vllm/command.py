@@ -22,7 +22,7 @@ CONNECTOR: Final = json.dumps(
     {
         "kv_connector": "StatesConnector",
         "kv_role": "kv_producer",
-        "kv_connector_module_path": "presage.serving_hooks.vllm.tap.connector",
+        "kv_connector_module_path": "presage.serving_hooks.vllm.hidden_states.connector",
     }
 )
 PLUGIN: Final = "presage"

@@ -132,12 +132,28 @@ class _PoolSeam:
         return done
 
 
+class _ReuseSeam:
+    """Goes before the class of vLLM's `BlockPool`. vLLM reports the blocks it hands out, all of one call together."""
+
+    presage_reuse: Callable[[Iterable[Block]], None]
+
+    def _notify_reuse(self, blocks: Any) -> None:
+        self.presage_reuse(blocks)
+        super()._notify_reuse(blocks)  # type: ignore[misc]
+
+
+class _Watchers(dict[int, Any]):
+    """vLLM's watchers of blocks: true even if empty, so that vLLM always reports."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
 class SchedulerSeam:
     """Goes before a vLLM scheduler class and reports when a request leaves, however it ends."""
 
     def request_left(self, request: EngineRequest) -> None:
         """The request has finished or was aborted; its blocks are free. Must not raise."""
-        raise NotImplementedError
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         answer = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
@@ -327,6 +343,12 @@ class EnginePort:
     def swap_blocks(self, queue: FreeQueue, events: BlockEvents) -> None:
         """Replaces what `hook_blocks` has set; `queue` holds the same blocks as the one before."""
         self._pool.free_block_queue, self._pool.presage_events = queue, events
+
+    def on_reuse(self, report: Callable[[Iterable[Block]], None]) -> None:
+        """Passes free blocks to `report` before vLLM uses them for something else; done once."""
+        pool, kind = self._pool, type(self._pool)
+        pool.presage_reuse, pool._reuse_watchers = report, _Watchers(pool._reuse_watchers)
+        pool.__class__ = type(f"Watched{kind.__name__}", (_ReuseSeam, kind), {})
 
     def cached(self, hashes: list[bytes]) -> list[int]:
         """Ids of the blocks of the longest cached prefix of these hashes. Costs O(prefix)."""
@@ -544,6 +566,12 @@ def untouched(request: EngineRequest) -> bool:
         or request.kv_transfer_params
         or request.status.name == "WAITING_FOR_REMOTE_KVS"
     )
+
+
+def token_lists(request: EngineRequest) -> tuple[list[int], list[int]]:
+    """vLLM's own lists of a request's output tokens and of all its tokens; a token is appended to both."""
+    own: Any = request
+    return own._output_token_ids, own._all_token_ids
 
 
 def prompt_by_tier(request: EngineRequest) -> tuple[int, int, int]:

@@ -29,13 +29,13 @@ from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, rea
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.explain import LastForecasts, plain, reasons
 from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.hidden_states.steps import StatesOfSteps
 from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.modes import POLICIES, Evidence, Mode, Modes, Switch
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
 from presage.serving_hooks.vllm.step_times_file import TimedSteps
-from presage.serving_hooks.vllm.tap.steps import StatesOfSteps
 from presage.serving_hooks.vllm.waiting import ShadowOrder, WaitingQueue, nobody
 from presage.serving_hooks.vllm.workflows import Workflows
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, workflow_key
@@ -211,6 +211,7 @@ class Policies(engine.SchedulerSeam):
 
     def request_left(self, request: EngineRequest) -> None:
         """A request has finished or was aborted."""
+        super().request_left(request)
         self._note()
         if self._prefetch is not None:
             self._prefetch.left(request, self._workflows.step(request.request_id))

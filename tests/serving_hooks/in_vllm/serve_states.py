@@ -34,7 +34,7 @@ TAP = {
     "worker_cls": "presage.serving_hooks.vllm.StatesWorker",
     "kv_transfer_config": {
         "kv_connector": "StatesConnector",
-        "kv_connector_module_path": "presage.serving_hooks.vllm.tap.connector",
+        "kv_connector_module_path": "presage.serving_hooks.vllm.hidden_states.connector",
         "kv_role": "kv_producer",
     },
 }
@@ -56,7 +56,7 @@ class Noted:
     def watch(self) -> None:
         """Stands between the parts; each goes on as it would."""
         from presage.serving_hooks.forecasting.forecaster import Forecaster
-        from presage.serving_hooks.vllm.tap.connector import StatesConnector
+        from presage.serving_hooks.vllm.hidden_states.connector import StatesConnector
         from presage.serving_hooks.vllm.workflows import Workflows
 
         captured, prefill = StatesConnector.captured, Workflows.prefill_state

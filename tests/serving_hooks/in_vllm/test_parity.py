@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
 import torch
-from test_tap import ALONE, WIDTH, Worked, hooked
+from test_hidden_states import ALONE, WIDTH, Worked, hooked
 from vllm_samples import ask, build
 
 from presage.datasets.schema import trace_schema

@@ -95,7 +95,9 @@ def test_the_engine_has_the_methods_after_registering() -> None:
     assert EngineCore.presage_status is plugin.status
 
 
-@pytest.mark.parametrize("module", ["presage.serving_hooks.vllm.plugin", "presage.serving_hooks.vllm.tap.connector"])
+@pytest.mark.parametrize(
+    "module", ["presage.serving_hooks.vllm.plugin", "presage.serving_hooks.vllm.hidden_states.connector"]
+)
 def test_what_vllm_loads_before_its_engine_starts_does_without_numba(module: str) -> None:
     """vLLM's CPU worker looks through the objects of all modules that are loaded, and breaks at one of llvmlite's."""
     if module.endswith("connector"):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from noise import Noise
-from test_tap import ALONE, WIDTH, Worked, hooked, number
+from test_hidden_states import ALONE, WIDTH, Worked, hooked, number
 from told import AGENTS, send, serve
 from vllm_samples import Engine, ask, build, token
 
@@ -16,8 +16,8 @@ from presage.datasets.recorded_forecasts import read_forecasts
 from presage.datasets.recording import SAID, SILENT
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.recorder.recorder import Recorder
+from presage.serving_hooks.vllm.hidden_states import steps
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
-from presage.serving_hooks.vllm.tap import steps
 
 pytestmark = pytest.mark.vllm
 
@@ -191,7 +191,7 @@ def test_rows_of_a_moment_that_nobody_wants_are_not_asked_for(tmp_path: Path, ke
 
 
 def test_whole_states_come_beside_the_projected_ones(tmp_path: Path) -> None:
-    from test_tap import Reads
+    from test_hidden_states import Reads
 
     reads = Reads()
     kind = hooked(SyncWorkflowScheduler, reads)

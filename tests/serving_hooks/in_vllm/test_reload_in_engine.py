@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from test_tap import ALONE, WIDTH, Reads, Worked
+from test_hidden_states import ALONE, WIDTH, Reads, Worked
 from tiny_model import STATE_SIZE, Tiny
 from told import send, serve
 from vllm_samples import Engine, ask, build

@@ -22,6 +22,7 @@ from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.runs import Setting, result, run_all, run_one
 from presage.serving_hooks.replay.vllm_policies import HookedScheduler, scheduler_class
 from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble
+from presage.serving_hooks.vllm.engine import EnginePort
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
@@ -79,7 +80,7 @@ def play(
     if counted:
         prompts.hash_all(machine.block_tokens, vllm_scheduler.hashed)
         watchers.append(Evictions(played, prompts))
-        watchers[0].watch(scheduler.kv_cache_manager.block_pool)
+        EnginePort(scheduler).on_reuse(watchers[0].gives_up)
     run = ReplayEngine(
         played,
         prompts,

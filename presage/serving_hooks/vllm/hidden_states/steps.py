@@ -20,7 +20,7 @@ from presage.serving_hooks.forecasting.live import Projection
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
-from presage.serving_hooks.vllm.tap.connector import States, StatesConnector
+from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
 from presage.serving_hooks.vllm.workflows import Workflows
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 from presage.serving_hooks.vllm import engine_worker
 from presage.serving_hooks.vllm.config import counted_from_1, read_config
 from presage.serving_hooks.vllm.engine import EngineConfig
-from presage.serving_hooks.vllm.tap.connector import StatesConnector
+from presage.serving_hooks.vllm.hidden_states.connector import StatesConnector
 
 engine_worker.check()
 

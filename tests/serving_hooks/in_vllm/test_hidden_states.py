@@ -3,7 +3,9 @@
 What the model would compute is made up: a row says whose it is and at which position it stands.
 """
 
+import importlib
 import pickle
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -27,15 +29,15 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm import engine, engine_check, engine_worker
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.hidden_states import steps
+from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
-from presage.serving_hooks.vllm.tap import steps
-from presage.serving_hooks.vllm.tap.connector import States, StatesConnector
 
 pytestmark = pytest.mark.vllm
 
 ALONE = {
     "kv_connector": "StatesConnector",
-    "kv_connector_module_path": "presage.serving_hooks.vllm.tap.connector",
+    "kv_connector_module_path": "presage.serving_hooks.vllm.hidden_states.connector",
     "kv_role": "kv_producer",
 }
 TOGETHER = {
@@ -279,3 +281,10 @@ def test_a_model_that_hands_out_no_layers_is_refused_before_it_serves() -> None:
 
 def test_the_installed_workers_are_those_we_know() -> None:
     assert engine_check.differences(signatures=engine_worker.SIGNATURES, methods={}) == []
+
+
+def test_the_former_path_of_the_connector_still_works_and_warns() -> None:
+    sys.modules.pop("presage.serving_hooks.vllm.tap.connector", None)
+    with pytest.warns(FutureWarning, match=r"give presage\.serving_hooks\.vllm\.hidden_states\.connector"):
+        old = importlib.import_module("presage.serving_hooks.vllm.tap.connector")
+    assert old.StatesConnector is StatesConnector

@@ -1,0 +1,322 @@
+"""A KV connector that moves no cache: it carries which rows are wanted to the worker, and their states back.
+
+    --kv-transfer-config '{"kv_connector": "StatesConnector", "kv_role": "kv_producer",
+        "kv_connector_module_path": "presage.serving_hooks.vllm.hidden_states.connector"}'
+
+A producer, since vLLM holds blocks back for whoever reads cache from elsewhere, and nobody does here. One class for
+both ends, as vLLM wants it: each process has one of them. This file and those it imports do without numba: a vLLM for
+CPUs that has no Triton looks through all loaded modules when its worker starts, and fails at numba's.
+
+A row is the model's output at the last position a request computes in a step, after the last norm: what the next
+token is sampled from. The row that ends the prompt is the prefill state. The row that the last token was sampled from
+is the completion state: no engine computes a row after the last token, since nothing is sampled from it. Where the
+last token ends the answer (EOS) that row stands at the last token of the text. It is not known beforehand which token
+is the last, so the row of every token is wanted, and dropped unless its token was the last one.
+
+Rows are projected on the device they are on, so that 16 numbers travel and not 5120. As in training: a state is rounded
+to float16, as traces keep it, then x @ W + b is summed in float64 and rounded to float32 (`features/projection.py`),
+so that a predictor is given the bits that it learnt from. Whole states travel for a recorder alone, as float16.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.serving_hooks.forecasting.live import Projection
+from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.engine import Iteration
+
+logger = logging.getLogger(__name__)
+
+
+Rows = tuple[Sequence[str], NDArray[Any]]
+"""Request ids, and a state of each: projected, float32 [n, p], or whole, float16 [n, d]."""
+
+
+@dataclass
+class Wanted(KVConnectorMetadata):  # type: ignore[misc]
+    """What the scheduler's end sends to the worker's.
+
+    Attributes:
+        rows: request ids by moment: whose rows of this step are wanted.
+        projections: how to project them from now on; None: as before.
+        whole: moments whose states are also wanted as the model has them; holds where `projections` is given.
+    """
+
+    rows: Mapping[Moment, tuple[str, ...]] = field(default_factory=dict)
+    projections: Mapping[Moment, Projection] | None = None
+    whole: tuple[Moment, ...] = ()
+
+
+class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What comes back from the worker with the tokens of a step.
+
+    vLLM's first model runner asks for this before the rows of the step exist and sends it after: so it is handed out
+    empty, and filled. On a GPU a state is still on its way to the host when it is added. It is waited for when it is
+    read or sent, which is after the tokens of the same step have come by the same way.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Moment, bool, Sequence[str], Any, Any]] = []
+
+    def add(self, moment: Moment, ids: Sequence[str], states: Any, ready: Any = None, *, whole: bool = False) -> None:
+        """States of these requests on the host, as `Rows`; `ready` is an event to wait for."""
+        self._parts.append((moment, whole, ids, np.asarray(states) if ready is None else states, ready))
+
+    def rows(self, moment: Moment, *, whole: bool = False) -> Rows | None:
+        """States of this moment, projected or whole; None if there are none."""
+        found = [self._arrived(part) for part in self._of(moment, whole)]
+        if len(found) < 2:
+            return found[0] if found else None
+        return [name for ids, _ in found for name in ids], np.concatenate([states for _, states in found])
+
+    def row(self, moment: Moment, request_id: str, *, whole: bool = False) -> NDArray[Any] | None:
+        """The state of one request; None if there is none. Of all that came, nothing but this one is looked at."""
+        for part in self._of(moment, whole):
+            if request_id in self._parts[part][2]:
+                ids, states = self._arrived(part)
+                found: NDArray[Any] = states[ids.index(request_id)]
+                return found
+        return None
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> States:
+        """Those of two workers."""
+        if isinstance(other, States):
+            self._parts += other._parts
+        return self
+
+    def _of(self, moment: Moment, whole: bool) -> list[int]:
+        return [place for place, part in enumerate(self._parts) if part[0] == moment and part[1] == whole]
+
+    def _arrived(self, place: int) -> Rows:
+        moment, whole, ids, states, ready = self._parts[place]
+        if ready is not None:
+            ready.synchronize()
+            states = np.asarray(states)
+            self._parts[place] = (moment, whole, ids, states, None)
+        return ids, states
+
+    def __getstate__(self) -> dict[str, Any]:
+        for place in range(len(self._parts)):
+            self._arrived(place)
+        return {"_parts": self._parts}
+
+
+class WantedRows:
+    """Which rows of a step are wanted. Follows prompts through chunks, prefix hits and preemptions.
+
+    Args:
+        is_step: whether a request is a step of a workflow; others are left alone.
+    """
+
+    def __init__(self, is_step: Callable[[str], bool]) -> None:
+        self._is_step = is_step
+        self._prompts: dict[str, int] = {}
+        self._writing: set[str] = set()
+
+    def of(self, output: Iteration, moments: Collection[Moment]) -> dict[Moment, tuple[str, ...]]:
+        """Request ids by moment of one scheduled step; empty where none is wanted. Only of these moments."""
+        for name in output.finished_req_ids:
+            self._writing.discard(name)
+            self._prompts.pop(name, None)
+        self._prompts.update(
+            (new.req_id, new.prompt_len)
+            for new in output.scheduled_new_reqs
+            if new.req_id not in self._writing and self._is_step(new.req_id)  # one that resumes may look like a new one
+        )
+        ended = self._ended(output) if self._prompts else ()
+        self._writing.update(ended)
+        wanted: dict[Moment, tuple[str, ...]] = {}
+        if ended and PREFILL in moments:
+            wanted[PREFILL] = ended
+        writing = filter(self._writing.__contains__, output.num_scheduled_tokens) if COMPLETION in moments else ()
+        if last := tuple(writing):
+            wanted[COMPLETION] = last
+        return wanted
+
+    def _ended(self, output: Iteration) -> tuple[str, ...]:
+        """The prompts that this step reads to their end; those that write on come behind them and are not looked at."""
+        ended, left = [], len(self._prompts)
+        for name, reached in engine.reached(output):
+            tokens = self._prompts.get(name)
+            if tokens is None:
+                continue
+            if reached >= tokens:
+                del self._prompts[name]
+                ended.append(name)
+            left -= 1
+            if not left:
+                break
+        return tuple(ended)
+
+
+class Projector:
+    """The projections of a predictor, on the device of the rows once they are seen.
+
+    Args:
+        projections: W float32 [d, p] and b [p] by moment.
+    """
+
+    def __init__(self, projections: Mapping[Moment, Projection]) -> None:
+        self._projections = {
+            moment: (torch.from_numpy(weights).double(), torch.from_numpy(bias).double())
+            for moment, (weights, bias) in projections.items()
+        }
+
+    def __contains__(self, moment: Moment) -> bool:
+        return moment in self._projections
+
+    def project(self, moment: Moment, rows: torch.Tensor, which: Sequence[int]) -> tuple[Any, Any]:
+        """States float32 [n, p] on the host of rows [batch, d], and the event after which they are there, or None."""
+        if self._projections[moment][0].device != rows.device:
+            weights, bias = self._projections[moment]
+            self._projections[moment] = weights.to(rows.device), bias.to(rows.device)
+        weights, bias = self._projections[moment]
+        picked = rows.index_select(0, _index(which, rows.device)).half().double()
+        return _to_host(torch.addmm(bias, picked, weights).float())
+
+
+def whole(rows: torch.Tensor, which: Sequence[int]) -> tuple[Any, Any]:
+    """States float16 [n, d] on the host of rows [batch, d], and the event after which they are there, or None."""
+    return _to_host(rows.index_select(0, _index(which, rows.device)).half())
+
+
+def _index(which: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Row numbers on the device; without waiting for it."""
+    host = torch.tensor(which, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
+
+
+def _to_host(states: torch.Tensor) -> tuple[Any, Any]:
+    if states.device.type != "cuda":
+        return states.cpu().numpy(), None
+    host = torch.empty(states.shape, dtype=states.dtype, pin_memory=True)
+    host.copy_(states, non_blocking=True)
+    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    ready.record()
+    return host, ready
+
+
+class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Both ends; idle until the scheduler's end is told to `tap`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._wanted: WantedRows | None = None
+        self._to_send: Mapping[Moment, Projection] | None = None
+        self._whole: tuple[Moment, ...] = ()
+        self._moments: frozenset[Moment] = frozenset()
+        self._projector: Projector | None = None
+        self._rows: Mapping[Moment, tuple[str, ...]] = {}
+        self._states: States | None = None
+        self._nothing = Wanted()
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """No cache is handed on."""
+        return False
+
+    # In the scheduler.
+
+    def tap(
+        self,
+        is_step: Callable[[str], bool],
+        projections: Mapping[Moment, Projection],
+        whole: tuple[Moment, ...] = (),
+    ) -> None:
+        """From the next step on, rows of requests that are steps of workflows come back, projected.
+
+        Told again, it projects otherwise from then on. At the moments `whole` they also come as the model has them.
+        """
+        self._wanted = self._wanted or WantedRows(is_step)
+        self._to_send, self._whole = projections, whole
+        self._moments = frozenset((*projections, *whole))
+
+    def build_connector_meta(self, scheduler_output: Any) -> Wanted:
+        """Whose rows of this step are wanted."""
+        if self._wanted is None:
+            return self._nothing
+        try:
+            rows = self._wanted.of(scheduler_output, self._moments)
+            projections, self._to_send = self._to_send, None
+            if not rows and projections is None:
+                return self._nothing
+            return Wanted(rows, projections, self._whole)
+        except Exception as error:
+            self._fails(error)
+            return self._nothing
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """No cache comes from here."""
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """No cache comes from here."""
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        """Blocks may go at once."""
+        return False, None
+
+    # In the worker.
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """A step begins."""
+        super().bind_connector_metadata(connector_metadata)
+        if connector_metadata.projections is not None:
+            self._projector, self._whole = Projector(connector_metadata.projections), connector_metadata.whole
+        self._rows = connector_metadata.rows
+        self._states = States() if self._rows else None
+
+    def captured(self, ids: Sequence[str], rows: Callable[[], Any]) -> None:
+        """The model has computed these requests' rows, [batch, d]; taken only if some are wanted. Does not raise."""
+        wanted, self._rows = self._rows, {}
+        if not wanted or self._projector is None or self._states is None:
+            return
+        try:
+            places, hidden = {name: place for place, name in enumerate(ids)}, rows()
+            if len(hidden) != len(ids):
+                raise ValueError  # several rows a request: nobody knows which
+            for moment, names in wanted.items():
+                here = [name for name in names if name in places]
+                which = [places[name] for name in here]
+                if moment in self._projector and here:
+                    self._states.add(moment, here, *self._projector.project(moment, hidden, which))
+                if moment in self._whole and here:
+                    self._states.add(moment, here, *whole(hidden, which), whole=True)
+        except Exception as error:
+            self._fails(error)
+
+    def build_connector_worker_meta(self) -> States | None:
+        """The states of this step; those that are not computed yet come into it (see `States`)."""
+        return self._states
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """No cache comes from here."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """No cache comes from here."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """No cache is kept here."""
+
+    def wait_for_save(self) -> None:
+        """No cache is kept here."""
+
+    def _fails(self, error: Exception) -> None:
+        """Off for good; the message of the error is not told, it might repeat what a request says."""
+        self._wanted, self._projector = None, None
+        logger.error("hidden states are off from here on: %s", type(error).__name__)
