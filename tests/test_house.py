@@ -50,9 +50,10 @@ def test_nothing_heavy_is_loaded_for(doing: str) -> None:
         "presage.serving_hooks.forecasting.sources",
         "presage.registry.gates",
         "presage.registry.evidence",
+        "presage.training.lengths.train",
     ],
 )
-def test_serving_and_gates_load_neither_torch_nor_mlflow(module: str) -> None:
+def test_what_needs_neither_torch_nor_mlflow_loads_neither(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'mlflow', 'vllm', 'pandas')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -432,7 +432,7 @@ def term_chances(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint
         The smallest p-value over all targets, times their number, float64 [F+1, T]: without the tasks of each fold, and
         last with all.
     """
-    from scipy.stats import f
+    from scipy.special import fdtrc
 
     counts = corpus.among(terms)
     folds = int(fold.max(initial=0)) + 1
@@ -463,7 +463,9 @@ def term_chances(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint
             freedom = PRIOR_TASKS + np.maximum(count - 1.0, 0.0)
             variance = (PRIOR_TASKS * expected[others].sum(axis=0) + own * count) / freedom * spare[:, None]
             shown = np.divide(total**2, variance, out=np.zeros_like(total), where=variance > 1e-9)
-            least[left_out] = np.minimum(least[left_out], f.sf(shown, 1, freedom).min(axis=1, initial=1.0))
+            # All targets of a term have the same degrees of freedom: the largest statistic has the smallest p-value.
+            strongest = shown.max(axis=1, initial=0.0)
+            least[left_out] = np.minimum(least[left_out], fdtrc(1, freedom[:, 0], strongest))
         tested += residuals.shape[1]
     return np.minimum(least * tested, 1.0)
 

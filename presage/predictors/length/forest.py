@@ -1,16 +1,15 @@
 """The quantile random forest of Chimera §3.4 as flat arrays.
 
-An answer is a quantile of all labels in the leaves a row falls into, every occurrence counted, linear between two: what
-quantile-forest answers with `max_samples_leaf=None` (its default of one label a leaf is not the exact quantile forest).
-quantile-forest grows the trees; its predict spends nearly all of a request in wrappers, so here a walk finds the
-leaves, and a counting sort their labels. A test holds the answers equal.
+An answer is a quantile of all labels in the leaves a row falls into, every occurrence counted, linear between two, as
+quantile-forest computes it with `max_samples_leaf=None`; a test compares the two. scikit-learn grows the trees. A
+compiled walk finds the leaves of a row, and a counting sort their labels.
 
-Where we depart: each third of the trees is a forest on two thirds of the tasks. So every row meets trees that saw
-nothing of its task, and what they say of it calibrates the whole forest at no further cost (Gupta, Kuchibhotla &
-Ramdas, "Nested conformal prediction and quantile out-of-bag ensemble methods", Pattern Recognition 2022, where bags
+Where Presage departs from the paper: each third of the trees is a forest on two thirds of the tasks. So every row meets
+trees that saw nothing of its task, and their answers calibrate the whole forest at no further cost (Gupta, Kuchibhotla
+& Ramdas, "Nested conformal prediction and quantile out-of-bag ensemble methods", Pattern Recognition 2022, where bags
 draw rows).
 
-A label is kept as its rank among all distinct ones, so a leaf costs two bytes an entry (four beyond 65,536 labels).
+A leaf stores the ranks of its labels among all distinct labels: two bytes an entry, four beyond 65,536 labels.
 """
 
 from __future__ import annotations
@@ -146,13 +145,10 @@ def _bands(found: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32
 
 def grow(inputs: NDArray[np.float32], labels: NDArray[np.float64], seed: int) -> FlatForest:
     """A quantile forest of FOLD_TREES trees, on inputs [n, D] and labels [n]."""
-    from quantile_forest import RandomForestQuantileRegressor
+    from sklearn.ensemble import RandomForestRegressor
 
-    # The library keeps one label a leaf: its table of them all is as wide as the widest leaf, which is without bound
-    # where many labels are equal. Ours has them all.
-    forest = RandomForestQuantileRegressor(
-        FOLD_TREES, min_samples_leaf=LEAF_ROWS, max_samples_leaf=1, max_features=INPUT_SHARE, random_state=seed
-    )
+    # quantile-forest grows the same trees, then builds a table of leaf labels that ours replaces.
+    forest = RandomForestRegressor(FOLD_TREES, min_samples_leaf=LEAF_ROWS, max_features=INPUT_SHARE, random_state=seed)
     forest.fit(inputs, labels)
     drawn = zip(forest.estimators_, forest.estimators_samples_, strict=True)
     return FlatForest.of([(tree.tree_, rows) for tree, rows in drawn], inputs, labels)

@@ -24,7 +24,7 @@ from presage.features.lengths import LengthEncoder, LengthRows, prompts_and_answ
 from presage.features.sketch import Corpus, Sketch
 from presage.features.states import Candidate
 from presage.predictors.length.linear import trial
-from presage.training.semantic_state import simplest
+from presage.training.selection import simplest
 
 Texts = Literal["auto", "text", "none"]
 TEXTS: Final[tuple[Texts, ...]] = ("auto", "text", "none")
