@@ -47,11 +47,11 @@ class NearestPrefixes:
             raise ConfigurationError(f"neighbours is {self.neighbours}; at least 1 is wanted")
         self._vectors = PrefixVectors(COMPONENTS).fit(train, self.seed)
         both = join(train, validation)
-        self._weight: dict[Moment, float] = {}
+        self.weight: dict[Moment, float] = {}
         self._votes: dict[Moment, list[_Votes]] = {}
         for moment in MOMENTS:
             losses = [self._loss(train, validation, moment, weight) for weight in STATE_WEIGHTS]
-            self._weight[moment] = STATE_WEIGHTS[int(np.argmin(losses))]
+            self.weight[moment] = STATE_WEIGHTS[int(np.argmin(losses))]
             inputs = self._inputs(both, moment)
             self._votes[moment] = [
                 _Votes(inputs, outcomes, both.vocabulary.outcomes, self.neighbours) for outcomes in both.outcomes.T
@@ -65,7 +65,7 @@ class NearestPrefixes:
 
     def _loss(self, train: Prefixes, validation: Prefixes, moment: Moment, weight: float) -> float:
         """Of the votes one step ahead: K searches for each weight would take as long as all the rest."""
-        self._weight[moment] = weight
+        self.weight[moment] = weight
         votes = _Votes(self._inputs(train, moment), train.outcomes[:, 0], train.vocabulary.outcomes, self.neighbours)
         return cross_entropy(votes(self._inputs(validation, moment))[:, None], validation.outcomes[:, :1])
 
@@ -73,7 +73,7 @@ class NearestPrefixes:
         vectors = self._vectors(prefixes, moment)
         fading = np.repeat(0.5 ** np.arange(RECENT), vectors.recent.shape[1] // RECENT)
         states = np.concatenate([vectors.state, vectors.earlier], axis=1)
-        blocks = (vectors.recent * fading, vectors.workflow_type, states * self._weight[moment])
+        blocks = (vectors.recent * fading, vectors.workflow_type, states * self.weight[moment])
         return np.concatenate(blocks, axis=1).astype(np.float32)
 
 

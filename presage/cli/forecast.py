@@ -55,7 +55,7 @@ def evaluate(
         if left_out:
             out.note(f"{left_out} {kind.data.unit} left out: the model was trained on them")
         report("forecasting", None)
-        metrics = kind.metrics(loaded, judged_on, seed)
+        metrics = loaded.metrics(judged_on, seed)
     data = {**metrics, "left_out": left_out}
     out.result(data, *(kind.tables(metrics, loaded.called) if not as_json else ()))
 
@@ -202,8 +202,7 @@ def _told(data: dict[str, Any], prices: dict[str, float], choice: ModelChoice, c
         ]
         for name, p in likely
     ]
-    shown = table("", ["model", "solves it", "cost", "training labels", ""], rows)
-    shown.columns[-1].justify = "left"
+    shown = table("", ["model", "solves it", "cost", "training labels", ""], rows, left=(0, 4))
     said = f"\n{called}; source {data['source']}"
     if data["source"] == "back-off":
         said += (

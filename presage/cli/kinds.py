@@ -16,7 +16,7 @@ from presage.cli.output import Output, Report
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from presage.registry.gates import Verdict
+    from presage.registry.gates import Gate
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Loaded:
     def called(self) -> str:
         """What people know it by."""
         return f"{self.name} version {self.version}" if self.name else self.source
+
+    def metrics(self, data: Any, seed: int) -> dict[str, Any]:
+        """The object of the command contract: the predictor on data it was not trained on."""
+        evaluated = self.kind.evaluate(self, data, seed)
+        return {**evaluated.evaluation.to_dict(), "latency_us": evaluated.latency_us}
 
     @property
     def artefact_evidence(self) -> dict[str, Any]:
@@ -74,22 +79,11 @@ class Data:
     example: Callable[[Any], list[dict[str, Any]]]
 
 
-class Judges(Protocol):
-    """Answers for the gates."""
+class Evaluates(Protocol):
+    """Evaluates a loaded predictor."""
 
-    def __call__(
-        self,
-        candidate: Loaded,
-        champion: Loaded | None,
-        data: Any,
-        seed: int,
-        /,
-        *,
-        name: str,
-        version: int,
-        profile: str,
-    ) -> Verdict:
-        """The verdict on a candidate, both judged on the same data under an input profile."""
+    def __call__(self, loaded: Loaded, data: Any, seed: int, /, *, profile: str | None = None) -> Any:
+        """`.evaluation` and `.latency_us`, on data it was not trained on, under an input profile; None: all inputs."""
         ...
 
 
@@ -117,8 +111,8 @@ class Kind:
         data: traces, or outcomes.
         train: the subcommand.
         examples: of the subcommand, for its help.
-        metrics: the object of the command contract: the predictor judged on data it was not trained on, with a seed.
-        verdict: the gates' answer on a candidate.
+        evaluate: the predictor on data it was not trained on.
+        gates: of a candidate and the champion, if any, evaluated on the same data with a seed under an input profile.
         tables: metrics for people, the predictor called as it is.
         forecast: a forecast for people, from its JSON values, what the predictor is called, and the steps it is after.
         headline: the figures of a registered version that matter most, by what they are called.
@@ -133,8 +127,8 @@ class Kind:
     data: Data
     train: Callable[..., None]
     examples: str
-    metrics: Callable[[Loaded, Any, int], dict[str, Any]]
-    verdict: Judges
+    evaluate: Evaluates
+    gates: Callable[[Loaded, Loaded | None, Any, int, str], list[Gate]]
     tables: Callable[[dict[str, Any], str], list[Any]]
     forecast: Callable[[dict[str, Any], str, list[dict[str, Any]]], list[Any]]
     headline: Callable[[Mapping[str, float]], dict[str, str]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,7 +71,7 @@ def promote(
     from presage.cli.load import load
     from presage.errors import ArtefactError, ConfigurationError, RegistryError
     from presage.features.input_profiles import TARGETS
-    from presage.registry.gates import floor_gates
+    from presage.registry.gates import Verdict, floor_gates
     from presage.registry.promote import promote as carry_out
 
     out = Output(as_json)
@@ -119,16 +118,14 @@ def promote(
             out.note(f"{left_out} {kind.data.unit} left out: a judged version was trained on them")
         against = f", against the {alias}, version {holder}" if champion else ""
         report(f"judging version {version}{against}", None)
-        verdict = kind.verdict(
-            candidate, champion, judged_on, _SEED, name=name, version=version, profile=TARGETS[target]
-        )
-        verdict = replace(verdict, gates=(*verdict.gates, *floor_gates(tags, target)))
+        gates = [*kind.gates(candidate, champion, judged_on, _SEED, TARGETS[target]), *floor_gates(tags, target)]
         replayed = None
         if last is not None:
-            gates, replayed = last.judge(candidate, champion, judged_on, out, report)
-            verdict = replace(verdict, gates=verdict.gates + gates)
+            further, replayed = last.judge(candidate, champion, judged_on, out, report)
+            gates += further
             if not dry_run:
                 replay_gate.keep(registry, name, version, replayed)
+        verdict = Verdict(name, version, tuple(gates))
         held_against = promotion_figures(candidate, judged_on, out) if verdict.promoted else None
         if held_against is not None and not dry_run:  # before the alias moves: an engine may load the version at once
             keep_figures(registry, name, version, held_against)
@@ -227,7 +224,5 @@ def _verdict(data: dict[str, Any]) -> list[Any]:
         end = f"{head} is {data['alias']} now{holder.replace('held', 'before: held') if holder else ''}."
     else:
         end = f"{head} passed, and was {data['alias']} already."
-    gates = table(f"Gates of {head}, judged under the profile {data['profile']}", ["", "gate", "why"], rows)
-    for column in gates.columns:
-        column.justify = "left"
-    return [gates, f"\n{end}"]
+    title = f"Gates of {head}, judged under the profile {data['profile']}"
+    return [table(title, ["", "gate", "why"], rows, left=range(3)), f"\n{end}"]

@@ -12,7 +12,7 @@ import typer
 
 from presage.cli import options
 from presage.cli.kinds import TRACES, Kind, Loaded, shared_tasks
-from presage.cli.output import Output, Report, number, table
+from presage.cli.output import Output, Report, interval, number, table
 from presage.cli.training import Trained, TrainingJob, carry_out
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.registry.evidence import NextAgentBudget, NextAgentEvidence
-    from presage.registry.gates import Verdict
+    from presage.registry.gates import Gate
     from presage.training.evaluate import ByMoment
+    from presage.training.next_agent import Judged
 
 _AGENTS_OF_BUDGET: Final = 30
 _BYTES_AN_AGENT: Final = 25_000
@@ -109,37 +110,21 @@ def next_agent(
     )
 
 
-def _metrics(loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
-    """Judged beside the n-gram it carries."""
+def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None = None) -> Judged:
+    """Evaluated beside the n-gram it carries."""
     from presage.training.next_agent import evaluate_model
 
-    judged = evaluate_model(loaded.predictor, table, seed, model=loaded.name or loaded.source, version=loaded.version)
-    return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
+    called = loaded.name or loaded.source
+    return evaluate_model(loaded.predictor, table, seed, profile=profile, model=called, version=loaded.version)
 
 
-def _verdict(
-    candidate: Loaded,
-    champion: Loaded | None,
-    table: pa.Table,
-    seed: int,
-    *,
-    name: str,
-    version: int,
-    profile: str,
-) -> Verdict:
+def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
     """Accuracy against champion and n-gram, calibration, likelihood, latency, size."""
-    import numpy as np
-
     from presage.registry.evidence import judge_next_agent
 
-    return judge_next_agent(
-        _evidence(candidate, table, seed, profile),
-        None if champion is None else _evidence(champion, table, seed, profile),
-        _budget(candidate.predictor),
-        name=name,
-        version=version,
-        rng=np.random.default_rng(seed),
-    )
+    mine = _evidence(candidate, table, seed, profile)
+    its = None if champion is None else _evidence(champion, table, seed, profile)
+    return judge_next_agent(mine, its, _budget(candidate.predictor), seed=seed)
 
 
 def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
@@ -187,10 +172,10 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextA
     """What the gates want to know of a version, measured on these traces under an input profile."""
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import NextAgentEvidence, NextAgentSchema
-    from presage.training.next_agent import NGRAM, evaluate_model
+    from presage.training.next_agent import NGRAM
 
     predictor: NextAgentPredictor = loaded.predictor
-    judged = evaluate_model(predictor, table, seed, profile=profile, model=loaded.name, version=loaded.version)
+    judged = _evaluate(loaded, table, seed, profile=profile)
     return NextAgentEvidence(
         workflows=judged.workflows,
         moments=_moments(judged.evaluation.moments),
@@ -211,9 +196,9 @@ def _accuracies(metrics: dict[str, Any], name: str) -> Iterator[Table]:
     """Accuracy of a predictor and its baselines, a table a moment."""
     for moment, figures in metrics["moments"].items():
         horizons = range(len(figures["accuracy"]))
-        rows = [[name, *(_interval(figures, k) for k in horizons), number(figures["ece"][0])]]
+        rows = [[name, *_by_horizon(figures), number(figures["ece"][0])]]
         rows += [
-            [baseline, *(_interval(of[moment], k) for k in horizons), number(of[moment]["ece"][0])]
+            [baseline, *_by_horizon(of[moment]), number(of[moment]["ece"][0])]
             for baseline, of in metrics["baselines"].items()
         ]
         states = "" if figures["states"] else ", without states"
@@ -232,15 +217,14 @@ def _profile_accuracies(metrics: dict[str, Any]) -> Table:
         for moment, figures in of["moments"].items():
             ece = " / ".join(number(value) for value in figures["ece"])
             name = f"{profile}, {moment}{'' if figures['states'] else ', no states'}"
-            rows.append([name, *(_interval(figures, k) for k in range(len(figures["accuracy"]))), ece])
+            rows.append([name, *_by_horizon(figures), ece])
     horizons = range(len(next(iter(metrics["moments"].values()))["accuracy"]))
     head = ["inputs, moment", *(f"{k + 1} step{'s' * (k > 0)} ahead" for k in horizons), "ECE"]
     return table("\nAccuracy by what is at hand when serving (engine: what vLLM's scheduler supplies)", head, rows)
 
 
-def _interval(figures: Mapping[str, Any], k: int) -> str:
-    low, high = figures["ci95"][k]
-    return f"{number(figures['accuracy'][k])} [{number(low)}, {number(high)}]"
+def _by_horizon(figures: Mapping[str, Any]) -> Iterator[str]:
+    return map(interval, figures["accuracy"], figures["ci95"])
 
 
 NEXT_AGENT = Kind(
@@ -257,8 +241,8 @@ NEXT_AGENT = Kind(
     "train-predictor next-agent traces/ --report evidence/        # a page to read in two minutes\n\n"
     "train-predictor next-agent traces/ --set network.epochs=10 --set boosting.rounds=0\n\n"
     "A wrong --set names every key there is.",
-    metrics=_metrics,
-    verdict=_verdict,
+    evaluate=_evaluate,
+    gates=_gates,
     tables=_tables,
     forecast=_forecast,
     headline=_headline,

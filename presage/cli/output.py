@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -162,14 +162,14 @@ def _say(line: str) -> None:
     print(f"presage: {line}", file=sys.stderr)
 
 
-def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table, its first column on the left and the others on the right. No name is taken for markup."""
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> Table:
+    """A table whose columns are right-aligned, but for those in `left`. Names are never read as markup."""
     from rich.table import Table
     from rich.text import Text
 
     made = Table(title=Text(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for index, name in enumerate(head):
-        made.add_column(Text(name), justify="left" if index == 0 else "right", overflow="fold")
+        made.add_column(Text(name), justify="left" if index in left else "right", overflow="fold")
     for row in rows:
         made.add_row(*map(Text, row))
     return made
@@ -178,3 +178,9 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Tab
 def number(value: float | None, digits: int = 3) -> str:
     """A figure, or a dash where there is none."""
     return "–" if value is None else f"{value:.{digits}f}"
+
+
+def interval(value: float | None, ci95: Sequence[float | None], digits: int = 3) -> str:
+    """A figure and the ends of its interval."""
+    low, high = ci95
+    return f"{number(value, digits)} [{number(low, digits)}, {number(high, digits)}]"

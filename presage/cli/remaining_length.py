@@ -12,7 +12,7 @@ import typer
 
 from presage.cli import options
 from presage.cli.kinds import TRACES, Kind, Loaded, shared_tasks
-from presage.cli.output import Output, Report, number, table
+from presage.cli.output import Output, Report, interval, number, table
 from presage.cli.training import Trained, TrainingJob, carry_out
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from presage.features.lengths import Target
     from presage.registry.evidence import LengthEvidence
-    from presage.registry.gates import Verdict
+    from presage.registry.gates import Gate
+    from presage.training.lengths.train import JudgedLengths
 
 
 def remaining_length(
@@ -99,35 +100,21 @@ def remaining_length(
     )
 
 
-def _metrics(loaded: Loaded, table: pa.Table, seed: int) -> dict[str, Any]:
-    """Judged beside the best constant for these traces."""
+def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None = None) -> JudgedLengths:
+    """Evaluated beside the best constant for these traces."""
     from presage.training.lengths.train import evaluate_lengths
 
-    judged = evaluate_lengths(loaded.predictor, table, seed, model=loaded.name or loaded.source, version=loaded.version)
-    return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
+    called = loaded.name or loaded.source
+    return evaluate_lengths(loaded.predictor, table, seed, profile=profile, model=called, version=loaded.version)
 
 
-def _verdict(
-    candidate: Loaded,
-    champion: Loaded | None,
-    table: pa.Table,
-    seed: int,
-    *,
-    name: str,
-    version: int,
-    profile: str,
-) -> Verdict:
+def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
     """Order and numbers against champion and constant, coverage, latency, size."""
     from presage.registry.evidence import LengthBudget, judge_lengths
 
-    return judge_lengths(
-        _evidence(candidate, table, seed, profile),
-        None if champion is None else _evidence(champion, table, seed, profile),
-        LengthBudget(),
-        name=name,
-        version=version,
-        seed=seed,
-    )
+    mine = _evidence(candidate, table, seed, profile)
+    its = None if champion is None else _evidence(champion, table, seed, profile)
+    return judge_lengths(mine, its, LengthBudget(), seed=seed)
 
 
 def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
@@ -144,7 +131,7 @@ def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
     rows = [
         [
             name,
-            *(_interval(of, "tau_distance", scope, 3) for scope in ("all", "arrival")),
+            *(_interval(of, "tau_distance", scope) for scope in ("all", "arrival")),
             *(number(of["pinball"][q], 1) for q in quantiles),
             *(number(of["coverage"][q]) for q in quantiles),
         ]
@@ -236,28 +223,27 @@ def _profiles(profiles: dict[str, Any], quantiles: list[str]) -> Any:
     rows = [
         [
             name,
-            _interval(of, "tau_distance", "all", 3),
+            _interval(of, "tau_distance", "all"),
             *(number(of["pinball"][q], 1) for q in quantiles),
-            *(_interval(of, "coverage", q, 3) for q in quantiles),
+            *(_interval(of, "coverage", q) for q in quantiles),
         ]
         for name, of in profiles.items()
     ]
     return table("\nBy what is at hand when serving (engine: what vLLM's scheduler supplies)", head, rows)
 
 
-def _interval(of: dict[str, Any], figure: str, key: str, digits: int) -> str:
-    low, high = of[f"{figure}_ci95"][key]
-    return f"{number(of[figure][key], digits)} [{number(low, digits)}, {number(high, digits)}]"
+def _interval(of: dict[str, Any], figure: str, key: str) -> str:
+    return interval(of[figure][key], of[f"{figure}_ci95"][key])
 
 
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> LengthEvidence:
     """What the gates want to know of a version, measured on these traces under an input profile."""
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import LengthEvidence, LengthSchema
-    from presage.training.lengths.train import FLOOR, evaluate_lengths
+    from presage.training.lengths.train import FLOOR
 
     predictor = loaded.predictor
-    judged = evaluate_lengths(predictor, table, seed, profile=profile, model=loaded.name, version=loaded.version)
+    judged = _evaluate(loaded, table, seed, profile=profile)
     return LengthEvidence(
         workflows=judged.workflows,
         type_of=judged.evaluation.type_of,
@@ -285,8 +271,8 @@ REMAINING_LENGTH = Kind(
     train=remaining_length,
     examples="train-predictor remaining-length traces/\n\n"
     "train-predictor remaining-length traces/ --target step --quantiles 0.5,0.99 --name step-length",
-    metrics=_metrics,
-    verdict=_verdict,
+    evaluate=_evaluate,
+    gates=_gates,
     tables=_tables,
     forecast=_forecast,
     headline=_headline,

@@ -15,7 +15,6 @@ from presage.cli.replay_tables import replay_tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from presage.serving_hooks.replay.arrivals import Arrivals
     from presage.serving_hooks.replay.policies import Policy
     from presage.serving_hooks.replay.runs import Setting
     from presage.serving_hooks.replay.workload import PromptConvention, Workload
@@ -142,7 +141,14 @@ def replay(
         done, interrupted = run_all(setting, policies, range(seeds), processes, report)
         found: dict[str, Any] = {
             "kind": "replay",
-            "workload": _workload(setting, held.left_out, arrivals),
+            "workload": {
+                "workflows": len(held.jobs),
+                "left_out": held.left_out,
+                "cut": sum(not job.complete for job in held.jobs),
+                **load_of(setting),
+                "cv": arrivals.cv if arrivals.rate is not None else None,
+                "as_recorded": arrivals.as_recorded,
+            },
             "engine": machine.model_dump(),
             "forecasts": forecasts if foretold else None,
             "lengths": lengths if foretold else None,
@@ -162,23 +168,18 @@ def replay(
         raise typer.Exit(INTERRUPTED)
 
 
-def _workload(setting: Setting, left_out: int, arrivals: Arrivals) -> dict[str, Any]:
-    jobs = setting.jobs
-    steps = [step for job in jobs for step in job.steps]
+def load_of(setting: Setting) -> dict[str, Any]:
+    """The load of a replay: its requests, how prompts are assembled, and how workflows arrive."""
+    steps = [step for job in setting.jobs for step in job.steps]
     return {
-        "workflows": len(jobs),
-        "left_out": left_out,
-        "cut": sum(not job.complete for job in jobs),
         "requests": len(steps),
         "prompt_tokens": sum(step.prompt_tokens for step in steps),
         "output_tokens": sum(step.output_tokens for step in steps),
         "prompts": setting.convention.prompts,
         "opening_tokens": setting.convention.opening_tokens,
         "closing_tokens": setting.convention.closing_tokens,
-        "concurrency": arrivals.concurrency,
-        "rate": arrivals.rate,
-        "cv": arrivals.cv if arrivals.rate is not None else None,
-        "as_recorded": arrivals.as_recorded,
+        "concurrency": setting.arrivals.concurrency,
+        "rate": setting.arrivals.rate,
     }
 
 

@@ -17,13 +17,14 @@ import typer
 
 from presage.cli.kinds import Kind, Loaded
 from presage.cli.output import Output, Report
+from presage.cli.replay import load_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.registry.connect import Registry
     from presage.registry.gates import Gate
-    from presage.serving_hooks.replay.runs import Done, Setting
+    from presage.serving_hooks.replay.runs import Done
     from presage.serving_hooks.replay.workload import Workload
 
 _POLICY: Final = "hierarchical"
@@ -203,7 +204,12 @@ class ReplayGate:
         )
         return gates, {
             "kind": "replay",
-            "workload": _told(setting, held.left_out),
+            "workload": {
+                "workflows": len(held.jobs),
+                "workflows_of_a_run": (len(held.jobs) + 1) // 2,
+                "left_out": held.left_out,
+                **load_of(setting),
+            },
             "engine": self._engine.model_dump(),
             "forecasts": f"of {' and '.join(names.values())}, each with the policy {_POLICY}",
             "seeds": self._seeds,
@@ -249,20 +255,3 @@ def _figures(runs: Sequence[Done]) -> Any:
 
 def _same(one: Sequence[Done], other: Sequence[Done]) -> bool:
     return [run.figures for run in one] == [run.figures for run in other]
-
-
-def _told(setting: Setting, left_out: int) -> dict[str, Any]:
-    steps = [step for job in setting.jobs for step in job.steps]
-    return {
-        "workflows": len(setting.jobs),
-        "workflows_of_a_run": (len(setting.jobs) + 1) // 2,
-        "left_out": left_out,
-        "requests": len(steps),
-        "prompt_tokens": sum(step.prompt_tokens for step in steps),
-        "output_tokens": sum(step.output_tokens for step in steps),
-        "prompts": setting.convention.prompts,
-        "opening_tokens": setting.convention.opening_tokens,
-        "closing_tokens": setting.convention.closing_tokens,
-        "concurrency": setting.arrivals.concurrency,
-        "rate": setting.arrivals.rate,
-    }

@@ -125,9 +125,7 @@ def _told(data: dict[str, Any]) -> list[Any]:
         for name, of in data["workflow_types"].items()
     ]
     head = ["workflow type", "retraining", "workflows", "held against figures", "why"]
-    made = table(f"Retraining of {', '.join(data['models'].values())}", head, rows)
-    made.columns[-1].justify = "left"
-    return [made]
+    return [table(f"Retraining of {', '.join(data['models'].values())}", head, rows, left=(0, 4))]
 
 
 def _why(of: dict[str, Any]) -> str:

@@ -11,16 +11,16 @@ import typer
 
 from presage.cli import options, outcomes
 from presage.cli.kinds import Data, Kind, Loaded
-from presage.cli.output import Output, Report, number, table
+from presage.cli.output import Output, Report, interval, number, table
 from presage.cli.training import TrainingJob, carry_out
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes.schema import Outcomes
     from presage.predictors.router.transformer import TransformerScorer
     from presage.registry.evidence import RouterBudget, RouterComparison
-    from presage.registry.gates import Verdict
+    from presage.registry.gates import Gate
     from presage.training.router.evaluate import RouterFigures, Told
-    from presage.training.router.train import FitScorer, RouterTraining
+    from presage.training.router.train import FitScorer, JudgedRouter, RouterTraining
 
 _TRANSFORMER: Final = "Head transformer:"
 _TRANSFORMER_MS: Final = 2_000.0
@@ -197,35 +197,22 @@ def _at_precision(loaded: Loaded, precision: str) -> Loaded:
     return replace(loaded, predictor=loaded.predictor.at_precision(precision))
 
 
-def _metrics(loaded: Loaded, data: Outcomes, seed: int) -> dict[str, Any]:
-    """Judged beside its own base rates."""
+def _evaluate(loaded: Loaded, data: Outcomes, seed: int, *, profile: str | None = None) -> JudgedRouter:
+    """Evaluated beside its own base rates. A router reads prompts alone, whatever the profile."""
     from presage.training.router.train import evaluate_router
 
-    judged = evaluate_router(loaded.predictor, data, seed, model=loaded.name or loaded.source, version=loaded.version)
-    return {**judged.evaluation.to_dict(), "latency_us": judged.latency_us}
+    called = loaded.name or loaded.source
+    return evaluate_router(loaded.predictor, data, seed, model=called, version=loaded.version)
 
 
-def _verdict(
-    candidate: Loaded,
-    champion: Loaded | None,
-    data: Outcomes,
-    seed: int,
-    *,
-    name: str,
-    version: int,
-    profile: str,
-) -> Verdict:
-    """Order, picks and probabilities against champion and base rates, calibration, latency, size.
-
-    A router reads prompts and nothing else, so it is judged with them whatever the profile.
-    """
+def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int, profile: str) -> list[Gate]:
+    """Order, picks and probabilities against champion and base rates, calibration, latency, size."""
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import RouterEvidence, RouterSchema, judge_router
     from presage.training.router.baselines import BaseRate
     from presage.training.router.evaluate import compare_routers
-    from presage.training.router.train import evaluate_router
 
-    judged = evaluate_router(candidate.predictor, data, seed)
+    judged = _evaluate(candidate, data, seed)
     found, floor = judged.evaluation, BaseRate.name
     against = None
     if champion is not None:
@@ -244,8 +231,6 @@ def _verdict(
         ),
         against,
         _budget(candidate.predictor.config.head),
-        name=name,
-        version=version,
     )
 
 
@@ -319,8 +304,7 @@ def _headline(figures: Mapping[str, float]) -> dict[str, str]:
 
 
 def _interval(of: dict[str, Any], figure: str) -> str:
-    low, high = of[f"{figure}_ci95"]
-    return f"{number(of[figure])} [{number(low)}, {number(high)}]"
+    return interval(of[figure], of[f"{figure}_ci95"])
 
 
 def _costs(curve: dict[str, Any]) -> list[Any]:
@@ -375,8 +359,8 @@ ROUTER = Kind(
     "train-predictor router outcomes/ --encoder answerdotai/ModernBERT-large --checkpoints run-1\n\n"
     "train-predictor router outcomes/ --encoder ./ModernBERT-base --checkpoints run-1 --resume\n\n"
     "train-predictor router newer/ --start-from models:/router@champion      # new models beside the old ones",
-    metrics=_metrics,
-    verdict=_verdict,
+    evaluate=_evaluate,
+    gates=_gates,
     tables=_tables,
     forecast=_forecast,
     headline=_headline,

@@ -128,16 +128,13 @@ def _table_of_settings(settings: list[dict[str, Any]]) -> list[Any]:
     import json
 
     rows = [[one["name"], json.dumps(one["default"]), one["description"]] for one in settings]
-    shown = table("", ["setting", "default", ""], rows)
-    for column in shown.columns:
-        column.justify = "left"
+    shown = table("", ["setting", "default", ""], rows, left=range(3))
     return [shown, "\n--additional-config.presage.NAME VALUE, of `presage serve` and of `vllm serve`"]
 
 
 def _told(found: list[Finding], ready: bool) -> list[Any]:
     words = {"ok": "ok", "less": "less", "no": "NO"}
-    shown = table("", ["", "what", "found"], [[words[one.state], one.what, one.found] for one in found])
-    for column in shown.columns:
-        column.justify = "left"
+    rows = [[words[one.state], one.what, one.found] for one in found]
+    shown = table("", ["", "what", "found"], rows, left=range(3))
     end = "An engine with the hooks starts here." if ready else "What is marked NO stands in the way."
     return [shown, f"\n{end}"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options, outcomes
-from presage.cli.output import Output, Report, number
+from presage.cli.output import Output, Report, interval, number
 from presage.cli.output import table as text_table
 
 if TYPE_CHECKING:
@@ -285,5 +285,4 @@ def _shift_row(of: dict[str, Any] | None, routers: list[str]) -> list[str]:
 
 
 def _difference_of(of: dict[str, Any]) -> str:
-    low, high = of["ci95"]
-    return f"{number(of['difference'])} [{number(low)}, {number(high)}]"
+    return interval(of["difference"], of["ci95"])

@@ -1,4 +1,4 @@
-"""The evidence of each kind of predictor, as rows for `gates.py`: figures in, a verdict out.
+"""The evidence of each kind of predictor, as rows for `gates.py`: figures in, gates out.
 
 The caller measures candidate and champion on the same held-out data.
 
@@ -27,7 +27,6 @@ from presage.predictors.common.bootstrap import pair_ratio_cis, paired_differenc
 from presage.registry.gates import (
     Compared,
     Gate,
-    Verdict,
     artefact_gates,
     at_least,
     at_most,
@@ -126,23 +125,20 @@ def judge_next_agent(
     champion: NextAgentEvidence | None,
     budget: NextAgentBudget,
     *,
-    name: str,
-    version: int,
-    rng: np.random.Generator,
-) -> Verdict:
-    """Judge a candidate against the present champion, or, where there is none, against its n-gram floor.
+    seed: int,
+) -> list[Gate]:
+    """Judge a candidate against the current champion, and against its n-gram floor.
 
     Args:
         candidate: figures of the version that asks for promotion.
         champion: figures of the present holder of the alias, from the same workflows; None for the first.
         budget: the limits.
-        name: registered model.
-        version: the candidate's version.
-        rng: source of the bootstrap; the same state gives the same verdict.
+        seed: of the bootstrap; the same seed gives the same gates.
 
     Raises:
         ValueError: the figures to be compared are not of the same workflows and positions.
     """
+    rng = np.random.default_rng(seed)
     judged = [moment.positions.any(axis=1) for moment in candidate.moments.values()]
     gates = [
         evidence_gate(int(np.logical_or.reduce(judged).sum()) if judged else 0, budget.workflows),
@@ -160,15 +156,8 @@ def judge_next_agent(
         gates.append(plain("floor", False, reason))
     gates += _calibration(candidate, champion, budget)
     gates += _nll(candidate, champion, budget)
-    gates += artefact_gates(
-        candidate.latency_us,
-        budget.latency_us,
-        "µs for one warm forecast",
-        candidate.size_bytes,
-        budget.size_bytes,
-        candidate.pickles,
-    )
-    return Verdict(name, version, tuple(gates))
+    latency = candidate.latency_us, budget.latency_us, "µs for one warm forecast"
+    return gates + artefact_gates(*latency, candidate.size_bytes, budget.size_bytes, candidate.pickles)
 
 
 def _broken_next_agent(candidate: NextAgentEvidence, champion: NextAgentEvidence) -> list[str]:
@@ -351,19 +340,15 @@ def judge_lengths(
     champion: LengthEvidence | None,
     budget: LengthBudget,
     *,
-    name: str,
-    version: int,
     seed: int,
-) -> Verdict:
-    """Judge a candidate against the present champion and against the floor.
+) -> list[Gate]:
+    """Judge a candidate against the current champion and against the floor.
 
     Args:
         candidate: figures of the version that asks for promotion.
         champion: figures of the present holder of the alias, from the same workflows; None for the first.
         budget: the limits.
-        name: registered model.
-        version: the candidate's version.
-        seed: of the bootstrap; the same seed gives the same verdict.
+        seed: of the bootstrap; the same seed gives the same gates.
 
     Raises:
         ValueError: the figures to be compared are not of the same workflows and steps.
@@ -381,15 +366,8 @@ def judge_lengths(
     own = [(q, place, place) for place, q in enumerate(quantiles)]
     gates += _order_and_loss("floor-", candidate.counts, candidate.floor, "the best constant", own, seed)
     gates += _coverage(candidate, budget, seed)
-    gates += artefact_gates(
-        candidate.latency_us,
-        budget.latency_us,
-        "µs for all quantiles of one step",
-        candidate.size_bytes,
-        budget.size_bytes,
-        candidate.pickles,
-    )
-    return Verdict(name, version, tuple(gates))
+    latency = candidate.latency_us, budget.latency_us, "µs for all quantiles of one step"
+    return gates + artefact_gates(*latency, candidate.size_bytes, budget.size_bytes, candidate.pickles)
 
 
 def _broken_lengths(mine: LengthSchema, its: LengthSchema) -> list[str]:
@@ -537,18 +515,13 @@ def judge_router(
     candidate: RouterEvidence,
     champion: tuple[RouterSchema, RouterComparison] | None,
     budget: RouterBudget,
-    *,
-    name: str,
-    version: int,
-) -> Verdict:
-    """Judge a candidate against the present champion and against the base rates.
+) -> list[Gate]:
+    """Judge a candidate against the current champion and against the base rates.
 
     Args:
         candidate: figures of the version that asks for promotion.
         champion: what the present holder of the alias promises, and the candidate beside it; None for the first.
         budget: the limits.
-        name: registered model.
-        version: the candidate's version.
     """
     gates = [
         evidence_gate(candidate.prompts, budget.prompts, "prompts"),
@@ -559,15 +532,8 @@ def judge_router(
     gates += _order_and_picks("floor-", candidate.floor)
     sampling = sampling_ece(candidate.labels)
     gates.append(calibration_gate("calibration", candidate.ece, budget.ece, sampling, str(budget.ece)))
-    gates += artefact_gates(
-        candidate.latency_ms,
-        budget.latency_ms,
-        "ms for one prompt",
-        candidate.size_bytes,
-        budget.size_bytes,
-        candidate.pickles,
-    )
-    return Verdict(name, version, tuple(gates))
+    latency = candidate.latency_ms, budget.latency_ms, "ms for one prompt"
+    return gates + artefact_gates(*latency, candidate.size_bytes, budget.size_bytes, candidate.pickles)
 
 
 def _broken_router(mine: RouterSchema, its: RouterSchema) -> list[str]:

@@ -112,12 +112,14 @@ def find(name: str) -> NextAgentBaseline:
         check_names((name,), BASELINES)
         return BASELINES[name]
     try:
-        found: NextAgentBaseline = importlib.import_module(module).BASELINES[key]
-    except (ImportError, AttributeError, KeyError, ValueError) as error:
+        found = importlib.import_module(module).BASELINES[key]
+    except Exception as error:  # a module of the user's may raise anything
         raise ConfigurationError(
             f"baseline {name!r} cannot be loaded ({error!r}); wanted is module:name, a module on PYTHONPATH whose "
             "mapping BASELINES has that name"
         ) from error
+    if not isinstance(found, NextAgentBaseline):
+        raise ConfigurationError(f"baseline {name!r} is a {type(found).__name__}; wanted a NextAgentBaseline")
     return found
 
 

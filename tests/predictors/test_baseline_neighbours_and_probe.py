@@ -28,7 +28,7 @@ def test_votes_are_those_of_a_search_by_hand(moment: str) -> None:
     told = with_states_that_tell(plain(words, cut={1, 3}))
     train, validation = told.take(np.arange(8)), told.take(np.arange(8, 11))
     fitted = NearestPrefixes(3).fit(train, validation)
-    weight = fitted._weight[moment]  # type: ignore[index]
+    weight = fitted.weight[moment]  # type: ignore[index]
     assert weight > 0  # else many prefixes are equally near, and any of them may vote
     kept = join(train, validation)
 

@@ -341,7 +341,7 @@ def test_states_that_tell_the_next_agent_are_believed_at_their_moment() -> None:
 
 
 def test_shares_are_never_negative_and_one_a_component_horizon_and_moment() -> None:
-    shares = fitted("none")._parts.shares
+    shares = fitted("none").parts.shares
     assert shares.shape == (PATTERNS, 2, len(COMPONENTS), 3)
     assert (shares >= 0).all()
 
@@ -351,9 +351,9 @@ def test_without_refit_what_was_held_out_teaches_only_when_to_stop() -> None:
     train, validation = parts(prefixes)
     alone = NextAgentPredictor(replace(FAST, refit=False)).fit(train, validation)
     both = NextAgentPredictor(FAST).fit(train, validation)
-    assert alone._parts.evidence.sum() == train.steps
-    assert both._parts.evidence.sum() == prefixes.steps
-    np.testing.assert_array_equal(alone._parts.shares, both._parts.shares)
+    assert alone.parts.evidence.sum() == train.steps
+    assert both.parts.evidence.sum() == prefixes.steps
+    np.testing.assert_array_equal(alone.parts.shares, both.parts.shares)
 
 
 def test_progress_is_told_in_shares() -> None:
@@ -432,4 +432,4 @@ def test_agents_the_vocabulary_lacks_teach_nothing_and_break_nothing() -> None:
     assert (prefixes.outcomes == prefixes.vocabulary.unseen).any()
     assert (prefixes.outcomes[:, 2] == MASKED).any()
     assert_forecasts(model.predict(prefixes, "completion"), prefixes)
-    assert model._parts.evidence[0, -1] == 0
+    assert model.parts.evidence[0, -1] == 0

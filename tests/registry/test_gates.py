@@ -47,9 +47,7 @@ def evidence(correct: int = 8, **changes: Any) -> NextAgentEvidence:
 
 
 def verdict(candidate: NextAgentEvidence, champion: NextAgentEvidence | None, **budget: Any) -> Verdict:
-    return judge_next_agent(
-        candidate, champion, NextAgentBudget(**budget), name="m", version=2, rng=np.random.default_rng(0)
-    )
+    return Verdict("m", 2, tuple(judge_next_agent(candidate, champion, NextAgentBudget(**budget), seed=0)))
 
 
 def refused_by(candidate: NextAgentEvidence, champion: NextAgentEvidence | None, **budget: Any) -> set[str]:

@@ -55,7 +55,7 @@ def evidence(**changes: Any) -> LengthEvidence:
 
 
 def verdict(candidate: LengthEvidence, champion: LengthEvidence | None, **budget: Any) -> Verdict:
-    return judge_lengths(candidate, champion, LengthBudget(**budget), name="m", version=2, seed=0)
+    return Verdict("m", 2, tuple(judge_lengths(candidate, champion, LengthBudget(**budget), seed=0)))
 
 
 def refused_by(candidate: LengthEvidence, champion: LengthEvidence | None, **budget: Any) -> set[str]:

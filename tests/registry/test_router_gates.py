@@ -40,7 +40,7 @@ def verdict(
     candidate: RouterEvidence, champion: RouterComparison | None = None, models: str = "abc", **budget: Any
 ) -> Verdict:
     its = None if champion is None else (RouterSchema(2, frozenset(models)), champion)
-    return judge_router(candidate, its, RouterBudget(**budget), name="m", version=2)
+    return Verdict("m", 2, tuple(judge_router(candidate, its, RouterBudget(**budget))))
 
 
 def refused_by(*args: Any, **kwargs: Any) -> set[str]:

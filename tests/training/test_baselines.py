@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import paper_baselines
@@ -51,6 +52,16 @@ def test_a_wrong_name_lists_what_there_is(names: str) -> None:
 def test_a_baseline_that_cannot_be_loaded_is_named(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"baseline '{name}' cannot be loaded .* module on PYTHONPATH"):
         choose(name)
+
+
+def test_a_broken_module_of_baselines_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_baselines.py").write_text("1 / 0")
+    (tmp_path / "odd_baselines.py").write_text("BASELINES = {'mine': 3}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match="baseline 'broken_baselines:mine' cannot be loaded"):
+        choose("broken_baselines:mine")
+    with pytest.raises(ConfigurationError, match="is a int; wanted a NextAgentBaseline"):
+        choose("odd_baselines:mine")
 
 
 def test_every_baseline_answers_to_its_name() -> None:

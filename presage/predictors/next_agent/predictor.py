@@ -154,15 +154,15 @@ class NextAgentPredictor:
 
     def _patterns(self, prefixes: Prefixes) -> list[NDArray[np.int64]]:
         """Which sources each step has at each moment, as `parts.PATTERNS` numbers them, int64 [n] each."""
-        inputs = unrolled(prefixes, project_all(prefixes, self._parts.projections))
+        inputs = unrolled(prefixes, project_all(prefixes, self.parts.projections))
         found = []
         for moment, row in enumerate(inputs):
-            tokens, state = known(row, moment, *self._parts.widths)
+            tokens, state = known(row, moment, *self.parts.widths)
             found.append(tokens + 2 * state.astype(np.int64))
         return found
 
     def _hold(self, parts: NextAgentParts) -> None:
-        self._parts = parts
+        self.parts = parts
         self._engine = build_engine(
             parts.network,
             parts.trees,
@@ -200,7 +200,7 @@ class NextAgentPredictor:
 
     def _run(self, prefixes: Prefixes, engine: Engine) -> NDArray[np.float32]:
         """Forecasts of both moments, float32 [2, n, K, V+1]."""
-        projected = project_all(prefixes, self._parts.projections)
+        projected = project_all(prefixes, self.parts.projections)
         out = np.empty((2, prefixes.steps, self.horizon, self.vocabulary.outcomes), np.float32)
         forecast_trace(
             prefixes.offsets,
@@ -216,9 +216,9 @@ class NextAgentPredictor:
 
     def open(self, workflow_type: str) -> Workflow:
         """A workflow of this type before its first step."""
-        widths = self._parts.widths
+        widths = self.parts.widths
         width = inputs_size(len(self.vocabulary.agents), *widths) + sums_size(*widths)
-        workflow = np.empty(width + self._parts.network.prefix_size, np.float32)
+        workflow = np.empty(width + self.parts.network.prefix_size, np.float32)
         opened(workflow, self.vocabulary.workflow_type(workflow_type), self._engine)
         return workflow
 
@@ -238,7 +238,7 @@ class NextAgentPredictor:
     @property
     def back_off(self) -> BackoffNgram:
         """The n-gram inside, which answers alone where a workflow type was hardly seen."""
-        return self._parts.ngram
+        return self.parts.ngram
 
     def prefilled(
         self,
@@ -305,7 +305,7 @@ class NextAgentPredictor:
             "states": self.source.to_config(),
         }
         tensors = {
-            **self._parts.to_tensors(),
+            **self.parts.to_tensors(),
             "training/tasks": self.trained_on,
             **{f"states/{name}": array for name, array in self.source.to_tensors().items()},
         }

@@ -128,7 +128,7 @@ def _own(path: str) -> Policy:
     module, _, name = path.partition(":")
     try:
         found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # a module of the user's may raise anything
         raise ConfigurationError(f"--policy {path!r} cannot be imported: {error}") from None
     if not isinstance(found, Policy):
         raise ConfigurationError(f"--policy {path!r} is a {type(found).__name__}; give the name of a Policy")

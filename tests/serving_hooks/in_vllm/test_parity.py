@@ -254,7 +254,7 @@ def test_predictors_are_given_the_bits_that_they_learnt_from(
     shown = masked(table, PROFILES["engine"])
     prefixes = prefixes_of(shown, agents.vocabulary, agents.horizon).with_states(agents.source.states(shown))
     assert len(prefixes.states) == len(MOMENTS)
-    rows = unrolled(prefixes, project_all(prefixes, agents._parts.projections))
+    rows = unrolled(prefixes, project_all(prefixes, agents.parts.projections))
     for moment, wanted in zip(MOMENTS, rows, strict=True):
         same_bits([row for key in sorted(workflows) for row in given.inputs[moment][key]], wanted)
 

@@ -63,11 +63,15 @@ def test_transitions_are_those_from_parents() -> None:
     assert transitions_of(jobs) == {"t": {"p": frozenset("qrs"), "q": frozenset("pr")}}
 
 
-def test_a_policy_of_a_module_goes_by_its_path() -> None:
+def test_a_policy_of_a_module_goes_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert named("stock,papers:THUNDERAGENT")[1] is THUNDERAGENT
     for wrong in ("papers:NONE", "nowhere:THUNDERAGENT", ":x", "papers:"):
         with pytest.raises(ConfigurationError, match="cannot be imported"):
             named(wrong)
+    (tmp_path / "broken_policies.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match="cannot be imported: division by zero"):
+        named("broken_policies:MINE")
     with pytest.raises(ConfigurationError, match="is a float; give the name of a Policy"):
         named("papers:CHECK_S")
 
