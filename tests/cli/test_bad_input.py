@@ -30,7 +30,7 @@ def with_states(row: int, state: list[float]) -> list[dict[str, Any]]:
 TRACES: dict[str, tuple[Any, str]] = {
     "a missing column": ([{k: v for k, v in row.items() if k != "agent"} for row in GOOD], "agent"),
     "a missing value": (changed(4, workflow_id=...), r"line 5, column \"workflow_id\""),
-    "a wrong type": (changed(4, step="four"), r'line 5, column "step": type str; a whole number is wanted'),
+    "a wrong type": (changed(4, step="four"), r'line 5, column "step": type str; a whole number'),
     "half a step": (changed(4, step=1.5), 'line 5, column "step"'),
     "a duplicate step": (changed(4, step=0), "came before"),
     "a missing step": (changed(2, step=5), "step 5 of workflow 'w0'"),
@@ -119,7 +119,7 @@ def test_files_that_are_damaged_or_unknown_are_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "folder").mkdir()
     for name, message in {
-        "cut.jsonl.gz": "the gzip data are cut after line",
+        "cut.jsonl.gz": "the gzip data are cut after this line",
         "bad.parquet": "cannot be read as Parquet",
         "notes.txt": "unknown kind of file",
         "folder": "no trace store",

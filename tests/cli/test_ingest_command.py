@@ -16,7 +16,7 @@ from cli_samples import GOOD, rows, run, write
 
 from presage.cli.traces import parse_moment
 from presage.datasets.adapters import READERS
-from presage.datasets.ingest import gather
+from presage.datasets.ingest import sources
 from presage.datasets.schema import conform
 from presage.datasets.schema.source import Origin, Source
 from presage.datasets.store import read_store
@@ -106,7 +106,7 @@ def test_without_ray_the_flag_says_what_to_install(tmp_path: Path, monkeypatch: 
 @pytest.mark.slow
 def test_ray_makes_the_same_store_and_names_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray.data")
-    monkeypatch.setattr(gather, "GROUP_BYTES", 1)  # a task a file
+    monkeypatch.setattr(sources, "GROUP_BYTES", 1)  # a task a file
     paths = [
         write(tmp_path / f"{name}.jsonl", rows("abc", "abab", "ba", workflow_type=name, start_time=1.0))
         for name in ("one", "two", "three")

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.datasets import ingest
-from presage.datasets.ingest import Feed, IngestReport, gather, spill
+from presage.datasets.ingest import Feed, IngestReport, sources, spill
 from presage.datasets.ingest.spill import Journal
 from presage.datasets.schema import digest
 from presage.datasets.schema.source import Origin, Source
@@ -54,7 +54,7 @@ def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "RUN_BYTES", 2000)
     monkeypatch.setattr(spill, "BATCH_BYTES", 200)
     monkeypatch.setattr(ingest, "RANGE_BYTES", 1000)
-    monkeypatch.setattr(gather, "GROUP_BYTES", 1)
+    monkeypatch.setattr(sources, "GROUP_BYTES", 1)
 
 
 @pytest.mark.usefixtures("small_portions")
@@ -151,11 +151,11 @@ def test_a_truncated_file_as_the_last_of_many(tmp_path: Path, write_jsonl: Write
     text = "\n".join(lines(*(one for i in range(300) for one in workflow(f"w{i:03}", 3))))
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(text.encode())[:-200])
-    with pytest.raises(TraceError, match=r"cut\.jsonl\.gz: the gzip data are cut after line"):
+    with pytest.raises(TraceError, match=r"cut\.jsonl\.gz, line \d+: the gzip data are cut after this line"):
         ingest.ingest([*good, cut], tmp_path / "s")
     assert not (tmp_path / "s").exists()
     report = ingest.ingest([*good, cut], tmp_path / "s", skip_bad=True)
-    assert report.skipped == {"file with cut gzip data": 1, "workflow with a skipped row": 1}
+    assert report.skipped == {"line with cut gzip data after it": 1, "workflow with a skipped row": 1}
     ids = read_store(tmp_path / "s")["workflow_id"].to_pylist()
     assert {f"g{i}" for i in range(5)} < set(ids)
     assert all(ids.count(name) == (2 if name.startswith("g") else 3) for name in set(ids))
@@ -210,9 +210,9 @@ def test_progress_tells_the_share_of_the_bytes(tmp_path: Path, write_jsonl: Writ
     assert [doing for doing, _ in told if doing != "reading traces"] == ["checking and writing", "committing"]
 
 
-def _killed_at(sources: list[Path], store: Path, entry: int | None) -> None:
+def _killed_at(paths: list[Path], store: Path, entry: int | None) -> None:
     """Ingests until the journal has that many entries, or until everything is in place but the manifest."""
-    gather.GROUP_BYTES, ingest.RANGE_BYTES, spill.BATCH_BYTES = 1, 1000, 200
+    sources.GROUP_BYTES, ingest.RANGE_BYTES, spill.BATCH_BYTES = 1, 1000, 200
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -221,7 +221,7 @@ def _killed_at(sources: list[Path], store: Path, entry: int | None) -> None:
 
     def adding(self: Journal, one: Any) -> None:
         add(self, one)
-        if len(self._entries) == entry:
+        if len(self) == entry:
             die()
 
     Journal.add = adding  # type: ignore[method-assign]
@@ -229,7 +229,7 @@ def _killed_at(sources: list[Path], store: Path, entry: int | None) -> None:
         from presage.datasets.store import parts
 
         parts.save = lambda *_: die()  # type: ignore[assignment]
-    ingest.ingest(sources, store)
+    ingest.ingest(paths, store)
 
 
 def _kill(sources: list[Path], store: Path, entry: int | None) -> None:

@@ -106,10 +106,10 @@ def test_a_truncated_gzip_is_named_and_its_last_workflow_is_not_kept(tmp_path: P
     text = "\n".join(lines(*workflow("first", 3), *(r for i in range(300) for r in workflow(f"w{i:03}", 3))))
     path = tmp_path / "t.jsonl.gz"
     path.write_bytes(gzip.compress(text.encode())[:-200])
-    with pytest.raises(TraceError, match="gzip data are cut after line"):
+    with pytest.raises(TraceError, match="gzip data are cut after this line"):
         read_traces([path])
     result = read_traces([path], skip_bad=True)
-    assert "file with cut gzip data" in result.skipped
+    assert "line with cut gzip data after it" in result.skipped
     last = result.table["workflow_id"].to_pylist()
     assert "first" in last
     assert all(last.count(name) == 3 for name in set(last))

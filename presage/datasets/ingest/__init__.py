@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.ingest.gather import Feed, Gathered, Input, Progress, gather, inputs_of
+from presage.datasets.ingest.sources import Feed, Gathered, Input, Progress, gather, inputs_of
 from presage.datasets.ingest.spill import Journal, Planned, RangeWritten, ranges, read_range
 from presage.datasets.schema import workflow_codes, workflow_count
 from presage.datasets.schema.source import Origin

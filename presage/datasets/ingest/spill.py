@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.schema import concat, state_sizes, trace_schema, with_schema
+from presage.datasets.schema import concat, merged_sizes, state_sizes, trace_schema, with_schema
 from presage.datasets.schema.columns import dictionary_encoded
 from presage.datasets.schema.source import Origin, Source, Workflow
 from presage.datasets.store.parts import WORK, Part
@@ -123,8 +123,7 @@ def spill(
             spilled.rows += chunk.table.num_rows
             spilled.lined = chunk.origin.lined[0]
             schemas.add(chunk.table.schema, name)
-            found = state_sizes(chunk.table.schema)
-            spilled.sizes = (spilled.sizes[0] or found[0], spilled.sizes[1] or found[1])
+            spilled.sizes = merged_sizes(spilled.sizes, state_sizes(chunk.table.schema))
             for reason, count in chunk.skipped.items():
                 spilled.skipped[reason] = spilled.skipped.get(reason, 0) + count
             spilled.spoiled |= chunk.spoiled
@@ -300,6 +299,10 @@ class Journal:
         self._sweep_abandoned()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._entries = self._load()
+
+    def __len__(self) -> int:
+        """Entries so far."""
+        return len(self._entries)
 
     def sources_read(self, identities: list[str]) -> list[SourcesRead]:
         """The groups that were read and have not changed since, in the order of the sources; other runs are removed."""

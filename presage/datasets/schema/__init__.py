@@ -91,6 +91,13 @@ def state_sizes(schema: pa.Schema) -> tuple[int | None, int | None]:
     return prefill, completion
 
 
+def merged_sizes(
+    known: tuple[int | None, int | None], found: tuple[int | None, int | None]
+) -> tuple[int | None, int | None]:
+    """Widths of both states: those `known`, else those `found`."""
+    return known[0] or found[0], known[1] or found[1]
+
+
 def check_version(metadata: dict[bytes, bytes] | None, source: str) -> bool:
     """Whether a Parquet file or store was written as a trace, in the schema version this release reads.
 

@@ -76,7 +76,8 @@ def wanted(target: pa.DataType) -> str:
     return "a string"
 
 
-def _is_string(source: pa.DataType) -> bool:
+def is_text(source: pa.DataType) -> bool:
+    """Whether a column type is a string, of any kind."""
     return bool(pa.types.is_string(source) or pa.types.is_large_string(source) or pa.types.is_string_view(source))
 
 
@@ -94,10 +95,10 @@ def _may_become(source: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_boolean(target):
         return bool(pa.types.is_boolean(source)) or _is_number(source)
     if pa.types.is_timestamp(target):
-        return bool(pa.types.is_timestamp(source)) or _is_string(source) or _is_number(source)
+        return bool(pa.types.is_timestamp(source)) or is_text(source) or _is_number(source)
     if pa.types.is_list(target):
         return _is_list(source) and (_is_number(source.value_type) or pa.types.is_null(source.value_type))
-    return _is_string(source)
+    return is_text(source)
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -117,7 +118,7 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
         if not pc.all(pc.or_(pc.equal(numbers, 0), pc.equal(numbers, 1)), min_count=0).as_py():
             raise pa.ArrowInvalid("neither 0 nor 1")
         return numbers.cast(target)
-    if pa.types.is_timestamp(target) and _is_string(column.type):
+    if pa.types.is_timestamp(target) and is_text(column.type):
         return _from_iso(column, target)
     if pa.types.is_timestamp(target) and column.type.tz is None:
         column = pc.assume_timezone(column, "UTC")

@@ -133,10 +133,12 @@ class Reader(Protocol):
     """Reads one file, or one folder, as chunks."""
 
     def __call__(self, path: Path, *, skip_bad: bool, progress: Callable[[int], None] | None) -> Iterator[Source]:
-        """Read `path`; call `progress` with the number of rows read since its last call.
+        """Read a path lazily: reading starts, and errors are raised, as chunks are taken. No rows may give no chunk.
 
-        Nothing is read before the first chunk is asked for, and errors come where they are met. A source without a
-        single row may give no chunk.
+        Args:
+            path: the file or folder.
+            skip_bad: count bad rows instead of raising, and mark their workflows as spoiled.
+            progress: called with the number of steps read since its last call.
         """
         ...
 

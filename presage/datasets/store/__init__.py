@@ -19,13 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.fs
 from numpy.typing import NDArray
 
 from presage.datasets.schema import (
@@ -52,6 +50,9 @@ from presage.datasets.store.parts import (
     writing,
 )
 from presage.errors import OutputError, TraceError
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 __all__ = ["AppendReport", "append", "is_store", "open_store", "read_store", "scan_store"]
 
@@ -118,6 +119,9 @@ def open_store(store: str | Path) -> ds.Dataset:
     Raises:
         TraceError: there is no store, its manifest or a part is missing or damaged, or its version is unknown.
     """
+    import pyarrow.dataset as ds  # brings in pandas
+    import pyarrow.fs
+
     root = Path(store)
     manifest = load(root)
     return ds.FileSystemDataset.from_paths(
@@ -150,7 +154,7 @@ def read_store(
     absent = sorted(set(workflow_types or ()) - known)
     if absent:
         raise TraceError(f"{store}: no workflow type {absent[0]!r}; the store has: {', '.join(sorted(known))}")
-    only = None if workflow_types is None else ds.field("workflow_type").isin(list(workflow_types))
+    only = None if workflow_types is None else pc.field("workflow_type").isin(list(workflow_types))
     wanted = list(dataset.schema.names if columns is None else columns)
     try:
         table = dataset.to_table(columns=list(dict.fromkeys([*wanted, *_KEYS])), filter=only)

@@ -1,50 +1,34 @@
-"""Tables with the columns of a trace: Parquet and CSV files, and pandas data frames, as conforming chunks.
+"""Parquet and CSV files and pandas data frames with the columns of a trace, as conforming chunks.
 
-Each reader gives batches of raw rows; `sources` makes them conforming chunks and cuts bad rows out.
-
-Parquet files that were written as a trace carry its schema version. Any other, as pandas, polars or a database write
-it, is read like JSONL: columns a trace does not know are ignored, an index that pandas stored among them. A row group
-may hold gigabytes: it is decoded in portions, sized by what its first rows take in memory, since the size on disk says
-little where a long prompt is stored once and repeated by reference.
-
-In a CSV file a header names the columns; those a trace does not know are dropped, and so is an index without a name.
-What a field means is told by its column alone: names and texts stay as they are written, so `007` is no number. An
-empty field is no value. Lists (`parent_steps`, states) are JSON.
-
-A data frame is read as the Parquet file that pandas would make of it; an index that is named like a column of the trace
-is one. Columns of Python objects, which may hold anything, are read value by value as JSONL is. pandas itself is only
-imported by the caller that made the frame.
+A Parquet file that was written as a trace carries its schema version. Any other is read like JSONL: unknown columns are
+ignored, an index that pandas stored among them. In a CSV file only the column tells the type of a field: names and
+texts stay as written, so `007` is no number; an empty field is no value; lists (`parent_steps`, states) are JSON. A
+data frame is read as the Parquet file that pandas would make of it; an index named like a column of the trace is one.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from presage.datasets.adapters.files.batches import Batch, array_of, sources
 from presage.datasets.adapters.files.text import CsvRow, CsvRows
 from presage.datasets.schema import (
     COLUMN_TYPES,
     KNOWN_COLUMNS,
     check_columns,
     check_version,
-    concat,
-    conform,
-    state_sizes,
-    trace_schema,
 )
-from presage.datasets.schema.columns import REFUSALS, first_failure, first_refused, wanted
-from presage.datasets.schema.source import Origin, RowError, Source, Workflow, salvage
+from presage.datasets.schema.columns import REFUSALS, first_failure, is_text, wanted
+from presage.datasets.schema.source import Origin, RowError, Source
 from presage.datasets.store.parquet import first_line, open_parquet, row_batches
 from presage.errors import TraceError
 
@@ -52,118 +36,10 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 
-class RawRows(Protocol):
-    """Rows as their source has them."""
-
-    def table(self, start: int, stop: int, origin: Origin) -> pa.Table:
-        """Raw columns of the rows from `start` (included) to `stop` (excluded), which have this origin.
-
-        Raises:
-            RowError: a row cannot be read at all, or has a value that cannot be meant.
-        """
-        ...
-
-    def workflow(self, row: int) -> tuple[object, object]:
-        """The type and id of the workflow of a row, each no string where the row does not tell."""
-        ...
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A bounded number of rows.
-
-    Args:
-        rows: what `origin` is of.
-        origin: where they came from.
-        read_bytes: bytes on disk read for them and for those before.
-    """
-
-    rows: RawRows
-    origin: Origin
-    read_bytes: int = 0
-
-
-def sources(
-    batches: Iterable[Batch], name: str, skip_bad: bool, progress: Callable[[int], None] | None
-) -> Iterator[Source]:
-    """Batches as conforming chunks.
-
-    Args:
-        batches: of one source, in their order.
-        name: of the source.
-        skip_bad: count rows that are bad instead of raising. Their workflow is marked as spoiled; where a row does not
-            tell its workflow, that is the workflow of the row before it.
-        progress: called with the number of steps read since its last call.
-
-    Raises:
-        TraceError: a value is missing or has a wrong type; names the row and the column.
-    """
-    sizes: tuple[int | None, int | None] = (None, None)
-    last: Workflow | None = None
-    read_before = 0
-    for batch in batches:
-        source = _source(batch, name, skip_bad, sizes, last, batch.read_bytes - read_before)
-        found = state_sizes(source.table.schema)
-        sizes = (sizes[0] or found[0], sizes[1] or found[1])
-        last = _workflow(batch.rows, len(batch.origin.places) - 1)
-        read_before = batch.read_bytes
-        if progress is not None:
-            progress(source.table.num_rows)
-        yield source
-
-
-def _source(
-    batch: Batch,
-    name: str,
-    skip_bad: bool,
-    sizes: tuple[int | None, int | None],
-    last: Workflow | None,
-    read_bytes: int,
-) -> Source:
-    """A batch as a chunk; `last` is the workflow of the row before it."""
-    rows, origin = batch.rows, batch.origin
-    skipped, spoiled = Counter[str](), set[Workflow]()
-
-    def build(start: int, stop: int) -> pa.Table:
-        nonlocal sizes
-        part = origin.part(start, stop)
-        table = conform(rows.table(start, stop, part), part, sizes)
-        found = state_sizes(table.schema)
-        sizes = (sizes[0] or found[0], sizes[1] or found[1])
-        return table
-
-    def on_bad(row: int, error: RowError) -> None:
-        skipped[f"{'line' if origin.lined[0] else 'row'} with {error.reason}"] += 1
-        workflow = _workflow(rows, row) or (_workflow(rows, row - 1) if row else last)
-        if workflow is not None:
-            spoiled.add(workflow)
-
-    count = len(origin.places)
-    if not skip_bad:
-        return Source(build(0, count), origin, read_bytes=read_bytes)
-    stretches = salvage(count, build, on_bad)
-    tables = [table for _, _, table in stretches] or [trace_schema().empty_table()]
-    parts = [origin.part(start, stop) for start, stop, _ in stretches] or [origin.part(0, 0)]
-    table = concat(tables, [name] * len(tables))
-    return Source(table, Origin.chunks(parts), dict(skipped), frozenset(spoiled), read_bytes)
-
-
-def _workflow(rows: RawRows, row: int) -> Workflow | None:
-    if row < 0:
-        return None
-    workflow_type, workflow_id = rows.workflow(row)
-    return (workflow_type, workflow_id) if isinstance(workflow_type, str) and isinstance(workflow_id, str) else None
-
-
 def read_parquet(
     path: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
 ) -> Iterator[Source]:
-    """Read a Parquet file, a chunk at a time.
-
-    Args:
-        path: the file, written as a trace or by anybody who calls its columns as a trace does.
-        skip_bad: count rows that are bad instead of raising, and mark their workflows as spoiled.
-        progress: called with the number of steps read since its last call.
+    """Read a Parquet file, a chunk at a time; see `Reader`.
 
     Raises:
         TraceError: the file is damaged or of another schema version, a column is missing or misspelt, or a value is
@@ -233,13 +109,7 @@ _LIST: Final = msgspec.json.Decoder(list[int | float])
 
 
 def read_csv(path: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None) -> Iterator[Source]:
-    """Read a CSV file, a batch of rows at a time.
-
-    Args:
-        path: the file, plain or gzip.
-        skip_bad: count rows that are bad instead of raising. Their workflow is marked as spoiled; where a row does not
-            tell its workflow (no CSV, a cut file), that is the workflow of the row before it.
-        progress: called with the number of steps read since its last call.
+    """Read a CSV file, plain or gzip, a batch of rows at a time; see `Reader`.
 
     Raises:
         TraceError: the file cannot be read or is cut, a column is missing or misspelt, or a row is no CSV or has a
@@ -295,7 +165,7 @@ class _CsvRows:
 def _csv_column(fields: Sequence[str], name: str, origin: Origin) -> pa.ChunkedArray:
     """A column of text as what it means, nearly: the cast to the schema is still to come."""
     target = COLUMN_TYPES[name]
-    if pa.types.is_string(target) or pa.types.is_large_string(target):
+    if is_text(target):
         return pa.chunked_array([pa.array([field or None for field in fields], pa.large_string())])
     text = pc.utf8_trim_whitespace(pa.chunked_array([fields], pa.large_string()))
     text = pc.if_else(pc.is_in(pc.utf8_lower(text), pa.array(_NO_VALUE)), None, text)
@@ -354,7 +224,6 @@ _MEANINGS: Final[dict[Any, Callable[[pa.ChunkedArray], pa.ChunkedArray]]] = {
 
 
 _FRAME_BATCH_ROWS: Final = 2**15
-_FLOATS: Final = pa.list_(pa.float64())
 
 
 def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
@@ -370,9 +239,8 @@ def read_frame(
 
     Args:
         frame: one row a step, columns as in a trace; others are ignored.
-        name: what errors call it. They count its rows from 0, as `frame.iloc` does.
-        skip_bad: count rows that are bad instead of raising, and mark their workflows as spoiled.
-        progress: called with the number of steps read since its last call.
+        name: its name in errors, which count its rows from 0, as `frame.iloc` does.
+        skip_bad, progress: as for `Reader`.
 
     Raises:
         TraceError: a column is missing or misspelt, or a value is missing or has a wrong type.
@@ -407,7 +275,7 @@ class _FrameRows:
 
 def _frame_column(series: pd.Series, name: str, origin: Origin) -> pa.Array | pa.ChunkedArray:
     if series.dtype == object:
-        return _of_objects(series.tolist(), name, origin)
+        return array_of(series.tolist(), name, origin, from_pandas=True)
     if getattr(series.dtype, "tz", None) is not None:
         series = series.dt.tz_convert(None)  # UTC; with its zone, pyarrow takes it in a way that pandas warns of
     try:
@@ -415,25 +283,3 @@ def _frame_column(series: pd.Series, name: str, origin: Origin) -> pa.Array | pa
     except REFUSALS as error:
         message = f"dtype {series.dtype}, {wanted(COLUMN_TYPES[name])} is wanted: convert the column"
         raise TraceError(f'{origin.names[0]}, column "{name}": {message}') from error
-
-
-def _of_objects(values: list[Any], name: str, origin: Origin) -> pa.Array:
-    """Python values as the first of the types they may have that takes them all."""
-    target = COLUMN_TYPES[name]
-    if pa.types.is_string(target) or pa.types.is_large_string(target):
-        types = [pa.large_string()]
-    elif pa.types.is_boolean(target):
-        types = [pa.bool_(), pa.float64()]
-    elif pa.types.is_timestamp(target):
-        values = [v.isoformat() if isinstance(v, dt.datetime) and v == v else v for v in values]  # NaT equals nothing
-        types = [pa.float64(), pa.large_string()]
-    else:
-        types = [_FLOATS if pa.types.is_list(target) else pa.float64()]
-    bad = 0
-    for arrow_type in types:
-        try:
-            return pa.array(values, arrow_type, from_pandas=True)
-        except REFUSALS:
-            bad = max(bad, first_refused(values, arrow_type, from_pandas=True))
-    message = f"type {type(values[bad]).__name__}; {wanted(target)} is wanted: convert it"
-    raise origin.bad(bad, name, message, f"{name} of a wrong type") from None

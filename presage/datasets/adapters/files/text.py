@@ -41,11 +41,12 @@ _HALF_OF_A_PAIR: Final = re.compile(
 
 
 class DamagedGzipError(Exception):
-    """The gzip data end early or are damaged; `what` is "cut" or "damaged"."""
+    """The gzip data end early or are damaged after a line; `what` is "cut" or "damaged"."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
-        self.what = what
+        self.message = f"the gzip data are {what} after this line: copy or write the file again"
+        self.reason = f"{what} gzip data after it"
 
 
 class NumberedLines:
@@ -243,8 +244,7 @@ class Documents:
                             return
                         self._no_document(place, error, text)
         except DamagedGzipError as error:
-            message = f"the gzip data are {error.what} after this line: copy or write the file again"
-            self._on_torn(place, message, f"{error.what} gzip data after it", b"")
+            self._on_torn(place, error.message, error.reason, b"")
 
     def _decoded(self, text: bytes) -> Any:
         try:
@@ -358,8 +358,7 @@ class CsvRows:
                 yield CsvRow(line, (), problem, "no CSV")
                 continue
             except DamagedGzipError as error:
-                problem = f"the gzip data are {error.what} after this line: copy or write the file again"
-                yield CsvRow(max(1, line - 1), (), problem, f"{error.what} gzip data after it")
+                yield CsvRow(max(1, line - 1), (), error.message, error.reason)
                 return
             if self._not_utf8 is not None:
                 at, problem = self._not_utf8

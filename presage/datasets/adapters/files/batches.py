@@ -1,0 +1,142 @@
+"""Batches of raw rows, of any file format, to conforming chunks; bad rows are refused or cut out."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from presage.datasets.schema import COLUMN_TYPES, concat, conform, merged_sizes, state_sizes, trace_schema
+from presage.datasets.schema.columns import REFUSALS, first_refused, is_text, wanted
+from presage.datasets.schema.source import Origin, RowError, Source, Workflow, salvage
+
+
+class RawRows(Protocol):
+    """Rows as their source has them."""
+
+    def table(self, start: int, stop: int, origin: Origin) -> pa.Table:
+        """Raw columns of the rows from `start` (included) to `stop` (excluded), which have this origin.
+
+        Raises:
+            RowError: a row cannot be read, or has a value of a type that its column cannot take.
+        """
+        ...
+
+    def workflow(self, row: int) -> tuple[object, object]:
+        """The workflow type and id of a row; no strings where the row does not have them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A bounded number of rows.
+
+    Args:
+        rows: what `origin` is of.
+        origin: where they came from.
+        read_bytes: bytes on disk read for them and for those before.
+    """
+
+    rows: RawRows
+    origin: Origin
+    read_bytes: int = 0
+
+
+def sources(
+    batches: Iterable[Batch], name: str, skip_bad: bool, progress: Callable[[int], None] | None
+) -> Iterator[Source]:
+    """Batches as conforming chunks.
+
+    Args:
+        batches: of one source, in their order.
+        name: of the source.
+        skip_bad: count bad rows instead of raising, and mark their workflow as spoiled; for a row without a workflow,
+            that of the nearest row before it.
+        progress: called with the number of steps read since its last call.
+
+    Raises:
+        TraceError: a value is missing or has a wrong type; names the row and the column.
+    """
+    sizes: tuple[int | None, int | None] = (None, None)
+    last: Workflow | None = None
+    read_before = 0
+
+    def conforming(batch: Batch, start: int, stop: int) -> pa.Table:
+        nonlocal sizes
+        part = batch.origin.part(start, stop)
+        table = conform(batch.rows.table(start, stop, part), part, sizes)
+        sizes = merged_sizes(sizes, state_sizes(table.schema))
+        return table
+
+    for batch in batches:
+        count, origin = len(batch.origin.places), batch.origin
+        skipped, spoiled = Counter[str](), set[Workflow]()
+
+        def on_bad(row: int, error: RowError) -> None:
+            skipped[f"{'line' if origin.lined[0] else 'row'} with {error.reason}"] += 1  # noqa: B023
+            if (workflow := _last_workflow(batch.rows, row, last)) is not None:  # noqa: B023
+                spoiled.add(workflow)  # noqa: B023
+
+        if skip_bad:
+            good = salvage(count, lambda start, stop: conforming(batch, start, stop), on_bad)  # noqa: B023
+            tables = [table for _, _, table in good] or [trace_schema().empty_table()]
+            table = concat(tables, [name] * len(tables))
+            origin = Origin.chunks([origin.part(start, stop) for start, stop, _ in good] or [origin.part(0, 0)])
+        else:
+            table = conforming(batch, 0, count)
+        last = _last_workflow(batch.rows, count - 1, last)
+        if progress is not None:
+            progress(table.num_rows)
+        yield Source(table, origin, dict(skipped), frozenset(spoiled), batch.read_bytes - read_before)
+        read_before = batch.read_bytes
+
+
+def _last_workflow(rows: RawRows, row: int, before: Workflow | None) -> Workflow | None:
+    """The workflow of a row, else of the nearest row before it that has one, else `before`."""
+    for place in range(row, -1, -1):
+        workflow_type, workflow_id = rows.workflow(place)
+        if isinstance(workflow_type, str) and isinstance(workflow_id, str):
+            return workflow_type, workflow_id
+    return before
+
+
+def array_of(values: Sequence[Any], name: str, origin: Origin, *, from_pandas: bool) -> pa.Array:
+    """Python values of a column as the first Arrow type that takes them all; the cast to the schema follows.
+
+    Args:
+        values: None is no value.
+        name: of the column.
+        origin: of the values.
+        from_pandas: NaN and NaT are no values either.
+
+    Raises:
+        RowError: a value has a wrong type.
+    """
+    target = COLUMN_TYPES[name]
+    if is_text(target):
+        types = [pa.large_string()]
+    elif pa.types.is_boolean(target):
+        types = [pa.bool_(), pa.float64()]
+    elif pa.types.is_timestamp(target):
+        if from_pandas:
+            values = [v.isoformat() if isinstance(v, dt.datetime) and v == v else v for v in values]  # NaT != NaT
+        types = [pa.float64(), pa.large_string()]
+    else:
+        types = [pa.list_(pa.float64()) if pa.types.is_list(target) else pa.float64()]
+    bad = 0
+    for arrow_type in types:
+        try:
+            return pa.array(values, arrow_type, from_pandas=from_pandas)
+        except REFUSALS:
+            bad = max(bad, first_refused(values, arrow_type, from_pandas=from_pandas))
+    raise wrong_type(values[bad], bad, name, origin)
+
+
+def wrong_type(value: Any, row: int, name: str, origin: Origin) -> RowError:
+    """The error for a value of a wrong Python type."""
+    message = f"type {type(value).__name__}; {wanted(COLUMN_TYPES[name])} is wanted: convert it"
+    return origin.bad(row, name, message, f"{name} of a wrong type")
