@@ -1,0 +1,162 @@
+"""The documentation names only files, modules, options and make targets that exist, and no retired terms."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from presage.cli import presage, train_predictor
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PASSES_OPTIONS_ON = {"serve"}
+"""Commands that hand options they do not know to another program."""
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PATH = re.compile(r"(?<![\w/~.-])(?:presage|docs|tests|benchmarks|notebooks|tools)/[\w./-]*\w")
+MODULE = re.compile(
+    r"(?<![\w/.-])presage\.(?:datasets|features|predictors|training|registry|serving_hooks|cli)[\w.]*\w"
+)
+TEST = re.compile(r"`(\w+\.py|…)::(\w+)`")
+RETIRED = re.compile(
+    r"\b(?:GoesAsFar|NextAgentChampion|learnt_as|tapes?|worthless|foretells?|foretold|known laws?|the law|leaps?"
+    r"|(?:at|of) (?:prefill|completion)|the circle|fallen silent)\b",
+    re.IGNORECASE,
+)
+
+
+def prose(text: str) -> str:
+    """The page without code, which quotes names as they are."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^ {4}.*$|`[^`\n]*`", "", text, flags=re.MULTILINE)
+
+
+def command_lines(text: str) -> list[str]:
+    """What a page shows to be typed: indented lines, continued ones joined, and code in backticks; no comments."""
+    joined = text.replace("\\\n", " ")
+    lines = re.findall(r"^ {4}(.*)$", joined, flags=re.MULTILINE) + re.findall(r"`([^`\n]+)`", joined)
+    return [line.split("  #")[0].strip() for line in lines]
+
+
+@cache
+def programs() -> dict[str, Any]:
+    return {
+        "presage": typer.main.get_command(presage.app),
+        "train-predictor": typer.main.get_command(train_predictor.app),
+    }
+
+
+def words_of(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:  # an open quotation mark: the line goes on below
+        return line.split()
+
+
+def unknown_options(line: str) -> list[str]:
+    """Options of a `presage` or `train-predictor` line that its command lacks; the command, if there is none."""
+    words = words_of(line)
+    while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+        words = words[1:]
+    name = words[0].removeprefix(".venv-vllm/bin/") if words else ""
+    if name not in programs():
+        return []
+    command, rest = programs()[name], words[1:]
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        if rest[0] not in command.commands:
+            return [f"{name} {rest[0]}"] if re.fullmatch(r"[a-z][a-z-]+", rest[0]) else []
+        command, rest = command.commands[rest[0]], rest[1:]
+    if command.name in PASSES_OPTIONS_ON or hasattr(command, "commands"):
+        return []
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    given = {word.split("=")[0] for word in rest if word.startswith("--")}
+    return sorted(given - known - {"--help"})
+
+
+def defined(path: Path) -> set[str]:
+    """Names at the top of a module, those it imports among them."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)  # names of what a module loads when it is asked for
+    return names
+
+
+def resolves(dotted: str) -> bool:
+    """Whether `presage.package.module` or `presage.package.module.name` is there."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        base = ROOT.joinpath(*parts[:length])
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.is_file():
+                rest = parts[length:]
+                return not rest or rest[0] in defined(file)
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_paths_and_modules_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = [target for target in LINK.findall(text) if "://" not in target]
+    missing = [target for target in links if not (page.parent / target.split("#")[0]).exists()]
+    missing += [path for path in PATH.findall(text) if not (ROOT / path).exists()]
+    missing += [dotted for dotted in MODULE.findall(text) if not resolves(dotted)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_options_exist(page: Path) -> None:
+    lines = command_lines(page.read_text(encoding="utf-8"))
+    missing = [(line, option) for line in lines for option in unknown_options(line)]
+    for line in lines:
+        for script in re.findall(r"(?:benchmarks|tools)/\w+\.py", line):
+            source = (ROOT / script).read_text(encoding="utf-8")
+            given = re.findall(r"(?<=\s)--[a-z][a-z-]+", line.split(script, 1)[1])
+            missing += [(line, option) for option in given if f'"{option}"' not in source]
+    targets = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for line in lines:
+        if (called := re.match(r"make ([a-z][a-z-]*)", line)) and called[1] not in targets:
+            missing.append((line, called[1]))
+    assert missing == []
+
+
+def test_the_tests_that_security_names_exist() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    file, missing = "", []
+    for named, test in TEST.findall(text):
+        file = file if named == "…" else named
+        source = next(ROOT.glob(f"tests/**/{file}"), None)
+        if source is None or f"def {test}(" not in source.read_text(encoding="utf-8"):
+            missing.append(f"{file}::{test}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_retired_terms(page: Path) -> None:
+    assert RETIRED.findall(prose(page.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("presage promote next-agent --version 3 --profile engine", []),
+        ("PYTHONPATH=benchmarks train-predictor next-agent traces --nope", ["--nope"]),
+        ("presage promot next-agent", ["presage promot"]),
+        ("presage serve MODEL --any-option-of-vllm", []),
+    ],
+)
+def test_an_option_or_command_that_does_not_exist_is_found(line: str, missing: list[str]) -> None:
+    assert unknown_options(line) == missing
