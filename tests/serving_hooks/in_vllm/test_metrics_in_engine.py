@@ -219,7 +219,8 @@ def test_every_metric_of_every_engine_has_its_labels_and_a_finite_number(tmp_pat
 
 
 def test_an_engine_reports_every_key_that_is_read(tmp_path: Path) -> None:
-    scheduler = prefetching(tmp_path).scheduler
+    recorder = {"folder": str(tmp_path / "recording")}
+    scheduler = prefetching(tmp_path, presage={"recorder": recorder}).scheduler
     sent = {**scheduler.presage_status(), **Champions(PresageConfig(), NOTHING_FOUND, None).status()}
     assert {one.name for one in fields(EngineStatus)} <= sent.keys()
     for key, of in get_type_hints(EngineStatus).items():
