@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +108,12 @@ def test_a_histogram_has_buckets_that_rise_a_sum_and_a_count() -> None:
     assert [found["bucket", le] for le in ("0.1", "0.3", "1.0", "600.0", "+Inf")] == [1, 3, 3, 3, 4]
     assert found["count", None] == 4
     assert found["sum", None] == pytest.approx(0.05 + 0.2 + 0.2 + 700.0)
+
+
+def test_the_page_of_a_whole_status_is_the_golden_one() -> None:
+    here = Path(__file__).parent
+    status = json.loads((here / "metrics_status.json").read_text(encoding="utf-8"))
+    assert exposition([("0", status), ("1", {})]) == (here / "metrics_page.txt").read_bytes()
 
 
 def test_every_metric_is_typed_and_explained() -> None:

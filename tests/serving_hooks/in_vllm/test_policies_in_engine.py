@@ -248,7 +248,6 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_states",
         "_step_times",
         "_timing",
-        "_timing_counts",
         "_unnoted",
         "_workflows",
     }

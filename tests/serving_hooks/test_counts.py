@@ -1,0 +1,72 @@
+"""Every counter is declared once, counted somewhere, exported, and documented; each count keeps its labels."""
+
+import ast
+from pathlib import Path
+
+from presage.serving_hooks import counts
+from presage.serving_hooks.counts import ERRORS, FORECASTS, HIDDEN_STATES, METADATA_LEFT_OUT, CounterMetric, EventCounts
+from presage.serving_hooks.status import EngineStatus, read_status
+from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS, counted
+
+ROOT = Path(__file__).resolve().parents[2]
+DECLARED = {name: of for name, of in vars(counts).items() if isinstance(of, CounterMetric)}
+
+
+def test_every_declared_counter_is_counted_in_the_package() -> None:
+    added = {
+        node.args[0].id
+        for path in (ROOT / "presage").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add"
+        if node.args and isinstance(node.args[0], ast.Name)
+    }
+    assert DECLARED.keys() <= added
+
+
+def test_every_declared_counter_is_exported_once_under_its_own_name() -> None:
+    names = [of.name for of in DECLARED.values()]
+    assert len(set(names)) == len(names)
+    exported = {one.name: one for one in METRICS}
+    for of in DECLARED.values():
+        assert (exported[of.name].labels, exported[of.name].help) == (of.labels, of.help)
+        assert all(len(labels) == len(of.labels) for labels in of.from_zero)
+
+
+def test_every_metric_is_documented() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert [one.name for one in (*METRICS, *HISTOGRAMS) if f"| `{one.name}` |" not in text] == []
+
+
+def test_counts_as_data_and_by_the_keys_of_the_json_status() -> None:
+    of = EventCounts(FORECASTS)
+    of.add(FORECASTS, "next-agent", "champion")
+    of.add(FORECASTS, "next-agent", "champion", times=2)
+    of.add(FORECASTS, "remaining-length", "none")
+    of.add(HIDDEN_STATES, "prefill", "late")
+    of.add(METADATA_LEFT_OUT, "agent", "too long")
+    of.add(ERRORS, "a policy: with a colon", "ValueError")
+    assert of.count(FORECASTS, "next-agent", "champion") == 3
+    assert of.by_key() == {
+        "forecast: champion": 3,
+        "forecast of lengths: none": 1,
+        "prefill states: late": 1,
+        "agent: too long": 1,
+        "a policy: with a colon: ValueError": 1,
+    }
+    status = read_status({"counted": of.by_metric()})
+    assert status is not None
+    assert status.counts(FORECASTS) == {("next-agent", "champion"): 3, ("remaining-length", "none"): 1}
+    assert status.counts(ERRORS) == {("a policy: with a colon", "ValueError"): 1}
+
+
+def test_what_is_exported_from_zero_is_there_before_the_first_event_where_it_is_counted_at_all() -> None:
+    status = read_status({"counted": EventCounts(FORECASTS).by_metric()})
+    assert status is not None
+    assert dict(counted(FORECASTS, status)) == dict.fromkeys(FORECASTS.from_zero, 0.0)
+    assert not status.counts(FORECASTS)
+    assert not list(counted(FORECASTS, EngineStatus()))
+
+
+def test_an_engine_without_our_scheduler_reports_nothing_and_unknown_keys_are_ignored() -> None:
+    assert read_status({}) is None
+    assert read_status({"workflows": 2, "of a later version": {"a": 1}}) == EngineStatus(workflows=2)
