@@ -88,7 +88,7 @@ def tables(name: str, engine: EngineStatus) -> Iterator[Table]:
         ("Forecasts", [*_forecasts(engine), *_accuracies(engine)]),
         ("Cache", [*_prompts(engine), *_evicted(engine), *_prefetch(engine)]),
         ("Order and admission", [*_ageing(engine), *_admission(engine)]),
-        ("Not as it should be", _troubles(engine)),
+        ("Problems", _problems(engine)),
     ):
         if rows:
             made = table(f"\n{title}", ["", ""], rows)
@@ -189,7 +189,7 @@ def _admission(engine: EngineStatus) -> Rows:
     return rows
 
 
-def _troubles(engine: EngineStatus) -> Rows:
+def _problems(engine: EngineStatus) -> Rows:
     rows: Rows = [[f"{what}: {reason}", f"{times:.0f}"] for (what, reason), times in counted(ERRORS, engine)]
     for (name, reason), times in counted(METADATA_LEFT_OUT, engine):
         rows.append([f"{name} left out: {reason}", f"{times:.0f}"])
