@@ -1,15 +1,13 @@
-"""The scored order of free blocks in place of vLLM's: the same methods, and who touched which block.
+"""Free blocks ordered by score, with the methods of vLLM's free-block queue, and the owners of blocks.
 
-vLLM's own queue stays underneath and hears of everything; the order of policies/eviction.py only says which block to
-take out of it next. So the order can be wrong, or fail, and no block is lost or given away twice: what it names and
-vLLM does not have as free ends the scored order, and the rest comes from vLLM's queue as ever. The price is one more
-step a block.
+vLLM's own queue stays underneath and is kept up to date; the order of policies/eviction.py only chooses the next block
+to take out of it. If the order is wrong or fails, no block is lost or used twice: naming a block that is not free ends
+the scored order, and vLLM's queue serves the rest. This costs one more operation per block.
 
-Requests without a workflow are, all of them, one pseudo-workflow that is worth nothing to the forecasts: their blocks
-come after all retired ones and before all that an active workflow is expected to touch, among themselves the least
-recently used first, which is vLLM's own rule. An engine that serves no workflows therefore evicts as vLLM does.
-(A pseudo-workflow for each request would turn the rule "fewer users first" into a count of uses, and blocks of long
-conversations that are over would stay for ever.)
+All requests without a workflow form one pseudo-workflow of no forecast value. Their blocks are evicted after all
+retired ones and before those that an active workflow is expected to use, least recently used first, which is vLLM's
+rule; so an engine without workflows evicts as vLLM does. (With a pseudo-workflow per request the rule "fewer users
+first" would count uses, and blocks of finished long conversations would never be evicted.)
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows.identity import Step
 
 NO_WORKFLOW: Final = ""
-"""The pseudo-workflow; no workflow has this name, since all of theirs hold a separator."""
+"""The pseudo-workflow; names of workflows contain a separator, so none is equal to it."""
 
 _NOTHING: Final = Lookahead({}, NO_ROWS, ())
 
@@ -35,15 +33,15 @@ class ScoredBlocks:
     """Free blocks by score, with the methods of vLLM's free-block queue, and the attribution of blocks to workflows.
 
     Args:
-        queue: vLLM's queue as it stands.
+        queue: vLLM's queue.
         blocks: all blocks of the pool, each at its id.
         config: of the order.
         step_of: the step a request is, by request id; None for one without a workflow.
-        switch: off once the order has failed.
+        switch: off after a failure.
 
     Attributes:
-        acts: without, vLLM's own queue chooses, and the order only watches.
-        watched: blocks given up while it watched, and how many of them it would have kept for others.
+        acts: whether the order chooses; in shadow vLLM's queue chooses and the order is only compared.
+        watched: blocks evicted in shadow ("given up"), and those the order would have kept ("otherwise").
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class ScoredBlocks:
         self.begin()
 
     def begin(self) -> None:
-        """Begins anew, from what vLLM's queue holds now; whose it was is not known any more."""
+        """Starts from the blocks in vLLM's queue; their owners are unknown."""
         self._unsettled.clear()
         self._owned = bytearray(len(self._blocks))
         self._order = FreeOrder(len(self._blocks), self._config)
@@ -80,17 +78,17 @@ class ScoredBlocks:
 
     @property
     def given_up(self) -> dict[str, int]:
-        """Blocks given up, by what they were (policies/eviction.py, `CLASSES`); those of requests without a workflow
-        are the worthless ones. What vLLM's queue gave, where the order has failed, is not counted."""
+        """Evicted blocks by class (policies/eviction.py, `CLASSES`); blocks of requests without a workflow are unowned.
+        Blocks that vLLM's queue chose after a failure are not counted."""
         return self._order.given_up
 
-    # What vLLM's pool calls.
+    # Called by vLLM's pool.
 
     num_free_blocks: property = property(attrgetter("_queue.num_free_blocks"), doc="Free blocks.")
-    """Asked some seventy times an iteration, so without a frame of its own."""
+    """Read some seventy times an iteration, so without a Python frame."""
 
     def popleft(self) -> Any:
-        """The next free block to be given up.
+        """The next block to evict.
 
         Raises:
             ValueError: there is none.
@@ -125,23 +123,23 @@ class ScoredBlocks:
                 self.switch.off(error)
 
     def append(self, block: Any) -> None:
-        """A block is free, and keeps what it holds until it is given up."""
+        """A block is free; it keeps its contents until it is evicted."""
         self.append_n([block])
 
     def append_n(self, blocks: list[Any]) -> None:
-        """These blocks are free, and keep what they hold until they are given up."""
+        """These blocks are free; they keep their contents until they are evicted."""
         self.settle()
         self._queue.append_n(blocks)
         self.switch.attempt(self._freed, blocks)
 
     def prepend_n(self, blocks: list[Any]) -> None:
-        """These blocks are free and hold nothing."""
+        """These blocks are free and empty."""
         self.settle()
         self._queue.prepend_n(blocks)
         self.switch.attempt(self._freed_blank, [block.block_id for block in blocks])
 
     def get_all_free_blocks(self) -> list[Any]:
-        """All free blocks, the next to be given up first."""
+        """All free blocks in eviction order."""
         if self.switch.on and self.acts:
             try:
                 return [self._blocks[block_id] for block_id in self._order]
@@ -150,33 +148,33 @@ class ScoredBlocks:
         return self._queue.get_all_free_blocks()
 
     def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
-        """Free blocks in the order they are given up, those after `cursor`; all, if it is None or not free."""
+        """Free blocks in eviction order after `cursor`; all, if it is None or not free."""
         blocks = self.get_all_free_blocks()
         at = next((i for i, block in enumerate(blocks) if block is cursor), -1)
         return iter(blocks[at + 1 :])
 
-    # What the hooks of the pool tell.
+    # Events of the pool; see `BlockEvents`.
 
     def filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
-        """A request has written blocks that the cache knows now. They are in use: whose they are can wait."""
+        """A request has computed blocks; as they are in use, their owner is recorded later, by `settle`."""
         self._unsettled.append((request.request_id, blocks))
 
     def settle(self) -> None:
-        """Whose the blocks are that were written since the last time; done before anything hangs on it."""
+        """Records the owners of blocks computed since the last call; called before they matter."""
         if self._unsettled:
             unsettled, self._unsettled = self._unsettled, []
             for written in unsettled:
                 self.switch.attempt(self._written, *written)
 
     def lost(self, blocks: Iterable[int]) -> None:
-        """What these blocks held is not in the cache any more, be they free or in use."""
+        """The cache has dropped the contents of these blocks, free or in use."""
         self.settle()
         self.switch.attempt(self._disown, blocks)
 
-    # What is known of workflows.
+    # Workflow events.
 
     def begins(self, request_id: str, found: list[int]) -> None:
-        """A request is selected for the first time, with these blocks of its prompt found."""
+        """A request is selected for the first time, with these cached blocks of its prompt."""
         self.settle()
         self.switch.attempt(self._found, request_id, found)
 
@@ -191,7 +189,7 @@ class ScoredBlocks:
         self.switch.attempt(self._order.end, workflow)
 
     def explain(self, workflow: str) -> dict[str, Any] | None:
-        """How many blocks a workflow uses, and where they stand in the order; None where that is off."""
+        """The blocks of a workflow and their places in the order; None where the order is off."""
         self.settle()
         if not self.switch.on:
             return None
@@ -203,19 +201,19 @@ class ScoredBlocks:
             "groups": groups,
         }
 
-    # What a prefetch asks and tells.
+    # Prefetch.
 
     def spare(self, found: Iterable[int]) -> int:
-        """S_a, blank and retired free blocks, without those of `found`, which a prefetch would take for itself."""
+        """S_a: blank and retired free blocks, except those in `found`, which the prefetch itself would use."""
         return self._order.spare() - self._order.spared(found) if self.switch.on else 0
 
     def fetched(self, workflow: str, agents: Iterable[str], blocks: list[int]) -> None:
-        """These blocks are in use for a prefetch, by those it was fetched for; no sharing is learnt from that."""
+        """A prefetch uses these blocks for these agents; no sharing is learnt from that."""
         self.settle()
         for agent in agents:
             self.switch.attempt(self._order.filled, workflow, agent, blocks)
 
-    # What the switch guards.
+    # Guarded by the switch.
 
     def _popped_by_vllm(self, n: int) -> list[Any]:
         given = self._queue.popleft_n(n)
@@ -232,7 +230,7 @@ class ScoredBlocks:
         self._order.forget(given)
 
     def _found(self, request_id: str, found: list[int]) -> None:
-        # vLLM has cached by now what the step will write; those blocks are its agent's own and not counted.
+        # vLLM has already cached what the step will write; those blocks are its agent's own and not counted.
         step = self._step_of(request_id)
         if step is None:
             self._order.filled(NO_WORKFLOW, "", found)
@@ -245,7 +243,7 @@ class ScoredBlocks:
         self._order.filled(workflow, agent, self._own(blocks))
 
     def _freed(self, blocks: Sequence[Block]) -> None:
-        # What the cache knows and nobody has claimed came by a way we do not watch, a partial block for one.
+        # Cached blocks without an owner came by a way that is not reported, such as a partial block.
         ids = [block.block_id for block in blocks]
         if not all(map(self._owned.__getitem__, ids)):
             strays = [block for block in blocks if not self._owned[block.block_id] and block.block_hash is not None]

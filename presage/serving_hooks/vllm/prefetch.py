@@ -1,22 +1,21 @@
-"""Brings into idle blocks what the next agent will ask for: PBKV §4.3 inside vLLM's scheduler.
+"""Prefetches the prompt of the next agent into idle blocks: PBKV §4.3 inside vLLM's scheduler.
 
-A prefetch is a request of nobody's for one token, over as much of a known prompt (prefetch_prompts.py) as one iteration
-may fetch (policies/prefetch.py). vLLM finds the part that is cached, loads or prefills the rest, and keeps the blocks
-when the request ends. Clients never see it. It is there for one iteration, longer only while an offload tier loads:
+A prefetch is an internal one-token request over as much of a known prompt (prefetch_prompts.py) as one iteration may
+fetch (policies/prefetch.py). vLLM finds the cached part, loads or prefills the rest, and keeps the blocks when the
+request ends. Clients never see it. It lasts one iteration, longer only while a connector loads:
 
-- it starts only where no request of a client waits or prefills, and at most one iteration of it is under way;
-- beside requests that decode it only loads, from a KV connector that says it has the blocks: a prefill would lengthen
-  their step. Without a tier it prefills on an engine that is idle, which is when a tool runs;
-- S = min(blank and retired blocks, rate × step time), so a request that comes meanwhile waits no longer than it would
-  for a decode step. The rate is that of prefill; a tier that is slower than that would not be one;
-- the moment a client's request waits, all of it is aborted before vLLM schedules. Blocks that a tier is still writing
-  to follow when they are written; two for each running request stay free for that time.
+- It starts only while no client's request waits or prefills, and at most one iteration of it is in flight.
+- Beside decoding requests it only loads, from a KV connector that has the blocks: a prefill would lengthen their step.
+  Without a connector it prefills on an idle engine, which is when a tool runs.
+- S = min(blank and retired blocks, rate × step time), so a request that arrives meanwhile waits no longer than for a
+  decode step. The rate is that of prefill; connectors are assumed to be faster.
+- When a client's request waits, all prefetches are aborted before vLLM schedules. Blocks that a connector still writes
+  to are freed when it is done; for that time two blocks per running request stay free.
 
-We cut the prompt to the chunk and leave `long_prefill_token_threshold` alone, since vLLM ignores it where there is only
-one request.
+The prompt is cut to the chunk; `long_prefill_token_threshold` stays, since vLLM ignores it for a single request.
 
-An idle engine is kept awake (`wants`) only while there is something that may be fetched: each iteration either fetches
-a block more, of finitely many, or strikes out a workflow, or gives up until a forecast, an end or a request comes.
+An idle engine stays awake (`wants`) only while something may be fetched: each iteration fetches one more block of
+finitely many, drops a workflow, or stops until a forecast, an end or a request comes.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
 from presage.serving_hooks.workflows.identity import Step
 
 _WINDOW: Final = 64
-"""Steps after which the older ones fade in a mean."""
+"""Steps that a running mean covers."""
 
 Held = Callable[[int], object]
-"""What vLLM calls the contents of a block; None for nothing the cache knows."""
+"""The hash of a block's contents; None if the prefix cache does not have it."""
 
 
 class Yield:
-    """What came of the blocks fetched ahead: found by a step of a client, or evicted before.
+    """Counts whether prefetched blocks were used by a client's step or evicted before.
 
-    A block is known by what it holds, so one that was evicted in between is not taken for the one that was fetched.
+    Blocks are compared by contents, so one that was evicted and filled again does not count as used.
 
     Args:
-        held: of a block id.
+        held: the contents of a block, by its id.
 
     Attributes:
         fetched, used: blocks.
@@ -60,14 +59,14 @@ class Yield:
         self._wasted = 0
 
     def add(self, blocks: Iterable[int]) -> None:
-        """These were fetched just now."""
+        """These blocks were fetched now."""
         for block in blocks:
             self._wasted += block in self._open
             self._open[block] = self._held(block)
             self.fetched += 1
 
     def found(self, blocks: Iterable[int]) -> None:
-        """A step of a client found these."""
+        """A client's step found these blocks."""
         for block in blocks:
             if block in self._open:
                 as_fetched = self._open.pop(block) == self._held(block)
@@ -75,7 +74,7 @@ class Yield:
                 self._wasted += not as_fetched
 
     def wasted(self) -> int:
-        """Blocks given up before anybody asked for them. Costs O(blocks not yet asked for)."""
+        """Blocks evicted before they were used. Costs O(blocks not yet used)."""
         gone = [block for block, held in self._open.items() if held != self._held(block)]
         for block in gone:
             del self._open[block]
@@ -97,10 +96,10 @@ class _Mean:
 
 
 class Pace:
-    """Seconds of a decode step and prompt tokens prefilled a second: running means, by the caller's clock.
+    """Running means of the seconds of a decode step and of prompt tokens prefilled per second.
 
-    A step lasts from when it was scheduled, or the one before it was done if that was later, to when its output is
-    there. Steps that fetch ahead are left out: the means are of what the engine does for clients.
+    A step lasts from when it was scheduled, or the previous one was done if that was later, until its output comes.
+    Steps that prefetch are left out: the means cover the engine's work for clients.
 
     Args:
         clock: seconds, rising.
@@ -113,17 +112,17 @@ class Pace:
         self._decode, self._tokens, self._seconds = _Mean(), _Mean(), _Mean()
 
     def scheduled(self, step: int, prefilled: int, counts: bool) -> None:
-        """A step is on its way.
+        """A step is scheduled.
 
         Args:
-            step: its name.
+            step: identifies it.
             prefilled: prompt tokens in it.
             counts: it decodes or prefills for clients, and nothing else.
         """
         self._under_way[step] = self._clock(), prefilled, counts
 
     def done(self, step: int) -> None:
-        """The output of a step is there. No error for a step nobody named."""
+        """The output of a step has come. Unknown steps are ignored."""
         now = self._clock()
         at, prefilled, counts = self._under_way.pop(step, (now, 0, False))
         if counts:
@@ -132,12 +131,12 @@ class Pace:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a decode step; 0 while none is known, so that nothing fits into it."""
+        """Seconds of a decode step; 0 while unknown, so that nothing fits into it."""
         return self._decode.value or 0.0
 
     @property
     def prefilled_per_s(self) -> float:
-        """Prompt tokens a second, of steps that prefill; 0 while none is known."""
+        """Prompt tokens per second of steps that prefill; 0 while unknown."""
         tokens, seconds = self._tokens.value, self._seconds.value
         return tokens / seconds if tokens and seconds else 0.0
 
@@ -150,24 +149,24 @@ class Pace:
 
 
 class _Internal(NamedTuple):
-    """A request of ours."""
+    """An internal request."""
 
     request: EngineRequest
     prompt: Prompt
 
 
 class Prefetcher:
-    """Starts and ends internal requests of a scheduler; a `Retention` that hands on what it is told.
+    """Starts and ends internal requests of a scheduler; forwards forecasts and ends to the block order.
 
     Args:
         port: to a scheduler with our queue of free blocks.
         add: gives a request to vLLM, at the end of all queues.
         blocks: that queue.
-        config: what is worth fetching.
-        most_bytes: of the memory of prompts.
-        switch: off once anything has failed.
-        clock: seconds, rising.
-        mode: how far it goes for a workflow type.
+        config: of the policy.
+        most_bytes: limit of the memory of prompts.
+        switch: off after a failure.
+        clock: monotonic seconds.
+        mode: of a workflow type.
 
     Attributes:
         counts: internal requests started, aborted, refused.
@@ -202,19 +201,19 @@ class Prefetcher:
         self._number = 0
 
     def begin(self) -> None:
-        """Begins anew: no prompt is known."""
+        """Forgets all prompts."""
         port = self._port
         self._prompts = ExpectedPrompts(self._block, port.longest, self._least_value, self._most_bytes, port.cached)
 
-    # What is known of workflows.
+    # Workflow events.
 
     def arrives(self, step: Step, request: EngineRequest) -> None:
-        """A step of a workflow has come."""
+        """A step of a workflow has arrived."""
         if self._mode(step.stats_key):
             self.switch.attempt(self._prompts.arrives, step, request)
 
     def left(self, request: EngineRequest, step: Step | None) -> None:
-        """A request has left the engine, and what it was; before anything is forecast from that."""
+        """A request has left the engine; called before a forecast is made from that."""
         self._stuck = False
         if self._alive.pop(request.request_id, None) is None and step is not None and engine.completed(request):
             self.switch.attempt(self._prompts.completed, step, request)
@@ -227,11 +226,11 @@ class Prefetcher:
             self.switch.attempt(self._prompts.forecast, step, lookahead)
 
     def end(self, workflow: str) -> None:
-        """A workflow has ended: nothing of it may be touched after that."""
+        """A workflow has ended; its prompts are forgotten."""
         self.switch.attempt(self._end, workflow)
         self._blocks.end(workflow)
 
-    # What happens in the engine.
+    # Engine events.
 
     def wants(self) -> bool:
         """Whether an idle engine has something to fetch."""
@@ -244,7 +243,7 @@ class Prefetcher:
             self.drop()
 
     def begins(self, request_id: str, found: list[int]) -> bool:
-        """A request is selected for the first time and these blocks of its prompt were found; whether it is ours."""
+        """A request is selected for the first time with these cached blocks; returns whether it is internal."""
         if request_id in self._alive:
             return True
         self.switch.attempt(self._yield.found, found)
@@ -255,9 +254,9 @@ class Prefetcher:
         self.switch.attempt(self._after, output)
 
     def done(self, output: Iteration, answers: dict[int, Any]) -> None:
-        """The output of an iteration is there; takes what is ours out of what clients are told."""
+        """The output of an iteration has come; removes internal requests from the answers."""
         self.switch.attempt(self._pace.done, id(output))
-        try:  # also when it is off: what was started before may still answer
+        try:  # also when off: a prefetch started before may still answer
             if self._unreported:
                 engine.hide_answers(answers, self._unreported)
                 self._unreported &= self._alive.keys()
@@ -265,27 +264,27 @@ class Prefetcher:
             self.switch.off(error)
 
     def drop(self) -> None:
-        """All internal requests end now."""
+        """Aborts all internal requests."""
         try:
             self._abort(self._alive)
         except Exception as error:
             self.switch.off(error)
 
     def step(self, request_id: str) -> Step | None:
-        """For whom an internal request fetches; None for any other."""
+        """The step for which an internal request fetches; None for other requests."""
         internal = self._alive.get(request_id)
         return None if internal is None else internal.prompt.step
 
-    # What is told.
+    # Status.
 
     def hide_from_stats(self, stats: Any) -> None:
-        """Takes internal requests out of what is published."""
+        """Removes internal requests from vLLM's statistics."""
         states = [engine.state(internal.request) for internal in self._alive.values()]
         self.switch.attempt(engine.hide_from_stats, stats, states, self._lookups)
         self._lookups.clear()
 
     def status(self) -> dict[str, Any]:
-        """What was started and what came of it; blocks given up before anybody asked for them are wasted."""
+        """Requests started, and blocks fetched, used and wasted (evicted unused)."""
         done = self._yield
         return {
             "on": self.switch.on,
@@ -297,7 +296,7 @@ class Prefetcher:
             "forgotten": self._prompts.memory.dropped,
         }
 
-    # What the switch guards.
+    # Guarded by the switch.
 
     def _end(self, workflow: str) -> None:
         self._stuck = False
@@ -315,12 +314,12 @@ class Prefetcher:
             self._start()
 
     def _busy(self) -> bool:
-        """Whether requests run, and none of our own could be loaded beside them."""
+        """Whether requests run and leave no room for a load beside them."""
         running = len(self._port.running)
         return bool(running) and (running >= self._port.most_running or not self._port.has_connector)
 
     def _may_run(self) -> bool:
-        """Whether no request of a client waits or prefills."""
+        """Whether no client's request waits or prefills."""
         port = self._port
         ours = sum(engine.state(internal.request) != "RUNNING" for internal in self._alive.values())
         return (
@@ -364,7 +363,7 @@ class Prefetcher:
         ]
         acted_on = [one for one in fetches if self._mode(one[0].step.stats_key) is Mode.ON]
         self.counts["would start"] += len(fetches) - len(acted_on)
-        # An idle engine without prompts has settled some, and looks at the next ones.
+        # An idle engine without prompts has settled some and looks at the next ones.
         self._stuck = not acted_on and bool(prompts or decoding)
         for prompt, blocks in acted_on:
             self._fetch(prompt, blocks, bool(decoding))
@@ -373,7 +372,7 @@ class Prefetcher:
         found = {block for prompt in prompts for block in prompt.found}
         spare = min(
             self._blocks.spare(found),
-            # Blocks of a load come back only when it is done; those that decode go on needing some.
+            # Blocks of a load come back only when it is done; decoding requests need some meanwhile.
             self._blocks.num_free_blocks - len(found) - 2 * decoding,
             self._port.most_tokens // self._block,  # so that one iteration is enough
         )
@@ -389,7 +388,7 @@ class Prefetcher:
         self._begin(prompt, len(prompt.found) + blocks)
 
     def _loadable(self, prompt: Prompt, blocks: int) -> int:
-        """How many of the first blocks, after those that were found, a tier has. It answers for requests it knows."""
+        """How many blocks after the found ones the connector has; it answers only for requests in the engine."""
         name = self._begin(prompt, blocks)
         loads = self._port.loadable_tokens(self._alive[name].request, len(prompt.found) * self._block)
         self._abort([name])

@@ -1,15 +1,15 @@
-"""Which prompts are likely to come next, are known for certain, and are not in the cache.
+"""Finds prompts that are likely to come next, known with certainty, and not cached.
 
-Three parts. `LastConversations` remembers what each agent of each workflow was last asked and answered; `Habits` counts
-how the next prompt of an agent begins; `ExpectedPrompts` puts both behind the forecasts and says what is worth fetching
-now.
+`LastConversations` keeps the last prompt and output of each agent of each workflow, `Habits` counts how an agent's next
+prompt begins, and `ExpectedPrompts` combines both with the forecasts.
 
-A workflow is due from a new forecast on, until everything worth fetching for it is cached, or cannot be. So the work of
-one iteration is bounded, and so is the number of iterations between two forecasts that find something to do.
+A workflow is due from a new forecast until everything worth fetching for it is cached or cannot be. That bounds the
+work of an iteration, and the iterations between two forecasts that find something to do.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,19 +29,19 @@ ENTRY: Final = 2048
 """Bytes counted for a conversation beside its tokens and hashes: names of up to 256 characters, and tables."""
 
 CERTAIN: Final = 0.9
-"""Share of blocks that came again, from which on a conversation counts as the beginning of the next prompt."""
+"""Share of repeated blocks from which a conversation counts as the beginning of the next prompt."""
 
 _FRESH: Final = ((0, PRIOR_BLOCKS),) * 4
-"""(blocks that came again, blocks there were) of: own prompt, own output, latest prompt, latest output."""
+"""(repeated blocks, blocks) of: own prompt, own output, latest prompt, latest output."""
 
 _MOST_VALUED: Final = 16
 """Workflows whose next prompts are valued in one iteration."""
 
 _MOST_LOOKED_UP: Final = 8
-"""Prompts of those, the likeliest, that are looked up in the cache."""
+"""The likeliest prompts of these workflows, which are looked up in the cache."""
 
 _LEAST_CHANCE: Final = 0.01
-"""An agent less likely than this is not thought of, though the values of several that share a prompt add up."""
+"""Less likely agents are ignored, although the values of agents that share a prompt add up."""
 
 Key = tuple[str, str]
 """A workflow, and an agent of it."""
@@ -50,9 +50,8 @@ Key = tuple[str, str]
 class CachedConversation:
     """The prompt and the output of one completed request, in whole blocks.
 
-    Kept are its token ids, the hashes vLLM gave their blocks, and what it was salted with; nothing else of the request.
-    Hashes are kept, not computed again: they say whether a block is in the cache, and they hold whatever else vLLM put
-    into them.
+    Keeps token ids, block hashes and salt. The hashes are kept rather than computed again, since vLLM may have put
+    other things into them.
 
     Args:
         tokens: ids of the prompt and the output.
@@ -64,7 +63,7 @@ class CachedConversation:
     Attributes:
         tokens: int32 [blocks · block].
         prompt_blocks: whole blocks of the prompt.
-        stem: first blocks of the prompt that the agent's conversation before began with too.
+        stem: first blocks of the prompt that it shares with the agent's previous conversation.
     """
 
     __slots__ = ("_hashes", "_width", "prompt_blocks", "salt", "stem", "tokens")
@@ -95,18 +94,16 @@ class CachedConversation:
         return [self._hashes[i : i + width] for i in range(0, blocks * width, width)]
 
     def common(self, hashes: Sequence[bytes]) -> int:
-        """First blocks it shares with a prompt of these hashes. A hash stands for all before it, so bisection finds it.
+        """Number of first blocks shared with a prompt of these hashes.
 
-        Costs O(log blocks).
+        A hash covers all blocks before it, so bisection finds the first difference in O(log blocks).
         """
-        low, high, width = 0, min(len(self), len(hashes)), self._width
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._hashes[(middle - 1) * width : middle * width] == hashes[middle - 1]:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        width = self._width
+
+        def differs(block: int) -> bool:
+            return self._hashes[block * width : (block + 1) * width] != hashes[block]
+
+        return bisect_left(range(min(len(self), len(hashes))), True, key=differs)
 
 
 class LastConversations:
@@ -133,7 +130,7 @@ class LastConversations:
         return len(self._kept)
 
     def keep(self, workflow: str, agent: str, conversation: CachedConversation) -> None:
-        """The last conversation of an agent, in place of the one before; it is the latest of the workflow."""
+        """Replaces the last conversation of an agent; it becomes the latest of the workflow."""
         before = self._drop((workflow, agent))
         if before is not None:
             conversation.stem = before.common(conversation.hashes(conversation.prompt_blocks))
@@ -147,19 +144,19 @@ class LastConversations:
             self.dropped += 1
 
     def own(self, workflow: str, agent: str) -> CachedConversation | None:
-        """The agent's last one."""
+        """The agent's last conversation."""
         found = self._kept.get((workflow, agent))
         if found is not None:
             self._kept.move_to_end((workflow, agent))
         return found
 
     def latest(self, workflow: str) -> CachedConversation | None:
-        """The last one of the workflow, whoever had it."""
+        """The workflow's last conversation, of any agent."""
         agent = next(reversed(self._agents.get(workflow, {})), None)
         return None if agent is None else self.own(workflow, agent)
 
     def end(self, workflow: str) -> None:
-        """The workflow has ended; no error if it is not there."""
+        """Forgets a workflow; unknown ones are ignored."""
         for agent in list(self._agents.get(workflow, ())):
             self._drop((workflow, agent))
 
@@ -184,13 +181,12 @@ Beginning = tuple[CachedConversation, int]
 
 
 class Habits:
-    """How the next prompt of an agent begins: counted, a workflow type and an agent at a time.
+    """Counts how the next prompt of an agent begins, for each workflow type and agent.
 
-    A prompt can begin as the agent's own last one did, or, where prompts begin with the common history, as the latest
-    of the workflow, whoever had it; and with or without what was answered there. Which of these holds is for the
-    application to decide, so each time a step arrives, its prompt is compared with what there was, block by block. What
-    has held for nearly all blocks counts as certain; nothing else is fetched but the first blocks an agent was asked
-    twice in a row. Counts halve at 2**16 blocks: applications change.
+    A prompt may begin like the agent's own last prompt or, where prompts share a history, like the workflow's latest
+    one; with or without the output that followed. This depends on the application, so each arriving prompt is compared
+    with these, block by block. What held for nearly all blocks counts as certain. Otherwise only the first blocks that
+    an agent's last two prompts share are fetched. Counts halve at 2**16 blocks, since applications change.
     """
 
     def __init__(self, conversations: LastConversations) -> None:
@@ -198,7 +194,7 @@ class Habits:
         self._counts: dict[tuple[str, str], tuple[tuple[int, int], ...]] = {}
 
     def arrives(self, workflow_type: str, workflow: str, agent: str, hashes: Sequence[bytes]) -> None:
-        """A step has come, with a prompt whose whole blocks have these hashes."""
+        """A step has arrived, with a prompt whose whole blocks have these hashes."""
         own, latest = self._conversations.own(workflow, agent), self._conversations.latest(workflow)
         if latest is None:
             return
@@ -212,7 +208,7 @@ class Habits:
         self._counts[key] = tuple(_added(*pair) for pair in zip(counts, seen, strict=True))
 
     def next_prompt(self, workflow_type: str, workflow: str, agent: str) -> Beginning | None:
-        """A conversation and how many of its first blocks the agent's next prompt in this workflow will begin with."""
+        """The conversation, and its number of first blocks, with which the agent's next prompt will begin."""
         own, latest = self._conversations.own(workflow, agent), self._conversations.latest(workflow)
         counts = self._counts.get((workflow_type, agent), _FRESH)
         own_prompt, own_output, latest_prompt, latest_output = (again >= CERTAIN * there for again, there in counts)
@@ -226,18 +222,18 @@ class Habits:
 
 
 def _known(conversation: CachedConversation, prompt: bool, output: bool) -> int:
-    """Blocks that will come again, if its prompt does, and its output."""
+    """Blocks that will be repeated, if its prompt is, and its output."""
     return (len(conversation) if output else conversation.prompt_blocks) if prompt else 0
 
 
 def _compared(
     conversation: CachedConversation | None, hashes: Sequence[bytes]
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(blocks that came again, blocks that could have) of its prompt, and of its output."""
+    """(repeated blocks, blocks) of its prompt, and of its output."""
     if conversation is None:
         return (0, 0), (0, 0)
     common, prompt = conversation.common(hashes), conversation.prompt_blocks
-    whole = common >= prompt  # where the prompt did not come again, nothing is learnt of the output
+    whole = common >= prompt  # without a repeated prompt nothing is learnt about the output
     return (min(common, prompt), prompt), (common - prompt, len(conversation) - prompt) if whole else (0, 0)
 
 
@@ -247,10 +243,10 @@ def _added(count: tuple[int, int], seen: tuple[int, int]) -> tuple[int, int]:
 
 
 class Prompt(NamedTuple):
-    """What agents of a workflow will ask next, and which of its blocks are cached.
+    """The next prompt of some agents of a workflow, and its cached blocks.
 
     Attributes:
-        step: of one of the agents, for whom its blocks are written.
+        step: of one of the agents; it owns the blocks that are fetched.
     """
 
     step: Step
@@ -259,7 +255,7 @@ class Prompt(NamedTuple):
     found: list[int]
 
     def candidate(self, name: str) -> Candidate:
-        """Its blocks that are not cached."""
+        """The candidate of its uncached blocks."""
         return Candidate(name, {self.step.workflow: self.agents}, self.beginning[1] - len(self.found))
 
 
@@ -267,9 +263,9 @@ class _Due(NamedTuple):
     """A workflow with a new forecast.
 
     Attributes:
-        reached: of prompts that were fetched, the blocks that were cached before.
+        reached: blocks of prompts that were cached before their last fetch.
         settled: prompts that are cached, or cannot be.
-        absent: prompts that a tier has nothing more of: for an idle engine only.
+        absent: prompts of which the connector has no more; only an idle engine can prefill them.
     """
 
     step: Step
@@ -280,14 +276,14 @@ class _Due(NamedTuple):
 
 
 class ExpectedPrompts:
-    """What was asked in each workflow, and what is due.
+    """The conversations of workflows, and which workflows are due.
 
     Args:
         block_tokens: of a KV-cache block.
         longest: limit of tokens of a request.
-        least_value: of a prompt that is worth anything.
-        most_bytes: of the memory.
-        cached: blocks of the longest cached beginning of a prompt with these hashes.
+        least_value: of a prompt that is fetched.
+        most_bytes: limit of the memory.
+        cached: ids of the blocks of the longest cached prefix of these hashes.
     """
 
     def __init__(
@@ -309,11 +305,11 @@ class ExpectedPrompts:
         return bool(self._due)
 
     def arrives(self, step: Step, request: EngineRequest) -> None:
-        """A step has come."""
+        """A step has arrived."""
         self._habits.arrives(step.stats_key, step.workflow, step.agent, request.block_hashes)
 
     def completed(self, step: Step, request: EngineRequest) -> None:
-        """A step has had its last token."""
+        """A step has completed."""
         if can_be_repeated(request):
             tokens, hashes, prompt = request.all_token_ids, request.block_hashes, request.num_prompt_tokens
             conversation = CachedConversation(tokens, hashes, prompt, self._block, request.cache_salt)
@@ -331,23 +327,23 @@ class ExpectedPrompts:
         self.memory.end(workflow)
 
     def fetched(self, prompt: Prompt) -> None:
-        """More of it is on its way: if no more of it is found later, it cannot be cached."""
+        """More of a prompt is being fetched; if no more of it is found later, it cannot be cached."""
         self._due[prompt.step.workflow].reached[prompt.beginning] = len(prompt.found)
 
     def absent(self, prompt: Prompt) -> None:
-        """A tier has no more of it."""
+        """The connector has no more of a prompt."""
         self._due[prompt.step.workflow].absent.add(prompt.beginning)
 
     def refused(self, prompt: Prompt) -> None:
-        """vLLM had no room for it."""
+        """vLLM had no room for a prompt."""
         self._due.pop(prompt.step.workflow, None)
 
     def lookahead(self, prompt: Prompt) -> Lookahead:
-        """The forecast of its workflow."""
+        """The forecast for the prompt's workflow."""
         return self._due[prompt.step.workflow].lookahead
 
     def missing(self, from_tier: bool) -> list[Prompt]:
-        """The likeliest with blocks that are not cached; with `from_tier` only those that a tier may have.
+        """The likeliest prompts with uncached blocks; with `from_tier` only those that the connector may have.
 
         Costs O(agents) for each of `_MOST_VALUED` workflows and O(blocks) for each of `_MOST_LOOKED_UP` prompts.
         """
@@ -372,7 +368,7 @@ class ExpectedPrompts:
         return prompts
 
     def _likely(self, due: _Due) -> list[tuple[float, Beginning, set[str]]]:
-        """(value, prompt, agents) of what the agents of a workflow will ask next."""
+        """(value, prompt, agents) of the next prompts in a workflow."""
         step, most = due.step, (self._longest - 1) // self._block
         prompts: dict[Beginning, set[str]] = {}
         for agent in due.lookahead.next_agents(_LEAST_CHANCE):

@@ -1,8 +1,8 @@
-"""The keys of requests: shortest total job first, inside the classes an operator has made with vLLM's `priority`.
+"""Keys of requests: shortest total job first within the classes of vLLM's `priority`.
 
-With vLLM's `priority` scheduling the number a client gives is a class, the lower first, and our key orders within it;
-with `fcfs`, where vLLM ignores that number, so do we. Under `priority` vLLM also chooses whom to preempt by that
-number: so class and key are folded into it, and it is given back when the policy ends.
+With vLLM's `priority` scheduling a client's number is a class, lower first, and our key orders requests within it.
+With `fcfs` vLLM ignores that number, and so do we. Under `priority` vLLM also preempts by that number: class and key
+are folded into it, and the client's number is restored when the policy ends.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from presage.serving_hooks.policies.priority import PriorityConfig, ShortestTotalJobFirst, vllm_priority
+from presage.serving_hooks.vllm.engine import EngineRequest
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.waiting import Order
 
 _CLASS: Final = 2**64
-"""More than any level and any number of tokens: a class is never left."""
+"""More than any level and number of tokens, so that a key never leaves its class."""
 
 
 class Priorities:
@@ -25,12 +26,12 @@ class Priorities:
 
     Args:
         config: S and Q.
-        medians: of each workflow type, as `ShortestTotalJobFirst` has them.
+        medians: of each workflow type; see `ShortestTotalJobFirst`.
         classes: whether vLLM schedules by `priority`.
-        switch: off once a key has failed.
+        switch: off after a failure.
 
     Attributes:
-        acts: vLLM goes by the keys; without, they are only known.
+        acts: whether vLLM schedules by the keys; in shadow they are only computed.
     """
 
     def __init__(self, config: PriorityConfig, medians: Mapping[str, float], classes: bool, switch: Switch) -> None:
@@ -44,33 +45,33 @@ class Priorities:
 
     def add(
         self,
-        request: Any,
+        request: EngineRequest,
         iteration: int,
         workflow_type: str,
         remaining_tokens: float | None,
         ranked: bool = True,
     ) -> None:
-        """A request arrives; one that is not `ranked` stands where those stand whose work nobody knows."""
+        """A request arrives; one that is not `ranked` is queued as if its remaining work were unknown."""
         self.rank(request.request_id, ranked)
         if self._classes:
             self._given[request.request_id] = request.priority
         self.switch.attempt(self._add, request, iteration, workflow_type, remaining_tokens)
 
     def rank(self, request_id: str, ranked: bool) -> None:
-        """Whether a request has a place of its own from now on; its key may be another."""
+        """Sets whether a request is ordered by its own remaining work; this may change its key."""
         (self._unranked.discard if ranked else self._unranked.add)(request_id)
 
     def unranked(self, request_id: str) -> bool:
-        """Whether it has none."""
+        """Whether a request is queued as if its remaining work were unknown."""
         return request_id in self._unranked
 
-    def key(self, request: Any) -> Order:
-        """Where a request stands; by arrival, once the policy has failed."""
+    def key(self, request: EngineRequest) -> Order:
+        """The key of a request; its arrival after the policy has failed."""
         given, level, remaining, arrival = self.wanted(request)
         return given, level, self._middle if request.request_id in self._unranked else remaining, arrival
 
-    def wanted(self, request: Any) -> tuple[int, int, float, float]:
-        """Where it would stand if it had a place of its own."""
+    def wanted(self, request: EngineRequest) -> tuple[int, int, float, float]:
+        """The key a request would have if it were ranked."""
         given = self._given.get(request.request_id, 0)
         if self.switch.on:
             try:
@@ -81,24 +82,24 @@ class Priorities:
         return given, 0, math.inf, request.arrival_time
 
     def aged(self) -> dict[str, int]:
-        """How often ageing has taken a request up a level, and down one."""
+        """How often ageing promoted and demoted a request."""
         return {"promoted": self._policy.promoted, "demoted": self._policy.demoted}
 
     def age(self, iteration: int) -> list[str]:
-        """Before an iteration: the requests whose keys have fallen."""
+        """Before an iteration: ids of the requests whose keys fell."""
         return self._changed(self._policy.age, iteration)
 
     def selected(self, request_ids: Collection[str], iteration: int) -> list[str]:
-        """After an iteration: the requests whose keys have risen."""
+        """After an iteration: ids of the requests whose keys rose."""
         return self._changed(self._policy.selected, request_ids, iteration)
 
-    def fold(self, request: Any) -> None:
-        """vLLM's own number follows the key, where it means anything to vLLM."""
+    def fold(self, request: EngineRequest) -> None:
+        """Writes the key into vLLM's `priority`, where vLLM uses it."""
         if self._classes and self.acts:
             self.switch.attempt(self._fold, request)
 
-    def give_back(self, request: Any) -> None:
-        """vLLM's own number is what the client gave."""
+    def give_back(self, request: EngineRequest) -> None:
+        """Restores the client's `priority`."""
         request.priority = self._given.get(request.request_id, request.priority)
 
     def left(self, request_id: str) -> None:
@@ -107,11 +108,11 @@ class Priorities:
         self._unranked.discard(request_id)
         self._policy.remove(request_id)
 
-    def _add(self, request: Any, iteration: int, workflow_type: str, remaining_tokens: float | None) -> None:
+    def _add(self, request: EngineRequest, iteration: int, workflow_type: str, remaining_tokens: float | None) -> None:
         self._policy.add(request.request_id, iteration, request.arrival_time, workflow_type, remaining_tokens)
         self.fold(request)
 
-    def _fold(self, request: Any) -> None:
+    def _fold(self, request: EngineRequest) -> None:
         key, unranked = self._policy.key(request.request_id), request.request_id in self._unranked
         remaining_tokens = self._middle if unranked else key.remaining_tokens
         request.priority = self._given[request.request_id] * _CLASS + vllm_priority(key.level, remaining_tokens)

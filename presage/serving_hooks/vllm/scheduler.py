@@ -36,7 +36,7 @@ from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
 from presage.serving_hooks.vllm.step_times_file import TimedSteps
-from presage.serving_hooks.vllm.waiting import ShadowOrder, WaitingQueue, nobody
+from presage.serving_hooks.vllm.waiting import ShadowOrder, WaitingQueue, holds_none
 from presage.serving_hooks.vllm.workflows import Workflows
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, workflow_key
 
@@ -590,7 +590,7 @@ class Policies(engine.SchedulerSeam):
         return Priorities(self._config.priority_settings(), self._medians, self._port.by_priority, switch)
 
     def _queue(self) -> WaitingQueue:
-        held = self._holds if self._admission_controller is not None else nobody
+        held = self._holds if self._admission_controller is not None else holds_none
         priorities = self._priorities
         if priorities is None or not priorities.acts:
             return self._port.vllm_order(held)

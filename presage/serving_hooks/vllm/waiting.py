@@ -1,14 +1,12 @@
-"""Waiting requests by key, in place of vLLM's queues: the same methods. Some of them may be held.
+"""Waiting requests ordered by key, with the methods of vLLM's queues, which they replace.
 
-One sorted list: what comes is put in its place and what goes is taken out, by bisection. (A lazy heap would keep what
-it skips later, thousands of entries and the requests in them.) What vLLM puts back in front, because it could not start
-or was preempted, goes to where its key says; among equal keys in front of all where the queue stands for vLLM's own
-first-come order.
+A sorted list, kept by bisection; a lazy heap would keep thousands of stale entries and their requests. A request that
+vLLM puts back in front (it could not start, or was preempted) goes to the place of its key; where the queue imitates
+vLLM's first-come order, in front of equal keys.
 
-A held request waits here as any other does: it is counted, found and removed, and only the choice of the next request
-passes it by. vLLM asks a queue for its truth to see whether there is anything to choose, and for its length to see
-whether there is anything to do; so an engine with none but held requests stays awake, and does not stand still for want
-of a choice.
+A held request is counted, found and removed like any other, but never chosen. vLLM uses the truth of a queue to see
+whether there is a request to choose and its length to see whether there is work: so an engine with only held requests
+stays awake.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ Order = tuple[float | str, ...]
 """The lower runs first; all of a queue have the same length and kinds."""
 
 
-def nobody(request: Any) -> bool:
-    """Holds no request."""
+def holds_none(request: Any) -> bool:
+    """A `held` that holds no request."""
     return False
 
 
@@ -32,14 +30,13 @@ class WaitingQueue:
     """Requests by key; equal keys in the order in which they came.
 
     Args:
-        key: of a request; asked when it is added, and when `moved` says that it has changed. Must not raise.
-        held: whether a request is passed by; asked when it is added, and when `refile` says that it may have changed.
-            Must not raise.
-        in_front: what is prepended comes before equal keys, the last prepended first, as in vLLM's first-come queue.
+        key: of a request; called when it is added, and by `moved`. Must not raise.
+        held: whether a request is skipped; called when it is added, and by `refile`. Must not raise.
+        in_front: prepended requests come before equal keys, the last prepended first, as in vLLM's first-come queue.
     """
 
     def __init__(
-        self, key: Callable[[Any], Order], held: Callable[[Any], bool] = nobody, *, in_front: bool = False
+        self, key: Callable[[Any], Order], held: Callable[[Any], bool] = holds_none, *, in_front: bool = False
     ) -> None:
         self._key = key
         self._is_held = held
@@ -64,7 +61,7 @@ class WaitingQueue:
             self.prepend_request(request)
 
     def refile(self, request_id: str) -> None:
-        """Whether a request is held may have changed; where it stands has not. No error if it does not wait here."""
+        """Asks again whether a request is held; its key has not changed. Ignores a request that does not wait here."""
         entry = self._waiting.get(request_id)
         if entry is None:
             return
@@ -77,7 +74,7 @@ class WaitingQueue:
             insort(self._line, entry)
 
     def moved(self, request_id: str) -> None:
-        """The key of a request has changed; whether it is held has not. No error if it does not wait here."""
+        """Asks again for a request's key; whether it is held has not changed. Ignores one that does not wait here."""
         known = self._waiting.get(request_id)
         if known is not None:
             entry = self._waiting[request_id] = (self._key(known[-1]), next(self._next), known[-1])
@@ -86,7 +83,7 @@ class WaitingQueue:
                 insort(self._line, entry)
 
     def peek_request(self) -> Any:
-        """The request to run next, which stays.
+        """The next request to run, which stays in the queue.
 
         Raises:
             IndexError: none waits.
@@ -96,7 +93,7 @@ class WaitingQueue:
         return self._line[0][-1]
 
     def pop_request(self) -> Any:
-        """The request to run next.
+        """Removes and returns the next request to run.
 
         Raises:
             IndexError: none waits.
@@ -106,7 +103,7 @@ class WaitingQueue:
         return request
 
     def remove_request(self, request: Any) -> None:
-        """This request waits no longer.
+        """Removes a request.
 
         Raises:
             ValueError: it did not wait.
@@ -116,7 +113,7 @@ class WaitingQueue:
         self._leave(request)
 
     def remove_requests(self, requests: Iterable[Any]) -> None:
-        """These requests, where they wait here, wait no longer."""
+        """Removes those of these requests that wait here."""
         for request in requests:
             if request in self:
                 self._leave(request)
@@ -126,15 +123,15 @@ class WaitingQueue:
         return entry is not None and entry[-1] is request
 
     def __bool__(self) -> bool:
-        """Whether there is a request to choose."""
+        """Whether a request can be chosen."""
         return len(self._waiting) > len(self._held)
 
     def __len__(self) -> int:
-        """Requests that wait, held or not."""
+        """Waiting requests, held ones included."""
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Any]:
-        """The first to run first, the held ones where they would stand. Sorts: for what happens seldom."""
+        """In the order of their keys, held ones included. Sorts, so not for every iteration."""
         return iter([entry[-1] for entry in sorted(self._waiting.values())])
 
     def _enter(self, request: Any, number: int) -> None:
@@ -155,21 +152,21 @@ class WaitingQueue:
 
     def _take_out(self, entry: tuple[Order, int, Any]) -> None:
         at = bisect_left(self._line, entry)
-        if at == len(self._line) or self._line[at] is not entry:  # a time of NaN has no place in any order
+        if at == len(self._line) or self._line[at] is not entry:  # NaN has no place in an order
             at = next(place for place, other in enumerate(self._line) if other is entry)
         del self._line[at]
 
 
 class ShadowOrder:
-    """Requests that have not begun, in the order of the policy.
+    """The order the priority policy would run requests in, while it is in shadow.
 
     Args:
-        key: where a request would stand. Must not raise.
+        key: of a request under the policy. Must not raise.
         held: whether a request waits for another reason. Must not raise.
-        watched: whether a request is one the policy is in shadow for.
+        watched: whether the policy is in shadow for a request.
 
     Attributes:
-        counts: requests that began ("begun"), and those of them before which the policy had another ("otherwise").
+        counts: requests that began ("begun"), and those before which the policy would have run another ("otherwise").
     """
 
     def __init__(
@@ -186,11 +183,11 @@ class ShadowOrder:
         self._queue.add_request(request)
 
     def moved(self, request_id: str) -> None:
-        """Its key has changed. No error if it does not wait here."""
+        """See `WaitingQueue.moved`."""
         self._queue.moved(request_id)
 
     def refile(self, request_id: str) -> None:
-        """Whether it is held may have changed. No error if it does not wait here."""
+        """See `WaitingQueue.refile`."""
         self._queue.refile(request_id)
 
     def begun(self, request_ids: Iterable[str]) -> None:
@@ -203,7 +200,7 @@ class ShadowOrder:
             self.left(request_id)
 
     def left(self, request_id: str) -> None:
-        """It waits no longer. No error if it is not there."""
+        """A request waits no longer; unknown ones are ignored."""
         request = self._known.pop(request_id, None)
         if request is not None:
             self._queue.remove_requests([request])
