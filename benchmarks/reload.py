@@ -60,7 +60,7 @@ from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.sources import load_length, load_next_agent
-from presage.serving_hooks.vllm.ask_registry import Tried
+from presage.serving_hooks.vllm.ask_registry import TriedVersion
 from presage.serving_hooks.vllm.registry_process import version_of
 from presage.serving_hooks.vllm.reload import Reload
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
@@ -131,13 +131,13 @@ class Within:
         """As `AskRegistry.versions`."""
         return {kind: version_of(reference, self.registry) for kind, reference in references.items()}
 
-    def trial(self, kind: str, reference: str) -> Tried:
+    def trial(self, kind: str, reference: str) -> TriedVersion:
         """As `AskRegistry.trial`."""
         sys.setswitchinterval(0.0002)
         load = load_next_agent if kind == "next-agent" else load_length
         held = load(reference, lambda: self.registry)
         sys.setswitchinterval(0.005)
-        return Tried(held.folder, held.version, held.digest, None)
+        return TriedVersion(held.folder, held.version, held.digest, None)
 
     def rest(self) -> None:
         """Nothing to end."""

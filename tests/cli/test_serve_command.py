@@ -56,7 +56,7 @@ def test_our_scheduler_is_not_said_twice(given: tuple[str, ...]) -> None:
 def test_another_scheduler_stays_and_that_is_said() -> None:
     made = command(["m", "--scheduler-cls", "mine.Scheduler"], None)
     assert made.arguments == ("serve", "m", "--scheduler-cls", "mine.Scheduler", *STATES)
-    assert "--scheduler-cls mine.Scheduler stays as you said it" in made.notes[0]
+    assert "your --scheduler-cls mine.Scheduler is kept" in made.notes[0]
     assert "leaves the policies out" in run("serve", "m", "--scheduler-cls", "a.B", "--dry-run").err
 
 
@@ -65,7 +65,7 @@ def test_another_connector_stays_and_that_is_said(own: str) -> None:
     made = command(["m", own, "Mine"], None)
     assert made.arguments == ("serve", "m", own, "Mine", "--scheduler-cls", SCHEDULER, "--worker-cls", WORKER)
     (note,) = made.notes
-    assert f"{own} Mine stays as you said it" in note
+    assert f"your {own} Mine is kept" in note
     assert "forecasts have no hidden states" in note
 
 

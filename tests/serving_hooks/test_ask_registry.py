@@ -20,7 +20,7 @@ from presage.predictors.common.artefact import artefact_digest, read_artefact, w
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.sources import take_next_agent
-from presage.serving_hooks.vllm.ask_registry import AskRegistry, Ended, NotPassed
+from presage.serving_hooks.vllm.ask_registry import AskRegistry, ProcessEnded, TrialFailed
 
 AGENTS = {"next-agent": "models:/next-agent@champion"}
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
@@ -76,7 +76,7 @@ def test_it_says_which_versions_there_are_tries_them_and_takes_no_memory_at_rest
     assert (tried.version, tried.digest, tried.promoted) == (1, artefact_digest(tiny.folder), None)
     assert "no figures were kept when it was promoted" in caplog.text, "the log is the engine's"
     assert take_next_agent(tried.folder, tried.digest).vocabulary == tiny.training.predictor.vocabulary
-    with pytest.raises(NotPassed, match="gone"):
+    with pytest.raises(TrialFailed, match="gone"):
         asked.trial("next-agent", "models:/next-agent/2")
     with pytest.raises(RegistryError, match="no version 3"):
         asked.trial("next-agent", "models:/next-agent/3")
@@ -110,7 +110,7 @@ def test_a_registry_that_is_not_there_is_an_answer_and_the_process_stays(tmp_pat
 @pytest.mark.slow
 def test_an_answer_that_takes_too_long_ends_the_process(silent: str) -> None:
     asked = AskRegistry(lambda: silent, most_s=1.0)
-    with pytest.raises(Ended, match="no answer within 1 s") as raised:
+    with pytest.raises(ProcessEnded, match="no answer within 1 s") as raised:
         asked.versions(AGENTS)
     assert raised.value.late
     assert asked.process_id is None
@@ -121,11 +121,11 @@ def test_one_that_ends_is_started_again_after_a_while_and_each_time_after_a_long
     dies = (sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     asked = AskRegistry(lambda: "sqlite:///x.db", clock=clock, command=dies)
     for wait_s in (10, 20, 40, 80, 160, 320, 600, 600):
-        with pytest.raises(Ended, match=r"has ended \(SIGSEGV\)") as raised:
+        with pytest.raises(ProcessEnded, match=r"has ended \(SIGSEGV\)") as raised:
             asked.versions(AGENTS)
         assert (raised.value.asked, raised.value.late) == (True, False)
         clock.now += wait_s - 1
-        with pytest.raises(Ended, match="started again in 1 s") as raised:
+        with pytest.raises(ProcessEnded, match="started again in 1 s") as raised:
             asked.versions(AGENTS)
         assert not raised.value.asked
         clock.now += 1
@@ -139,7 +139,7 @@ def test_closing_breaks_off_what_is_asked(silent: str) -> None:
     def ask() -> None:
         try:
             asked.versions(AGENTS)
-        except Ended as error:
+        except ProcessEnded as error:
             raised.append(error)
 
     thread = threading.Thread(target=ask)
@@ -149,7 +149,7 @@ def test_closing_breaks_off_what_is_asked(silent: str) -> None:
     asked.close()
     thread.join(30)
     assert len(raised) == 1
-    with pytest.raises(Ended, match="shuts down"):
+    with pytest.raises(ProcessEnded, match="shuts down"):
         asked.versions(AGENTS)
 
 

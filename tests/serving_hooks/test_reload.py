@@ -11,7 +11,7 @@ import pytest
 from presage.errors import ArtefactError, RegistryError
 from presage.registry.resolve import parse
 from presage.serving_hooks.forecasting.sources import Held, Predictors
-from presage.serving_hooks.vllm.ask_registry import Ended, NotPassed, Tried
+from presage.serving_hooks.vllm.ask_registry import ProcessEnded, TrialFailed, TriedVersion
 from presage.serving_hooks.vllm.reload import Reload
 
 AGENTS, LENGTHS = "models:/next-agent@champion", "models:/remaining-length@champion"
@@ -40,11 +40,11 @@ class Made:
             found[kind] = version if alias is None else self.aliases.get(name, {}).get(alias)
         return found
 
-    def trial(self, kind: str, reference: str) -> Tried:
+    def trial(self, kind: str, reference: str) -> TriedVersion:
         self.at_rest = False
         self.tried.append(reference)
         self.faults.get(reference, lambda: None)()
-        return Tried(Path(reference), int(reference.rsplit("/", 1)[1]), f"sha256:{reference}", None)
+        return TriedVersion(Path(reference), int(reference.rsplit("/", 1)[1]), f"sha256:{reference}", None)
 
     def load(self, folder: Path, digest: str) -> Any:
         assert digest == f"sha256:{folder}"
@@ -105,7 +105,7 @@ def test_a_version_that_passes_is_handed_over_once_with_what_stays() -> None:
     assert versions(reload.take()) == (1, 1)
 
 
-@pytest.mark.parametrize("error", [NotPassed("it is cut"), ZeroDivisionError("in a kernel")])
+@pytest.mark.parametrize("error", [TrialFailed("it is cut"), ZeroDivisionError("in a kernel")])
 def test_neither_is_used_where_one_fails_and_it_is_tried_and_said_once(
     caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
@@ -131,7 +131,7 @@ def test_neither_is_used_where_one_fails_and_it_is_tried_and_said_once(
 def test_a_model_that_is_not_there_yet_holds_nothing_up_by_failing() -> None:
     made = Made()
     reload = watching(made, lengths=held(LENGTHS, None))
-    made.faults["models:/remaining-length/1"] = fails(NotPassed("it is cut"))
+    made.faults["models:/remaining-length/1"] = fails(TrialFailed("it is cut"))
     made.aliases["next-agent"]["champion"] = 2
     reload.look()
     assert versions(reload.take()) == (2, None)
@@ -201,7 +201,7 @@ def test_a_version_that_does_not_come_back_is_refused() -> None:
     made = Made()
     reload = watching(made)
     made.aliases["next-agent"]["champion"] = 2
-    made.faults["models:/next-agent/2"] = fails(Ended("no answer within 600 s", late=True))
+    made.faults["models:/next-agent/2"] = fails(ProcessEnded("no answer within 600 s", late=True))
     reload.look()
     assert reload.refused == {"next-agent version 2": "no answer within 600 s"}
     assert reload.take() is None
@@ -211,7 +211,7 @@ def test_a_version_whose_trial_ends_the_process_is_tried_once_more_and_then_refu
     made = Made()
     reload = watching(made)
     made.aliases["next-agent"]["champion"] = 2
-    made.faults["models:/next-agent/2"] = fails(Ended("the process that asks has ended (SIGSEGV)"))
+    made.faults["models:/next-agent/2"] = fails(ProcessEnded("the registry process has ended (SIGSEGV)"))
     reload.look()
     assert (reload.take(), reload.refused) == (None, {})
     assert "SIGSEGV" in reload.troubles["next-agent"]

@@ -1,12 +1,11 @@
-"""How an engine finds and asks its registry: which one is meant, and the process that asks it.
+"""Finds an engine's registry and queries it through a process of its own.
 
-The registry is named by the settings, by the environment, or lies in the working directory. An engine only reads:
-opening an MLflow database that is not there would make one, and an engine that is started in the wrong folder would
-then serve from an empty registry without a word. So a missing registry is an error here.
+The registry is named by a setting or the environment, or is the database in the working directory. An engine only
+reads: opening a missing MLflow database would create one, and an engine started in the wrong folder would silently
+serve from an empty registry. So a missing registry is an error.
 
-The process (`registry_process.py`) is started when something is asked, by a new interpreter: a process that has a
-device open is never forked. One that ends by itself is started again, each time after twice as long a wait, until one
-answers. Without a registry there is no process.
+The process (`registry_process.py`) is started on the first query, with a new interpreter, since a process that uses a
+device must not be forked. If it ends by itself it is started again, after waits that double until one answers.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ from presage.registry.connect import DATABASE_FILE, Registry, open_registry
 
 
 def resolve_registry_uri(
-    said: str | None, environment: Mapping[str, str] = os.environ, folder: Path | None = None
+    setting: str | None, environment: Mapping[str, str] = os.environ, folder: Path | None = None
 ) -> str | None:
     """The MLflow tracking URI of the registry; None if there is none.
 
     Args:
-        said: by the settings; goes first.
-        environment: MLFLOW_TRACKING_URI of it goes next.
-        folder: where a database may lie; by default the working directory.
+        setting: takes precedence.
+        environment: its MLFLOW_TRACKING_URI comes next.
+        folder: of a database; by default the working directory.
     """
-    if named := said or environment.get("MLFLOW_TRACKING_URI"):
+    if named := setting or environment.get("MLFLOW_TRACKING_URI"):
         return named
     database = (folder or Path.cwd()) / DATABASE_FILE
     return f"sqlite:///{database}" if database.is_file() else None
 
 
 def open_existing(uri: str) -> Registry:
-    """Opens a registry that is there already.
+    """Opens an existing registry.
 
     Raises:
-        RegistryError: it is not there, or does not answer.
+        RegistryError: it does not exist, or does not answer.
     """
     place = _on_this_machine(uri)
     if place is not None and not place.exists():
@@ -62,7 +61,7 @@ def open_existing(uri: str) -> Registry:
 
 
 def _on_this_machine(uri: str) -> Path | None:
-    """The file or folder behind a URI; None for what a server answers."""
+    """The file or folder of a URI; None for a server."""
     parts = urlsplit(uri)
     if parts.scheme.startswith("sqlite"):
         return Path(unquote(parts.path.removeprefix("/"))).absolute()
@@ -72,13 +71,13 @@ def _on_this_machine(uri: str) -> Path | None:
 
 
 MOST_S: Final = 600.0
-"""Seconds that one answer may take: the versions there are, or one of them fetched, loaded and tried, compiling
-included. A process that hangs stands in nobody's way, and one that goes without processor time may need long."""
+"""Time limit of one answer: a list of versions, or the trial of one, compilation included. It is long, since a hanging
+process delays nobody and a starved one may need it."""
 
 _FIRST_WAIT_S: Final = 10.0
 _LONGEST_WAIT_S: Final = 600.0
 _LAST_S: Final = 5.0
-"""Between the last that is heard of a process and its end."""
+"""Seconds between a process's last output and its end."""
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "presage.serving_hooks.vllm.registry_process")
 _NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
@@ -86,33 +85,33 @@ _NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "NUMBA_
 _log = logging.getLogger(__name__)
 
 
-class Ended(Exception):  # noqa: N818  how it ended is the caller's to judge
-    """The process has ended without an answer, or is not started again yet.
+class ProcessEnded(Exception):  # noqa: N818  not always an error
+    """The process has ended without an answer, or has not been started again yet.
 
     Attributes:
-        late: whether it took too long.
-        asked: whether it was there to be asked.
+        late: whether it exceeded the time limit.
+        asked: whether it was running when it was queried.
     """
 
-    def __init__(self, said: str, *, late: bool = False, asked: bool = True) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, *, late: bool = False, asked: bool = True) -> None:
+        super().__init__(message)
         self.late, self.asked = late, asked
 
 
-class NotPassed(Exception):  # noqa: N818  nothing is wrong here
-    """A version has failed its trial; the message says how."""
+class TrialFailed(Exception):  # noqa: N818  an error of the version, not of ours
+    """A version has failed its trial; the message gives the reason."""
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A version that has been fetched, and has passed.
+class TriedVersion:
+    """A version that was fetched and has passed its trial.
 
     Attributes:
         folder: its artefact, on this machine.
         version: in the registry.
-        digest: of the artefact that has passed.
-        promoted: the file of what it was promoted with; None where it keeps none.
-        profile: the inputs it was judged with when it was promoted; None where nobody has judged it.
+        digest: of the artefact.
+        promoted: the file of its figures at promotion; None if there is none.
+        profile: the input profile it was judged with at promotion; None if it was not.
     """
 
     folder: Path
@@ -123,13 +122,13 @@ class Tried:
 
 
 class AskRegistry:
-    """Asks by a process of its own. One thread asks; any may close.
+    """Queries the registry through a process. One thread queries; any may close.
 
     Args:
-        uri: of the registry, asked each time; None where there is none.
-        most_s: seconds that one answer may take.
-        clock: seconds, rising.
-        command: what is started.
+        uri: of the registry, called for each query; returns None if there is none.
+        most_s: time limit of one answer.
+        clock: monotonic seconds.
+        command: of the process.
     """
 
     def __init__(
@@ -149,15 +148,15 @@ class AskRegistry:
 
     @property
     def process_id(self) -> int | None:
-        """Of the process, where there is one."""
+        """The process id; None if there is no process."""
         return self._process.pid if self._process is not None else None
 
     def versions(self, references: Mapping[str, str]) -> dict[str, int | None] | None:
-        """The version that each kind's reference means now; None where no registry is named.
+        """The version that each kind's reference resolves to; None if there is no registry.
 
         Raises:
-            RegistryError: it does not answer.
-            Ended: the process does not.
+            RegistryError: the registry does not answer.
+            ProcessEnded: the process does not.
         """
         uri = self._uri()
         if uri is None:
@@ -165,24 +164,26 @@ class AskRegistry:
         found: dict[str, int | None] = self._ask({"versions": dict(references), "registry": uri})["versions"]
         return found
 
-    def trial(self, kind: str, reference: str) -> Tried:
-        """Has one version fetched, loaded and tried.
+    def trial(self, kind: str, reference: str) -> TriedVersion:
+        """Fetches, loads and tries one version in the process.
 
         Raises:
-            RegistryError: it cannot be had now.
-            NotPassed: it is broken, or another kind, or has failed.
-            Ended: the process has, or it took too long.
+            RegistryError: the version is not available now.
+            TrialFailed: it is broken, of another kind, or failed its trial.
+            ProcessEnded: the process ended, or took too long.
         """
         answer = self._ask({"trial": kind, "reference": reference, "registry": self._uri() or ""})
-        return Tried(Path(answer["folder"]), answer["version"], answer["digest"], answer["promoted"], answer["profile"])
+        return TriedVersion(
+            Path(answer["folder"]), answer["version"], answer["digest"], answer["promoted"], answer["profile"]
+        )
 
     def rest(self) -> None:
-        """Ends the process until something is asked again: what a trial has loaded takes memory."""
+        """Ends the process until the next query, to free the memory of a trial."""
         with self._lock:
             self._end()
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing, and starts none any more."""
+        """Ends the process for good."""
         with self._lock:
             self._closed = True
             self._end()
@@ -201,21 +202,21 @@ class AskRegistry:
                 _log.log(answer["level"], "%s", answer["said"])
             else:
                 raise self._gone(process)
-        except (OSError, ValueError) as error:  # it, or `close`, has closed the pipe
+        except (OSError, ValueError) as error:  # the process or `close` has closed the pipe
             raise self._gone(process) from error
         self._ended = 0
         if "error" in answer:
-            raise RegistryError(answer["error"]) if answer["registry"] else NotPassed(answer["error"])
+            raise RegistryError(answer["error"]) if answer["registry"] else TrialFailed(answer["error"])
         return answer
 
     def _started(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._closed:
-                raise Ended("the engine shuts down", asked=False)
+                raise ProcessEnded("the engine shuts down", asked=False)
             if self._process is None:
                 wait_s = self._not_before - self._clock()
                 if wait_s > 0:
-                    raise Ended(f"the process that asks is started again in {wait_s:.0f} s", asked=False)
+                    raise ProcessEnded(f"the registry process is started again in {wait_s:.0f} s", asked=False)
                 self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.PIPE,
@@ -225,7 +226,7 @@ class AskRegistry:
                 self._finalize = weakref.finalize(self, _end, self._process)
             return self._process
 
-    def _gone(self, process: subprocess.Popen[bytes]) -> Ended:
+    def _gone(self, process: subprocess.Popen[bytes]) -> ProcessEnded:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LAST_S)  # its pipes close before it has an exit status
         with self._lock:
@@ -234,8 +235,8 @@ class AskRegistry:
             self._not_before = self._clock() + min(_FIRST_WAIT_S * 2 ** (self._ended - 1), _LONGEST_WAIT_S)
         code = process.returncode
         if code == -signal.SIGALRM:
-            return Ended(f"no answer within {self._most_s:g} s", late=True)
-        return Ended(f"the process that asks has ended ({_in_words(code)}); it is started again")
+            return ProcessEnded(f"no answer within {self._most_s:g} s", late=True)
+        return ProcessEnded(f"the registry process has ended ({_in_words(code)}); it is started again")
 
     def _end(self) -> None:
         if self._finalize is not None:
@@ -244,13 +245,13 @@ class AskRegistry:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """One that has ended already keeps its exit status."""
+    """Ends a process; one that has ended already keeps its exit status."""
     if process.poll() is None:
         process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with suppress(OSError):  # what could not be written to it any more
+            with suppress(OSError):  # unwritten output
                 pipe.close()
 
 

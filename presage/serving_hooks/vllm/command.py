@@ -1,6 +1,6 @@
-"""The command line of `vllm serve` with the hooks in it: what is added, and what somebody who says it himself keeps.
+"""Adds the options of the hooks to a `vllm serve` command line; options that are given are kept.
 
-Knows the options of vLLM that name a scheduler, workers, a connector and plugins, and no others; does not import vLLM.
+Knows vLLM's options for the scheduler, workers, connector and plugins. Does not import vLLM.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ ADDED: Final[Sequence[tuple[str, str, str]]] = (
     ("--worker-cls", WORKER, "without it forecasts have no hidden states"),
     ("--kv-transfer-config", CONNECTOR, "unless ours is in it, forecasts have no hidden states"),
 )
-"""Options that are added where nobody has said them: option, value, and what another value means."""
+"""Options that are added if they are not given: option, value, and what another value means."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """How vLLM is to be started.
+    """A command line of vLLM.
 
     Attributes:
         arguments: after `vllm`.
         plugins: the value of VLLM_PLUGINS.
-        notes: what an operator has said himself and we would have said otherwise, a sentence each.
+        notes: a sentence for each given option that differs from ours.
     """
 
     arguments: tuple[str, ...]
@@ -54,45 +54,45 @@ class Command:
 def command(
     arguments: Sequence[str], plugins: str | None, others: Iterable[str] = (), layer: int | None = None
 ) -> Command:
-    """The command line for the arguments that `vllm serve` would have been given.
+    """The command line for arguments of `vllm serve`.
 
     Args:
         arguments: a model, and any options of `vllm serve`.
-        plugins: VLLM_PLUGINS as it is; None if it is not set.
-        others: plugins that vLLM loads where VLLM_PLUGINS is not set.
-        layer: the setting `state_layer`, in place of one in the arguments; None leaves them as they are.
+        plugins: the value of VLLM_PLUGINS; None if it is not set.
+        others: plugins that vLLM loads if VLLM_PLUGINS is not set.
+        layer: overrides the setting `state_layer`; None keeps the arguments.
 
     Raises:
-        ConfigurationError: the settings under "presage" in --additional-config are no good, or a file named by
-            --config cannot be read.
+        ConfigurationError: the settings under "presage" in --additional-config are invalid, or the file of --config
+            cannot be read.
     """
-    said = _said(arguments)
-    additional = _additional(said)
+    given = _given(arguments)
+    additional = _additional(given)
     read_config(additional)
-    added = [] if layer is None else _with_layer(said, additional, layer)
+    added = [] if layer is None else _with_layer(given, additional, layer)
     notes = []
     for option, value, otherwise in ADDED:
-        own = {name: said[name] for name in said if name.split(".")[0] == option}
+        own = {name: given[name] for name in given if name.split(".")[0] == option}
         if not own:
             added += (option, value)
         elif value not in own.values():
-            stays = " ".join(f"{name} {given}" for name, given in own.items())
-            notes.append(f"{stays} stays as you said it, in place of {value}; {otherwise}")
+            kept = " ".join(f"{name} {theirs}" for name, theirs in own.items())
+            notes.append(f"your {kept} is kept in place of {value}; {otherwise}")
     names = list(others) if plugins is None else plugins.split(",")
     listed = ",".join(dict.fromkeys([*filter(None, names), PLUGIN]))
     return Command(("serve", *arguments, *added), listed, tuple(notes))
 
 
 def loaded_by_default() -> list[str]:
-    """Names of installed plugins that vLLM loads where VLLM_PLUGINS is not set: all but those that add routes."""
+    """Names of installed plugins that vLLM loads if VLLM_PLUGINS is not set: all but those that add routes."""
     groups = {group for group in entry_points().groups if group.startswith("vllm.") and group != ENDPOINTS}
     return sorted({plugin.name for group in groups for plugin in entry_points(group=group)})
 
 
-def _with_layer(said: Mapping[str, Any], additional: object, layer: int) -> list[str]:
-    """Options that set the layer, after those that are said: vLLM goes by the last object, and joins dotted options."""
-    dotted = any(name.startswith("--additional-config.") for name in said)
-    if dotted or "--additional-config" not in said or not isinstance(additional, dict):
+def _with_layer(given: Mapping[str, Any], additional: object, layer: int) -> list[str]:
+    """Options that set the layer, after the given ones: vLLM uses the last object, and merges dotted options."""
+    dotted = any(name.startswith("--additional-config.") for name in given)
+    if dotted or "--additional-config" not in given or not isinstance(additional, dict):
         return [f"--additional-config.presage.state_layer={layer}"]
     return [
         "--additional-config",
@@ -100,8 +100,8 @@ def _with_layer(said: Mapping[str, Any], additional: object, layer: int) -> list
     ]
 
 
-def _said(arguments: Sequence[str]) -> dict[str, Any]:
-    """Options and their values, the last of each; those of a file that --config names come first, as in vLLM."""
+def _given(arguments: Sequence[str]) -> dict[str, Any]:
+    """Options with their last values; as in vLLM, those of the file of --config come first."""
     options = _options(arguments)
     file = next((value for option, value in options if option == "--config"), None)
     return dict([*(_of_file(Path(file)) if file else ()), *options])
@@ -120,7 +120,7 @@ def _options(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _of_file(path: Path) -> list[tuple[str, Any]]:
-    yaml: Any = import_module("yaml")  # which comes with vLLM
+    yaml: Any = import_module("yaml")  # a dependency of vLLM
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -128,10 +128,10 @@ def _of_file(path: Path) -> list[tuple[str, Any]]:
     return [(f"--{name}".replace("_", "-"), value) for name, value in found.items()] if isinstance(found, dict) else []
 
 
-def _additional(said: Mapping[str, Any]) -> object:
-    """What vLLM makes of --additional-config: an object, or the dotted options, which go before it."""
+def _additional(options: Mapping[str, Any]) -> object:
+    """The value of --additional-config as vLLM reads it: an object, or the dotted options, which override it."""
     dotted: dict[str, Any] = {}
-    for option, value in said.items():
+    for option, value in options.items():
         head, *keys = option.split(".")
         if head == "--additional-config" and keys:
             place = dotted
@@ -140,7 +140,7 @@ def _additional(said: Mapping[str, Any]) -> object:
             place[keys[-1]] = _value(value)
     if dotted:
         return dotted
-    given = said.get("--additional-config", {})
+    given = options.get("--additional-config", {})
     if not isinstance(given, str):
         return given
     try:

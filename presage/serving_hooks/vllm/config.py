@@ -1,4 +1,4 @@
-"""What an operator says: `--additional-config '{"presage": {…}}'`, checked before the engine serves anything."""
+"""Settings of the hooks: `--additional-config '{"presage": {…}}'`, validated before the engine serves anything."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
 
-# YAML reads `on` and `off` as true and false, and means the words.
+# YAML reads `on` and `off` as booleans.
 Word = Annotated[
     ModeName,
-    BeforeValidator(lambda said: {True: "on", False: "off"}[said] if isinstance(said, bool) else said),
+    BeforeValidator(lambda word: {True: "on", False: "off"}[word] if isinstance(word, bool) else word),
 ]
 
 
 class ModeSettings(BaseModel):
-    """How far policies go where that is not the same for all."""
+    """Modes by policy and workflow type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -201,13 +201,13 @@ class PresageConfig(BaseModel):
     )
 
     def modes(self) -> ModeSettings:
-        """How far policies go."""
+        """The modes, whichever way they are given."""
         return self.mode if isinstance(self.mode, ModeSettings) else ModeSettings(default=self.mode)
 
     def forecast_budget(self) -> Budget:
-        """What each model may cost.
+        """The limits of each model.
 
-        It has been tried: nothing is left to compile, so the first calls are waited for no longer than others.
+        The first calls have no longer deadline: models were compiled in their trial.
         """
         return Budget(deadline_s=self.forecast_deadline_ms / 1000, share=self.error_budget, first_hang_s=HANG_S)
 
@@ -220,11 +220,11 @@ class PresageConfig(BaseModel):
         return ScoreConfig(self.horizon, self.gamma)
 
     def eviction_settings(self) -> EvictionConfig:
-        """How scores become an order."""
+        """Settings of the block order."""
         return EvictionConfig(self.tie, self.learn_sharing)
 
     def admission_settings(self) -> AdmissionConfig:
-        """What holding must promise, and for how long it may last."""
+        """Settings of admission."""
         return AdmissionConfig(
             margin=self.admission_margin,
             patience_s=self.admission_patience_s,
@@ -233,27 +233,27 @@ class PresageConfig(BaseModel):
         )
 
     def prefetch_settings(self) -> PrefetchConfig:
-        """What is worth fetching."""
+        """Settings of prefetch."""
         return PrefetchConfig(self.prefetch_least_value, self.prefetch_most_blocks)
 
 
 def read_config(additional: object) -> PresageConfig:
-    """The settings of the hooks out of vLLM's `additional_config`.
+    """Reads the settings of the hooks from vLLM's `additional_config`.
 
     Args:
-        additional: `vllm_config.additional_config`; what is not ours in it is left alone.
+        additional: `vllm_config.additional_config`; other keys than "presage" are ignored.
 
     Raises:
-        ConfigurationError: a key nobody knows, or a value that is no good; names all of them at once.
+        ConfigurationError: lists all unknown keys and invalid values.
     """
     given: Any = additional.get("presage", {}) if isinstance(additional, dict) else {}
     try:
         return PresageConfig.model_validate(given)
     except ValidationError as error:
-        raise ConfigurationError(f"additional_config: {'; '.join(map(_said, error.errors()))}") from None
+        raise ConfigurationError(f"additional_config: {'; '.join(map(_described, error.errors()))}") from None
 
 
-def _said(problem: Any) -> str:
+def _described(problem: Any) -> str:
     where = ".".join(["presage", *map(str, problem["loc"])])
     if problem["type"] == "extra_forbidden":
         of: type[BaseModel] = PresageConfig if len(problem["loc"]) == 1 else RecorderConfig
@@ -264,12 +264,11 @@ def _said(problem: Any) -> str:
 
 
 def counted_from_1(layer: int | None, layers: int) -> int | None:
-    """The layer whose hidden states are tapped, as recordings and predictors keep it.
+    """The layer whose hidden states are read, as recordings and predictors store it.
 
     PBKV takes states after the final norm and finds in its appendix C.3 that the best layer depends on the model and on
     the application. Layers count as Hugging Face's `output_hidden_states` and PBKV count them: 1 is the first
-    transformer layer, and a state is the residual stream behind it. After the last layer it has not been through the
-    final norm yet.
+    transformer layer, and a state is the residual stream after it; after the last layer, before the final norm.
 
     Args:
         layer: the setting `state_layer`; negative numbers count from the end.

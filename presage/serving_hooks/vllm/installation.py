@@ -1,7 +1,4 @@
-"""What an engine with the hooks would find where it is started: one finding for each thing it needs.
-
-Asks as the engine does, with the same functions, so that what is found here is what happens there.
-"""
+"""Checks what an engine with the hooks needs, with the functions that the engine itself uses."""
 
 from __future__ import annotations
 
@@ -23,12 +20,12 @@ GENERAL: Final = "vllm.general_plugins"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        what: was looked at.
-        state: "ok"; "less": the engine starts, and does with less; "no": it does not start, or not as it was told.
-        found: in words.
+        what: was checked.
+        state: "ok"; "less": the engine starts with reduced function; "no": it does not start, or not as configured.
+        found: a description.
     """
 
     what: str
@@ -37,11 +34,11 @@ class Finding:
 
 
 def findings(registry: str | None, report: Callable[[str], None]) -> list[Finding]:
-    """Looks at vLLM, its plugins, the platform, the registry and the models.
+    """Checks vLLM, its plugins, the platform, the registry and the models.
 
     Args:
-        registry: as the setting of that name.
-        report: told what is being looked at.
+        registry: the setting of that name.
+        report: receives progress messages.
     """
     report("looking at vLLM")
     found = [_version(), *_plugins()]

@@ -1,11 +1,11 @@
-"""Which step of which workflow a request is: read out of what its client sent along.
+"""Reads a request's workflow, agent and step from what its client sent.
 
 The names are those of `vllm_xargs` (`workflow_type`, `workflow_id`, `agent`, `step`, `workflow_end`, `session_id`)
 and those of Pythia's `app_metadata` (`workflow_type_id`, `agent_id`), flat or nested under that name. A session
 without a workflow id is a workflow of its own.
 
-What comes here was written by anybody who can send a request: nothing of it raises, nothing of it is printed, and what
-is not a short, printable name is left out and counted. A name is never cut: two long ones would become one.
+This input is untrusted: it never raises, it is never logged, and anything but a short, printable name is left out and
+counted. Names are never truncated, since two long names could become one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _NO: Final = frozenset({"false", "0", "no", ""})
 
 
 def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | None:
-    """The step a request is, or None where it belongs to no workflow.
+    """The step that a request is; None if it belongs to no workflow.
 
     Args:
         extra_args: `sampling_params.extra_args` of the request, anything at all.
-        session_id: as vLLM has it from the request or its header.
+        session_id: of the request or its header.
         counts: counts what is left out, by field and reason.
     """
     sent = _sent(extra_args, counts)
@@ -49,7 +49,7 @@ def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | 
         if workflow_type or agent:
             counts.add(METADATA_LEFT_OUT, "workflow_id", "missing")
         return None
-    tenant = extra_args.get(ARGUMENT) if isinstance(extra_args, dict) else None  # never out of what is nested
+    tenant = extra_args.get(ARGUMENT) if isinstance(extra_args, dict) else None  # never from the nested names
     return Step(
         workflow_type=_shared(workflow_type),
         workflow_id=scoped(_name(tenant, ARGUMENT, counts) or "", workflow_id),
@@ -60,12 +60,12 @@ def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | 
 
 
 def _shared(name: str | None) -> str:
-    """One copy of a name that many requests have; a request's own goes with it."""
+    """One copy of a name that many requests share."""
     return intern(name) if type(name) is str else str(name or "")
 
 
 def _sent(extra_args: object, counts: EventCounts) -> Mapping[Any, Any]:
-    """The flat names, and behind them the nested ones."""
+    """All names; flat ones override nested ones."""
     if extra_args is None:
         return {}
     if not isinstance(extra_args, dict):
@@ -89,7 +89,7 @@ def _first(sent: Mapping[Any, Any], field: MetadataField, keys: tuple[str, ...],
 
 
 def _name(value: object, field: MetadataField | Literal["presage_tenant"], counts: EventCounts) -> str | None:
-    if type(value) is str and 0 < len(value) <= MAX_NAME and value.isprintable():  # nearly always
+    if isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable():  # nearly always
         return value
     if value is None or value == "":
         return None
@@ -98,13 +98,8 @@ def _name(value: object, field: MetadataField | Literal["presage_tenant"], count
             return str(value)
         _left_out(field, "wrong type", counts)
         return None
-    if len(value) > MAX_NAME:
-        _left_out(field, "too long", counts)
-        return None
-    if not value.isprintable():
-        _left_out(field, "not printable", counts)
-        return None
-    return value
+    _left_out(field, "too long" if len(value) > MAX_NAME else "not printable", counts)
+    return None
 
 
 def _left_out(field: MetadataField | Literal["presage_tenant"], reason: Reason, counts: EventCounts) -> None:

@@ -1,18 +1,18 @@
-"""How far each policy goes for each workflow type: off, shadow or on; said by the settings, and while the engine runs.
+"""The mode of each policy for each workflow type, set by configuration and while the engine runs.
 
-- off: nothing is computed for it;
-- shadow: all is computed, counted and shown, and nothing is done;
-- on: it acts.
+- off: nothing is computed;
+- shadow: everything is computed, counted and shown, but nothing is done;
+- on: the policy acts.
 
-A policy that acts for no workflow type leaves vLLM's own order alone: its own queues, its own free blocks. Where it
-acts for some types, the others stand in the same order as requests nobody knows anything of: without a place of their
-own they would starve, or starve others.
+A policy that acts for no workflow type leaves vLLM's queues and free blocks in place. Where it acts for some types, the
+others are ordered like requests of which nothing is known; without a place in the order they would starve, or starve
+others.
 
-A policy or type setting overrides the default; if both are set, the stricter wins; a setting of the two together
-overrides all. Setting the default clears all other settings: so one word switches all off.
+A policy or type setting overrides the default; if both are set, the stricter wins; a setting for the pair overrides
+both. Setting the default clears all other settings, so one request switches everything off.
 
-A workflow type whose forecasts have not shown enough (`Evidence`) is in shadow at most. A policy that fails is off from
-then on, and the engine goes on without it (`Switch`).
+A workflow type with too little evidence for its forecasts (`Evidence`) is in shadow at most. A policy that fails is
+switched off, and the engine goes on without it (`Switch`).
 """
 
 from __future__ import annotations
@@ -53,16 +53,15 @@ _BETS: Final[NDArray[np.float64]] = np.array(SHARES) / _LIMIT
 
 
 class Switch:
-    """Whether one policy is on. It is on until it fails; then it is off, and the engine goes on without it.
+    """Whether a policy is on: until it fails. Then the engine goes on without it.
 
-    A request must never suffer from our mistakes, and a policy that has failed once may hold half of a thought: so it
-    is not tried again. The log names the kind of error and where it came from, never its message, which might repeat a
-    prompt.
+    A policy that failed may be in an inconsistent state, so it is never switched on again. The log names the kind and
+    place of the error, never its message, which might repeat a prompt.
 
     Args:
         name: of the policy.
         counts: counts failures, by name and kind of error.
-        takes: switches of what cannot do without it.
+        takes: switches of policies that depend on it.
 
     Attributes:
         on: it has not failed.
@@ -79,7 +78,7 @@ class Switch:
         self._takes = takes
 
     def attempt(self, do: Callable[..., object], *args: Any) -> None:
-        """Calls `do`, if it is on; an exception switches it off and goes no further."""
+        """Calls `do` if it is on; an exception switches it off and is not raised."""
         if self.on:
             try:
                 do(*args)
@@ -87,7 +86,7 @@ class Switch:
                 self.off(error)
 
     def off(self, error: Exception) -> None:
-        """It has failed."""
+        """Switches it off after an error."""
         self._counts.add(ERRORS, self.name, type(error).__name__)
         if not self.on:
             return
@@ -100,7 +99,7 @@ class Switch:
 
 
 class Mode(IntEnum):
-    """The higher goes further."""
+    """Ordered by how far a policy goes."""
 
     OFF = 0
     SHADOW = 1
@@ -108,7 +107,7 @@ class Mode(IntEnum):
 
     @property
     def word(self) -> str:
-        """As people write it."""
+        """As settings and status write it."""
         return self.name.lower()
 
 
@@ -116,16 +115,17 @@ WORDS: Final[Mapping[str, Mode]] = {mode.word: mode for mode in Mode}
 
 
 class Modes:
-    """What holds now.
+    """The modes in force.
 
     Args:
-        default: of everything.
-        policies, workflow_types: of these, words by name.
-        suffices: whether forecasts of a workflow type have shown enough to be acted on; None asks for nothing.
+        default: for everything.
+        policies: words by policy.
+        workflow_types: words by workflow type.
+        suffices: whether there is enough evidence to act on a workflow type's forecasts; None needs no evidence.
 
     Attributes:
-        changes: rises whenever an answer may be another one.
-        whole: how far each policy goes for the type for which it goes furthest.
+        changes: increases whenever a mode may have changed.
+        whole: the highest mode of each policy over all workflow types.
     """
 
     def __init__(
@@ -146,28 +146,27 @@ class Modes:
             self.say(mode, None, name)
 
     def of(self, policy: str, stats_key: str) -> Mode:
-        """How far a policy goes for a workflow type; a prefetch no further than the eviction it stands on.
+        """The mode of a policy for a workflow type; that of prefetch is at most that of eviction.
 
         Args:
             policy: one of POLICIES.
-            stats_key: the workflow type as its tenant's. A setting of a type holds for all tenants; evidence is each
-                tenant's own.
+            stats_key: the workflow type of a tenant. Settings hold for all tenants; evidence is per tenant.
         """
-        mode = self._rules[None, None] if len(self._rules) == 1 else self._said(policy, unscoped(stats_key))
+        mode = self._rules[None, None] if len(self._rules) == 1 else self._set_for(policy, unscoped(stats_key))
         if mode is Mode.ON and self._suffices is not None and not self._suffices(stats_key):
             mode = Mode.SHADOW
         return min(mode, self.of("eviction", stats_key)) if policy == "prefetch" else mode
 
     def say(self, mode: str, policy: str | None = None, workflow_type: str | None = None) -> None:
-        """From now on.
+        """Sets a mode.
 
         Args:
             mode: off, shadow or on.
-            policy: of this one; None for all.
-            workflow_type: of this one; None for all.
+            policy: None for all.
+            workflow_type: None for all.
 
         Raises:
-            ConfigurationError: there is no such mode or policy, or more is said than is kept.
+            ConfigurationError: the mode or policy is unknown, or there are more than `MOST_RULES` settings.
         """
         if mode not in WORDS:
             raise ConfigurationError(f"mode is {mode!r:.60}; give one of {', '.join(WORDS)}")
@@ -181,16 +180,16 @@ class Modes:
             self._rules.clear()
         elif (policy, workflow_type) not in self._rules and len(self._rules) >= MOST_RULES:
             raise ConfigurationError(
-                f"modes of {MOST_RULES} policies and workflow types are kept; say one for everything first"
+                f"there are {MOST_RULES} modes of policies and workflow types already; set one for everything first"
             )
         self._rules[policy, workflow_type] = WORDS[mode]
         self.changed()
 
     def changed(self) -> None:
-        """The evidence or a setting has changed: every policy's widest mode is computed again."""
+        """Computes `whole` again after a setting or the evidence has changed."""
         types: list[str | None] = list({workflow_type for _, workflow_type in self._rules})
         for policy in POLICIES:
-            mode = max(self._said(policy, name) for name in types)
+            mode = max(self._set_for(policy, name) for name in types)
             if mode is Mode.ON and self._suffices is not None and not self._suffices(None):
                 mode = Mode.SHADOW
             self.whole[policy] = mode
@@ -198,7 +197,7 @@ class Modes:
         self.changes += 1
 
     def shadows(self, policy: str) -> bool:
-        """Whether a policy may be in shadow for some type."""
+        """Whether a policy may be in shadow for some workflow type."""
         waits = self._suffices is not None
         return any(
             mode is Mode.SHADOW or (waits and mode is Mode.ON)
@@ -207,7 +206,7 @@ class Modes:
         )
 
     def status(self) -> dict[str, Any]:
-        """What was said, and how far each policy goes."""
+        """The settings, and the highest mode of each policy."""
         return {
             "default": self._rules[None, None].word,
             "said": [
@@ -218,7 +217,7 @@ class Modes:
             "policies": {policy: mode.word for policy, mode in self.whole.items()},
         }
 
-    def _said(self, policy: str, workflow_type: str | None) -> Mode:
+    def _set_for(self, policy: str, workflow_type: str | None) -> Mode:
         rules = self._rules
         both = rules.get((policy, workflow_type)) if workflow_type is not None else None
         if both is not None:
@@ -231,7 +230,7 @@ class Modes:
 
 
 class _Shown:
-    """Of one type and model: workflows, the logarithms of the bets' worth, and whether it suffices."""
+    """The evidence for one type and model: workflows, the logarithms of the bets' wealth, and whether it suffices."""
 
     __slots__ = ("suffices", "workflows", "worth")
 
@@ -249,38 +248,36 @@ class _Shown:
 
 
 class Evidence:
-    """Whether the forecasts of a workflow type have shown enough to be acted on: the shadow that a new type begins in.
+    """Whether there is enough evidence to act on the forecasts of a workflow type; a new type begins in shadow.
 
-    Pythia (§5) lets a new workflow or version run on the reactive fallback, and profiles it in the background, until
-    "safe statistical confidence intervals are established"; which intervals, and how safe, it leaves open. Here the
-    rule is:
+    Pythia (§5) runs a new workflow or version on the reactive fallback and profiles it in the background until "safe
+    statistical confidence intervals are established"; it leaves open which. The rule here: act after at least `least`
+    workflows of a type, once a test shows that one model's forecasts, one step ahead, are right at most `TOLERANCE`
+    less often than they claim; the test errs with a probability of at most `RISK`.
 
-        after at least `least` workflows of a type, once it is shown that the forecasts of one model, one step ahead,
-        are right at most `TOLERANCE` less often than they say themselves; false with a probability of at most `RISK`.
+    The test is of calibration, not accuracy, because decisions use probabilities: an unsure forecast changes little, a
+    sure and wrong one evicts needed blocks.
 
-    Calibration and not accuracy, because decisions take probabilities at their word: a forecast that knows little and
-    says so changes little, one that is sure and wrong evicts the blocks that are needed.
-
-    A workflow gives one number, the mean over its forecasts of (right − probability of the likeliest outcome), so that
-    steps of one workflow, which depend on each other, are not counted as many. With x = (1 + that) / 2 in [0, 1] and
-    m = (1 − TOLERANCE) / 2, a bet that the mean of x is above m,
+    Each workflow gives one number, the mean over its forecasts of (right − probability of the likeliest outcome), since
+    steps of one workflow depend on each other. With x = (1 + that) / 2 in [0, 1] and m = (1 − TOLERANCE) / 2, a bet
+    that the mean of x is above m,
 
         W_n = mean over λ of Π_t (1 + λ (x_t − m)),   0 ≤ λ < 1/m
 
     has a mean of at most 1 as long as it is not (Waudby-Smith & Ramdas, 2024, §4), so it ever reaches 1 / RISK with a
-    probability of at most RISK (Ville), however often one looks. What it asks is that one workflow does not tell of the
-    next. The bets are those of `monitoring/drift.py`.
+    probability of at most RISK (Ville), however often one looks. This assumes independent workflows. The bets are those
+    of `monitoring/drift.py`.
 
-    What suffices is a type and a model, "version 3" or the counts: another version begins in shadow again. A new
-    version of an application does where its type has another name. What happens later to a type that suffices is the
-    drift alarm's business. Types beyond `MOST` make room, first those that have shown least: names come with requests.
+    Evidence is for a type and a model ("version 3", or the counts), so another version begins in shadow again; so does
+    a new version of an application if its type has a new name. Later changes of a type are the drift alarm's task.
+    Beyond `MOST` pairs those with the least evidence are dropped, since names come with requests.
 
     Args:
-        least: workflows that a type and model must have, however good they are.
-        changed: called when a type suffices that did not.
+        least: workflows that a type and model need at least.
+        changed: called when a type begins to suffice.
 
     Attributes:
-        following: is told of forecasts, and tells `followed`.
+        following: receives forecasts and calls `followed`.
     """
 
     def __init__(self, least: int, changed: Callable[[], None]) -> None:
@@ -291,14 +288,14 @@ class Evidence:
         self._sufficing = 0
 
     def suffices(self, workflow_type: str | None) -> bool:
-        """Whether the model that forecast last for a type has shown enough; None: any model for any type."""
+        """Whether the model that last forecast for a type has enough evidence; None: any model for any type."""
         if workflow_type is None:
             return self._sufficing > 0
         shown = self._shown.get((workflow_type, self._asked.get(workflow_type, "")))
         return shown is not None and shown.suffices
 
     def forecast(self, workflow_type: str, forecast: LiveForecast) -> None:
-        """A forecast was made: by this model the type is judged from now on. One that says nothing is none."""
+        """A forecast was made: the type is now judged by its model. An empty forecast is ignored."""
         if len(forecast.probabilities):
             self._asked[workflow_type] = model_of(forecast.source, forecast.version, forecast.reason)
             self._asked.move_to_end(workflow_type)
@@ -306,7 +303,7 @@ class Evidence:
                 self._asked.popitem(last=False)
 
     def followed(self, workflow: Followed) -> None:
-        """A workflow is over."""
+        """A workflow has ended."""
         for model, tally in workflow.next_agent.items():
             surplus = _surplus(tally)
             if surplus is None:
@@ -323,7 +320,7 @@ class Evidence:
             self._make_room()
 
     def status(self) -> dict[str, Any]:
-        """Of each type and model: workflows, odds (at 1 / RISK they are enough), and whether it suffices."""
+        """For each type and model: workflows, odds (they suffice at 1 / RISK), and whether it suffices."""
         return {
             name: {
                 model: {"workflows": shown.workflows, "odds": round(shown.odds(), 3), "suffices": shown.suffices}
@@ -339,7 +336,7 @@ class Evidence:
 
 
 def _surplus(tally: Tally) -> float | None:
-    """Mean of (right − probability said) over a workflow's forecasts of the next step; None where none was judged."""
+    """Mean of (right − forecast probability) over a workflow's forecasts of the next step; None without any."""
     positions, sure, right = (float(of) for of in tally.sums[:3, :, 0].sum(axis=(1, 2), dtype=np.float64))
     surplus = (right - sure) / positions if positions else math.nan
     return min(1.0, max(-1.0, surplus)) if math.isfinite(surplus) else None

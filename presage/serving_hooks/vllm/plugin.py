@@ -1,23 +1,23 @@
-"""The HTTP routes of the hooks: a workflow's end, the status, explanations, and how far policies go.
+"""HTTP routes: end a workflow, status, explanations, and modes of policies.
 
-Two plugins by the name `presage`, for vLLM keeps the two apart: one adds methods to the engine's core, the other adds
-the routes that call them. vLLM loads routes only where `VLLM_PLUGINS=presage` names them; without them a workflow
-still ends by `workflow_end` on its last request, or by its time to live.
+There are two vLLM plugins named `presage`: one adds methods to the engine core, the other adds the routes that call
+them. vLLM loads routes only if `VLLM_PLUGINS=presage` names them; without them a workflow still ends by `workflow_end`
+on its last request, or by its time to live.
 
     POST /v1/workflows/r1/end?workflow_type=review   ->  {"ended": true}
     GET  /v1/workflows/status                        ->  {"engines": [...]}
-    GET  /metrics                                    ->  vLLM's own, and ours behind them (metrics.py)
+    GET  /metrics                                    ->  vLLM's metrics, followed by ours (metrics.py)
     GET  /v1/workflows/r1/explain?workflow_type=review  ->  {"engines": [...]}, of those that know it
 
-The type may also stand in the body, `{"workflow_type": "review"}`; without one it is that of requests that give none.
+The body may give the type instead, `{"workflow_type": "review"}`; the default is that of requests without a type.
 
-Routes that change how an engine works exist where an admin key is set, and ask for it:
+Routes that change an engine exist only if an admin key is set, and require it:
 
     POST /v1/workflows/mode   {"mode": "off", "policy": "eviction", "workflow_type": "review"}
     GET  /v1/workflows/mode   ->  {"engines": [...]}
 
-The key comes in the header `ADMIN_KEY_HEADER`; vLLM's own API key, where there is one, is asked for before it. The
-answers: 404 no admin key is set, 401 none was sent, 403 it is another one.
+The key is sent in the header `ADMIN_KEY_HEADER`, in addition to vLLM's API key if there is one. Status codes: 404 no
+admin key is set, 401 none was sent, 403 the key is wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from presage.serving_hooks.vllm.engine import EngineClient
 from presage.serving_hooks.vllm.metadata import MAX_NAME
 from presage.serving_hooks.vllm.metrics_page import Appended, StatusCache
 from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
-from presage.serving_hooks.vllm.tenants import NotesTenant, Tenants, keys_of, mark, tenant
+from presage.serving_hooks.vllm.tenants import TenantMiddleware, Tenants, keys_of, mark, tenant
 from presage.serving_hooks.workflows.identity import scoped
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ Call = Callable[..., Any]
 """Calls a method of every engine behind the server; awaited."""
 
 
-class ModeSaid(BaseModel):
-    """How far policies are to go."""
+class ModeRequest(BaseModel):
+    """The body of a request that sets a mode."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -69,7 +69,7 @@ def admin_key(args: Any, environment: Mapping[str, str] = os.environ) -> str | N
         environment: where the key is.
 
     Raises:
-        ConfigurationError: it is too short to be one, or the settings are no good.
+        ConfigurationError: the key is too short, or the settings are invalid.
     """
     name = read_config(getattr(args, "additional_config", None)).admin_key_variable
     key = environment.get(name)
@@ -83,71 +83,68 @@ def add_admin_routes(app: FastAPI, key: str, call: Call) -> None:
 
     Args:
         app: of the server.
-        key: that is asked for.
-        call: reaches the engines.
+        key: required in the header.
+        call: calls the engines.
     """
-    wanted = sha256(key.encode()).digest()
+    expected = sha256(key.encode()).digest()
 
-    def door(sent: Annotated[str | None, Header(alias=ADMIN_KEY_HEADER)] = None) -> None:
+    def check_key(sent: Annotated[str | None, Header(alias=ADMIN_KEY_HEADER)] = None) -> None:
         if sent is None:
             raise HTTPException(401, f"send the admin key in the header {ADMIN_KEY_HEADER}")
-        if not hmac.compare_digest(sha256(sent.encode()).digest(), wanted):
+        if not hmac.compare_digest(sha256(sent.encode()).digest(), expected):
             raise HTTPException(403, "this is not the admin key")
 
-    async def say(said: ModeSaid) -> dict[str, list[Any]]:
-        answers = await call("presage_set_mode", said.mode, said.policy, said.workflow_type)
+    async def set_one(request: ModeRequest) -> dict[str, list[Any]]:
+        answers = await call("presage_set_mode", request.mode, request.policy, request.workflow_type)
         refused = [answer["refused"] for answer in answers if "refused" in answer]
         if refused:
             raise HTTPException(400, refused[0])
         return {"engines": answers}
 
-    async def tell() -> dict[str, list[Any]]:
+    async def get_all() -> dict[str, list[Any]]:
         return {"engines": await call("presage_modes")}
 
-    behind = [Depends(door)]
-    app.add_api_route("/v1/workflows/mode", say, methods=["POST"], dependencies=behind)
-    app.add_api_route("/v1/workflows/mode", tell, methods=["GET"], dependencies=behind)
+    guarded = [Depends(check_key)]
+    app.add_api_route("/v1/workflows/mode", set_one, methods=["POST"], dependencies=guarded)
+    app.add_api_route("/v1/workflows/mode", get_all, methods=["GET"], dependencies=guarded)
 
 
 def set_mode(core: Any, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
-    """Tells the scheduler of an engine's core how far policies go; another scheduler says nothing."""
-    scheduler = core.scheduler
-    if not hasattr(scheduler, "set_mode"):
-        return {}
+    """Sets a mode; {} if the engine has another scheduler."""
     try:
-        return dict(scheduler.set_mode(mode, policy, workflow_type))
+        return dict(_scheduler(core, "set_mode", mode, policy, workflow_type) or {})
     except ConfigurationError as error:
         return {"refused": str(error)}
 
 
 def modes(core: Any) -> dict[str, Any]:
-    """How far the policies of an engine's core go."""
-    return dict(core.scheduler.modes()) if hasattr(core.scheduler, "modes") else {}
+    """The modes in force; {} if the engine has another scheduler."""
+    return dict(_scheduler(core, "modes") or {})
 
 
 def workflow_ended(core: Any, workflow_type: str, workflow_id: str) -> bool:
-    """Tells the scheduler of an engine's core; whether it knew the workflow. Another scheduler knows none."""
-    scheduler = core.scheduler
-    return bool(scheduler.workflow_ended(workflow_type, workflow_id)) if hasattr(scheduler, "workflow_ended") else False
+    """Ends a workflow; returns whether the engine knew it."""
+    return bool(_scheduler(core, "workflow_ended", workflow_type, workflow_id))
 
 
 def status(core: Any) -> dict[str, Any]:
-    """What the scheduler of an engine's core says of its policies; another scheduler says nothing."""
-    scheduler = core.scheduler
-    return dict(scheduler.presage_status()) if hasattr(scheduler, "presage_status") else {}
+    """The status of the policies; {} if the engine has another scheduler."""
+    return dict(_scheduler(core, "presage_status") or {})
 
 
 def explain(core: Any, workflow_type: str, workflow_id: str) -> dict[str, Any]:
-    """What the scheduler of an engine's core knows of a workflow, and why it does what; empty for one it has not."""
-    scheduler = core.scheduler
-    if not hasattr(scheduler, "explain"):
-        return {}
-    told = dict(scheduler.explain(workflow_type, workflow_id))
-    return told if told["alive"] or told["forecasts"] or told["requests"] else {}
+    """What the engine knows and decided about a workflow; {} if it does not know it."""
+    found = dict(_scheduler(core, "explain", workflow_type, workflow_id) or {})
+    return found if any(found.get(key) for key in ("alive", "forecasts", "requests")) else {}
+
+
+def _scheduler(core: Any, method: str, *args: str | None) -> Any:
+    """Calls a method of the scheduler of an engine's core; None if another scheduler is used."""
+    return getattr(core.scheduler, method)(*args) if hasattr(core.scheduler, method) else None
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes, whichever scheduler is used: must not fail."""
+    """Called by vLLM in each of its processes, with any scheduler: must not fail."""
     try:
         engine.add_engine_methods(
             {
@@ -159,7 +156,7 @@ def register() -> None:
             }
         )
     except Exception as error:
-        logger.warning("the end of a workflow cannot be said over HTTP: %s", type(error).__name__)
+        logger.warning("the routes of Presage cannot reach the engine: %s", type(error).__name__)
 
 
 Type = Annotated[str | None, Query(max_length=MAX_NAME)]
@@ -167,7 +164,7 @@ Id = Annotated[str, Path(min_length=1, max_length=MAX_NAME)]
 
 
 class WorkflowEnd(BaseModel):
-    """What the body may say of a workflow that sends no more requests."""
+    """The body of a request that ends a workflow."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -175,7 +172,7 @@ class WorkflowEnd(BaseModel):
 
 
 class WorkflowRoutes:
-    """What vLLM asks of an endpoint plugin."""
+    """The endpoint plugin."""
 
     name = "presage"
     required_tasks: tuple[str, ...] | None = ("generate",)
@@ -184,39 +181,38 @@ class WorkflowRoutes:
         self._engines: EngineClient | None = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds the routes, and what tells clients apart."""
+        """Adds the routes and the middleware that isolates tenants."""
         args = getattr(app.state, "args", None)
-        app.add_middleware(NotesTenant, tenants=Tenants(keys_of(args)))
+        app.add_middleware(TenantMiddleware, tenants=Tenants(keys_of(args)))
         key = admin_key(args)
         if key is not None:
             add_admin_routes(app, key, self._call)
 
         async def end(workflow_id: Id, workflow_type: Type = None, body: WorkflowEnd | None = None) -> dict[str, bool]:
-            said = {name for name in (workflow_type, body.workflow_type if body else None) if name is not None}
-            if len(said) > 1:
+            types = {name for name in (workflow_type, body.workflow_type if body else None) if name is not None}
+            if len(types) > 1:
                 raise HTTPException(400, "the query and the body name two workflow types; give one")
-            answers = await self._call("presage_workflow_ended", said.pop() if said else "", _own(workflow_id))
+            answers = await self._call("presage_workflow_ended", types.pop() if types else "", _own(workflow_id))
             return {"ended": any(answers)}
 
         async def status_of_all() -> dict[str, list[Any]]:
             return {"engines": await self._call("presage_status")}
 
         async def explain_one(workflow_id: Id, workflow_type: Type = None) -> dict[str, list[Any]]:
-            told = [one for one in await self._call("presage_explain", workflow_type or "", _own(workflow_id)) if one]
-            if not told:
-                raise HTTPException(
-                    404, "no engine knows this workflow; its workflow_type is the one its requests give"
-                )
-            return {"engines": told}
+            answers = await self._call("presage_explain", workflow_type or "", _own(workflow_id))
+            known = [answer for answer in answers if answer]
+            if not known:
+                raise HTTPException(404, "no engine knows this workflow; give the workflow_type that its requests give")
+            return {"engines": known}
 
-        # An id may hold a slash: a path, not one part of it.
+        # `:path`, since an id may contain a slash.
         app.add_api_route("/v1/workflows/{workflow_id:path}/end", end, methods=["POST"])
         app.add_api_route("/v1/workflows/{workflow_id:path}/explain", explain_one, methods=["GET"])
         app.add_api_route("/v1/workflows/status", status_of_all, methods=["GET"])
         app.add_middleware(Appended, asked=StatusCache(self._statuses))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Is told of the engine; None on a server without one."""
+        """Receives the engine's client; None on a server without an engine."""
         if engine_client is not None:
             self._engines = EngineClient(engine_client)
             self._engines.on_generate(mark)
@@ -233,5 +229,5 @@ class WorkflowRoutes:
 
 
 def _own(workflow_id: str) -> str:
-    """A workflow as the client that asks means it: its own, whatever others call theirs."""
+    """The id within the tenant of the client that asks."""
     return scoped(tenant(), workflow_id)

@@ -1,22 +1,21 @@
-"""The process beside an engine that asks the registry, fetches versions and tries them; `ask_registry.py` starts it.
+"""The process beside an engine that queries the registry, fetches versions and tries them; `ask_registry.py` starts it.
 
-MLflow, compiling, and whatever a version does when it is tried would hold the lock of the engine's interpreter. Here
-they hold another. What was compiled here lies in numba's cache, from which the engine reads it.
+MLflow, compilation and the trial of a version would hold the GIL of the engine. The engine reads what is compiled here
+from numba's cache.
 
-Asked on standard input, a line of JSON each, one after the other:
+Queries come on standard input, one line of JSON each:
 
     {"versions": {KIND: REFERENCE, …}, "registry": URI, "most_s": S}
     {"trial": KIND, "reference": "models:/NAME/VERSION", "registry": URI, "most_s": S}
 
-Answered on standard output, after what was logged meanwhile, `{"level": 30, "said": "…"}`:
+Answers go to standard output, after lines for log messages, `{"level": 30, "said": "…"}`:
 
     {"versions": {KIND: VERSION or null, …}}
-    {"folder": …, "version": …, "digest": "sha256:…", "promoted": "…", "profile": "…"}      it has passed; what it was
-                                           promoted with, and under which inputs
-    {"error": "…", "registry": true}       of the registry, and worth asking again; false: of the version
+    {"folder": …, "version": …, "digest": "sha256:…", "promoted": "…", "profile": "…"}      the trial has passed
+    {"error": "…", "registry": true}       an error of the registry, which may be retried; false: of the version
 
-The process ends with its standard input, and so with the engine, however that ends. An answer that takes longer than
-`most_s` ends it too, by an alarm of the kernel's that code which keeps the interpreter cannot put off.
+The process ends with its standard input, and so with the engine. An answer that takes longer than `most_s` ends it too,
+by a kernel alarm, which works even while code holds the interpreter.
 """
 
 from __future__ import annotations
@@ -37,23 +36,23 @@ from presage.registry.resolve import current_aliases, parse
 from presage.serving_hooks.vllm.ask_registry import open_existing
 
 _NICE: Final = 5
-"""The engine goes first, but a machine that is always busy must not keep versions from being tried."""
+"""The engine takes precedence, but on a busy machine versions must still be tried."""
 
 
 class RegistryAnswers:
-    """Answers for one registry after the other; opened at the first question, and again after it failed."""
+    """Answers queries; opens the registry on the first query, and again after a failure."""
 
     def __init__(self) -> None:
         self._registry: Registry | None = None
 
-    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one line; raises nothing."""
-        versions = "versions" in asked
+    def answer(self, query: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one query. Does not raise."""
+        versions = "versions" in query
         try:
-            registry = self._opened(asked["registry"])
+            registry = self._opened(query["registry"])
             if versions:
-                return {"versions": {kind: version_of(name, registry) for kind, name in asked["versions"].items()}}
-            return _trial(asked["trial"], asked["reference"], registry)
+                return {"versions": {kind: version_of(name, registry) for kind, name in query["versions"].items()}}
+            return _trial(query["trial"], query["reference"], registry)
         except Exception as error:
             if versions:
                 self._registry = None
@@ -66,19 +65,19 @@ class RegistryAnswers:
 
 
 def version_of(reference: str, registry: Registry) -> int | None:
-    """The version that `models:/NAME@ALIAS` or `models:/NAME/VERSION` means now; None where there is none.
+    """The version that `models:/NAME@ALIAS` or `models:/NAME/VERSION` resolves to; None if there is none.
 
-    Asks for aliases alone: a version that is named by its number is not looked for.
+    Looks up aliases only: a version number is returned unchecked.
 
     Raises:
-        RegistryError: the registry does not answer, or it is no such reference.
+        RegistryError: the registry does not answer, or the reference is malformed.
     """
     name, alias, version = parse(reference)
     return version if alias is None else current_aliases(registry, name).get(alias)
 
 
 def _trial(kind: str, reference: str, registry: Registry) -> dict[str, Any]:
-    # A hundred megabytes, which a process that only asks does without.
+    # These take a hundred megabytes, which a process that only lists versions does not need.
     from presage.serving_hooks.forecasting.sources import Held, load_length, load_next_agent
     from presage.serving_hooks.monitoring.promoted import promoted_json
 
@@ -96,7 +95,7 @@ def _trial(kind: str, reference: str, registry: Registry) -> dict[str, Any]:
 
 
 class _Relayed(logging.Handler):
-    """What is logged here is the engine's to say."""
+    """Sends log messages to the engine, which logs them."""
 
     def __init__(self, answers: IO[str]) -> None:
         super().__init__(logging.INFO)
@@ -114,16 +113,16 @@ def _write(answers: IO[str], line: Mapping[str, Any]) -> None:
 def _read(lines: SimpleQueue[bytes]) -> None:
     for line in sys.stdin.buffer:
         lines.put(line)
-    os._exit(0)  # nobody is there any more, whatever is under way
+    os._exit(0)  # the engine is gone
 
 
 def main() -> None:
-    """Answers until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the engine's to answer
+    """Answers queries until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the engine handles it
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     os.nice(_NICE)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries may print
     logger = logging.getLogger("presage")
     logger.addHandler(_Relayed(answers))
     logger.setLevel(logging.INFO)

@@ -1,16 +1,14 @@
-"""Newer versions of an engine's models: looked for and tried beside the engine, and handed over as a set.
+"""Reloads an engine's models when their registry references resolve to newer versions.
 
-A process of its own (ask_registry.py) is asked every so often which versions the engine's references mean now. Where
-they mean others, the new ones are fetched, loaded and tried there, and only when all of them have passed are they
-loaded here, from files on this machine: some milliseconds of a thread, which lets go of the interpreter for whoever
-wants it. Then the set is laid out for the engine's thread to take between two iterations. A version that fails its
-trial is refused, once, and its set with it: what is there stays until an alias moves on. A model of which the engine
-has none yet holds nothing up by failing.
+A separate process (ask_registry.py) resolves the engine's references periodically, and fetches, loads and tries new
+versions. New versions go live only after every changed model passes: a thread here loads them from local files, which
+takes milliseconds, and the engine's thread takes the set between two iterations. A version that fails its trial is
+refused once, and its set with it; the current versions stay until an alias moves. A model that the engine does not have
+yet does not hold up others by failing.
 
-A registry that is down is asked again, and so is a process that has ended; an alias that is gone takes nothing away.
-Each is said once, and once when it is over. Folders, and versions named by their number, are what they are: only what
-could not be loaded is tried again. A version whose trial ends the process is tried once more, for somebody may have
-ended it, and then refused.
+A registry that is down and a process that has ended are tried again; a removed alias changes nothing. Each problem is
+logged once, and once when it is over. Folders and version numbers do not change: only what could not be loaded is tried
+again. A version whose trial ends the process, which may have been killed, is tried once more and then refused.
 """
 
 from __future__ import annotations
@@ -28,17 +26,17 @@ from presage.errors import RegistryError, why
 from presage.registry.resolve import parse
 from presage.serving_hooks.forecasting.sources import Held, Predictors, take_length, take_next_agent
 from presage.serving_hooks.monitoring.promoted import read_promoted
-from presage.serving_hooks.vllm.ask_registry import Ended, NotPassed, Tried
+from presage.serving_hooks.vllm.ask_registry import ProcessEnded, TrialFailed, TriedVersion
 
 _SWITCH_S: Final = 0.0002
-"""How long a thread keeps the interpreter while versions are loaded here. Each forecast goes to the guard's thread and
-back, and would wait 5 ms twice, Python's own interval, for a thread that loads."""
+"""Thread switch interval while versions are loaded here. Each forecast goes to the circuit breaker's thread and back;
+with Python's default it would wait 5 ms twice."""
 
 _MOST_ENDS: Final = 2
-"""Trials of one version that end the process: then it is refused."""
+"""A version whose trial ends the process so often is refused."""
 
 Load = Callable[[Path, str], Any]
-"""A predictor from the folder and the digest of its artefact."""
+"""Loads a predictor from the folder and digest of its artefact."""
 
 _LOADS: Final[Mapping[str, Load]] = {"next-agent": take_next_agent, "remaining-length": take_length}
 
@@ -46,11 +44,11 @@ _log = logging.getLogger(__name__)
 
 
 class Registered(Protocol):
-    """What there is in the registry; see `AskRegistry`."""
+    """A registry; see `AskRegistry`."""
 
     def versions(self, references: Mapping[str, str]) -> Mapping[str, int | None] | None: ...  # noqa: D102
 
-    def trial(self, kind: str, reference: str) -> Tried: ...  # noqa: D102
+    def trial(self, kind: str, reference: str) -> TriedVersion: ...  # noqa: D102
 
     def rest(self) -> None: ...  # noqa: D102
 
@@ -58,17 +56,17 @@ class Registered(Protocol):
 
 
 class Reload:
-    """Looks after the versions of an engine's models.
+    """Keeps the versions of an engine's models up to date.
 
     Args:
-        held: what the engine started with.
-        registry: asked which versions there are, and to try them.
-        every_s: seconds between two looks.
-        loads: how each kind is loaded from its folder once it has passed.
+        held: the models the engine started with.
+        registry: resolves references and tries versions.
+        every_s: seconds between two checks.
+        loads: loads each kind from its folder.
 
     Attributes:
-        refused: why, by what the version is called; each was tried once.
-        troubles: what stands in the way now, by what it is about.
+        refused: reasons by version.
+        troubles: current problems by subject.
     """
 
     def __init__(
@@ -88,30 +86,30 @@ class Reload:
         self._stop = threading.Event()
 
     def start(self) -> None:
-        """Looks from now on, in a thread of its own."""
+        """Starts the thread that checks the registry."""
         if self._watched:
             threading.Thread(target=self._run, name="presage-reload", daemon=True).start()
 
     def close(self) -> None:
-        """Looks no more. A look that is under way is broken off."""
+        """Stops the thread; a check in progress is aborted."""
         self._stop.set()
         self._registry.close()
 
     def take(self) -> Predictors | None:
-        """The latest set that is loaded and tried, once; for the engine's thread."""
+        """The latest loaded set, returned once; None if there is none. Called by the engine's thread."""
         try:
             return self._ready.pop()
         except IndexError:
             return None
 
     def look(self) -> None:
-        """Asks the registry once, and has tried and loads what is new there. Raises nothing."""
+        """Checks the registry once; tries and loads new versions. Does not raise."""
         try:
             versions = self._registry.versions(self._watched)
         except Exception as error:
-            said = str(error) if isinstance(error, Ended) else why(error)
+            reason = str(error) if isinstance(error, ProcessEnded) else why(error)
             if not self._stop.is_set():
-                self._trouble("registry", f"{said.rstrip('.')}; what is loaded stays, and it is asked again")
+                self._trouble("registry", f"{reason.rstrip('.')}; the current versions stay, and it is asked again")
             return
         if versions is None:
             return
@@ -129,7 +127,7 @@ class Reload:
             self.look()
 
     def _new(self, versions: Mapping[str, int | None]) -> dict[str, int]:
-        """Those to be tried; none where one of the set has failed."""
+        """Versions to try; none if one of the set was refused."""
         new: dict[str, int] = {}
         for kind, version in versions.items():
             held = self._held[kind]
@@ -146,7 +144,7 @@ class Reload:
         return new
 
     def _follow(self, new: Mapping[str, int]) -> None:
-        """All are tried before any is loaded, and all are loaded before any is handed over."""
+        """Tries all versions, then loads all, then publishes the set."""
         tried = self._each(new, self._try)
         loaded = self._each(tried, self._load) if tried else None
         if loaded:
@@ -154,17 +152,17 @@ class Reload:
             self._ready.append(Predictors(self._held["next-agent"], self._held["remaining-length"]))
 
     def _each(self, of: Mapping[str, Any], does: Callable[[str, Any], Any]) -> dict[str, Any] | None:
-        """What comes of each kind; None where one of the set fails, or has to be asked for again."""
+        """Applies a step to each kind; None if one of the set fails or must be tried again."""
         done: dict[str, Any] = {}
         for kind, what in of.items():
-            version = what.version if isinstance(what, Tried) else what
+            version = what.version if isinstance(what, TriedVersion) else what
             try:
                 done[kind] = does(kind, what)
             except Exception as error:
                 if self._stop.is_set():
                     return None
                 if self._again(kind, version, error):
-                    self._trouble(kind, f"{_called(kind, version)} cannot be had: {error}")
+                    self._trouble(kind, f"{_called(kind, version)} is not available: {error}")
                     return None
                 self._refuse(kind, version, error)
                 if self._held[kind].predictor is not None:
@@ -174,18 +172,18 @@ class Reload:
         return done
 
     def _again(self, kind: str, version: int, error: Exception) -> bool:
-        """Whether the error is not of the version, as far as is known."""
-        if isinstance(error, Ended):
+        """Whether the version may be tried again."""
+        if isinstance(error, ProcessEnded):
             self._ends[_called(kind, version)] += error.asked
             return not error.late and self._ends[_called(kind, version)] < _MOST_ENDS
         return isinstance(error, RegistryError)
 
-    def _try(self, kind: str, version: int) -> Tried:
-        """By its number: an alias may move on meanwhile."""
+    def _try(self, kind: str, version: int) -> TriedVersion:
+        """Tries a version by its number, since an alias may move meanwhile."""
         name, _, _ = parse(self._watched[kind])
         return self._registry.trial(kind, f"models:/{name}/{version}")
 
-    def _load(self, kind: str, tried: Tried) -> Held[Any]:
+    def _load(self, kind: str, tried: TriedVersion) -> Held[Any]:
         promoted = read_promoted(tried.promoted.encode()) if tried.promoted is not None else {}
         with _in_short_turns():
             predictor = self._loads[kind](tried.folder, tried.digest)
@@ -200,21 +198,21 @@ class Reload:
         )
 
     def _refuse(self, kind: str, version: int, error: Exception) -> None:
-        reason = str(error) if isinstance(error, Ended | NotPassed) else why(error)
+        reason = str(error) if isinstance(error, ProcessEnded | TrialFailed) else why(error)
         self.refused[_called(kind, version)] = reason
         held = self._held[kind]
         stays = f"version {held.version} stays" if held.predictor is not None else "there is none"
         _log.error("%s is refused, %s: %s", _called(kind, version), stays, reason)
 
     def _trouble(self, about: str, what: str | None) -> None:
-        """Said when it comes and when it is over, not every time."""
+        """Records a problem, or with None its end; logs only changes."""
         before = self.troubles.pop(about, None)
         if what is not None:
             self.troubles[about] = what
             if what != before:
                 _log.warning("%s: %s", about, what)
         elif before is not None:
-            _log.warning("%s: all is well again", about)
+            _log.warning("%s: resolved", about)
 
 
 @contextmanager
@@ -228,7 +226,7 @@ def _in_short_turns() -> Iterator[None]:
 
 
 def by_kind(found: Predictors) -> dict[str, Held[Any]]:
-    """The two of a set by their names."""
+    """The models of a set by kind."""
     return {"next-agent": found.next_agent, "remaining-length": found.remaining_length}
 
 

@@ -1,12 +1,11 @@
-"""What each iteration computed and how long it took, in a file: what `presage calibrate-cost` fits a cost model to.
+"""Writes the tokens and the duration of each iteration to a file, to which `presage calibrate-cost` fits a cost model.
 
-An iteration's time is that since the update before, where requests were there all the while: the beat of a busy engine,
-with everything in it that the engine does between two iterations, overlapped or not. The first one after an idle time
-counts from its own beginning. Tokens are those it prefilled, those it decoded, and those it attended to, which are all
-that its requests have in the cache when it is over: the three that a replay counts.
+While the engine is busy an iteration lasts from the previous update to its own: the rate of a busy engine, with all it
+does between two iterations. The first iteration after an idle time counts from its own start. Its tokens are those it
+prefilled, decoded and attended to (all that its requests have in the cache after it), as a replay counts them.
 
-One line an iteration behind one that describes the engine. A file ends at `MOST` iterations, and none is written over:
-where there is one already another is begun beside it.
+The file has one line per iteration after a line that describes the engine. It ends at `MOST` iterations; an existing
+file is never overwritten: a number is added to the name.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ MOST: Final = 100_000
 
 _FLUSH_EVERY: Final = 64
 _UNDER_WAY: Final = 64
-"""More than any pipeline is deep; one whose update never comes is forgotten."""
+"""Iterations in flight, more than any pipeline has; those without an update are dropped."""
 
 
 class StepTimesFile:
-    """One file.
+    """A file of step times.
 
     Args:
-        path: where; with a number behind its name if that is taken.
-        engine: what the iterations are of, plain values.
-        most: iterations that are kept.
+        path: of the file; a number is added if it exists.
+        engine: description of the engine, plain values.
+        most: limit of iterations.
 
     Attributes:
-        path: where it is.
+        path: of the file.
         written: iterations in it.
 
     Raises:
-        ConfigurationError: no file can be made there.
+        ConfigurationError: the file cannot be created.
     """
 
     def __init__(self, path: Path, engine: Mapping[str, Any], most: int = MOST) -> None:
@@ -64,12 +63,12 @@ class StepTimesFile:
         self._file.flush()
 
     def scheduled(self, output: object, tokens: tuple[int, int, int], began_at: float) -> None:
-        """An iteration is scheduled: its tokens prefilled, decoded and attended to."""
+        """An iteration is scheduled, with its tokens prefilled, decoded and attended to."""
         if not self._file.closed:
             self._under_way.append((output, tokens, began_at))
 
     def updated(self, output: object, now: float, busy: bool) -> None:
-        """The output of an iteration came at `now`; `busy` is whether requests are left. Iterations come in order."""
+        """The output of an iteration came at `now`; `busy` means that requests are left. Iterations come in order."""
         while self._under_way:
             known, tokens, began_at = self._under_way.popleft()
             if known is output:
@@ -112,10 +111,10 @@ def _begin(path: Path) -> tuple[Path, IO[str]]:
 
 
 class TimedSteps:
-    """Goes before the policies, so that what they cost is in the times.
+    """Goes before the policies, so that the times include them.
 
     Raises:
-        ConfigurationError: when the engine starts, if the file cannot be made.
+        ConfigurationError: the file cannot be created when the engine starts.
     """
 
     clock: ClassVar[Callable[[], float]]  # that of the policies
@@ -138,7 +137,7 @@ class TimedSteps:
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """What an iteration has computed."""
+        """Processes the output of an iteration."""
         if self._step_times is None:
             return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         now = type(self).clock()
@@ -147,7 +146,7 @@ class TimedSteps:
         return answers
 
     def presage_status(self) -> dict[str, Any]:
-        """That of the policies, and what is in the file."""
+        """The status of the policies, and that of the file."""
         status: dict[str, Any] = super().presage_status()  # type: ignore[misc]
         if self._step_times is not None:
             told = {"on": self._timing.on, "file": str(self._step_times.path), "iterations": self._step_times.written}

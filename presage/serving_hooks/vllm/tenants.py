@@ -1,13 +1,13 @@
-"""Tells clients apart by their API key, in the server that speaks HTTP, and marks their requests for the engine.
+"""Isolates clients by their API key: the HTTP server marks each request with its tenant.
 
-vLLM lets anybody in who has one of its keys (`--api-key A B`, or VLLM_API_KEY) and forgets which. With two keys or more
-each is a tenant, named by its place in that list, so that nothing of a key leaves this process: its workflows are its
-own, and nobody else can end, read or continue them (docs/security.md). With one key, or none, all are one.
+vLLM accepts any of its keys (`--api-key A B`, or VLLM_API_KEY) and forgets which. With two or more keys each key is a
+tenant, named by its place in the list, so that nothing of a key leaves this process. No other tenant can end, read or
+continue a tenant's workflows (docs/security.md). Clients sharing a key are not isolated.
 
-A middleware inside vLLM's authentication notes the tenant for whatever its request makes the server do (a context
-variable: handlers, and the tasks they start, inherit it), and the engine's client, which all of vLLM's handlers call,
-writes it into the request's `extra_args`, over whatever the client has put there. So no body is read or changed, and
-every route that generates is covered. What comes without a key, over a route that vLLM does not guard, is a tenant too.
+A middleware inside vLLM's authentication sets a context variable, which handlers and their tasks inherit. The engine's
+client, which all of vLLM's handlers call, writes it into the request's `extra_args`, over what the client sent. So no
+body is read or changed, and every route that generates is covered. Requests without a key, over routes that vLLM does
+not guard, are a tenant of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 ARGUMENT: Final = "presage_tenant"
-"""Of `extra_args`; what a client writes there is thrown away."""
+"""Key in `extra_args`; what a client writes there is discarded."""
 
 NOBODY: Final = "anonymous"
 
@@ -40,7 +40,7 @@ class Tenants:
     """The API keys of a server.
 
     Args:
-        keys: in the order in which every process of the server has them.
+        keys: in the same order in every process of the server.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ class Tenants:
         self._known = [_digest(key) for key in distinct] if len(distinct) > 1 else []
 
     def of(self, authorization: str | None) -> str:
-        """The tenant of an Authorization header; "" where nobody is told apart. Takes as long for any key."""
+        """The tenant of an Authorization header; "" if clients are not isolated. Takes the same time for any key."""
         if not self._known:
             return ""
         scheme, _, key = (authorization or "").partition(" ")
@@ -59,12 +59,12 @@ class Tenants:
         return found
 
 
-class NotesTenant:
-    """ASGI middleware: whatever a request makes the server do is its tenant's.
+class TenantMiddleware:
+    """ASGI middleware that sets the tenant of a request.
 
     Args:
-        app: what comes after it.
-        tenants: who there is.
+        app: the next application.
+        tenants: of the server.
     """
 
     def __init__(self, app: App, tenants: Tenants) -> None:
@@ -76,9 +76,9 @@ class NotesTenant:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        said = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-        # vLLM looks at the first one; two are two keys, and which is meant is nobody's to guess.
-        header = said[0].decode("latin-1") if len(said) == 1 else None
+        sent = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+        # vLLM checks the first one; with two headers the tenant is ambiguous.
+        header = sent[0].decode("latin-1") if len(sent) == 1 else None
         token = _TENANT.set(self._tenants.of(header))
         try:
             await self._app(scope, receive, send)
@@ -87,12 +87,12 @@ class NotesTenant:
 
 
 def tenant() -> str:
-    """Of the request that is being answered; "" outside of one, and where nobody is told apart."""
+    """The tenant of the current request; "" outside of one, and if clients are not isolated."""
     return _TENANT.get()
 
 
 def mark(params: Any) -> None:
-    """Writes the tenant into what the engine is told of a request; without one, takes out what a client wrote."""
+    """Writes the tenant into a request's sampling parameters; without one, removes what a client wrote."""
     extra = getattr(params, "extra_args", None)
     known = dict(extra) if isinstance(extra, dict) else {}
     known.pop(ARGUMENT, None)
