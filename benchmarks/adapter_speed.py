@@ -1,12 +1,12 @@
-"""How many steps a second does an adapter read, and does its memory stay bounded?
+"""How many steps per second does an adapter read, and is its memory bounded?
 
-Writes OTLP JSON lines as a collector's file exporter does (batches of spans of many traces, children before their
-parents), of workflows with a fan-out, a join and tools, 1.7 spans a step, and reads them back. Reading runs in a fresh
-process, so that its peak memory is its own. On a shared machine quote the steps per second of CPU time.
+The benchmark writes OTLP JSON lines like a collector's file exporter (batches of spans of many traces, children before
+parents) for workflows with a fan-out, a join and tools, 1.7 spans per step, and reads them in a fresh process, whose
+peak memory is measured. On a shared machine, quote the steps per second of CPU time.
 
     python benchmarks/adapter_speed.py [--steps 100000] [--text 0] [--sessions] [--one-trace]
 
-Prints a table, and one JSON line at the end.
+Prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def attribute(key: str, value: str | int) -> dict[str, Any]:
 
 
 class Application:
-    """Makes the spans of one workflow after the other."""
+    """Generates the spans of workflows, one after the other."""
 
     def __init__(self, text: int, sessions: bool, one_trace: bool) -> None:
         self.draw = random.Random(0)
@@ -111,7 +111,7 @@ class Application:
 
 
 def write(path: Path, steps: int, text: int, sessions: bool, one_trace: bool) -> tuple[int, int]:
-    """Writes at least so many steps; returns the steps and spans written."""
+    """Writes at least `steps` steps; returns the numbers of steps and spans written."""
     application = Application(text, sessions, one_trace)
     resource_of = {"attributes": [attribute("service.name", "bench"), attribute("telemetry.sdk.language", "python")]}
     written = spans_written = 0

@@ -1,12 +1,12 @@
-"""What does it cost to call a predictor so that a call that never comes back can be left?
+"""What does a call through the circuit breaker cost, which can abandon a call that hangs?
 
-Calls of three lengths through the guard of the serving hooks: "watched" on its own thread, "unwatched" (`hang_s` None)
-on the caller's, and without a guard. One machine, in turn, medians and 99th percentiles in microseconds. Most of the
-difference is the system's, which wakes one thread and then the other: it depends on the machine more than on us.
+Three lengths of calls: "watched" on the breaker's own thread, "unwatched" (`hang_s` None) on the caller's thread, and
+without a breaker. One machine, in turns, medians and 99th percentiles in microseconds. Most of the difference is the
+operating system waking two threads, so it depends on the machine.
 
     python benchmarks/circuit_breaker.py [--calls 5000]
 
-Prints a table of microseconds, and one JSON line at the end.
+Prints a table and one JSON line.
 """
 
 from __future__ import annotations

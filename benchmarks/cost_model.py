@@ -1,16 +1,15 @@
-"""Does a cost model fitted to an engine's step times foretell what the engine does next?
+"""Does a cost model fitted to an engine's step times predict its later steps?
 
-vLLM's own engine with a small model of random weights, on whatever device it runs on. Workflows with retry loops
-(retry_loops.py) run in a closed loop with pauses; the scheduler is vLLM's order with every policy of ours off, and
-writes its step times to a file, as `step_times_file` makes any engine do. The cost model is fitted to those of some
-workflows (`presage calibrate-cost` does the same). Others of the same kind are served, at each load, and replayed in
-virtual time: predicted against measured time of each step, and of each workflow from its arrival to its end. Both are
-served in turns, so that a machine that slows down does so for both.
+Workflows with retry loops (retry_loops.py) run in a closed loop with pauses on vLLM's own engine with a small model
+of random weights. The policies are off and the engine writes its step times (`step_times_file`). The cost model is
+fitted to some workflows, as `presage calibrate-cost` does. Other workflows of the same kind are served at each load
+and replayed in virtual time; the table compares predicted and measured time per step and per workflow. Both sets are
+served in turns, so that a slow machine slows both.
 
     python benchmarks/cost_model.py [--workflows 40] [--at-once 6 24] [--clock cpu] [--engine-file engine.toml]
 
-Needs vLLM 0.32. With `--clock cpu` seconds are CPU seconds of this one process, and pauses take none: what others do on
-the machine is not in them. On a device of its own take `--clock wall`. Prints a table and one JSON line at the end.
+Needs vLLM 0.32. With `--clock cpu`, seconds are CPU seconds of this process and pauses take none, so other load on the
+machine does not count. On a dedicated device use `--clock wall`. Prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ OFF = {"priority": False, "eviction": False, "admission": False, "next_agent": N
 
 @dataclass
 class Served:
-    """What an engine, real or replayed, made of some workflows; times in seconds."""
+    """Measured times of workflows on a real or replayed engine, seconds."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -51,7 +50,7 @@ class Served:
 
 
 class VirtualClock:
-    """Seconds that go by as the process computes, or as the wall's clock says; one can wait in both."""
+    """A clock that advances with CPU time or wall time, and that can wait."""
 
     def __init__(self, kind: str) -> None:
         self._wall, self._skipped = kind == "wall", 0.0
@@ -61,7 +60,7 @@ class VirtualClock:
         return time.monotonic() if self._wall else time.process_time() + self._skipped
 
     def wait_until(self, at_s: float) -> None:
-        """Nothing is to be done until then."""
+        """Waits until this time."""
         more = max(0.0, at_s - self())
         if self._wall:
             time.sleep(more)
@@ -70,7 +69,7 @@ class VirtualClock:
 
 
 def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], at_once: int, clock: VirtualClock) -> Served:
-    """All workflows, so many at once; when one ends the next comes."""
+    """Serves all workflows in a closed loop with `at_once` at a time."""
     from vllm import SamplingParams
 
     engine, served = llm.llm_engine, Served()
@@ -121,7 +120,7 @@ def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], at_once: int, cl
 
 
 def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any, folder: Path) -> Served:
-    """The same in virtual time: vLLM's scheduler, and the cost model in the place of the model."""
+    """The same in virtual time: vLLM's scheduler with the cost model instead of the model."""
     from presage.serving_hooks.replay import vllm_scheduler
     from presage.serving_hooks.replay.arrivals import Schedule
     from presage.serving_hooks.replay.engine import ReplayEngine, VirtualClock
@@ -214,7 +213,7 @@ def main() -> None:
 
 
 def tell(found: Any) -> None:
-    """What was fitted, and the head of the table."""
+    """Prints the fit and the head of the table."""
     cost = found.cost
     print(
         f"{1e3 * cost.iteration_s:.2f} ms an iteration; µs a token: {1e6 * cost.prefill_token_s:.1f} prefilled, "
@@ -226,7 +225,7 @@ def tell(found: Any) -> None:
 
 
 def compare(cost: Any, times: Any, served: Served, virtual: Served) -> dict[str, float]:
-    """Predicted beside measured; errors as shares of what was measured."""
+    """Prints predicted beside measured times; errors are shares of the measured time."""
     steps = [cost.seconds(*map(int, tokens)) for tokens in times.tokens]
     took = list(map(float, times.seconds))
     pairs = [(virtual.completions_s[name], took_s) for name, took_s in served.completions_s.items()]

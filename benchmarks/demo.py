@@ -1,7 +1,7 @@
-"""The main job from end to end, with the commands a user types: what is learnt, promoted, refused and forecast?
+"""The main job from end to end, with the commands that a user types: train, promote, refuse, forecast.
 
-Traces come from known laws, so nothing is downloaded. Everything is written to ./demo-output, which is made anew. A
-worse candidate is trained on purpose and has to be refused. Ends with one JSON line.
+Traces come from synthetic processes, so nothing is downloaded. The output goes to ./demo-output, which is recreated. A
+worse candidate is trained on purpose and must be refused. Ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REFUSED = 3
 
 
 def shell(line: str, *, expected: int = 0) -> str:
-    """Runs a command in the demo's folder as if typed there and shows what it prints; returns standard output."""
+    """Runs a command in the demo's folder and prints its output; returns standard output."""
     print(f"\n$ {line}", flush=True)
     done = subprocess.run(shlex.split(line), cwd=OUT, stdout=subprocess.PIPE, text=True, check=False, env=environment())
     print(done.stdout, end="", flush=True)
@@ -39,7 +39,7 @@ def shell(line: str, *, expected: int = 0) -> str:
 
 
 def environment() -> dict[str, str]:
-    """The registry of the demo is its own, whatever is configured outside."""
+    """The environment, with a registry of the demo's own."""
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     return {**environment, "COLUMNS": str(shutil.get_terminal_size((140, 24)).columns)}
 
@@ -145,7 +145,7 @@ def read_metrics(folder: str) -> dict[str, Any]:
 
 
 def shell_quietly(line: str) -> str:
-    """The same without showing it: for what the demo itself wants to know."""
+    """The same without printing."""
     done = subprocess.run(shlex.split(line), cwd=OUT, capture_output=True, text=True, check=True, env=environment())
     return done.stdout
 

@@ -1,23 +1,22 @@
-"""How soon is a change noticed, how often is one seen where there is none, and what does an event cost?
+"""How soon does the drift alarm detect a change, how often is it false, and what does an event cost?
 
-Traces of known laws. The model is the n-gram of the predictor, counted on 1,000 workflows, with quantiles of the tokens
-left by agent; it is promoted on others. Then workflows of the same law come, and from workflow 500 on one thing is
-planted:
+Traces of synthetic processes. The model is the predictor's n-gram, trained on 1,000 workflows, with quantiles of the
+remaining tokens by agent; other workflows promote it. Then workflows of the same process arrive, and from workflow 500
+on one thing changes:
 
-    swapped     two agents have exchanged whom they call next
-    reweighted  every agent calls those it called, the likeliest as seldom as the least likely before
-    new agent   in three workflows of ten an agent goes by a name that is in no trace
-    traffic     the commonest intents are the rarest and the other way round
+    swapped     two agents have exchanged their successors
+    reweighted  every agent keeps its successors, but the likeliest becomes the least likely and vice versa
+    new agent   in three of ten workflows an agent has a name that no trace has
+    traffic     the most frequent intents become the rarest and vice versa
     longer      every step produces half as many output tokens again
 
-"Promoted figures" is the alarm with what was measured at the promotion, on 600 workflows or as many as are asked for;
-"own beginning" knows nothing and learns from the first 300 workflows. Without change 50 runs of 1,000 workflows are
-watched. Costs are medians of single events, warm, one thread, beside those of the forecaster answering from counts
-alone.
+"Promoted figures" compares with the figures of the promotion, on `--held-out` workflows; "own first workflows" learns
+from the first 300 workflows. 50 runs of 1,000 workflows have no change. Costs are medians of single events, warm, one
+thread, beside those of a forecaster with online counts alone.
 
     python benchmarks/drift.py [--seeds 20] [--runs 50] [--held-out 600]
 
-Prints tables, and one JSON line at the end.
+Prints tables and one JSON line.
 """
 
 from __future__ import annotations
@@ -60,13 +59,13 @@ EVENTS = 4000
 
 @dataclass(frozen=True)
 class Model:
-    """An n-gram of the next agents, and quantiles of the tokens left by agent."""
+    """An n-gram of the next agents, and quantiles of the remaining tokens by agent."""
 
     ngram: BackoffNgram
     tokens: np.ndarray
 
     def said(self, table: pa.Table) -> Said:
-        """Its forecasts at every row."""
+        """The model's forecasts at every row."""
         vocabulary = self.ngram.vocabulary
         prefixes = prefixes_of(table, vocabulary, 3)
         probabilities = self.ngram.predict(prefixes, PREFILL)
@@ -154,11 +153,11 @@ def first_alarm(drift: Drift, workflows: list[Followed]) -> tuple[int | None, Al
 
 
 def watchers(promoted: dict[str, Promoted]) -> dict[str, Drift]:
-    return {"promoted figures": Drift(promoted), "own beginning": Drift()}
+    return {"promoted figures": Drift(promoted), "own first workflows": Drift()}
 
 
 def noticed(law: SyntheticProcess, seed: int, held_out: int) -> Iterator[tuple[str, str, int | None, str]]:
-    """Of each change and each alarm, workflows until it was noticed (below 1: before it came), and why."""
+    """Workflows until the alarm by change and kind of figures (below 1: before the change), and the reason."""
     model = trained(law, 10_000 + seed)
     promoted = promoted_by_type(judged(model, drawn(law, held_out, 20_000 + seed)))
     before = list(judged(model, drawn(law, BEFORE, 30_000 + seed)))
@@ -170,7 +169,7 @@ def noticed(law: SyntheticProcess, seed: int, held_out: int) -> Iterator[tuple[s
 
 
 def false_alarms(runs: int, held_out: int) -> dict[str, int]:
-    found = {"promoted figures": 0, "own beginning": 0}
+    found = {"promoted figures": 0, "own first workflows": 0}
     laws = list(PROCESSES.values())
     for run in range(runs):
         law = laws[run % len(laws)]
@@ -183,7 +182,7 @@ def false_alarms(runs: int, held_out: int) -> dict[str, int]:
 
 
 def costs() -> dict[str, float]:
-    """Median µs of an event; many workflows under way, in turn, each event of its own kind."""
+    """Median µs by kind of event, over many concurrent workflows in turn."""
     law = PROCESSES["triage"]
     model = trained(law, 1)
     table = drawn(law, 400, 2)

@@ -1,23 +1,22 @@
-"""Does the circle close: from an engine that records, through training and promotion, back into the same engine?
+"""Does the feedback loop work: recording, training, promotion and reload into the same running engine?
 
-With the commands a user types (docs/operations.md), on vLLM's engine with a tiny model of random weights, asked through
-the OpenAI client. Workflows have retry loops (retry_loops.py), and the cache holds a third of what they want to find
-again.
+The benchmark uses the commands that a user types (docs/operations.md), on vLLM's engine with a tiny model of random
+weights, called through the OpenAI client. Workflows have retry loops (retry_loops.py), and the cache holds a third of
+what they reuse.
 
-1. `presage serve` with the recorder on and no model. Workflows are served.
-2. `presage traces ingest`, `train-predictor next-agent`, `presage promote`. The running engine takes the champion.
-3. The same requests to that engine and to `vllm serve`: which finds more prompt tokens in its cache? Answers are
-   compared.
-4. A worse version, trained on a handful of workflows, is refused. Another that passes goes live and is rolled back.
-5. The application changes: its agents come in another order. The engine has to notice.
+1. `presage serve` with the recorder on and no model serves workflows.
+2. `presage traces ingest`, `train-predictor next-agent`, `presage promote`; the running engine loads the champion.
+3. The same requests go to that engine and to `vllm serve`: which finds more prompt tokens in its cache? The answers
+   are compared.
+4. A worse version, trained on few workflows, is refused. Another one passes, goes live and is rolled back.
+5. The application changes: its agents come in another order. The engine must raise the alarm.
 
     python benchmarks/feedback_loop.py [--to feedback-loop-output] [--workflows 150] [--at-once 24]
 
-Needs vLLM 0.32; some minutes. Writes to a folder that is made anew, and prints one JSON line at the end. Exit code 1 if
-a step does not come to what it should.
+Needs vLLM 0.32; takes some minutes. Recreates the output folder and prints one JSON line. Exit code 1 if a step fails.
 
-With `--prometheus PROGRAM` a Prometheus scrapes the engine meanwhile, every query of the dashboard is put to it, and
-the answers are drawn as feedback-loop-output/dashboard.png (docs/metrics.md):
+With `--prometheus PROGRAM` a Prometheus scrapes the engine, runs every query of the dashboard, and the answers are
+drawn as feedback-loop-output/dashboard.png (docs/metrics.md):
 
     python benchmarks/feedback_loop.py --prometheus prometheus
 """
@@ -61,18 +60,18 @@ WORDS = tuple(f"word{number}" for number in range(500))
 
 @dataclass(frozen=True)
 class Server:
-    """One that answers at `url`; what it prints stands in `log`."""
+    """A running server at `url`; its output is in `log`."""
 
     url: str
     log: Path
 
     def status(self) -> dict[str, Any]:
-        """What the hooks say of themselves."""
+        """The status of the hooks."""
         (told,) = httpx.get(f"{self.url}/v1/workflows/status", timeout=60).raise_for_status().json()["engines"]
         return dict(told)
 
     def until(self, holds: Callable[[dict[str, Any]], bool], wanted: str) -> dict[str, Any]:
-        """The first status for which this holds."""
+        """Waits for a status that meets the condition, and returns it."""
         for _ in range(int(GOES_LIVE_WITHIN_S / 0.5)):
             if holds(told := self.status()):
                 return told
@@ -82,12 +81,12 @@ class Server:
 
 @dataclass
 class Watched:
-    """A Prometheus that looks at the engine, if there is one, and when what began.
+    """An optional Prometheus that scrapes the engine, and annotations for its dashboard.
 
     Attributes:
-        folder: what is kept goes there.
-        program: Prometheus; None keeps nothing.
-        notes: as Grafana's annotations have them: ms since 1970, and a text.
+        folder: for the data of Prometheus.
+        program: path of Prometheus; None for none.
+        notes: Grafana annotations: ms since 1970, and a text.
     """
 
     folder: Path
@@ -97,7 +96,7 @@ class Watched:
 
     @contextmanager
     def over(self, server: Server) -> Iterator[None]:
-        """Scrapes this server until the end of the block; then the dashboard is drawn."""
+        """Scrapes this server until the end of the block, then draws the dashboard."""
         if self.program is None:
             yield
             return
@@ -108,7 +107,7 @@ class Watched:
             self._draw()
 
     def note(self, text: str) -> None:
-        """From now on."""
+        """Adds an annotation at the present time."""
         self.notes.append({"time": int(time.time() * 1000), "text": text})
 
     def _draw(self) -> None:
@@ -120,7 +119,7 @@ class Watched:
 
 
 def failed(why: str) -> SystemExit:
-    """Something is not as it should be."""
+    """The exit with an error message."""
     return SystemExit(f"feedback_loop: {why}")
 
 
@@ -129,7 +128,7 @@ def say(text: str) -> None:
 
 
 def shell(folder: Path, line: str, *, expected: int = 0) -> None:
-    """Runs a command as if typed in this folder."""
+    """Runs a command in this folder."""
     print(f"\n$ {line}", flush=True)
     begun = time.monotonic()
     done = subprocess.run(shlex.split(line), cwd=folder, check=False, env=environment(folder))
@@ -141,7 +140,7 @@ def shell(folder: Path, line: str, *, expected: int = 0) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The commands of this Python, and a registry of their own."""
+    """The environment, with this Python's commands and a registry of the benchmark's own."""
     beside = Path(sys.executable).parent
     return {
         **os.environ,
@@ -160,7 +159,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def started(folder: Path, command: str, blocks: int, *more: str) -> Iterator[Server]:
-    """A server of the model in `folder`, until the end of the block."""
+    """Runs a server of the model in `folder` until the end of the block."""
     port = free_port()
     options = f"--served-model-name {MODEL} --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager"
     options += f" --max-model-len {LENGTH} --block-size {BLOCK} --num-gpu-blocks-override {blocks} --max-num-seqs 64"
@@ -203,13 +202,13 @@ def make_model(folder: Path) -> None:
 
 
 def turned(workflows: Mapping[str, Sequence[Planned]]) -> dict[str, list[Planned]]:
-    """The same with each agent's part played by the next one."""
+    """The workflows with each agent replaced by the next one."""
     plays = dict(zip(AGENTS, (*AGENTS[1:], AGENTS[0]), strict=True))
     return {name: [replace(step, agent=plays[step.agent]) for step in steps] for name, steps in workflows.items()}
 
 
 def version(number: int) -> Callable[[dict[str, Any]], bool]:
-    """Whether the engine says that it foretells with this version."""
+    """Whether the engine reports this version of the model."""
     return lambda told: str(told["models"]["next-agent"]).endswith(f"version {number}")
 
 
@@ -305,7 +304,7 @@ def main() -> None:
 
 
 def make_anew(folder: Path) -> Path:
-    """An empty folder; one that something else has made is left alone."""
+    """Recreates the folder, unless something else made it."""
     mark = folder / ".made-by-feedback-loop"
     if folder.exists() and not mark.exists():
         raise failed(f"{folder.resolve()} is there and was not made by this: move it away")

@@ -1,12 +1,12 @@
-"""What does one forecast cost, against the published model in plain torch?
+"""What does one next-agent forecast cost, beside the published model in plain torch?
 
-One thread, warm, medians; 5120-dimensional hidden states. "Projected" is a forecast whose state a worker has already
-projected. The forecast moves the workflow by one step (history, GRU) and answers all three horizons. The plain model
-is the network as published with the same state size, eager, its H^(2) computed at every call as its equations say.
+One thread, warm, medians; 5,120-dimensional hidden states. A forecast advances the workflow by one step (history, GRU)
+and covers all three horizons. "Projected" is a forecast whose state a worker has already projected. The plain model is
+the published network with the same state size, eager, which computes H^(2) at every call as its equations say.
 
     python benchmarks/forecast_latency.py [--state-size 5120] [--law triage]
 
-Prints a table of microseconds and of ratios to plain torch, and one JSON line at the end.
+Prints a table of microseconds and ratios, and one JSON line.
 """
 
 from __future__ import annotations

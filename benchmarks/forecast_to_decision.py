@@ -1,19 +1,19 @@
-"""How many steps of the scheduler from a hidden state to the decision it bears on, and what does the tap cost a step?
+"""How many scheduler steps pass between a hidden state and the decision it affects, and what does reading states cost?
 
-Part one, vLLM's own scheduler and KV-cache manager without a model, one step ahead as engines run on GPUs, and in
-step. The worker's end of the connector is the real one and projects rows drawn beforehand, 1024 numbers each, in
-float32 on the CPU. A state's way begins in the step whose rows hold it, and ends when eviction has the score that was
-made with it. Counted in calls of `schedule()`: 0, the score is there before another step is scheduled; 1, one step was
-scheduled in between. For every prompt and every answer of a workflow's step; those that never arrive count as late.
+Part one: vLLM's own scheduler and KV-cache manager without a model, one step ahead (as engines run on GPUs) and in
+step. The worker's end of the connector is the real one and projects rows of 1,024 random numbers in float32 on the
+CPU. The delay of a state begins in the step whose rows contain it and ends when eviction has the score made with it.
+It is counted in calls of `schedule()`: 0 means that the score is there before the next step is scheduled. Every
+prompt and every answer of a workflow's step counts; states that never arrive count as late.
 
-Part two, taking turns: no connector ("off"), a connector and nobody who reads states ("idle"), and the tap on. CPU time
-of the thread of `schedule()`, which holds the making of the connector's metadata, of `update_from_output()`, which
-holds the reading of states and the second forecast of a step (drawn beforehand, so without the predictor's own time),
-and of the worker's end. Ratios to "off" in the same round.
+Part two, in turns: no connector ("off"), a connector without readers ("idle"), and states read. CPU time of the
+thread of `schedule()`, which creates the connector's metadata; of `update_from_output()`, which reads the states and
+makes the second forecast of a step (drawn beforehand, so without the predictor's time); and of the worker's end.
+Ratios are to "off" in the same round.
 
     python benchmarks/forecast_to_decision.py [--workflows 120] [--rounds 5]
 
-Needs vLLM 0.32. Prints two tables and one JSON line at the end.
+Needs vLLM 0.32. Prints two tables and one JSON line.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CONNECTOR = {
 
 
 class Drawn:
-    """Forecasts drawn beforehand, given out in turn; `reads` states or not."""
+    """A source that returns forecasts drawn in advance; `reads` states or not."""
 
     def __init__(self, reads: bool) -> None:
         noise, draw = Noise(0), np.random.default_rng(0)
@@ -85,7 +85,7 @@ class Drawn:
 
 
 def hooked(ahead: bool, reads: bool) -> type[Any]:
-    """The scheduler with forecasts that cost nothing."""
+    """A scheduler whose forecasts cost nothing."""
 
     class Hooked(WorkflowScheduler if ahead else SyncWorkflowScheduler):  # type: ignore[misc]
         def forecasts(self, config: PresageConfig) -> Forecasts:
@@ -95,11 +95,11 @@ def hooked(ahead: bool, reads: bool) -> type[Any]:
 
 
 class Worked(Engine):
-    """With the worker's end of the connector.
+    """A scheduler with the worker's end of the connector.
 
     Attributes:
-        taken: nanoseconds of each call.
-        way: steps scheduled from a row to the score that was made with its state, by moment.
+        taken: nanoseconds per call.
+        way: steps scheduled between a row and the score made with its state, by moment.
     """
 
     def __init__(self, scheduler: Any, ahead: bool) -> None:
@@ -128,7 +128,7 @@ class Worked(Engine):
         return timed
 
     def _watch(self, scheduler: Any) -> None:
-        """Notes when a score is there that was made with a state; one step more for each that is scheduled before."""
+        """Records when a score made with a state is there, counting the steps scheduled before."""
         workflows, scored = scheduler._workflows, scheduler._scored
         prefill, leaves, forecast = workflows.prefill_state, workflows.leaves, scored.forecast
         untold: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -169,7 +169,7 @@ class Worked(Engine):
 
 
 def served(folder: Path, ahead: bool, how: str, workflows: int) -> tuple[Worked, int]:
-    """Serves so many workflows of five steps; the engine, and how many steps of workflows it has served."""
+    """Serves workflows of five steps; returns the engine and the number of steps."""
     scheduler = build(
         folder,
         hooked(ahead, reads=how == "on"),
@@ -242,12 +242,12 @@ def main() -> None:
 
 
 def ratio(of: list[float], to: list[float]) -> float:
-    """The median over rounds."""
+    """The median ratio over rounds."""
     return round(statistics.median(a / b for a, b in zip(of, to, strict=True)), 3)
 
 
 def shares(way: list[int], of: int) -> dict[str, float]:
-    """Of so many states, the share by steps in between; those that never came are late."""
+    """Shares of states by steps in between; states that never came are late."""
     counted = Counter(way)
     soon = counted[0] + counted[1]
     return {"states": of, "0": counted[0] / of, "1": counted[1] / of, "later": (of - soon) / of}

@@ -1,13 +1,13 @@
-"""What does a forecast cost an engine, over what the predictors themselves take, and how much memory is a workflow?
+"""What does a forecast cost an engine beyond the predictors themselves, and how much memory does a workflow take?
 
-One thread, warm, medians; traces of a known law, each with a next-agent predictor and a forest of lengths trained on
-it. "Predictors" is their own forecast at one event, states carried, with nothing kept or watched over around it.
-"Forecaster" is the event as an engine tells it: the workflow found by name, the request's values read, the answer
-looked at, its time taken, the counts fed. Events come from many workflows under way at once, in turn.
+One thread, warm, medians; traces of a synthetic process, with a next-agent predictor and a length forest trained on
+it. "Predictors" is their own forecast at one event, with carried states and nothing else. "Forecaster" is the event
+as an engine reports it: find the workflow by name, read the request's values, check the answer, take the time, update
+the counts. Events come from many concurrent workflows in turn.
 
     python benchmarks/forecaster.py [--law triage] [--under-way 1000]
 
-Prints a table of microseconds an event and of ratios, bytes a workflow, and one JSON line at the end.
+Prints a table of microseconds per event and ratios, bytes per workflow, and one JSON line.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def lengths_of(table: pa.Table) -> RemainingLengthPredictor:
 def alone(
     agents: NextAgentPredictor, lengths: RemainingLengthPredictor | None, step: dict[str, Any], under_way: int
 ) -> tuple[Any, Any]:
-    """The predictors' own forecast at prefill and at completion, of many workflows in turn."""
+    """Times the predictors' own forecasts at both moments, of many workflows in turn."""
     workflows = [agents.open(step["workflow_type"]) for _ in range(under_way)]
     of_lengths = [lengths.open(step["workflow_type"]) for _ in range(under_way)] if lengths is not None else []
     out = np.empty((agents.horizon, agents.vocabulary.outcomes), np.float32)
@@ -75,7 +75,7 @@ def alone(
 
 
 def through(forecaster: Forecaster, step: dict[str, Any], under_way: int) -> tuple[Any, Any]:
-    """The same events told to a forecaster; each completion is of the step that its own prefill began."""
+    """Times the same events through a forecaster; each completion belongs to its own prefill."""
     names = [f"workflow-{number}" for number in range(under_way)]
     inputs, outputs = ({name: step[name] for name in names_of} for names_of in (INPUTS, OUTPUTS))
 
@@ -89,7 +89,7 @@ def through(forecaster: Forecaster, step: dict[str, Any], under_way: int) -> tup
 
 
 def bytes_a_workflow(predictor: NextAgentPredictor, step: dict[str, Any]) -> tuple[float, int]:
-    """What 10,000 workflows of four steps take each, and the part of it that is the predictor's own state."""
+    """Bytes per workflow over 10,000 workflows of four steps, and the predictor's own share of them."""
     forecaster = Forecaster(predictor, back_off=OnlineCounts())
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]

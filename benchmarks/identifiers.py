@@ -1,15 +1,15 @@
 """Do predictors hold when each prompt carries something unique to its workflow?
 
 An agent loop whose length depends on one word of the request (fix, add, tidy, doc). In each row of the table the same
-workflows carry something else beside that word, drawn anew for each workflow: a ticket number, a UUID, the name of a
-customer, a path, a paragraph of random words, and so on. Models learn 400 workflows and are judged on 2,000 others.
-Nothing that is added tells anything, so the figures should be those of the first row, "nothing".
+workflows carry something else as well, drawn anew for each workflow: a ticket number, a UUID, the name of a customer,
+a path, a paragraph of random words, and so on. Models train on 400 workflows and are judged on 2,000 others. The
+addition carries no information, so all rows should equal the first, "nothing".
 
     python benchmarks/identifiers.py [--kinds ticket,uuid] [--lengths] [--types 1] [--workflows 400] [--test 2000]
 
-`--lengths` asks the predictor of remaining output tokens instead of the next-agent predictor. `--types 20` spreads the
-workflows at random over so many workflow types: as many applications that behave alike, each with few traces.
-Prints a Markdown table, and one JSON line at the end. A minute a row.
+`--lengths` tests the remaining-length predictor instead of the next-agent predictor. `--types 20` spreads the
+workflows at random over 20 workflow types: many similar applications with few traces each. Prints a Markdown table
+and one JSON line. Takes a minute per row.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ KINDS: dict[str, Callable[[random.Random], str]] = {
 
 
 def rows(kind: str, workflows: int, seed: int, types: int = 1) -> Iterator[dict[str, Any]]:
-    """Steps; routes and lengths hang on the seed alone, so that rows of the table differ in what prompts carry."""
+    """Generates steps. Routes and lengths depend on the seed alone, so that table rows differ only in their prompts."""
     law, noise = random.Random(seed), random.Random(seed + 10**6)
     for number in range(workflows):
         word = law.choice(list(ROUNDS))
@@ -166,7 +166,7 @@ def rows(kind: str, workflows: int, seed: int, types: int = 1) -> Iterator[dict[
 
 
 def judged(kind: str, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Metrics of a training on some workflows, judged on others."""
+    """Trains on some workflows and returns the metrics on others."""
     learn, test = (
         read_traces(pd.DataFrame(rows(kind, count, seed, chosen.types))).table
         for count, seed in ((chosen.workflows, chosen.seed), (chosen.test, chosen.seed + 99))
@@ -181,7 +181,7 @@ def judged(kind: str, chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def next_agent_row(kind: str, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Prints a row of the table, and returns its figures."""
+    """Prints a row of the table and returns its figures."""
     figures = metrics["moments"]["prefill"]
     engine = metrics["profiles"]["engine"]["moments"]["prefill"]
     rivals = {name: of["prefill"]["accuracy"] for name, of in metrics["baselines"].items()}
@@ -202,7 +202,7 @@ def next_agent_row(kind: str, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def length_row(kind: str, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Prints a row of the table, and returns its figures."""
+    """Prints a row of the table and returns its figures."""
     baseline = metrics["baselines"]["median-per-step"]
     median = baseline["pinball"]["0.5"]
     coverage, pinball = metrics["coverage"], metrics["pinball"]

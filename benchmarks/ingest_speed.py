@@ -1,16 +1,14 @@
-"""How fast do traces come into a store, and in how much memory?
+"""How fast do traces enter a store, and with how much memory?
 
-Makes its own steps, with ids, agents, models, tokens and times, in one file of each format (`parquet` was written as a
-trace, `plain.parquet` and `csv` as pandas writes them), and ingests each into a new store in a process of its own:
-checked, deduplicated, committed. `--texts` gives every step a prompt and
-an answer, `--state-size` two hidden states: then there is far more data than the memory that may be used, which is
-what the peak is to show.
+The benchmark creates steps with ids, agents, models, tokens and times in one file per format (`parquet` as Presage
+writes traces, `plain.parquet` and `csv` as pandas does) and ingests each into a new store in a process of its own:
+checked, deduplicated, committed. `--texts` adds a prompt and an answer to every step, `--state-size` two hidden
+states; then the data is far larger than the allowed memory.
 
     python benchmarks/ingest_speed.py [--steps 1000000] [--texts 0] [--state-size 0] [--formats parquet,…]
                                       [--repeats 3] [--folder TEMPORARY]
 
-Prints a table, and one JSON line at the end. Peak memory is the largest resident set of the process, everything
-included.
+Prints a table and one JSON line. Peak memory is the largest resident set of the process.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ STEPS_A_WORKFLOW = 10
 
 
 def steps(first: int, count: int, texts: int, state_size: int) -> pa.Table:
-    """`count` steps from number `first` on: workflows of ten, four types in turn, as a recorder writes them."""
+    """`count` steps from number `first` on: workflows of ten steps, four types in turn."""
     draw = np.random.default_rng(first)
     numbers = np.arange(first, first + count)
     workflow, step = numbers // STEPS_A_WORKFLOW, numbers % STEPS_A_WORKFLOW
@@ -70,7 +68,7 @@ def steps(first: int, count: int, texts: int, state_size: int) -> pa.Table:
 
 
 def write(kind: str, folder: Path, count: int, texts: int, state_size: int) -> Path:
-    """The steps as one file."""
+    """Writes the steps as one file."""
     path = folder / f"steps.{kind}"
     tables = (steps(first, min(CHUNK, count - first), texts, state_size) for first in range(0, count, CHUNK))
     if kind.endswith("parquet"):
@@ -93,7 +91,7 @@ def write(kind: str, folder: Path, count: int, texts: int, state_size: int) -> P
 
 
 def measure(path: Path, store: Path, answer: multiprocessing.connection.Connection) -> None:
-    """In a process of its own: seconds, steps and peak memory in MiB."""
+    """Runs in a process of its own; returns seconds, steps and peak memory in MiB."""
     from presage.datasets.ingest import ingest
 
     begun, begun_cpu = time.perf_counter(), time.process_time()

@@ -1,12 +1,12 @@
-"""What does one answer about what is left cost, and a thousand, and how large is the model that gives it?
+"""What does one remaining-length forecast cost, and a batch of 1,024, and how large is the model?
 
-One thread, warm, medians; traces of the known law, about 20,000 training rows. "A row" is an answer of all quantiles
-from the features of one step; "a request" begins with the steps as a request brings them, short prompt, the sketch of
-its text included. The reference is quantile-forest's own `predict` on a forest of the same trees.
+One thread, warm, medians; traces of the synthetic process, about 20,000 training rows. "A row" forecasts all quantiles
+from the features of one step; "a request" starts from the raw steps with a short prompt, including the sketch of its
+text. The reference is quantile-forest's own `predict` on a forest of the same trees.
 
     python benchmarks/length_latency.py [--rows 20000]
 
-Prints a table of microseconds, training seconds and bytes an estimator, and one JSON line at the end.
+Prints a table of microseconds, training seconds and bytes per estimator, and one JSON line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forecasts for the workflows of retry_loops.py: none, learnt from others of their kind, or what was drawn."""
+"""Forecasts for the workflows of retry_loops.py: none, learned from similar workflows, or an oracle."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TRAINING, ELSEWHERE = 400, 1_000_000
 
 
 class Oracle:
-    """Knows what was drawn: who comes next, and how many tokens are left."""
+    """An oracle: knows the next agents and the remaining tokens that were drawn."""
 
     def __init__(self, workflows: Mapping[str, Sequence[Planned]]) -> None:
         self._workflows = workflows
@@ -49,16 +49,16 @@ class Oracle:
         step: int | None = None,
         input_tokens: int | None = None,
     ) -> LiveForecast:
-        """A step begins; it says which."""
+        """The forecast at the start of a step."""
         self._at[workflow_id] = step or 0
         return self._ahead(PREFILL, workflow_id)
 
     def on_completion(self, workflow_type: str, workflow_id: str, *, output_tokens: int | None = None) -> LiveForecast:
-        """It is over."""
+        """The forecast after the output."""
         return self._ahead(COMPLETION, workflow_id)
 
     def close(self, workflow_type: str, workflow_id: str) -> None:
-        """Nothing is kept of a workflow that has ended."""
+        """Forgets the workflow."""
         self._at.pop(workflow_id, None)
 
     def remaining_tokens(self, step: Step, input_tokens: int) -> float:
@@ -74,7 +74,7 @@ class Oracle:
 
 
 def learn(style: Style, folder: Path) -> NextAgentPredictor:
-    """A small predictor, from traces of other workflows; loaded and tried, as an engine does when it starts."""
+    """Trains a small predictor on other workflows; loads and validates it as an engine does at start."""
     table = validate(conform(pa.Table.from_pylist(traced(draw(TRAINING, ELSEWHERE), style)), "drawn"), "drawn")
     config = NextAgentConfig(network=NetworkConfig(epochs=10), boosting=BoostingConfig(rounds=20))
     train(table, None, config, horizon=HORIZON, baselines=("markov-1",), name=TYPE).save(folder)
@@ -89,7 +89,7 @@ def _no_registry() -> Registry:
 
 
 def told(kind: str, workflows: Mapping[str, Sequence[Planned]], predictor: NextAgentPredictor | None) -> Forecasts:
-    """Forecasts of one kind."""
+    """The forecasts of one kind: none, learned or oracle."""
     if kind == "none":
         return Forecasts()
     if kind == "oracle":
@@ -100,5 +100,5 @@ def told(kind: str, workflows: Mapping[str, Sequence[Planned]], predictor: NextA
 
 
 def hooked(forecasts: Forecasts) -> type[Any]:
-    """A scheduler that is told these."""
+    """A scheduler with these forecasts."""
     return type("Told", (SyncWorkflowScheduler,), {"forecasts": lambda self, config: forecasts})

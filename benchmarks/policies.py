@@ -1,13 +1,14 @@
-"""What do decisions from forecasts cost: an order of free blocks against the plain list, admission, a place in line?
+"""What do the policies cost: the order of free blocks beside a plain list, admission, priority?
 
-50,000 blocks of 16 tokens: 250 active workflows of 200 blocks each, five agents, eight steps, and a prompt of 20 blocks
-that all of a type share; half of the blocks free. "linked" is a doubly linked list of block objects, as vLLM keeps its
-free blocks, "ordered" a collections.OrderedDict of ids. Admission decides over workflows of which a third wait for a
-tool, and has measured losses; the queue ages 1,000 waiting requests, a batch of 64 runs. One thread, warm, medians.
+50,000 blocks of 16 tokens: 250 active workflows of 200 blocks each, five agents, eight steps, and a prompt of 20
+blocks that all workflows of a type share; half of the blocks are free. "linked" is a doubly linked list of block
+objects, like vLLM's; "ordered" a collections.OrderedDict of ids. Admission decides over workflows of which a third
+wait for a tool, with measured losses; the queue ages 1,000 waiting requests beside a batch of 64. One thread, warm,
+medians.
 
     python benchmarks/policies.py [--workflows 250]
 
-Prints a table of microseconds and of ratios to the linked list, and one JSON line at the end.
+Prints a table of microseconds and ratios to the linked list, and one JSON line.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ STEPS, SHARED, OWN = 8, 20, 180
 
 
 class Block:
-    """A block as vLLM has it: an object with its place in the list."""
+    """A block like vLLM's: an object with its neighbours in the list."""
 
     __slots__ = ("after", "before", "id")
 
@@ -52,7 +53,7 @@ class Linked:
         self.head.after, self.tail.before = self.tail, self.head
 
     def append(self, blocks: Iterable[int]) -> None:
-        """These are free."""
+        """Adds free blocks."""
         last = self.tail.before
         for number in blocks:
             block = self.all[number]
@@ -61,13 +62,13 @@ class Linked:
         last.after, self.tail.before = self.tail, last
 
     def remove(self, number: int) -> None:
-        """This one is in use again."""
+        """Removes a block that is used again."""
         block = self.all[number]
         block.before.after, block.after.before = block.after, block.before
         block.before = block.after = None
 
     def pop(self, n: int) -> list[int]:
-        """The first n."""
+        """Takes the first n blocks."""
         given, block = [], self.head.after
         for _ in range(n):
             given.append(block.id)
@@ -85,16 +86,16 @@ class Ordered:
         self.ids: OrderedDict[int, None] = OrderedDict()
 
     def append(self, blocks: Iterable[int]) -> None:
-        """These are free."""
+        """Adds free blocks."""
         for number in blocks:
             self.ids[number] = None
 
     def remove(self, number: int) -> None:
-        """This one is in use again."""
+        """Removes a block that is used again."""
         del self.ids[number]
 
     def pop(self, n: int) -> list[int]:
-        """The first n."""
+        """Takes the first n blocks."""
         return [self.ids.popitem(last=False)[0] for _ in range(n)]
 
 
@@ -103,7 +104,7 @@ def forecasts(n: int) -> list[np.ndarray]:
 
 
 def serve(order: FreeOrder, workflows: int) -> dict[str, list[int]]:
-    """Every workflow's steps, each reading the whole history and writing to it; half of them then wait for a tool."""
+    """Runs every workflow's steps, each reading and extending the whole history; half of them then wait for a tool."""
     shared = order.pop(SHARED)
     blocks = {}
     for i in range(workflows):

@@ -1,19 +1,18 @@
-"""On a real engine with too little cache: how many prompt tokens do the hooks find again, against vLLM alone?
+"""On a real engine with too little cache: how many prompt tokens do the hooks find in it, beside vLLM alone?
 
-vLLM's own engine with a tiny model of random weights, on whatever device it runs on. 72 workflows with retry loops run
-at once (retry_loops.py), and the cache holds a third of what they want to find again. The requests are the same for
-every scheduler: answers are greedy, and compared. A pause between two steps is counted in iterations of the engine, so
-nothing depends on how fast the machine is. One engine is started, and given a new scheduler and an empty cache for each
-run: vLLM's own, or it with the hooks in it and forecasts of three kinds: "none"; "learned" by a next-agent predictor
-from traces of other workflows drawn by the same rule, tokens left counted online; "oracle", which knows what was drawn.
+vLLM's own engine with a tiny model of random weights, on any device. 72 concurrent workflows with retry loops
+(retry_loops.py); the cache holds a third of what they reuse. All schedulers get the same requests; answers are greedy
+and compared. A pause between two steps is counted in iterations, so the speed of the machine does not matter. The
+engine starts once and gets a new scheduler and an empty cache for each run: vLLM's own, or with the hooks and
+forecasts of three kinds: "none"; "learned" by a next-agent predictor from other workflows drawn in the same way, with
+lengths from online counts; "oracle", which knows the draws.
 
     python benchmarks/real_engine.py [--workflows 110] [--seeds 0 1] [--styles shared own] [--settings '{"tie": 0}']
 
-`--settings` is what an operator writes as `--additional-config '{"presage": …}'`. A prompt costs the tiny model next to
-nothing beside an iteration's own overhead, so its seconds say nothing, and admission, which weighs seconds, has nothing
-to gain. With `--hidden-size 512` 2,048 prompt tokens cost it about ten decode steps, as they do a real model on a GPU.
-Needs vLLM 0.32. Prints a table of cached prompt tokens, of ratios to stock and of seconds, and one JSON line at the
-end.
+`--settings` is the object of `--additional-config '{"presage": …}'`. A prompt costs the tiny model almost nothing, so
+seconds mean nothing and admission, which weighs seconds, gains nothing. With `--hidden-size 512`, 2,048 prompt tokens
+cost about ten decode steps, as with a real model on a GPU. Needs vLLM 0.32. Prints a table of cached prompt tokens,
+ratios to stock and seconds, and one JSON line.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ BLOCK, MOST_BLOCKS, MODEL_LENGTH = 32, 4096, 4096
 
 @dataclass
 class Ran:
-    """What one scheduler made of the requests."""
+    """The result of one scheduler."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -59,7 +58,7 @@ class Ran:
 
 
 def start(folder: Path, **model: Any) -> Any:
-    """An engine with a model made on the spot; sizes of the model, where it is not to be the tiny one."""
+    """Starts an engine with a model of random weights; `sizes` override those of the tiny model."""
     from vllm import LLM
 
     save_qwen(folder, length=MODEL_LENGTH, **model)
@@ -80,7 +79,7 @@ def start(folder: Path, **model: Any) -> Any:
 
 
 def give_scheduler(llm: Any, kind: type[Any], blocks: int, settings: Mapping[str, Any]) -> Any:
-    """A new scheduler, whose cache is empty and has so many blocks."""
+    """Gives the engine a new scheduler with an empty cache of this many blocks."""
     core = llm.llm_engine.engine_core.engine_core
     old = core.scheduler
     while old.has_requests():  # the worker has to hear who has finished
@@ -98,7 +97,7 @@ def give_scheduler(llm: Any, kind: type[Any], blocks: int, settings: Mapping[str
 
 
 def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], style: Style, at_once: int) -> Ran:
-    """All workflows, so many at once; when one ends the next comes."""
+    """Serves all workflows in a closed loop with `at_once` at a time."""
     from vllm import SamplingParams
 
     engine, ran, now = llm.llm_engine, Ran(), 0
@@ -148,7 +147,7 @@ def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], style: Style, at
 
 
 def held(status: Mapping[str, Any]) -> int:
-    """How many times admission has let a workflow wait."""
+    """How many times admission held a workflow."""
     counts = (status.get("admission") or {}).get("decisions", {})
     return int(counts.get("held", 0)) + int(counts.get("paused", 0))
 

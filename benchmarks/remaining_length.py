@@ -1,15 +1,15 @@
-"""How right is the remaining-length predictor, next to the oracle and the baselines?
+"""How accurate is the remaining-length predictor, beside the oracle and the baselines?
 
-On the known law: rows of fresh workflows, against the quantiles that nobody could know better. Given a folder of
-public traces also on autocoderover, five folds by task: each task is forecast once, by a model that saw no run of it.
-Tau distance counts pairs of steps that are put in the wrong order (ties half), over all steps and at arrival; pinball
-losses are in tokens; intervals are by bootstrap over workflows. Texts are read as `train-predictor` reads them. An
-estimator is asked with all there is and, "engine", as an engine asks it, without texts and names of models. Which
-estimator "auto" kept is told on standard error.
+On the synthetic process: rows of fresh workflows, with the true quantiles as the oracle. With a folder of public
+traces also on autocoderover, five folds by task: each task is forecast once, by a model that saw no run of it. Tau
+distance counts pairs of steps in the wrong order (ties half), over all steps and at arrival; pinball losses are in
+tokens; intervals are bootstrapped over workflows. Texts are read as `train-predictor` reads them. Each estimator is
+tested with all inputs and, "engine", with an engine's inputs: without texts and model names. Standard error names the
+estimator that "auto" chose.
 
     python benchmarks/remaining_length.py [FOLDER] [--rows 5000] [--folds 5] [--estimators auto,forest]
 
-Prints a Markdown table a set, and one JSON line at the end.
+Prints a Markdown table per set and one JSON line.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STEPS_A_WORKFLOW = 4.0
 
 
 def tau_distance(truth: np.ndarray, said: np.ndarray) -> float:
-    """Share of the pairs of different truth that are put in the wrong order, equal answers half."""
+    """Share of pairs with different outcomes in the wrong order; equal forecasts count half."""
     if len(np.unique(said)) < 2:
         return 0.5
     # tau-b is (C − D) / √((pairs that differ in truth) (pairs that differ in answers)).
@@ -79,7 +79,7 @@ def figures(rows: LengthRows, said: np.ndarray) -> dict[str, float]:
 
 
 def coverage_cis(judged: Sequence[tuple[LengthRows, np.ndarray]], seed: int) -> dict[str, tuple[float, float]]:
-    """95 % intervals of the shares covered, by bootstrap over all workflows judged."""
+    """95 % intervals of the coverage, by bootstrap over all workflows."""
     positions = np.concatenate([np.bincount(rows.workflow) for rows, _ in judged])
     seen = positions > 0
     found = {}

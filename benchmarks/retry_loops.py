@@ -1,8 +1,9 @@
-"""Workflows with retry loops, drawn beforehand: a planner, rounds of retriever, reader and verifier, and a writer.
+"""Workflows with retry loops, drawn in advance: a planner, rounds of retriever, reader and verifier, and a writer.
 
-What each step adds and how long its answer and its tool take is drawn; what a prompt holds besides is what agents have
-answered so far, so prompts are the same for all schedulers as long as answers are. Two ways to write prompts. "shared":
-the common history, the agent's instruction at the end. "own": each agent goes on with its own conversation.
+The draw fixes what each step adds, the length of its answer and the time of its tool. The rest of a prompt is what
+agents have answered so far, so prompts are equal for all schedulers as long as answers are. Two prompt styles:
+"shared" has the common history first and the agent's instruction last; in "own" each agent continues its own
+conversation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Style = Literal["shared", "own"]
 
 @dataclass(frozen=True)
 class Planned:
-    """One step: its agent, the tokens it adds to the prompt, those it answers, and iterations until the next comes."""
+    """One step: agent, tokens added to the prompt, tokens of the answer, iterations until the next step."""
 
     agent: str
     new: list[int]
@@ -30,7 +31,7 @@ class Planned:
 
 
 def draw(count: int, seed: int) -> dict[str, list[Planned]]:
-    """Workflows by id. How often the verifier asks for another round differs between them, and nothing says so."""
+    """Draws workflows by id. The probability of another round varies between them and is not observable."""
     rng = random.Random(seed)
     drawn = {}
     for number in range(count):
@@ -51,34 +52,34 @@ def draw(count: int, seed: int) -> dict[str, list[Planned]]:
 
 @dataclass
 class Written:
-    """The prompts of one workflow as it goes on."""
+    """The prompts of one workflow, step by step."""
 
     style: Style
     history: list[int] = field(default_factory=list)
     own: dict[str, list[int]] = field(default_factory=dict)
 
     def prompt(self, step: Planned) -> list[int]:
-        """What the step is sent."""
+        """The prompt of the step."""
         base, role = _fixed("base", 100), _fixed(step.agent, 60)
         if self.style == "shared":
             return base + self.history + step.new + role[:20]
         return base + role + self.own.get(step.agent, []) + step.new
 
     def answered(self, step: Planned, answer: Sequence[int]) -> None:
-        """The step is over."""
+        """Takes the answer of the step."""
         said = [*step.new, *answer]
         self.history = self.history + said
         self.own[step.agent] = self.own.get(step.agent, []) + said
 
     def held(self) -> int:
-        """Tokens that some prompt to come may begin with."""
+        """Number of tokens that a later prompt may begin with."""
         if self.style == "shared":
             return 100 + len(self.history)
         return 100 + sum(60 + len(said) for said in self.own.values())
 
 
 def working_set(workflows: Mapping[str, Sequence[Planned]], style: Style) -> float:
-    """Tokens that one workflow wants to find again, on average over its steps."""
+    """Mean number of tokens that a workflow reuses, over its steps."""
     held = []
     for steps in workflows.values():
         written = Written(style)
@@ -89,7 +90,7 @@ def working_set(workflows: Mapping[str, Sequence[Planned]], style: Style) -> flo
 
 
 def traced(workflows: Mapping[str, Sequence[Planned]], style: Style) -> list[dict[str, Any]]:
-    """The rows of a trace of these workflows."""
+    """These workflows as rows of a trace."""
     rows = []
     for name, steps in workflows.items():
         written = Written(style)

@@ -1,13 +1,13 @@
-"""How right is the router, next to one plain classifier a model, to neighbours, and to the best single model?
+"""How accurate is the router, beside one plain classifier per model, neighbours, and the best single model?
 
-On the known law, against the probabilities that nobody could know better; given a folder of public outcomes also on
-each set there, folds by prompt: each prompt is judged once, by models that did not learn from it, and figures are over
-all judged prompts. Intervals are 95 %, by bootstrap over prompts; differences are paired. The best single model is
-chosen on the judged prompts themselves.
+On the synthetic process, with the true probabilities as the oracle. With a folder of public outcomes also on each set
+there, folds by prompt: each prompt is judged once, by models that did not train on it; figures are over all judged
+prompts. Intervals are 95 %, bootstrapped over prompts; differences are paired. The best single model is chosen on the
+judged prompts themselves.
 
     python benchmarks/router.py [FOLDER] [--folds 5] [--sets gsm8k,mmlu_pro] [--prompts 4000]
 
-Prints a Markdown table a set, and one JSON line at the end.
+Prints a Markdown table per set and one JSON line.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def answers(train: Outcomes, prompts: tuple[str, ...], seed: int) -> Said:
 
 
 def by_fold(outcomes: Outcomes, folds: int, seed: int) -> tuple[Outcomes, Said]:
-    """The prompts of the first `folds` of five folds, and what was said of each by models of the other four."""
+    """The prompts of the first `folds` of five folds, with forecasts by models of the other four."""
     fold = np.random.default_rng(seed).permutation(len(outcomes)) % FOLDS
     held = [np.flatnonzero(fold == k) for k in range(folds)]
     rest = [outcomes.take(np.flatnonzero(fold != k)) for k in range(folds)]

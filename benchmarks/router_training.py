@@ -1,9 +1,9 @@
-"""Does the transformer of the router learn what stands deep in a prompt, and in how long?
+"""Does the router's transformer learn a rule deep in a prompt, and how fast?
 
-Prompts of 30 to 90 words, one of them says which of three models solve it, a fifth of the labels is missing. A
-ModernBERT of a third of a million parameters starts from random weights. Judged on 400 fresh prompts with every label,
-next to the same training on the first 8 words alone, which the telling word is never among, and to no training: those
-show what the figure is worth. Macro mean average precision; the goal is .95 within two minutes on two cores.
+Prompts of 30 to 90 words; one word decides which of three models solve the prompt; a fifth of the labels is missing. A
+ModernBERT of a third of a million parameters starts from random weights. It is judged on 400 fresh prompts with every
+label, beside the same training on the first 8 words alone, which never contain the deciding word, and beside no
+training. Macro mean average precision; the goal is .95 within two minutes on two cores.
 
     python benchmarks/router_training.py [--prompts 2000] [--epochs 1]
 """

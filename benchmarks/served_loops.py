@@ -1,6 +1,6 @@
-"""Workflows with retry loops (retry_loops.py) as a client of an OpenAI API sends them: so many at once, a closed loop.
+"""Sends workflows with retry loops (retry_loops.py) to an OpenAI API: a closed loop of concurrent workflows.
 
-Prompts are token ids, so no tokenizer stands between what was drawn and what is asked.
+Prompts are token ids, so no tokenizer changes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PAUSE_S = 0.004
 
 @dataclass
 class Served:
-    """What a server made of the requests.
+    """The result of a server.
 
     Attributes:
         prompt_tokens, cached_tokens: of all prompts, and of these found in the cache.
@@ -31,7 +31,7 @@ class Served:
 
     @property
     def share(self) -> float:
-        """Of the prompt tokens that were found in the cache."""
+        """Share of prompt tokens found in the cache."""
         return self.cached_tokens / self.prompt_tokens
 
 
@@ -45,15 +45,15 @@ def serve(
     key: str = "-",
     workflow_type: str = TYPE,
 ) -> Served:
-    """Sends all workflows, so many at once; when one ends the next comes.
+    """Sends all workflows in a closed loop with `at_once` at a time.
 
     Args:
-        url: of the server, without a path. It says how many prompt tokens were cached only if it was started with
+        url: of the server, without a path. It reports cached prompt tokens only if it was started with
             `--enable-prompt-tokens-details`.
         model: the served name.
         workflows: steps by workflow id.
         style: how prompts are written.
-        at_once: workflows under way.
+        at_once: concurrent workflows.
         key: for the API.
         workflow_type: that requests name.
 

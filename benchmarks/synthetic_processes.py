@@ -1,13 +1,11 @@
-"""How far from Markov-1 to the best possible forecast does the predictor get, where that is known?
+"""How far from Markov-1 to the best possible forecast does the predictor get on synthetic processes?
 
-The traces come from laws whose Bayes-optimal forecast is computed beside them. Mean over the laws; "gap" is the share
-of the way from Markov-1 to Bayes at one step.
+Each synthetic process computes the Bayes-optimal forecast beside its traces. Means over the processes; "gap" is the
+share of the way from Markov-1 to Bayes one step ahead, so Markov-1 is always among the baselines.
 
     python benchmarks/synthetic_processes.py [--workflows 100,1000] [--seeds 1] [--state-size 64] [--paper]
 
-Markov-1 is always among the baselines: the gap needs it.
-
-Prints a table, and one JSON line at the end.
+Prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ OURS = "presage"
 def judge(
     law: str, workflows: int, seed: int, state_size: int, baselines: Sequence[str]
 ) -> dict[str, dict[str, list[float]]]:
-    """Accuracy, NLL and ECE at each horizon of every model on one law, by "model/moment"."""
+    """Accuracy, NLL and ECE at each horizon of every model on one process, by "model/moment"."""
     drawn = generate(law, workflows, seed, state_size=state_size)
     test = generate(law, TEST_WORKFLOWS, TEST_SEED + seed, state_size=state_size)
     vocabulary = Vocabulary.from_table(drawn.table)
@@ -72,7 +70,7 @@ def judge(
 
 
 def differences(mean: dict[str, dict[str, np.ndarray]], baselines: Sequence[str]) -> dict[str, list[dict[str, object]]]:
-    """How much more often ours is right than the best baseline, at each moment and horizon."""
+    """Accuracy of ours minus the best baseline, by moment and horizon."""
     found: dict[str, list[dict[str, object]]] = {}
     for moment in MOMENTS:
         found[moment] = []

@@ -1,13 +1,13 @@
-"""How long does a training take, and how much memory, at 1,000 workflows of about ten steps?
+"""How long does a training take, and how much memory, for 1,000 workflows of about ten steps?
 
-Thirty epochs of the network (no early stop), states of 5,120 numbers at both moments, everything included: the
-projections, the trees of both moments, the n-gram, the mixture. Once without learning again on all workflows, once
-with (the default), against thirty epochs of the published network on the same states. Two threads at most. Compiled
-code is warmed up on a small trace first.
+Thirty epochs of the network (no early stopping), 5,120-dimensional states at both moments, everything included:
+projections, trees of both moments, n-gram, mixture. Once without refitting on all workflows, once with (the default),
+beside thirty epochs of the published network on the same states. At most two threads. Compiled code is warmed up on a
+small trace first.
 
     python benchmarks/training_speed.py [--state-size 5120] [--no-published]
 
-Prints a table, and one JSON line at the end.
+Prints a table and one JSON line.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""How much memory do the hooks in vLLM's scheduler take: a block, a workflow, and after a hundred thousand workflows?
+"""How much memory do the hooks in vLLM's scheduler take: per block, per workflow, and after 100,000 workflows?
 
-vLLM's own scheduler and KV-cache manager without a model. "A block": 50,000 blocks, each written by some workflow,
-none of which has ended. "A workflow": 10,000 of them alive and silent, two steps each, forecast by a small predictor
-of a known law with counts behind it; the predictor's own state is left out. Both are traced Python memory, with the
-hooks less without. Two settings that are on by default are named apart: "explain", a ring of the last forecasts of all
-workflows together, is in the figure; "truth", which holds forecasts against what came, is what the same workflows take
-more where it is on, as it is for the models of a registry. "Soak": short workflows that begin and end, one after the
-other; resident memory of the process and blocks of Python's allocator, at every fifth of the way.
+vLLM's own scheduler and KV-cache manager without a model. "A block": 50,000 blocks, all written by running workflows.
+"A workflow": 10,000 idle workflows of two steps each, forecast by a small predictor of a synthetic process with
+online counts behind it; the predictor's own state is excluded. Both are traced Python memory, with the hooks minus
+without. Two settings that are on by default are listed separately: "explain", a ring of the last forecasts of all
+workflows, is included; "truth", which compares forecasts with outcomes, is what the same workflows take in addition.
+"Soak": short workflows one after the other; resident memory and blocks of Python's allocator at every fifth of the
+way.
 
     python benchmarks/vllm_memory.py [--soak 100000]
 
-Needs vLLM 0.32. Prints tables, and one JSON line at the end.
+Needs vLLM 0.32. Prints tables and one JSON line.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ Made = Callable[[], type[Any]]
 
 
 def learned() -> NextAgentPredictor:
-    """A small predictor of a known law."""
+    """A small predictor of a synthetic process."""
     config = NextAgentConfig(network=NetworkConfig(epochs=3), boosting=BoostingConfig(rounds=5))
     return train(generate("retry", 80, 0, state_size=16).table, None, config, baselines=("markov-1",)).predictor
 
 
 def send(engine: Engine, workflow: int, step: int, tokens: int, last: bool) -> None:
-    """A step of a workflow, whose prompts begin as no other's."""
+    """Sends a step of a workflow with a prompt of its own."""
     prompt = [workflow % 500, workflow // 500, *range(tokens * (step + 1) - 2)]
     said = {"workflow_type": "retry", "workflow_id": f"w{workflow}", "agent": AGENTS[step], "step": step}
     engine.scheduler.add_request(ask(f"w{workflow}.{step}", prompt, 2, **said, workflow_end=last))
 
 
 def forget(engine: Engine) -> None:
-    """What the harness keeps is no part of the figure."""
+    """Drops what the harness itself keeps."""
     for kept in (engine.hits, engine.said, engine.ended, engine.log):
         kept.clear()
 
 
 def serve(engine: Engine, workflows: int, steps: int, tokens: int, end: bool, first: int = 0) -> None:
-    """So many workflows, 64 at once."""
+    """Serves workflows, 64 at a time."""
     for start in range(first, first + workflows, 64):
         for step in range(steps):
             for workflow in range(start, min(start + 64, first + workflows)):
@@ -80,7 +80,7 @@ def serve(engine: Engine, workflows: int, steps: int, tokens: int, end: bool, fi
 
 
 def traced(folder: Path, kind: type[Any], workflows: int, steps: int, tokens: int) -> tuple[int, int]:
-    """Bytes that a scheduler keeps after so many workflows, none of which has ended; of these the last forecasts."""
+    """Bytes that a scheduler keeps for running workflows, and the part of the last forecasts."""
     gc.collect()
     tracemalloc.start()
     engine = Engine(build(folder, kind, blocks=BLOCKS, seqs=64, tokens=2048))
@@ -96,13 +96,13 @@ def traced(folder: Path, kind: type[Any], workflows: int, steps: int, tokens: in
 
 
 def resident() -> float:
-    """Megabytes of the process."""
+    """Resident memory of the process, MB."""
     with Path("/proc/self/statm").open() as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 1e6
 
 
 def soak(folder: Path, made: Made, workflows: int) -> list[dict[str, float]]:
-    """Short workflows, one after the other."""
+    """Serves short workflows one after the other."""
     engine = Engine(build(folder, made(), blocks=1000, seqs=64, tokens=2048))
     levels = []
     for part in range(5):

@@ -1,29 +1,26 @@
-"""What do the hooks add to an iteration of vLLM's scheduler, against that scheduler itself?
+"""What do the hooks add to an iteration of vLLM's scheduler?
 
-vLLM's own scheduler and KV-cache manager without a model: 50,000 blocks of 16 tokens, 64 requests running and 500
-waiting, all the time. Workflows of five steps share a prompt of their type and go on with their own history; where a
-step ends the next one arrives, where a workflow ends another begins. "schedule" is `schedule()`, "update"
-`update_from_output()`, "arrive" one `add_request()`, "step" all of these from one iteration to the next, while the
-model waits for them, and "decode" those steps in which nothing is prefilled. "beside" is `get_grammar_bitmask()`, for
-which vLLM asks once the model runs on the iteration: it is in no step, and has the model's time. "whole" is a step and
-what is done beside the model. All of it is CPU time of the thread. With `--ahead` the engine schedules one iteration
-ahead, as it does on GPUs: then the model runs beside all of it, and "step" says nothing that "whole" does not. Every
-variant runs beside a stock scheduler of its own and takes turns with it, some iterations each, so that a machine that
-is fast now and slow then slows both alike.
+vLLM's own scheduler and KV-cache manager without a model: 50,000 blocks of 16 tokens, always 64 running and 500
+waiting requests. Workflows of five steps share a prompt of their type and continue with their own history; a new step
+or workflow follows each that ends. "schedule" is `schedule()`, "update" `update_from_output()`, "arrive" one
+`add_request()`. "step" is all of these from one iteration to the next, before the model starts; "decode" are the
+steps without prefill. "beside" is `get_grammar_bitmask()`, which vLLM calls while the model runs. "whole" is step
+plus beside. All times are CPU times of the thread. With `--ahead` the engine schedules one iteration ahead, as on
+GPUs, and all of it runs beside the model. Every variant takes turns with a stock scheduler of its own, so that a
+machine of varying speed affects both alike.
 
-The time added depends on how often requests come and go: what is added to an iteration that only decodes is little
-beside what a request adds over its life. Outputs of 10 to 120 tokens, the default, mean an arrival and an end nearly
-every iteration, eighty requests a second where an iteration takes 12 ms; `--output-tokens 100 600` shows what is added
-where answers are longer. "arrivals", "ends" and "forecasts" say how many there were of each a step.
+The added time depends on how often requests come and go. The default, outputs of 10 to 120 tokens, means an arrival
+and an end in nearly every iteration (eighty requests per second with iterations of 12 ms); `--output-tokens 100 600`
+has longer answers. "arrivals", "ends" and "forecasts" are the numbers of each per step.
 
-"added" is the median step less that of the stock scheduler beside it, and so for the 99th percentile, of all steps, of
-those that only decode, and of the whole: the variants choose other requests, so steps cannot be compared one by one.
-Forecasts are drawn beforehand, so a predictor's cost is not included (see forecast_latency.py, circuit_breaker.py).
+"added" is the difference of medians, and of 99th percentiles, to the stock scheduler: the variants choose other
+requests, so single steps cannot be compared. Forecasts are drawn in advance, so the predictor's cost is excluded (see
+forecast_latency.py and circuit_breaker.py).
 
     python benchmarks/vllm_overhead.py [--iterations 2000] [--waiting 500] [--output-tokens 10 120] [--ahead]
                                        [--variants …]
 
-Needs vLLM 0.32. Prints a table of microseconds and one of events a step, and one JSON line at the end.
+Needs vLLM 0.32. Prints a table of microseconds, one of events per step, and one JSON line.
 """
 
 from __future__ import annotations
@@ -73,7 +70,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class Drawn:
-    """Forecasts drawn beforehand, given out in turn."""
+    """A source that returns forecasts drawn in advance."""
 
     def __init__(self) -> None:
         noise = Noise(0)
@@ -93,13 +90,13 @@ class Drawn:
         """Keeps nothing."""
 
     def remaining_tokens(self, step: object, input_tokens: int) -> float:
-        """One that has nothing to do with the request: what runs first must be as much work as without the hooks."""
+        """A random number: the order must cause as much work as without the hooks."""
         self.turn += 1
         return self.left[self.turn % len(self.left)]
 
 
 class ForDrawn:
-    """Before a scheduler: with forecasts that cost nothing."""
+    """Mixin for a scheduler whose forecasts cost nothing."""
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """Drawn ones."""
@@ -108,15 +105,15 @@ class ForDrawn:
 
 
 class Hooked(ForDrawn, SyncWorkflowScheduler):
-    """In step."""
+    """The synchronous scheduler."""
 
 
 class HookedAhead(ForDrawn, WorkflowScheduler):
-    """One iteration ahead."""
+    """The scheduler one iteration ahead."""
 
 
 class Timed:
-    """Keeps the time of every call of a scheduler's methods, and of all of them a step."""
+    """Records the time of each call of a scheduler's methods, and their sum per step."""
 
     def __init__(self, scheduler: Any) -> None:
         self.taken: dict[str, list[int]] = {name: [] for name in CALLS}
@@ -130,7 +127,7 @@ class Timed:
             setattr(scheduler, method, self._timed(getattr(scheduler, method), name))
 
     def stepped(self, decodes: bool) -> None:
-        """An iteration is over, with what arrived before it; whether it only decodes."""
+        """Ends an iteration with its arrivals; `decode` if it only decodes."""
         self.taken["step"].append(self._now)
         if decodes:
             self.taken["decode"].append(self._now)
@@ -154,7 +151,7 @@ class Timed:
 
 @dataclass
 class Under:
-    """A workflow under way."""
+    """A running workflow."""
 
     name: str
     kind: int
@@ -163,7 +160,7 @@ class Under:
 
 
 class Load:
-    """Workflows without end: so many have a request in the engine, all the time."""
+    """An endless load with a constant number of requests in the engine."""
 
     def __init__(self, scheduler: Any, at_once: int, output: tuple[int, int]) -> None:
         self.scheduler, self.at_once, self.output = scheduler, at_once, output
@@ -173,7 +170,7 @@ class Load:
         self.begun = 0
 
     def arrive(self, ended: list[str]) -> None:
-        """These requests have ended: others come in their place."""
+        """Replaces ended requests."""
         for request_id in ended:
             of = self.under_way.pop(request_id)
             if of.step + 1 < STEPS:
@@ -183,7 +180,7 @@ class Load:
             self.begun += 1
 
     def send(self, of: Under) -> None:
-        """The next step of a workflow."""
+        """Sends the next step of a workflow."""
         draw = self.draw
         of.history = of.history + [draw.randrange(500) for _ in range(draw.randrange(60, 300))]
         request = ask(
@@ -205,8 +202,8 @@ class Run:
     Args:
         folder: for the configuration of a model.
         settings: of the hooks; None for vLLM's own scheduler.
-        waiting: requests that wait, all the time.
-        output: tokens of an answer, at least and below.
+        waiting: constant number of waiting requests.
+        output: tokens of an answer, minimum and exclusive maximum.
         ahead: schedules one iteration ahead.
     """
 
@@ -221,13 +218,13 @@ class Run:
         self._done, self._before = 0, (0, 0)
 
     def count(self) -> None:
-        """From here on; the engine is full, and so was the cache."""
+        """Starts to count; engine and cache are full by now."""
         self._before = len(self.engine.ended), forecasts(self.scheduler)
         for taken in self.timed.taken.values():
             taken.clear()
 
     def go(self, iterations: int) -> None:
-        """So many iterations."""
+        """Runs iterations."""
         for _ in range(iterations):
             self._load.arrive(self.engine.ended[self._done :])
             self._done = len(self.engine.ended)
@@ -247,7 +244,7 @@ class Run:
 def side_by_side(
     folder: Path, settings: dict[str, Any], waiting: int, iterations: int, output: tuple[int, int], ahead: bool
 ) -> tuple[Run, Run]:
-    """vLLM's own scheduler, and a variant, in turns."""
+    """Runs vLLM's own scheduler and a variant in turns."""
     both = Run(folder, None, waiting, output, ahead), Run(folder, settings, waiting, output, ahead)
     gc.collect()
     gc.freeze()  # as vLLM does when its engine has started
@@ -262,7 +259,7 @@ def side_by_side(
 
 
 def forecasts(scheduler: Any) -> int:
-    """How often the hooks have asked who comes next."""
+    """Number of next-agent forecasts."""
     return scheduler.drawn.forecasts if isinstance(scheduler, ForDrawn) else 0
 
 

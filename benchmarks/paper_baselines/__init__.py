@@ -1,12 +1,12 @@
 """The families of PBKV's table 3: `--baselines paper_baselines:NAME`, with the folder `benchmarks` on PYTHONPATH.
 
 PBKV (Zheng et al., arXiv 2605.06472), appendix C.2, compares kNN, a linear probe, MLPs, TCNs, Transformers and R-GCN
-with its own predictor. It names them, cites a source for the last three and leaves sizes, inputs and training open;
-each module says what we took. docs/predictor.md lists them.
+with its own predictor. It cites a source for the last three and leaves sizes, inputs and training open; each module
+documents our choices, and docs/predictor.md lists them.
 
-All families see the same: the agents of the prefix in order, the workflow type, and the semantic states so far, cut to
-their principal components. Sizes in tokens and characters, which ours and boosted trees read too, are no input of the
-paper's and none here.
+All families see the same inputs: the agents of the prefix in order, the workflow type, and the states so far, reduced
+to their principal components. Sizes in tokens and characters, which Presage and boosted trees read too, are no input
+here.
 """
 
 from __future__ import annotations

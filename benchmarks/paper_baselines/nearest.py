@@ -1,9 +1,9 @@
 """The k nearest prefixes of the training set vote (PBKV, appendix C.2: kNN with k = 5 and k = 20).
 
-The paper does not say what is near. Here it is the Euclidean distance of the vectors of `vectors.py`: the latest
+The paper does not define the distance. Here it is the Euclidean distance of the vectors of `vectors.py`: the latest
 agents, each worth half the one after it, the workflow type, and the states of this step and their means so far, whose
-weight is chosen on the validation part. A neighbour has one vote; one more is spread as the outcomes of all training
-prefixes are, which decides ties and leaves nothing impossible that was seen.
+weight is chosen on the validation part. A neighbour has one vote; one more vote is spread like the outcomes of all
+training prefixes, which breaks ties and leaves no seen outcome impossible.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How the neural baselines are trained and asked: one loop for MLP, TCN, Transformer and R-GCN.
+"""Training and prediction of the neural baselines: one loop for MLP, TCN, Transformer and R-GCN.
 
-The paper says of their training as much as of the published predictor's: cross-entropy over the next K agents, END a
-target like any other, what follows it masked (appendix B). Stopping early, the moving average of the weights and the
-learning rate are ours, and the same for every family. What a family is, its module says.
+As in the published predictor, the loss is cross-entropy over the next K agents, with END as a target and everything
+after it masked (appendix B). Early stopping, the moving average of the weights and the learning rate are ours, and the
+same for every family.
 """
 
 from __future__ import annotations

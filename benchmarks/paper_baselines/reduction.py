@@ -1,8 +1,8 @@
 """Semantic states for the baselines: principal components, fitted on the training prefixes, for each moment.
 
-The paper hands its families the hidden state as it is. On a thousand workflows that is thousands of numbers beside
-thousands of labels, and the comparison would be one of regularisers. Unlike those of ours (`features/projection.py`)
-these components are not chosen by any label.
+The paper passes the hidden state as it is. With a thousand workflows that is thousands of inputs beside thousands of
+labels, and the comparison would be one of regularisers. Unlike in `presage/features/projection.py`, no label
+influences these components.
 """
 
 from __future__ import annotations

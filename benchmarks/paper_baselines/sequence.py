@@ -1,11 +1,11 @@
-"""What the sequence families have in common: TCN, Transformer and R-GCN differ in how they read the steps so far.
+"""What the sequence families share: TCN, Transformer and R-GCN differ in how they read the steps so far.
 
-A step enters with its agent, the workflow type, how many steps came before, its prefill state, and the completion state
-of the step before it: what is new since the last forecast. A causal encoder turns the steps into a context for each.
-The forecast is made of the context, the current agent and the states of this step known at the moment, by the head of
-the published predictor: a hidden layer with dropout and the logits of all K steps (PBKV, appendix B).
+The inputs of a step are its agent, the workflow type, the number of earlier steps, its prefill state, and the
+completion state of the step before it. A causal encoder turns the steps into a context for each. The head of the
+published predictor (a hidden layer with dropout and the logits of all K steps; PBKV, appendix B) forecasts from the
+context, the current agent and the states of this step known at the moment.
 
-The paper's families know one moment. Ours are taught both in one pass, which costs them a second head's input and
+The paper's families know one moment. Ours learn both in one pass, which adds a second input to the head and changes
 nothing at prefill.
 """
 

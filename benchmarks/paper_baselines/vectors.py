@@ -1,8 +1,8 @@
 """A prefix as one vector, for the families that take no sequence: MLP, kNN, linear probe.
 
-The columns are those of the input vector of ours (`features/inputs.py`), less the sizes, with agents and workflow types
-as ones and zeros, so that distances and linear maps make sense of them. A column that is the same at every step of the
-training set is zero for ever: what training never saw (an unknown agent, a state where there was none) says nothing.
+The columns are those of Presage's input vector (`presage/features/inputs.py`) without sizes, with agents and workflow
+types as one-hot columns, so that distances and linear maps are meaningful. A column that is constant over the training
+set is always zero: what training never saw (an unknown agent, a state where there was none) has no effect.
 """
 
 from __future__ import annotations
