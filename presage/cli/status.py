@@ -1,4 +1,4 @@
-"""`presage status`: what the hooks in a running engine do, for people."""
+"""`presage status`: the status of the hooks in running engines, as tables or JSON."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PATH = "/v1/workflows/status"
 
 Rows = list[Sequence[str]]
+_WHEN: Final = {"prefill": "before the output", "completion": "after the output"}
 _WIDTH: Final = 22
 """Of the first column, so that all tables align."""
 
@@ -35,7 +36,7 @@ def status(
     api_key: ApiKey = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show what the hooks in a running engine do: policies, models, forecasts, hits, who is held back, and errors.
+    """Show what the hooks in a running engine do: policies, models, forecasts, hits, requests held back, and errors.
 
     With --watch and --json one object a line.
     """
@@ -60,7 +61,7 @@ def _clear() -> None:
 def _engines(answer: Any, url: str) -> list[Mapping[str, Any]]:
     engines = answer.get("engines") if isinstance(answer, Mapping) else None
     if not isinstance(engines, list) or not all(isinstance(one, Mapping) for one in engines):
-        raise EngineError(f"{url} answers with something else than a status; correct the URL")
+        raise EngineError(f"{url} did not answer with a status; correct the URL")
     return engines
 
 
@@ -76,7 +77,7 @@ def _tables(engines: list[Mapping[str, Any]]) -> Iterator[Any]:
         name = f"Engine {number}" if len(engines) > 1 else "Engine"
         engine = _read(reported)
         if engine is None:
-            yield f"{name}: its scheduler is another; start it with `presage serve`, or name --scheduler-cls"
+            yield f"{name} runs another scheduler; start it with `presage serve`, or set --scheduler-cls"
         else:
             yield from tables(name, engine)
 
@@ -117,9 +118,7 @@ def _inputs(engine: EngineStatus) -> Rows:
 
 
 def _workflows(engine: EngineStatus) -> Rows:
-    return [
-        ["workflows", f"{engine.workflows or 0} alive, {engine.ended or 0} have ended, {engine.expired} fell silent"]
-    ]
+    return [["workflows", f"{engine.workflows or 0} running, {engine.ended or 0} ended, {engine.expired} expired"]]
 
 
 def _forecasts(engine: EngineStatus) -> Rows:
@@ -135,8 +134,8 @@ def _forecasts(engine: EngineStatus) -> Rows:
 def _accuracies(engine: EngineStatus) -> Rows:
     found: dict[str, list[str]] = {}
     for (workflow_type, model, moment, _), share in accuracies(engine):
-        found.setdefault(f"{workflow_type or '(no type)'}, {model}, at {moment}", []).append(f"{share:.3f}")
-    return [[f"right: {of}", " / ".join(shares)] for of, shares in found.items()]
+        found.setdefault(f"{workflow_type or '(no type)'}, {model}, {_WHEN[moment]}", []).append(f"{share:.3f}")
+    return [[f"accuracy: {of}", " / ".join(shares)] for of, shares in found.items()]
 
 
 def _prompts(engine: EngineStatus) -> Rows:
@@ -151,7 +150,7 @@ def _prompts(engine: EngineStatus) -> Rows:
 
 def _evicted(engine: EngineStatus) -> Rows:
     parts = [f"{times} {of}" for of, times in (engine.given_up or {}).items()]
-    return [["blocks given up", ", ".join(parts)]] if parts else []
+    return [["evicted blocks", ", ".join(parts)]] if parts else []
 
 
 def _prefetch(engine: EngineStatus) -> Rows:
@@ -175,7 +174,7 @@ def _admission(engine: EngineStatus) -> Rows:
         return []
     rows: Rows = [
         ["held back now", f"{of.held} held with {of.held_requests} requests, {of.paused} paused while their tools run"],
-        ["held back so far", f"{of.held_s:.1f} s, one workflow at most {of.longest_held_s:.1f} s"],
+        ["held back so far", f"{of.held_s:.1f} s, the longest workflow {of.longest_held_s:.1f} s"],
     ]
     if of.outlook:
         chosen, everybody = of.outlook["chosen"], of.outlook["everybody"]

@@ -107,15 +107,15 @@ def test_people_read_tables(made: Made) -> None:
         "policies priority on, eviction off, admission on, prefetch off",
         "next-agent models:/next-agent@champion, version 3",
         "remaining-length none: no [bold]registry",
-        "workflows 3 alive, 9 have ended, 1 fell silent",
+        "workflows 3 running, 9 ended, 1 expired",
         "next-agent 6 champion, 0 back-off, 0 none",
-        "right: review, version 3, at prefill 0.750 / 0.500",
+        "accuracy: review, version 3, before the output 0.750 / 0.500",
         "found in the cache 640 (64.0%)",
         "loaded 60 (6.0%)",
-        "blocks given up 91 blank, 40 retired, 3 forecast",
+        "evicted blocks 91 blank, 40 retired, 3 forecast",
         "ageing 2 promoted, 1 demoted",
         "held back now 1 held with 2 requests, 4 paused while their tools run",
-        "held back so far 3.2 s, one workflow at most 2.2 s",
+        "held back so far 3.2 s, the longest workflow 2.2 s",
         "expected 2.50 steps/s of 3 workflows, 2.00 of all 8",
         "prefetch: ValueError 1",
         "workflow_id left out: missing 2",
@@ -132,8 +132,16 @@ def test_an_engine_with_another_scheduler_and_one_that_says_little_are_told(made
     made.says({"engines": [{}, {"on": {}, "prompts": {"tokens": 0, "local_tokens": 0, "external_tokens": 0}}]})
     ran = run("status", made.url)
     assert ran.code == 0
-    assert "Engine 0: its scheduler is another" in ran.out
+    assert "Engine 0 runs another scheduler" in ran.out
     assert "Engine 1" in ran.out
+
+
+def test_a_status_of_another_form_is_shown_as_json_alone(made: Made) -> None:
+    made.says({"engines": [{"counted": "about a prompt"}]})
+    complaint = run("status", made.url).complaint
+    assert "the server's status cannot be read" in complaint
+    assert "prompt" not in complaint
+    assert run("status", made.url, "--json").json == {"engines": [{"counted": "about a prompt"}]}
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
@@ -159,8 +167,8 @@ def test_a_path_in_front_of_the_api_and_a_missing_scheme(made: Made) -> None:
         (500, b"Traceback", "answers 500; look into the server's log"),
         (200, b"<html>", "this is another server"),
         (200, b"\xff\xfe", "this is another server"),
-        (200, b"[]", "answers with something else than a status"),
-        (200, b'{"engines": [3]}', "answers with something else than a status"),
+        (200, b"[]", "did not answer with a status"),
+        (200, b'{"engines": [3]}', "did not answer with a status"),
     ],
 )
 def test_what_is_wrong_is_one_line(made: Made, code: int, body: bytes, said: str) -> None:

@@ -15,6 +15,7 @@ from test_policies_in_engine import Clock, prompt, served
 from vllm_samples import TIER, Engine, ask
 
 from presage.serving_hooks.forecasting.sources import Held, Predictors
+from presage.serving_hooks.policies.eviction import FreeOrder
 from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
@@ -79,8 +80,8 @@ def test_blocks_given_up_are_counted_by_what_they_were(tmp_path: Path) -> None:
 
 
 def test_blocks_of_nobody_and_of_workflows_without_a_forecast_have_classes_of_their_own(tmp_path: Path) -> None:
-    engine = Engine(served(tmp_path, blocks=50, presage={"next_agent": None, "remaining_length": None})[0].scheduler)
-    engine.scheduler._workflows._next_agents.on = False  # nobody foretells
+    engine, known = served(tmp_path, blocks=50)
+    known.returns = None  # type: ignore[assignment]  # forecasting fails, and is off from the first step
     run(engine, "a1", prompt(0, 320))  # 20 whole blocks
     engine.scheduler.add_request(ask("nobody", prompt(100, 320), 2))
     engine.run()
@@ -196,13 +197,21 @@ def test_who_is_held_and_for_how_long_and_who_is_let_in_after_all(
     assert number(engine, "presage_held_workflows") == 0
 
 
-def test_a_failure_is_an_error_by_its_kind_and_a_policy_that_is_off(tmp_path: Path) -> None:
+def test_a_failure_is_an_error_by_its_kind_and_a_policy_that_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, known = served(tmp_path)
     known.returns = None  # type: ignore[assignment]
     run(engine, "a1", prompt(0, 40), step="x")
     assert metric(engine, "presage_errors_total") == {("forecasts of next agents", "AttributeError"): 1}
     assert metric(engine, "presage_metadata_left_out_total") == {("step", "no number from 0"): 1}
-    engine.scheduler._scored.switch.off(ValueError())
+
+    def broken(*_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(FreeOrder, "pop", broken)
+    run(engine, "b1", prompt(100, 40))
+    assert metric(engine, "presage_errors_total")["eviction", "ValueError"] == 1
     assert metric(engine, "presage_policy_on") == {"priority": 1, "eviction": 0, "admission": 1, "prefetch": 0}
 
 
