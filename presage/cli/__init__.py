@@ -1,1 +1,1 @@
-"""The commands: a parser and a thin function each, over the rooms below."""
+"""The command-line interface: one file a command."""

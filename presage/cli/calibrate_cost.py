@@ -46,10 +46,10 @@ def calibrate_cost(
         "total_error": found.total_error,
         "to": str(to),
     }
-    out.result(data, *(_told(found, to) if not as_json else ()))
+    out.result(data, *(_render(found, to) if not as_json else ()))
 
 
-def _told(found: Calibrated, to: Path) -> list[Any]:
+def _render(found: Calibrated, to: Path) -> list[Any]:
     cost = found.cost
     rows = [
         ["an iteration, whatever is in it", f"{1e3 * cost.iteration_s:.4g} ms"],

@@ -54,10 +54,10 @@ def explain(
     if picture is not None:
         draw(engines[0], picture)
         out.note(f"drawn: {picture}")
-    out.result({"engines": engines}, *(part for one in engines for part in (_told(one) if not as_json else ())))
+    out.result({"engines": engines}, *(part for one in engines for part in (_render(one) if not as_json else ())))
 
 
-def _told(one: Mapping[str, Any]) -> Iterator[Any]:
+def _render(one: Mapping[str, Any]) -> Iterator[Any]:
     yield f"workflow {one['workflow_id']!r} of type {one['workflow_type']!r}"
     yield "\n".join(f"  {reason}" for reason in one["reasons"])
     if one["forecasts"]:
@@ -120,10 +120,10 @@ def _number(value: int | None) -> str:
 
 
 def draw(one: Mapping[str, Any], file: Path) -> None:
-    """Draws what an engine tells of a workflow.
+    """Draws an engine's view of a workflow.
 
     Args:
-        one: as `/v1/workflows/ID/explain` has it.
+        one: the JSON of `/v1/workflows/ID/explain`.
         file: .svg or .png.
 
     Raises:

@@ -88,11 +88,11 @@ def forecast(
 
 
 def _one_workflow(steps: Path, out: Output) -> list[dict[str, Any]]:
-    """The steps of one workflow, checked as a trace is; columns without a value are left out."""
+    """The validated steps of one workflow, without empty columns."""
     from presage.datasets.adapters import SUFFIXES
     from presage.errors import InputError
 
-    # The operating system's name for standard input: errors name it as they name files.
+    # The operating system's name for standard input, so that errors name it like any other file.
     path = Path("/dev/stdin") if str(steps) == "-" else steps
     source_format = "auto" if path.name.endswith(tuple(SUFFIXES)) else "jsonl"
     table: pa.Table = options.read([path], False, out, lambda _, __: None, source_format)
@@ -150,7 +150,7 @@ def route(
         "reason": choice.reason,
         "limit_kept": choice.kept,
     }
-    out.result(data, *(_told(data, prices, choice, loaded.called) if not as_json else ()))
+    out.result(data, *(_render(data, prices, choice, loaded.called) if not as_json else ()))
 
 
 def _standard_input() -> str:
@@ -165,7 +165,7 @@ def _standard_input() -> str:
 
 
 def read_costs(path: Path) -> dict[str, float]:
-    """Costs of a request by model.
+    """Cost of a request by model, from a TOML file.
 
     Raises:
         ConfigurationError: the file cannot be read, or a cost is not a number, 0 or more.
@@ -190,7 +190,7 @@ def read_costs(path: Path) -> dict[str, float]:
     return {name: float(cost) for name, cost in found.items()}
 
 
-def _told(data: dict[str, Any], prices: dict[str, float], choice: ModelChoice, called: str) -> list[Any]:
+def _render(data: dict[str, Any], prices: dict[str, float], choice: ModelChoice, called: str) -> list[Any]:
     likely = sorted(data["probabilities"].items(), key=lambda item: -item[1])
     rows = [
         [
@@ -203,9 +203,9 @@ def _told(data: dict[str, Any], prices: dict[str, float], choice: ModelChoice, c
         for name, p in likely
     ]
     shown = table("", ["model", "solves it", "cost", "training labels", ""], rows, left=(0, 4))
-    said = f"\n{called}; source {data['source']}"
+    source = f"\n{called}; source {data['source']}"
     if data["source"] == "back-off":
-        said += (
+        source += (
             ": not enough evidence, too far from the training prompts; little more than the base rates of the models"
         )
-    return [shown, said]
+    return [shown, source]

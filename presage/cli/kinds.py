@@ -1,7 +1,4 @@
-"""What the commands do differently for each kind of predictor: one description a kind, all of them listed in `load`.
-
-A command loads an artefact, whatever its kind, and asks the `Kind` that goes with it to judge, to compare and to show.
-"""
+"""How the commands describe a kind of predictor. `load.KINDS` lists all kinds."""
 
 from __future__ import annotations
 
@@ -25,11 +22,10 @@ class Loaded:
 
     Attributes:
         folder: its artefact.
-        kind: what the commands do with it.
-        predictor: fitted, of that kind.
-        name: registered model; None for a plain folder.
-        version: its version; None for a plain folder.
-        source: the reference as it was given.
+        kind: its kind.
+        predictor: fitted.
+        name, version: of the registered model; None for a plain folder.
+        source: the reference as the user gave it.
     """
 
     folder: Path
@@ -41,17 +37,17 @@ class Loaded:
 
     @property
     def called(self) -> str:
-        """What people know it by."""
+        """Its name in messages."""
         return f"{self.name} version {self.version}" if self.name else self.source
 
     def metrics(self, data: Any, seed: int) -> dict[str, Any]:
-        """The object of the command contract: the predictor on data it was not trained on."""
+        """The metrics of the command contract, on data the predictor was not trained on."""
         evaluated = self.kind.evaluate(self, data, seed)
         return {**evaluated.evaluation.to_dict(), "latency_us": evaluated.latency_us}
 
     @property
     def artefact_evidence(self) -> dict[str, Any]:
-        """What the gates of every kind ask of the artefact."""
+        """Size and pickles of the artefact, which the gates of every kind judge."""
         from presage.predictors.common.artefact import artefact_size_bytes, find_pickles
 
         return {
@@ -62,14 +58,14 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Data:
-    """What a kind learns from and is judged on.
+    """The data a kind is trained and evaluated on.
 
     Attributes:
-        unit: what it consists of: "workflows" or "prompts".
-        read: the data in files, valid, less bad rows if told so; says what was skipped.
-        held_out: the part that none of the predictors was trained on, and how many units were left out.
-        digest: one name for its content, "sha256:…".
-        example: a few rows as an example of what MLflow serves: no text of a user, states of zeros.
+        unit: "workflows" or "prompts".
+        read: reads and validates files; leaves bad rows out if asked, and reports them.
+        held_out: the part no given predictor was trained on, and the number of units left out.
+        digest: "sha256:…" of the content.
+        example: the MLflow input example: a few rows, without any text of a user; states are zeros.
     """
 
     unit: str
@@ -80,10 +76,10 @@ class Data:
 
 
 class Evaluates(Protocol):
-    """Evaluates a loaded predictor."""
+    """Evaluates a predictor on data it was not trained on."""
 
     def __call__(self, loaded: Loaded, data: Any, seed: int, /, *, profile: str | None = None) -> Any:
-        """`.evaluation` and `.latency_us`, on data it was not trained on, under an input profile; None: all inputs."""
+        """Returns an object with `evaluation` and `latency_us`; `profile` limits the inputs, None allows all."""
         ...
 
 
@@ -102,23 +98,23 @@ def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of predictor, to the commands.
+    """One kind of predictor.
 
     Attributes:
-        name: as artefacts have it, and the subcommand of `train-predictor`.
-        legend: what the figures of `headline` are.
-        advice: what to try where a baseline won.
-        data: traces, or outcomes.
-        train: the subcommand.
-        examples: of the subcommand, for its help.
-        evaluate: the predictor on data it was not trained on.
-        gates: of a candidate and the champion, if any, evaluated on the same data with a seed under an input profile.
-        tables: metrics for people, the predictor called as it is.
-        forecast: a forecast for people, from its JSON values, what the predictor is called, and the steps it is after.
-        headline: the figures of a registered version that matter most, by what they are called.
-        warnings: what makes the figures of a training too good, if anything, for people.
-        ask: the forecast of a predictor after the steps of one workflow, JSON values.
-        at_precision: the same at another precision; raises ConfigurationError where there is none to choose.
+        name: in artefacts, and as a subcommand of `train-predictor`.
+        legend: explains the figures of `headline`.
+        advice: what to try when a baseline wins.
+        data: traces or outcomes.
+        train: the subcommand of `train-predictor`.
+        examples: for the help of the subcommand.
+        evaluate: evaluates a predictor.
+        gates: (candidate, champion or None, data, seed, input profile) -> gates.
+        tables: (metrics, name of the predictor) -> what people read.
+        forecast: (JSON of a forecast, name of the predictor, steps) -> what people read.
+        headline: the most important figures of a registered version, by title.
+        warnings: reasons why the metrics of a training may be too good.
+        ask: (predictor, steps of one workflow) -> JSON of the forecast.
+        at_precision: the predictor at another precision; raises ConfigurationError if it has none to choose.
     """
 
     name: str
@@ -138,21 +134,21 @@ class Kind:
 
 
 def _held_out(table: pa.Table, predictors: list[Any]) -> tuple[pa.Table, int]:
-    """The workflows of tasks that none of the predictors learnt from."""
+    """The workflows of tasks no predictor was trained on."""
     from presage.training.sets import held_out
 
     return held_out(table, *predictors)
 
 
 def _digest(table: pa.Table) -> str:
-    """Of the rows, whatever files they came in."""
+    """Digest of the rows, independent of the files."""
     from presage.datasets.schema import digest
 
     return f"sha256:{digest(table)}"
 
 
 def _example(table: pa.Table) -> list[dict[str, Any]]:
-    """The first steps of one workflow: names and numbers, no text, and states of zeros."""
+    """The first steps of one workflow: names, numbers, zero states; no text."""
     import pyarrow.compute as pc
 
     first = table.filter(pc.equal(table["workflow_id"], table["workflow_id"][0])).slice(0, 3)
@@ -168,13 +164,13 @@ def _example(table: pa.Table) -> list[dict[str, Any]]:
 
 
 TRACES = Data("workflows", options.read, _held_out, _digest, _example)
-"""Of the kinds that forecast workflows."""
+"""The data of kinds that forecast workflows."""
 
 
 def shared_tasks(metrics: dict[str, Any]) -> list[str]:
-    """A warning if test workflows run a task that something was trained on."""
+    """A warning if test workflows run a task of the training traces."""
     from presage.training.sets import SHARED_TASKS
 
     shared = metrics["data"][SHARED_TASKS]
-    said = f"{shared} test workflows run a task that is in the training traces: the figures may be too good"
-    return [said] if shared else []
+    warning = f"{shared} test workflows run a task that is in the training traces: the figures may be too good"
+    return [warning] if shared else []

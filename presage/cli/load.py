@@ -1,4 +1,4 @@
-"""The kinds of predictors there are, and the predictor that a reference means."""
+"""All kinds of predictor, and loading one by reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kind_of(name: str) -> Kind:
     """The kind of that name.
 
     Raises:
-        ArtefactError: there is none.
+        ArtefactError: unknown name.
     """
     from presage.errors import ArtefactError
 
@@ -32,7 +32,7 @@ def kind_of(name: str) -> Kind:
 
 
 def load(reference: str, registry: Callable[[], Registry]) -> Loaded:
-    """The predictor that a reference means: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or a folder."""
+    """Load `models:/NAME@ALIAS`, `models:/NAME/VERSION` or an artefact folder."""
     from presage.predictors.common.artefact import read_artefact
     from presage.registry.resolve import resolve
     from presage.registry.table import load_predictor

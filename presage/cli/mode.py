@@ -1,4 +1,4 @@
-"""`presage mode`: how far the policies of a running engine go."""
+"""`presage mode`: show or set the modes of the policies in a running engine."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def mode(
     headers = {ADMIN_KEY_HEADER: key} if key else {}
     engines = ask(url, PATH, api_key, body=body, headers=headers, refusals=REFUSALS)["engines"]
     out = Output(as_json)
-    out.result({"engines": engines}, *(_told(engines) if not as_json else ()))
+    out.result({"engines": engines}, *(_render(engines) if not as_json else ()))
 
 
-def _told(engines: list[dict[str, Any]]) -> list[Any]:
+def _render(engines: list[dict[str, Any]]) -> list[Any]:
     shown: list[Any] = []
     for number, engine in enumerate(engines):
         if not engine:

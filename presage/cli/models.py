@@ -1,4 +1,4 @@
-"""`presage models`, `promote` and `rollback`: what is registered, and who serves."""
+"""`presage models`, `presage promote` and `presage rollback`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from presage.cli.output import REFUSED, Output, table
 from presage.cli.retrain_check import keep_figures, promotion_figures
 
 _SEED = 0
-"""Of the bootstrap behind a verdict: the same traces give the same verdict."""
+"""Seed of the gates' bootstrap: the same traces give the same verdict."""
 
 _Name = Annotated[str, typer.Argument(help="Registered model, such as next-agent.", show_default=False)]
 
@@ -102,10 +102,10 @@ def promote(
         if last is not None:
             last.check(kind, name)
         champion = None
-        if holder is not None and holder != version:  # against itself a version would pass
+        if holder is not None and holder != version:  # a version compared with itself always passes
             try:
                 champion = load(f"models:/{name}/{holder}", lambda: registry)
-            except ArtefactError as error:  # no engine can use it either, and no version could ever replace it
+            except ArtefactError as error:  # no engine can load it either: it must not block
                 out.note(f"the {alias}, version {holder}, cannot be read ({error}); judged against baselines alone")
         if champion is not None and champion.kind.name != kind.name:
             raise RegistryError(
@@ -172,12 +172,12 @@ def _listing(listed: list[dict[str, Any]], uri: str) -> list[Any]:
     if not listed:
         return [f"no models in {uri}; register one with `train-predictor`"]
     kinds = {entry["kind"]: [one for one in listed if one["kind"] == entry["kind"]] for entry in listed}
-    told: list[Any] = [f"Models in {uri}, with their figures on the test set of each training; `--json` tells all."]
-    return told + [_of_kind(kind, entries) for kind, entries in kinds.items()]
+    shown: list[Any] = [f"Models in {uri}, with their figures on the test set of each training; `--json` tells all."]
+    return shown + [_of_kind(kind, entries) for kind, entries in kinds.items()]
 
 
 def _of_kind(name: str, entries: list[dict[str, Any]]) -> Any:
-    """The versions of one kind: every kind has figures of its own."""
+    """The versions of one kind; each kind has its own figures."""
     from presage.cli.load import kind_of
     from presage.errors import ArtefactError
 

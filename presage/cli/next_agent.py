@@ -1,4 +1,4 @@
-"""Next-agent predictors, to the commands: `train-predictor next-agent`, and how they are judged, compared and shown."""
+"""`train-predictor next-agent`, and the description of this kind for the other commands."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def next_agent(
 
 
 def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None = None) -> Judged:
-    """Evaluated beside the n-gram it carries."""
+    """Evaluate, with the predictor's own n-gram as baseline."""
     from presage.training.next_agent import evaluate_model
 
     called = loaded.name or loaded.source
@@ -119,7 +119,7 @@ def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None
 
 
 def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
-    """Accuracy against champion and n-gram, calibration, likelihood, latency, size."""
+    """Gates of accuracy (against champion and n-gram), calibration, likelihood, latency and size."""
     from presage.registry.evidence import judge_next_agent
 
     mine = _evidence(candidate, table, seed, profile)
@@ -137,7 +137,7 @@ def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
-    """The likeliest agents at each step ahead, and END."""
+    """The most likely agents and END, for each horizon."""
     lines = []
     for k, horizon in enumerate(data["horizons"], start=1):
         likeliest = sorted(horizon["agents"].items(), key=lambda item: -item[1])[:_LIKELIEST]
@@ -151,16 +151,16 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
 
 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:
-    """Accuracy 1 to K steps ahead at both moments."""
-    told = {}
+    """Accuracy at horizons 1 to K, for both moments."""
+    shown = {}
     for moment in ("prefill", "completion"):
         ahead = takewhile(figures.__contains__, (f"{moment}_accuracy_{k}" for k in count(1)))
-        told[moment] = " ".join(number(figures[name]) for name in ahead) or "–"
-    return told
+        shown[moment] = " ".join(number(figures[name]) for name in ahead) or "–"
+    return shown
 
 
 def _budget(predictor: NextAgentPredictor) -> NextAgentBudget:
-    """The budget for thirty agents, and room for each one more: its column in every leaf, table and count."""
+    """The default budget, which is for thirty agents, plus bytes for each further agent (a column in every table)."""
     from presage.registry.evidence import NextAgentBudget
 
     usual = NextAgentBudget()
@@ -169,7 +169,7 @@ def _budget(predictor: NextAgentPredictor) -> NextAgentBudget:
 
 
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextAgentEvidence:
-    """What the gates want to know of a version, measured on these traces under an input profile."""
+    """Measure a version on these traces under an input profile."""
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import NextAgentEvidence, NextAgentSchema
     from presage.training.next_agent import NGRAM
@@ -193,7 +193,7 @@ def _moments(figures: ByMoment) -> dict[str, Any]:
 
 
 def _accuracies(metrics: dict[str, Any], name: str) -> Iterator[Table]:
-    """Accuracy of a predictor and its baselines, a table a moment."""
+    """Accuracy of a predictor and its baselines, one table for each moment."""
     for moment, figures in metrics["moments"].items():
         horizons = range(len(figures["accuracy"]))
         rows = [[name, *_by_horizon(figures), number(figures["ece"][0])]]
@@ -211,7 +211,7 @@ def _accuracies(metrics: dict[str, Any], name: str) -> Iterator[Table]:
 
 
 def _profile_accuracies(metrics: dict[str, Any]) -> Table:
-    """Accuracy and calibration by what serving can see."""
+    """Accuracy and calibration for each input profile."""
     rows = []
     for profile, of in metrics["profiles"].items():
         for moment, figures in of["moments"].items():

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and what is done with them."""
+"""Arguments and options that several commands share, and the functions that use them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Register = Annotated[bool, typer.Option("--register/--no-register", help="Regist
 
 
 def read(paths: list[Path], skip_bad: bool, out: Output, report: Report, source_format: str = "auto") -> pa.Table:
-    """The traces as one valid table; says what was skipped."""
+    """Read traces into one validated table; report skipped workflows."""
     from presage.datasets.read import read_traces
 
     steps = 0
@@ -72,7 +72,7 @@ def read(paths: list[Path], skip_bad: bool, out: Output, report: Report, source_
 
 
 def states(name: str, known: Sequence[str] = ("auto", "captured", "text", "none")) -> Any:
-    """A source of states by its name."""
+    """Check the value of --states."""
     from presage.errors import ConfigurationError
 
     if name not in known:

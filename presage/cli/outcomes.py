@@ -29,7 +29,7 @@ app = typer.Typer(
 
 
 def read(paths: list[Path], skip_bad: bool, out: Output, report: Report) -> OutcomesRead:
-    """The outcomes; says what was skipped, averaged and contradicted."""
+    """Read outcomes; report rows that were skipped, averaged or contradictory."""
     from presage.datasets.outcomes.files import read_outcomes
 
     found = read_outcomes(paths, skip_bad, lambda _: report("reading outcomes", None))
@@ -49,7 +49,7 @@ def describe(outcomes: Files, skip_bad: options.SkipBad = False, as_json: option
     out = Output(as_json)
     with out.working() as report:
         data = _description(read(outcomes, skip_bad, out, report))
-    out.result(data, *(_told(data) if not as_json else ()))
+    out.result(data, *(_render(data) if not as_json else ()))
 
 
 @app.command(epilog="Example:  presage outcomes generate --prompts 2000 --to outcomes.jsonl")
@@ -106,7 +106,7 @@ def _description(found: OutcomesRead) -> dict[str, Any]:
     }
 
 
-def _told(data: dict[str, Any]) -> list[Any]:
+def _render(data: dict[str, Any]) -> list[Any]:
     rows = [
         [
             name,
@@ -118,9 +118,9 @@ def _told(data: dict[str, Any]) -> list[Any]:
         for name, of in sorted(data["models"].items(), key=lambda item: -(item[1]["solved"] or 0.0))
     ]
     tasks = ", ".join(f"{task} {count}" for task, count in list(data["tasks"].items())[:8])
-    told: list[Any] = [
+    shown: list[Any] = [
         f"{data['prompts']} prompts, {data['rows']} rows with a label, {data['duplicates']} repeated, "
         f"{data['contradictions']} pairs contradict themselves",
         table("", ["model", "labels", "solved", "output tokens, mean", "cost, mean"], rows),
     ]
-    return told + ([f"\ntasks: {tasks}{', …' if len(data['tasks']) > 8 else ''}"] if tasks else [])
+    return shown + ([f"\ntasks: {tasks}{', …' if len(data['tasks']) > 8 else ''}"] if tasks else [])

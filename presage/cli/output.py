@@ -1,7 +1,7 @@
-"""What a command says, and how it ends: its result on standard output, all else on standard error.
+"""Output and exit codes of all commands: the result goes to standard output, everything else to standard error.
 
-While a command works, whatever a library prints goes to standard error, so that `--json` is one object and no more.
-On a terminal progress is a bar; elsewhere it is a line for each thing that begins. An error is one line and one code:
+Output of libraries is redirected to standard error, so `--json` prints exactly one object. Progress is a bar on a
+terminal, else one line for each stage. An error is one line and one exit code:
 
 0  done
 1  our failure
@@ -39,13 +39,13 @@ INTERRUPTED: Final = 130
 TRACEBACK: Final = "PRESAGE_TRACEBACK"
 
 Report = Callable[[str, float | None], None]
-"""Told what is being done and its share that is done, 0 to 1, or None where that is not known."""
+"""Progress callback: current stage, and the share done (0 to 1; None: unknown)."""
 
 _WIDE = 160
 
 
 class Output:
-    """One command's way to speak.
+    """The output of one command.
 
     Args:
         as_json: print one JSON object instead of tables.
@@ -56,15 +56,15 @@ class Output:
 
     @contextmanager
     def working(self) -> Iterator[Report]:
-        """Standard output is closed to others inside; gives what progress is reported to."""
+        """Redirect standard output of libraries; yields the progress callback."""
         with contextlib.redirect_stdout(sys.stderr), _bar() if sys.stderr.isatty() else _lines() as report:
             yield report
 
     def result(self, data: Mapping[str, Any], *renderables: RenderableType) -> None:
-        """Prints the result: `data` as JSON if that was asked for, else what people read.
+        """Print `data` as JSON if that was asked for, else the renderables.
 
         Raises:
-            OutputError: standard output takes no more.
+            OutputError: standard output cannot be written.
         """
         if self.as_json:
             text = json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
@@ -73,7 +73,7 @@ class Output:
 
             rendered = io.StringIO()
             terminal = sys.stdout.isatty()
-            # In a file or a pipe there is no edge to wrap at, unless somebody says so.
+            # A file or a pipe has no width to wrap at, unless COLUMNS gives one.
             console = Console(file=rendered, force_terminal=terminal, width=None if terminal or _columns() else _WIDE)
             for renderable in renderables:
                 console.print(renderable, highlight=False, markup=False, soft_wrap=isinstance(renderable, str))
@@ -84,7 +84,7 @@ class Output:
         except BrokenPipeError:
             raise
         except OSError as error:
-            # Python flushes again when it exits, and would fail again where nobody can explain.
+            # Python flushes once more at exit, and would fail there with a traceback.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise OutputError(
@@ -92,7 +92,7 @@ class Output:
             ) from error
 
     def note(self, text: str) -> None:
-        """Something to know beside the result, on standard error."""
+        """Print a note on standard error."""
         print(text, file=sys.stderr)
 
 
@@ -129,22 +129,22 @@ def _lines() -> Iterator[Report]:
 
 
 class Boundary(TyperGroup):
-    """A group of commands whose errors become one line and an exit code; usage errors are left to typer."""
+    """A command group that turns errors into one line and an exit code; typer handles usage errors."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the command that was asked for, and exits."""
+        """Run the command and exit."""
         try:
             return super().main(*args, **kwargs)
         except PresageError as error:
             _explain(error, str(error))
             sys.exit(BAD_INPUT)
         except Exception as error:
-            # Only the kind of error: what a library says of it may repeat the private text of a trace.
+            # Only the type of the error: a library's message may contain private text of a trace.
             _explain(error, f"failed unexpectedly: {type(error).__name__} (set {TRACEBACK}=1 to see all of it)")
             sys.exit(FAILED)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        """Inside `main`, which would make 1 of an interrupt."""
+        """Exit with 130 on an interrupt; `main` alone would exit with 1."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The command `presage`. A parser only: what a command does stands in the module it comes from."""
+"""The command `presage`: the parser of all subcommands."""
 
 from __future__ import annotations
 

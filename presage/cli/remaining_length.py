@@ -1,6 +1,4 @@
-"""Predictors of remaining output tokens, to the commands: `train-predictor remaining-length`, and how they are judged,
-compared and shown.
-"""
+"""`train-predictor remaining-length`, and the description of this kind for the other commands."""
 
 from __future__ import annotations
 
@@ -101,7 +99,7 @@ def remaining_length(
 
 
 def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None = None) -> JudgedLengths:
-    """Evaluated beside the best constant for these traces."""
+    """Evaluate, with the best constant for these traces as baseline."""
     from presage.training.lengths.train import evaluate_lengths
 
     called = loaded.name or loaded.source
@@ -109,7 +107,7 @@ def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None
 
 
 def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
-    """Order and numbers against champion and constant, coverage, latency, size."""
+    """Gates of order and loss (against champion and constant), coverage, latency and size."""
     from presage.registry.evidence import LengthBudget, judge_lengths
 
     mine = _evidence(candidate, table, seed, profile)
@@ -118,7 +116,7 @@ def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: in
 
 
 def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
-    """Order, numbers, honesty, and what the order is worth in a queue."""
+    """Order, loss, coverage, and mean completion in a simulated queue."""
     judged = {called: metrics, **metrics["baselines"]}
     quantiles = list(metrics["pinball"])
     head = [
@@ -137,7 +135,7 @@ def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
         ]
         for name, of in judged.items()
     ]
-    told: list[Any] = [table("\nOutput tokens: order (0 best, .5 none), loss in tokens, coverage", head, rows)]
+    shown: list[Any] = [table("\nOutput tokens: order (0 best, .5 none), loss in tokens, coverage", head, rows)]
     if len(metrics["by_workflow_type"]) > 1:
         of_types = [
             [
@@ -149,8 +147,8 @@ def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
             ]
             for kind, of in metrics["by_workflow_type"].items()
         ]
-        told.append(table("\nBy workflow type", ["", "workflows", "tau distance", *head[3:]], of_types))
-    told.append(_profiles(metrics["profiles"], quantiles))
+        shown.append(table("\nBy workflow type", ["", "workflows", "tau distance", *head[3:]], of_types))
+    shown.append(_profiles(metrics["profiles"], quantiles))
     if metrics["queue"] is not None:
         queue = metrics["queue"]
         waits = [
@@ -158,10 +156,10 @@ def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
             for name, tokens in queue["completion_tokens"].items()
         ]
         title = f"\nMean completion in a queue with one server, busy {queue['load']:.0%} of the time"
-        told.append(table(title, ["policy", "tokens of service", "saved"], waits))
+        shown.append(table(title, ["policy", "tokens of service", "saved"], waits))
     left_out = ", ".join(f"{count} steps ({why})" for why, count in metrics["left_out_steps"].items() if count)
-    told.append(f"\n{f'not judged: {left_out}; ' if left_out else ''}one step takes {metrics['latency_us']:.1f} µs")
-    return told
+    shown.append(f"\n{f'not judged: {left_out}; ' if left_out else ''}one step takes {metrics['latency_us']:.1f} µs")
+    return shown
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
@@ -187,10 +185,10 @@ def _headline(figures: Mapping[str, float]) -> dict[str, str]:
 
 
 def _target_of(name: str) -> Target:
-    """What is to be predicted.
+    """Check the value of --target.
 
     Raises:
-        ConfigurationError: it is neither "remaining" nor "step".
+        ConfigurationError: neither "remaining" nor "step".
     """
     from presage.errors import ConfigurationError
 
@@ -202,10 +200,10 @@ def _target_of(name: str) -> Target:
 
 
 def _quantiles_of(text: str) -> tuple[float, ...]:
-    """The numbers of a comma-separated list; whether they are quantiles is the configuration's to say.
+    """Parse a comma-separated list of numbers; the configuration checks that they are quantiles.
 
     Raises:
-        ConfigurationError: one of them is no number.
+        ConfigurationError: not a number.
     """
     from presage.errors import ConfigurationError
 
@@ -218,7 +216,7 @@ def _quantiles_of(text: str) -> tuple[float, ...]:
 
 
 def _profiles(profiles: dict[str, Any], quantiles: list[str]) -> Any:
-    """Order, loss and coverage by what serving can see."""
+    """Order, loss and coverage for each input profile."""
     head = ["inputs", "tau distance, all", *(f"pinball {q}" for q in quantiles), *(f"within {q}" for q in quantiles)]
     rows = [
         [
@@ -237,7 +235,7 @@ def _interval(of: dict[str, Any], figure: str, key: str) -> str:
 
 
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> LengthEvidence:
-    """What the gates want to know of a version, measured on these traces under an input profile."""
+    """Measure a version on these traces under an input profile."""
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import LengthEvidence, LengthSchema
     from presage.training.lengths.train import FLOOR

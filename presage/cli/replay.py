@@ -1,4 +1,4 @@
-"""`presage replay`: what would each policy have done to hit rate and completion time on these workflows?"""
+"""`presage replay`: hit rate and completion time of recorded workflows under each policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _CONCURRENCY: Final = 16
-"""Workflows under way at once, where nobody says how they come."""
+"""Concurrent workflows, unless --concurrency, --rate or --as-recorded is given."""
 
 _POLICIES: Final = "stock,lifecycle,hierarchical,oracle"
 
@@ -133,7 +133,7 @@ def replay(
             parts = divide(table, policies, forecasts, lengths, tracking_uri, out, report)
             held, rule = workload(parts.table, convention, pause_s), parts.rule
             setting = Setting(held.jobs, convention, arrivals, machine, parts.forecasts, parts.lengths)
-        foretold = not plain and any("asked" in one.foretellers for one in policies)
+        forecasting = not plain and any("asked" in one.foretellers for one in policies)
         check_fits(held.jobs, machine)
         if not arrivals.random and seeds > 1:
             out.note("arrivals as recorded do not depend on a seed: one run of each policy")
@@ -150,8 +150,8 @@ def replay(
                 "as_recorded": arrivals.as_recorded,
             },
             "engine": machine.model_dump(),
-            "forecasts": forecasts if foretold else None,
-            "lengths": lengths if foretold else None,
+            "forecasts": forecasts if forecasting else None,
+            "lengths": lengths if forecasting else None,
             "replayed": rule,
             "seeds": seeds,
             "interrupted": interrupted,
@@ -184,13 +184,13 @@ def load_of(setting: Setting) -> dict[str, Any]:
 
 
 class ReplayParts(NamedTuple):
-    """What is replayed and who foretells.
+    """The workflows to replay and the sources of forecasts.
 
     Attributes:
-        table: workflows to be replayed.
-        forecasts: as `source` takes it.
-        lengths: folder of a remaining-length model; None for none.
-        rule: how the replayed ones were chosen; None where all are replayed.
+        table: the workflows.
+        forecasts: source of next-agent forecasts, as `replay.forecasts.source` takes it.
+        lengths: folder of a remaining-length model, or None.
+        rule: how the workflows were chosen; None: all are replayed.
     """
 
     table: pa.Table
@@ -208,15 +208,15 @@ def divide(
     out: Output,
     report: Report,
 ) -> ReplayParts:
-    """Leaves out what models have learnt from.
+    """Leave out the workflows that a model was trained on.
 
     Args:
         table: the traces.
-        policies: that are compared; what none of them asks for is not made.
+        policies: policies to compare; models that none of them uses are not loaded.
         forecasts, lengths: references as the user gave them.
         tracking_uri: of the registry.
-        out: told what was left out.
-        report: told what is being done.
+        out: receives a note on what was left out.
+        report: progress.
     """
     from presage.serving_hooks.replay.forecasts import check_lengths, known
 
@@ -259,10 +259,10 @@ def _models(
 
 
 def are_requests(paths: Sequence[Path]) -> bool:
-    """Whether the traces are plain requests and not steps of workflows.
+    """Whether the traces are plain requests rather than steps of workflows.
 
     Raises:
-        TraceError: some are and some are not.
+        TraceError: the files mix both.
     """
     from presage.datasets.requests import holds_requests
     from presage.errors import TraceError
@@ -285,20 +285,18 @@ def read_plain_requests(
     out: Output,
     report: Report,
 ) -> Workload:
-    """The requests as jobs; says what cannot be answered with them.
+    """Read plain requests as jobs; note what a replay of them cannot show.
 
     Args:
         paths: of the traces.
-        convention: prompts of workflows would be assembled by.
-        pause_s: mean pause between steps; None where nothing was said.
-        forecasts: reference as the user gave it.
-        given: further options of workflows by name; None where nothing was said.
-        out: told what cannot be answered.
-        report: told what is being done.
+        convention, pause_s, forecasts: the options of those names, which plain requests do not take.
+        given: further such options by name; None: not given.
+        out: receives the note.
+        report: progress.
 
     Raises:
-        TraceError: a file is not as wanted.
-        ConfigurationError: an option asks for what they do not have.
+        TraceError: a file is malformed.
+        ConfigurationError: an option that applies to workflows only.
     """
     from presage.datasets.requests import HASH_TOKENS, read_requests
     from presage.errors import ConfigurationError
@@ -328,10 +326,10 @@ def read_plain_requests(
 
 
 def hashed(of: Workload) -> bool:
-    """Whether it is known what prompts share."""
+    """Whether the requests carry hashes of shared prompt blocks."""
     return any(job.steps[0].hashed for job in of.jobs)
 
 
 def plain_workload(of: Workload) -> dict[str, Any]:
-    """What of the object of a replay is otherwise for plain requests."""
+    """Fields of a replay's workload that differ for plain requests."""
     return {"workflows": 0, "prompts": "hash-ids" if hashed(of) else "nothing-shared"}

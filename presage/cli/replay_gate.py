@@ -1,8 +1,8 @@
-"""The last gate of `presage promote`: what the version would have done to hit rate and completion time.
+"""`presage promote --replay`: hit rate and completion time with the candidate's forecasts.
 
-A version, the holder of the alias and vLLM alone serve the same held-out workflows in virtual time, in the same order.
-The policy is the scored order of free blocks: it is what asks a next-agent predictor, and without admission and
-priority beside it a difference is that of the forecasts.
+The candidate, the champion and stock vLLM serve the same held-out workflows in virtual time, in the same order. The
+policy is eviction by score alone, which uses next-agent forecasts: without admission and priority, any difference
+comes from the forecasts.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ Processes = Annotated[
 
 
 def asked_for(replay: bool, options: Mapping[str, Any]) -> ReplayGate | None:
-    """The gate, if it was asked for; everything that can be wrong with its options is said here.
+    """The gate, if --replay is given; checks its options.
 
     Args:
-        replay: whether it was.
-        options: by name; None where nothing was said.
+        replay: the flag.
+        options: by name; None: not given.
 
     Raises:
-        ConfigurationError: an option is no good, or there is one and no replay.
-        EngineError: vLLM is not here.
+        ConfigurationError: a bad option, or one without --replay.
+        EngineError: vLLM is not installed.
     """
     from presage.errors import ConfigurationError
 
@@ -110,12 +110,7 @@ def asked_for(replay: bool, options: Mapping[str, Any]) -> ReplayGate | None:
 
 
 class ReplayGate:
-    """Replays versions, and has the figures judged.
-
-    Args: options of the command.
-
-    Raises: as `asked_for`.
-    """
+    """Replays versions and judges the figures; arguments and errors as in `asked_for`."""
 
     def __init__(
         self,
@@ -145,10 +140,10 @@ class ReplayGate:
         check_vllm()
 
     def check(self, kind: Kind, name: str) -> None:
-        """Refuses what cannot be replayed.
+        """Check that the policy uses this kind of predictor.
 
         Raises:
-            ConfigurationError: a kind whose forecasts the policy does not ask for.
+            ConfigurationError: it does not.
         """
         from presage.errors import ConfigurationError
 
@@ -161,17 +156,17 @@ class ReplayGate:
     def judge(
         self, candidate: Loaded, champion: Loaded | None, table: pa.Table, out: Output, report: Report
     ) -> tuple[tuple[Gate, ...], dict[str, Any]]:
-        """The gates, and the figures behind them as `presage replay` reports them.
+        """The gates, and their figures in the format of `presage replay`.
 
         Args:
-            candidate: the version that asks for promotion.
-            champion: the present holder; None for the first.
+            candidate: the version to promote.
+            champion: the current holder of the alias, or None.
             table: traces that neither was trained on.
-            out: told what is left out, and where nothing was at stake.
-            report: told how far it is.
+            out: receives notes on workflows left out, and on replays in which the cache was never short.
+            report: progress.
 
         Raises:
-            TraceError: the traces cannot be replayed; says why.
+            TraceError: the traces cannot be replayed.
         """
         from presage.registry.evidence import judge_replay
         from presage.serving_hooks.replay.engine import check_fits
@@ -219,10 +214,10 @@ class ReplayGate:
 
 
 def keep(registry: Registry, name: str, version: int, found: Mapping[str, Any]) -> None:
-    """Puts the report of a replay beside the version, into its run.
+    """Attach the report of a replay to the run of the version.
 
     Raises:
-        RegistryError: the registry does not take it.
+        RegistryError: the registry refuses it.
     """
     from presage.registry.connect import attach
     from presage.training.report.files import write_metrics, write_report

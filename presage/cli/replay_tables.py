@@ -1,6 +1,6 @@
-"""The tables of `presage replay`: its figures, shares of the oracle's gain, queueing, tiers, and what was evicted.
+"""The tables of `presage replay`: figures, shares of the oracle's gain, queueing, tiers, and evicted blocks.
 
-Each but the first is a title, heads and rows, as `output.table` takes them, or None where there is nothing to show.
+Each function but the first returns the arguments of `output.table`, or None if there is nothing to show.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN: Final = {
 
 
 def replay_tables(found: Mapping[str, Any]) -> list[Any]:
-    """The result of a replay for people."""
+    """The result of a replay as lines and tables."""
     held, engine = found["workload"], found["engine"]
     host = f" and {engine['host_cache_tokens']} in the host" if engine["host_cache_tokens"] else ""
     lines: list[Any] = [
@@ -73,7 +73,7 @@ def _figure(of: Mapping[str, Any], digits: int) -> str:
 
 
 def _shares(policies: Mapping[str, Any]) -> Table | None:
-    """Of what the oracle gains over stock, what each policy does."""
+    """Each policy's share of the oracle's gain over stock."""
     from presage.serving_hooks.replay.policies import ends
 
     rows = [
@@ -87,13 +87,13 @@ def _shares(policies: Mapping[str, Any]) -> Table | None:
 
 
 def _share(of: Mapping[str, Any], named: str) -> str:
-    """The share of one figure; a dash where the oracle's gain is not established."""
+    """The share for one figure; a dash if the oracle's own gain is not significant."""
     found = of["share_of_oracle"][named]
     return "–" if found is None else f"{found:.0%}"
 
 
 def _queueing(policies: Mapping[str, Any]) -> Table | None:
-    """What schedulers do to waiting: the mean, the share of the oracle's saving, and the worst beside first come."""
+    """Queueing time of each scheduler: mean, share of the oracle's saving, and the longest wait relative to FCFS."""
     from presage.serving_hooks.replay.policies import FIRST_COME, ends
 
     rows = []
@@ -117,7 +117,7 @@ def _queueing(policies: Mapping[str, Any]) -> Table | None:
 
 
 def _tiers(policies: Mapping[str, Any]) -> Table | None:
-    """Where prompts were found; nothing without a cache in the host."""
+    """Prompt tokens found in each cache tier; None without a host cache."""
     rows = [
         [name, *(_figure(of[of_tier], 0) for of_tier in ("hit_tokens_gpu", "hit_tokens_host", "loaded_tokens"))]
         for name, of in policies.items()
@@ -128,7 +128,7 @@ def _tiers(policies: Mapping[str, Any]) -> Table | None:
 
 
 def _evictions(policies: Mapping[str, Any]) -> Table | None:
-    """Blocks given up, by what they were."""
+    """Evicted blocks by state of their workflow."""
     rows = []
     for name, of in policies.items():
         counts = [of[f"evicted_{kind}"] for kind in _CLASSES]

@@ -1,9 +1,9 @@
-"""`presage retrain-check`: are the models still what they were promoted as, on traces recorded since?
+"""`presage retrain-check`: have workflows drifted from what the models were promoted on?
 
-Also what live forecasts of a version are held against: measured when it is promoted, and kept in its run. Measured as
-an engine forecasts that knows names and sizes alone: without texts, which the hooks do not read, and without hidden
-states, which not every engine hands out. With states forecasts are better; that raises no alarm. Only workflows that
-have ended count: what a workflow looks like that was broken off hangs on where.
+Also measures the reference figures that an engine compares live forecasts with; promotion keeps them in the run of the
+version. They use names and token counts only: the hooks read no texts, and not every engine supplies hidden states.
+Better forecasts, with states, raise no alarm. Only workflows that ended count: the figures of an aborted one depend on
+where it stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DUE = REFUSED
 
 AT_LEAST: Final = 20
-"""Workflows of a type that figures are made of."""
+"""Fewest workflows of a type for reference figures."""
 
 _NAMED: Final = 8
 
@@ -77,7 +77,7 @@ def retrain_check(
         report("holding forecasts against what came", None)
         found = check(followed_of(table, forecasts), promoted, _known_types(loaded))
         data = {"models": {kind: one.called for kind, one in loaded.items()}, **found.to_dict()}
-    out.result(data, *(_told(data) if not as_json else ()))
+    out.result(data, *(_render(data) if not as_json else ()))
     if found.due:
         raise typer.Exit(DUE)
 
@@ -102,7 +102,7 @@ def _by_kind(loaded: list[Loaded]) -> dict[str, Loaded]:
 
 
 def _unseen(paths: list[Path], loaded: dict[str, Loaded], skip_bad: bool, out: Output, report: Report) -> pa.Table:
-    """The traces, without the workflows that a model was trained on."""
+    """Read the traces, without workflows that a model was trained on."""
     from presage.training.sets import held_out
 
     table = options.read(paths, skip_bad, out, report)
@@ -119,7 +119,7 @@ def _known_types(loaded: dict[str, Loaded]) -> set[str]:
     return set.intersection(*(set(of.workflow_types) for of in known))
 
 
-def _told(data: dict[str, Any]) -> list[Any]:
+def _render(data: dict[str, Any]) -> list[Any]:
     rows = [
         [name, "DUE" if of["due"] else "not due", str(of["workflows"]), str(of["watched"]), _why(of)]
         for name, of in data["workflow_types"].items()
@@ -141,12 +141,12 @@ def _why(of: dict[str, Any]) -> str:
 
 
 def promotion_figures(candidate: Loaded, table: pa.Table, out: Output) -> dict[str, Promoted] | None:
-    """Figures by workflow type; None for a predictor that no engine holds against what comes.
+    """Reference figures by workflow type; None for a kind that engines do not monitor.
 
     Args:
         candidate: the version.
         table: traces that it was not trained on, in canonical order.
-        out: told of which types there were too few workflows.
+        out: receives a note on types with too few workflows.
     """
     import pyarrow.compute as pc
 
@@ -172,12 +172,12 @@ def promotion_figures(candidate: Loaded, table: pa.Table, out: Output) -> dict[s
 
 
 def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str, Promoted]) -> None:
-    """Puts the figures into the run of the version, in the place of those of an earlier promotion.
+    """Attach the figures to the run of the version; they replace those of an earlier promotion.
 
-    The file is whole before it is handed over; one of which the copy is cut does not parse, and counts as none.
+    A truncated copy does not parse, and readers treat it as absent.
 
     Raises:
-        RegistryError: the registry does not take it.
+        RegistryError: the registry refuses it.
     """
     from presage.registry.connect import attach
     from presage.serving_hooks.monitoring.promoted import PROMOTED_FILE, PROMOTED_FOLDER, promoted_json
@@ -189,10 +189,10 @@ def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str
 
 
 def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> Said:
-    """What the models forecast at every row.
+    """Forecast every row.
 
     Args:
-        loaded: by kind: one of next agents, one of the tokens that remain, or both.
+        loaded: predictors by kind: "next-agent", "remaining-length", or both.
         table: n rows in canonical order.
     """
     from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Routers, to the commands: `train-predictor router`, and how they are judged, compared and shown."""
+"""`train-predictor router`, and the description of this kind for the other commands."""
 
 from __future__ import annotations
 
@@ -151,10 +151,10 @@ def router(
 
 
 def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:
-    """The transformer inside a router.
+    """The transformer of a router.
 
     Raises:
-        ArtefactError: it is no router, or one without a transformer.
+        ArtefactError: not a router, or one without a transformer.
     """
     from presage.errors import ArtefactError
     from presage.predictors.router.transformer import TransformerScorer
@@ -169,36 +169,36 @@ def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:
 
 
 def _read(paths: list[Path], skip_bad: bool, out: Output, report: Report) -> Outcomes:
-    """The outcomes as one matrix."""
+    """Read outcomes into one matrix."""
     return outcomes.read(paths, skip_bad, out, report).outcomes
 
 
 def _held_out(data: Outcomes, predictors: list[Any]) -> tuple[Outcomes, int]:
-    """The prompts that none of the routers learnt from."""
+    """The prompts that no router was trained on."""
     from presage.training.router.evaluate import held_out
 
     return held_out(data, *predictors)
 
 
 def _digest(data: Outcomes) -> str:
-    """Of prompts, models and labels, whatever files they came in."""
+    """Digest of prompts, models and labels, independent of the files."""
     from presage.datasets.outcomes.schema import outcomes_digest
 
     return f"sha256:{outcomes_digest(data)}"
 
 
 def _example(data: Outcomes) -> list[dict[str, Any]]:
-    """A prompt of ours: those of the outcomes are a user's."""
+    """A made-up prompt: those of the outcomes are private."""
     return [{"prompt": "Which of these numbers is prime: 21, 23, 25?"}]
 
 
 def _at_precision(loaded: Loaded, precision: str) -> Loaded:
-    """Of the transformer."""
+    """The router with its transformer at another precision."""
     return replace(loaded, predictor=loaded.predictor.at_precision(precision))
 
 
 def _evaluate(loaded: Loaded, data: Outcomes, seed: int, *, profile: str | None = None) -> JudgedRouter:
-    """Evaluated beside its own base rates. A router reads prompts alone, whatever the profile."""
+    """Evaluate, with base rates as baseline. `profile` has no effect: a router reads prompts only."""
     from presage.training.router.train import evaluate_router
 
     called = loaded.name or loaded.source
@@ -206,7 +206,7 @@ def _evaluate(loaded: Loaded, data: Outcomes, seed: int, *, profile: str | None 
 
 
 def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int, profile: str) -> list[Gate]:
-    """Order, picks and probabilities against champion and base rates, calibration, latency, size."""
+    """Gates of order, picks and Brier score (against champion and base rates), calibration, latency and size."""
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import RouterEvidence, RouterSchema, judge_router
     from presage.training.router.baselines import BaseRate
@@ -235,7 +235,7 @@ def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int
 
 
 def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
-    """Order, picks and honesty; models; cost against quality."""
+    """Order, picks and calibration; figures by model; cost against quality."""
     judged = {called: metrics, **metrics["baselines"]}
     rows = [
         [
@@ -250,11 +250,11 @@ def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
     ]
     head = [f"{metrics['prompts']} prompts, {metrics['labels']} labels"]
     head += ["macro mAP", "AUROC", "Brier", "ECE", "picked accuracy"]
-    told: list[Any] = [table("\nWhich model solves it, with 95 % intervals", head, rows)]
+    shown: list[Any] = [table("\nWhich model solves it, with 95 % intervals", head, rows)]
     best = metrics["best_single_model"]
     if best is not None:
         low, high = metrics["gain_over_best_single_ci95"]
-        told.append(
+        shown.append(
             f"\nbest single model {best} {number(metrics['best_single'])} (ours less it: 95 % {number(low)} to "
             f"{number(high)}), at random {number(metrics['random'])}, oracle {number(metrics['oracle'])}, on "
             f"{metrics['prompts_with_every_label']} prompts with every label"
@@ -269,14 +269,14 @@ def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
         for name, of in sorted(metrics["by_model"].items(), key=lambda item: -(item[1]["base_rate"] or 0.0))
     ]
     head = ["model", "labels", "solves", "average precision", "AUROC", "Brier", "ECE", "picked for"]
-    told.append(table("\nBy model", head, of_models))
+    shown.append(table("\nBy model", head, of_models))
     if metrics["cost_quality"] is not None:
-        told += _costs(metrics["cost_quality"])
-    return [*told, f"\none prompt takes {metrics['latency_us'] / 1000:.2f} ms"]
+        shown += _costs(metrics["cost_quality"])
+    return [*shown, f"\none prompt takes {metrics['latency_us'] / 1000:.2f} ms"]
 
 
 def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the last step's input."""
+    """Route the input text of the last step."""
     from presage.errors import InputError
 
     prompt = rows[-1].get("input_text")
@@ -290,7 +290,7 @@ def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
-    """The models, the likeliest first."""
+    """The models, most likely first."""
     likely = sorted(data["probabilities"].items(), key=lambda item: -item[1])
     lines = [[name, number(p), "← pick" if name == data["pick"] else ""] for name, p in likely]
     title = f"Step {len(rows) - 1} ({rows[-1]['agent']}) of {rows[-1]['workflow_id']}"
@@ -298,7 +298,7 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
 
 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:
-    """Macro mAP, calibration, and picks beside the best single model."""
+    """Macro mAP, calibration, and accuracy of the picks and of the best single model."""
     names = {"macro mAP": "macro_map", "ECE": "ece", "picked": "picked_accuracy", "best single": "best_single"}
     return {called: number(figures.get(name)) for called, name in names.items()}
 
@@ -317,15 +317,15 @@ def _costs(curve: dict[str, Any]) -> list[Any]:
         for slack, point in curve["at_slack"].items()
     ]
     rows += [[f"always {name}", f"{of['cost']:.4g}", number(of["accuracy"])] for name, of in curve["singles"].items()]
-    said = (
+    areas = (
         f"\narea under cost and quality: {number(curve['area'])}, of single models mixed at random "
         f"{number(curve['area_of_singles'])}"
     )
-    return [table(f"\nWhat quality costs ({curve['unit']} a request)", ["", "cost", "accuracy"], rows), said]
+    return [table(f"\nWhat quality costs ({curve['unit']} a request)", ["", "cost", "accuracy"], rows), areas]
 
 
 def _budget(head: str) -> RouterBudget:
-    """A transformer takes its time and its room; what a linear router may take is the default."""
+    """The default budget is for a linear router; a transformer gets more time and bytes."""
     from presage.registry.evidence import RouterBudget
 
     if head == "transformer":
@@ -338,8 +338,8 @@ def _compared(rival: str, mine: RouterFigures, its: RouterFigures, differences: 
     from presage.registry.gates import Compared
 
     def of(figure: str, one: float, other: float) -> Compared:
-        told: Told = differences[figure]
-        return Compared(one, other, told[1])
+        difference: Told = differences[figure]
+        return Compared(one, other, difference[1])
 
     return RouterComparison(
         rival,

@@ -1,4 +1,4 @@
-"""`presage serve`: `vllm serve` with the hooks in it; `presage vllm-check`: would that start here, and with what?"""
+"""`presage serve`: `vllm serve` with the hooks. `presage vllm-check`: would that start here?"""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def serve(
         out.result({}, shlex.join(["env", f"VLLM_PLUGINS={made.plugins}", "vllm", *made.arguments]))
         return
     wanted_vllm()
-    # A process of vLLM's own: its messages, its signals and its exit code. -P as its console script has it: no module
-    # of the working directory stands in for another.
+    # Replace this process by vLLM, so that signals and the exit code are its own. -P, as in its console script: modules
+    # of the working directory do not shadow installed ones.
     os.execve(
         sys.executable,
         [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", *made.arguments],
@@ -64,10 +64,10 @@ def serve(
 
 
 def wanted_vllm() -> None:
-    """Refuses to go on without vLLM.
+    """Check that vLLM is installed.
 
     Raises:
-        EngineError: it is not installed; says how it is.
+        EngineError: it is not; explains how to install it.
     """
     from importlib.util import find_spec
 
@@ -109,13 +109,13 @@ def vllm_check(
         found = findings(registry, lambda doing: report(doing, None))
     ready = all(finding.state != "no" for finding in found)
     data = {"ready": ready, "findings": [vars(finding) for finding in found]}
-    out.result(data, *(_told(found, ready) if not as_json else ()))
+    out.result(data, *(_render(found, ready) if not as_json else ()))
     if not ready:
         raise typer.Exit(REFUSED)
 
 
 def listed() -> list[dict[str, Any]]:
-    """Every setting with its default and what it does."""
+    """Name, default and description of every setting."""
     from presage.serving_hooks.vllm.config import PresageConfig
 
     return [
@@ -132,7 +132,7 @@ def _table_of_settings(settings: list[dict[str, Any]]) -> list[Any]:
     return [shown, "\n--additional-config.presage.NAME VALUE, of `presage serve` and of `vllm serve`"]
 
 
-def _told(found: list[Finding], ready: bool) -> list[Any]:
+def _render(found: list[Finding], ready: bool) -> list[Any]:
     words = {"ok": "ok", "less": "less", "no": "NO"}
     rows = [[words[one.state], one.what, one.found] for one in found]
     shown = table("", ["", "what", "found"], rows, left=range(3))

@@ -1,6 +1,6 @@
-"""Asking a running server: one address, one answer as JSON, and one sentence for everything that may be wrong.
+"""HTTP requests to a running server; every failure is one sentence.
 
-A key goes to the address that was given and nowhere else: redirections are not followed.
+Redirects are not followed, so an API key goes to the given address only.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ ApiKey = Annotated[
 
 class _Stay(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Nowhere else."""
+        """Follow no redirect."""
 
 
 def get(url: str, path: str, api_key: str | None, timeout_s: float = TIMEOUT_S) -> Any:
-    """What the server answers on a path; see `ask`."""
+    """GET a path; see `ask`."""
     return ask(url, path, api_key, timeout_s=timeout_s)
 
 
@@ -52,19 +52,19 @@ def ask(
     refusals: Mapping[int, str] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Any:
-    """What the server answers on a path.
+    """The JSON answer of the server to a request.
 
     Args:
-        url: of the server, with or without a path of its own in front of the API's; `http://` may be left out.
+        url: of the server, optionally with a path prefix; `http://` is the default scheme.
         path: of the API.
         api_key: sent as a bearer token.
-        body: sent as JSON by POST; without one it is a GET.
-        headers: to send as well.
-        refusals: what some codes mean on this path, where the server is ours and says so in words of its own.
-        timeout_s: seconds it may take to answer.
+        body: sent as JSON by POST; None sends a GET.
+        headers: further headers.
+        refusals: messages for status codes with a JSON `detail`, which our routes send.
+        timeout_s: of the request.
 
     Raises:
-        EngineError: nobody answers, the key is missing or wrong, what answers is another server, or refuses.
+        EngineError: no answer, a missing or wrong key, another server, or a refusal.
     """
     where = _base(url)
     data = json.dumps(body).encode() if body is not None else None
@@ -79,22 +79,22 @@ def ask(
         with urllib.request.build_opener(_Stay).open(request, timeout=timeout_s) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        told = (refusals or {}).get(error.code) if _is_ours(error) else None
+        reason = (refusals or {}).get(error.code) if _is_ours(error) else None
         raise EngineError(
-            f"{where}: {told}" if told else _refused(where, path, error.code, api_key is not None)
+            f"{where}: {reason}" if reason else _refused(where, path, error.code, api_key is not None)
         ) from None
     except (TimeoutError, urllib.error.URLError) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
-        told = "no answer in time" if isinstance(why, TimeoutError) else getattr(why, "strerror", None) or str(why)
+        reason = "no answer in time" if isinstance(why, TimeoutError) else getattr(why, "strerror", None) or str(why)
         raise EngineError(
-            f"{where} does not answer ({told}); start it with `presage serve`, or correct the URL"
+            f"{where} does not answer ({reason}); start it with `presage serve`, or correct the URL"
         ) from None
     except (ValueError, OSError, HTTPException) as error:  # no JSON, or another protocol
         raise EngineError(f"{where}{path}: {_another(type(error).__name__)}") from None
 
 
 def _is_ours(error: urllib.error.HTTPError) -> bool:
-    """Whether our routes have refused, or the framework they stand in, and not vLLM's own door."""
+    """Whether our routes (or FastAPI for them) refused, and not vLLM's own authentication."""
     try:
         return "detail" in json.load(error)
     except (ValueError, OSError, TypeError):

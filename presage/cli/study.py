@@ -1,4 +1,4 @@
-"""`presage study`: how much data, which states, how far ahead? Asked of one's own traces."""
+"""`presage study`: learning curves, the value of states and horizons, and shifts to new benchmark families."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _study(
     skip_bad: bool,
     as_json: bool,
 ) -> None:
-    """Reads, asks, writes and says."""
+    """Run a study on traces: read, compute, write and print."""
     from presage.training.report.files import check_folder, write_metrics, write_report
 
     if report_folder is not None:
@@ -207,17 +207,17 @@ def _study(
             write_metrics(report_folder, found)
             write_report(report_folder, found)
     place = {"report": str(report_folder) if report_folder is not None else None}
-    out.result({**found, **place}, *(_told(found, report_folder) if not as_json else ()))
+    out.result({**found, **place}, *(_render(found, report_folder) if not as_json else ()))
 
 
-def _told(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
-    """The answer as the report tells it: its tables."""
+def _render(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
+    """The tables of the report."""
     from presage.training.report.blocks import Folded, Table, Text
     from presage.training.report.files import document
 
-    told = document(found)
-    lines: list[Any] = [told.title, told.lead]
-    for block in told.sections[0].blocks:
+    page = document(found)
+    lines: list[Any] = [page.title, page.lead]
+    for block in page.sections[0].blocks:
         inner = block.blocks if isinstance(block, Folded) else [block]
         for one in inner:
             if isinstance(one, Table):
@@ -251,7 +251,7 @@ def _sizes(sizes: str | None) -> list[int] | None:
 
 
 def _shift_tables(found: dict[str, Any]) -> list[Any]:
-    """Each family left out, and all together beside families that training knew."""
+    """Each family left out, and all families pooled, left out and known."""
     routers = list(found["pooled"]["left_out"]["routers"])
     baselines = routers[1:]
     head = ["family left out", "prompts", "macro mAP", "ECE", "picked accuracy", "flagged"]
@@ -259,7 +259,7 @@ def _shift_tables(found: dict[str, Any]) -> list[Any]:
     pooled = found["pooled"]
     rows.append(["all of them", *_shift_row(pooled["left_out"], routers)])
     rows.append(["with all families known", *_shift_row(pooled["known"], routers)])
-    told: list[Any] = [
+    shown: list[Any] = [
         text_table(f"\nThe router on families that training never saw: ours / {' / '.join(baselines)}", head, rows),
         "\nflagged: share of prompts for which ours says that there is not enough evidence",
     ]
@@ -268,10 +268,10 @@ def _shift_tables(found: dict[str, Any]) -> list[Any]:
         for name, of in pooled[key]["differences"].items():
             intervals.append([f"{called}, ours less {name}", *map(_difference_of, of.values())])
     first = pooled["left_out"]["differences"][baselines[0]]
-    told.append(text_table("\nDifferences over all families, with paired 95 % intervals", ["", *first], intervals))
+    shown.append(text_table("\nDifferences over all families, with paired 95 % intervals", ["", *first], intervals))
     behind = pooled["left_out"]["behind"]
-    told += [f"\nLOST: {one['baseline']} is better {one['at']} by {one['by']:.4f} on new families" for one in behind]
-    return told
+    shown += [f"\nLOST: {one['baseline']} is better {one['at']} by {one['by']:.4f} on new families" for one in behind]
+    return shown
 
 
 def _shift_row(of: dict[str, Any] | None, routers: list[str]) -> list[str]:

@@ -98,8 +98,8 @@ def ingest(
         "there already": done.already_present,
         "given more than once": done.repeated,
     }
-    said = "".join(f"; {count} workflows were {what}" for what, count in notes.items() if count)
-    lines = [f"{to}: {done.workflows} workflows, {done.steps} steps added{said}"]
+    known = "".join(f"; {count} workflows were {what}" for what, count in notes.items() if count)
+    lines = [f"{to}: {done.workflows} workflows, {done.steps} steps added{known}"]
     if done.resumed:
         lines.append(f"{done.resumed} sources had been read before the last attempt was stopped")
     lines += [f"skipped {count} × {reason}" for reason, count in done.skipped.items()]

@@ -1,4 +1,4 @@
-"""The command `train-predictor`: one subcommand a kind of predictor."""
+"""The command `train-predictor`: one subcommand for each kind of predictor."""
 
 from __future__ import annotations
 

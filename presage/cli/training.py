@@ -1,4 +1,4 @@
-"""What every training command does around its training: read, write, register, tell."""
+"""The frame of every training command: read, train, write, register and print."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from presage.cli.output import Output, Report
 
 
 class Trained(Protocol):
-    """What a training gives."""
+    """A finished training."""
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The object of the command contract."""
+        """The metrics of the command contract."""
         ...
 
     @property
     def training_data(self) -> dict[str, Any]:
-        """What the artefact says of its training traces."""
+        """The description of the training data that the artefact keeps."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes artefact, `metrics.json` and report."""
+        """Write artefact, `metrics.json` and report."""
         ...
 
 
 Fit = Callable[[Any, Any, Report], Trained]
-"""Trains on data and on test data (None: a part is set apart), and tells its progress."""
+"""(data, test data or None to split some off, progress) -> training."""
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Where a training's data come from and where what it makes goes.
+    """Inputs and outputs of a training.
 
     Attributes:
-        kind: of the predictor; it says how its data are read.
-        data: what to train on.
-        test: what to judge on; empty: a part of the data.
-        skip_bad: leave out what has a bad row.
+        kind: of the predictor.
+        data: files to train on.
+        test: files to evaluate on; empty: a part of `data`.
+        skip_bad: skip workflows or prompts with a bad row.
         out: folder for artefact, metrics and report, or None.
         report: folder for the full report, or None.
         name: registered model.
@@ -70,21 +70,21 @@ def carry_out(
     params: Mapping[str, Any],
     tags: Callable[[Mapping[str, Any]], dict[str, str]],
 ) -> None:
-    """Trains, writes, registers and prints.
+    """Train, write, register and print.
 
     Args:
-        job: from where to where.
-        fit: the training.
+        job: inputs and outputs.
+        fit: trains the predictor.
         output: of the command.
-        params: for the registry, beside the configuration.
-        tags: of the version, from the metrics.
+        params: MLflow parameters beside the configuration.
+        tags: makes the tags of the version from the metrics.
     """
     from presage.registry.package import check_name
     from presage.training.baselines import last_words
     from presage.training.report.files import check_folder, write_metrics, write_report
 
     with output.working() as report, tempfile.TemporaryDirectory() as scratch:
-        # Everything that can be refused is refused before minutes are spent on training.
+        # Check everything that can fail before spending minutes on training.
         folder = job.out if job.out is not None else Path(scratch) / "model"
         _check_out(folder)
         if job.report is not None:
@@ -128,7 +128,7 @@ def carry_out(
 
 
 def _check_out(folder: Path) -> None:
-    """Whether the artefact will find room there, asked before the training."""
+    """Check that the artefact can be written there."""
     from presage.predictors.common.artefact import foreign_entries
     from presage.training.report.files import check_folder
 

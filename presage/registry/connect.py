@@ -1,13 +1,9 @@
-"""Where the registry is, and how MLflow is spoken to.
+"""Connections to an MLflow registry.
 
-A `Registry` is opened once, at the edge, from one URI, and handed to everything that needs it; no tracking URI is set
-globally. What MLflow offers only as environment variables (retries, progress bars) is set where the user has not set
-it, because its own default of seven growing retries lets a command hang for minutes on a server that is down.
-
-`attach` and `attached` put files beside a registered version, into its run, where MLflow's UI shows them, and read
-them again.
-
-MLflow's client is loaded when a registry is opened (about two seconds), never when this module is imported.
+A `Registry` is opened once from a URI and passed to all functions; no global tracking URI is set. Settings that MLflow
+takes only from environment variables get defaults unless the user set them: with MLflow's own seven growing retries a
+command hangs for minutes on a server that is down. Opening a registry imports MLflow (about two seconds); importing
+this module does not.
 """
 
 import fcntl
@@ -42,12 +38,12 @@ _PROBE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TI
 
 @dataclass(frozen=True)
 class Registry:
-    """A registry that answered when it was opened.
+    """An open registry.
 
     Attributes:
-        client: speaks to the tracking store and to the model registry at `uri`.
+        client: of the tracking store and the model registry at `uri`.
         uri: tracking and registry URI.
-        artifacts: where runs of a new experiment keep their files; None leaves it to the server.
+        artifacts: artifact location of a new experiment; None: the server decides.
     """
 
     client: "MlflowClient"
@@ -58,7 +54,7 @@ class Registry:
         """One registered version.
 
         Raises:
-            RegistryError: there is none of that number; says which there are.
+            RegistryError: no such version; lists those there are.
         """
         versions = self.versions(name)
         for found in versions:
@@ -73,7 +69,7 @@ class Registry:
         """All versions of a model, oldest first.
 
         Raises:
-            RegistryError: there is no model of that name; says which there are.
+            RegistryError: no such model; lists those there are.
         """
         with speaking(self.uri, f"listing the versions of {name!r}"):
             escaped = name.replace("'", "''")
@@ -91,7 +87,7 @@ class Registry:
         """Version by alias.
 
         Raises:
-            RegistryError: there is no such model.
+            RegistryError: no such model.
         """
         self.versions(name)
         with speaking(self.uri, f"reading the aliases of {name!r}"):
@@ -99,14 +95,14 @@ class Registry:
 
 
 def open_registry(uri: str | None) -> Registry:
-    """Open the registry at an MLflow tracking URI and make sure that it answers.
+    """Open the registry at an MLflow tracking URI and check that it answers.
 
     Args:
-        uri: what MLFLOW_TRACKING_URI says; None or empty means the embedded one, `sqlite:///mlflow.db` with its
-            files in `./mlartifacts`, both in the working directory.
+        uri: the tracking URI; None or empty: `sqlite:///mlflow.db` with artifacts in `./mlartifacts`, both in the
+            working directory.
 
     Raises:
-        RegistryError: it does not answer within a few seconds, or is no registry.
+        RegistryError: no registry answers within a few seconds.
     """
     uri = uri or f"sqlite:///{Path.cwd() / DATABASE_FILE}"
     for key, value in _DEFAULTS.items():
@@ -126,10 +122,9 @@ def open_registry(uri: str | None) -> Registry:
 
 @contextmanager
 def _alone(database: Path | None) -> Iterator[None]:
-    """Keeps other processes from opening a SQLite database of this folder meanwhile.
+    """Lock the folder of a SQLite database while it is opened, if the file system supports locks.
 
-    MLflow makes the tables of a new database when it opens one; of two processes that do so at once, both fail. Where
-    the file system knows no locks nothing is kept.
+    MLflow creates the tables of a new database on opening it; two processes that do so at once both fail.
     """
     if database is None or not database.parent.is_dir():
         yield
@@ -144,13 +139,13 @@ def _alone(database: Path | None) -> Iterator[None]:
 
 
 def quieten() -> None:
-    """Keep MLflow's and Alembic's progress lines off the terminal; their warnings and errors too, as ours say more."""
+    """Silence the logs of MLflow and Alembic; our errors say more than theirs."""
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def pages(search: Any, **arguments: Any) -> list[Any]:
-    """Everything an MLflow search finds, over all its pages."""
+    """The results of an MLflow search, over all pages."""
     found = list(page := search(**arguments))
     while page.token:
         found += (page := search(**arguments, page_token=page.token))
@@ -159,11 +154,11 @@ def pages(search: Any, **arguments: Any) -> list[Any]:
 
 @contextmanager
 def speaking(uri: str, doing: str) -> Iterator[None]:
-    """Turn whatever MLflow, its database or the network raise into one `RegistryError` of one line.
+    """Turn errors of MLflow, its database and the network into a `RegistryError` of one line.
 
     Raises:
-        RegistryError: the registry did not do it.
-        OutputError: a file could not be written here.
+        RegistryError: the registry failed.
+        OutputError: a local file could not be written.
     """
     try:
         yield
@@ -198,7 +193,7 @@ def _sqlite_file(uri: str) -> Path | None:
 
 
 def _check_sqlite(database: Path, uri: str) -> None:
-    """Say at once what SQLAlchemy would find out by retrying for minutes."""
+    """Fail at once where SQLAlchemy would retry for minutes."""
     if not database.parent.is_dir():
         raise RegistryError(f"{uri}: no folder {database.parent} for the database. Make it, or correct the URI.")
     if not database.exists():
@@ -229,17 +224,10 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def attach(registry: Registry, name: str, version: int, files: Sequence[Path], folder: str) -> None:
-    """Copy files into a folder of the run of a version; what was there under the same names is replaced.
-
-    Args:
-        registry: where.
-        name: registered model.
-        version: whose run.
-        files: to be copied.
-        folder: among the artifacts of the run.
+    """Copy files into an artifact folder of the run of a version; files of the same names are replaced.
 
     Raises:
-        RegistryError: no such version, or the registry does not take the files.
+        RegistryError: no such version, or the registry refuses the files.
     """
     run_id = registry.version(name, version).run_id
     with speaking(registry.uri, f"keeping {folder} of {name!r} version {version}"):
@@ -248,17 +236,10 @@ def attach(registry: Registry, name: str, version: int, files: Sequence[Path], f
 
 
 def attached(registry: Registry, name: str, version: int, folder: str, file: str) -> bytes | None:
-    """The content of a file that was attached; None where there is none.
-
-    Args:
-        registry: where.
-        name: registered model.
-        version: whose run.
-        folder: among the artifacts of the run.
-        file: its name in there.
+    """The content of an attached file; None if there is none.
 
     Raises:
-        RegistryError: no such version, or the registry does not hand the file out.
+        RegistryError: no such version, or the registry fails to return the file.
     """
     run_id = registry.version(name, version).run_id
     path = f"{folder}/{file}"

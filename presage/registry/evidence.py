@@ -1,18 +1,16 @@
-"""The evidence of each kind of predictor, as rows for `gates.py`: figures in, gates out.
+"""The evidence of each kind of predictor, and the gates made of it.
 
 The caller measures candidate and champion on the same held-out data.
 
 - Next agent: accuracy, calibration and likelihood at up to 2 moments × K horizons. Each accuracy gate refuses an
-  equally good candidate in at most 2.5 % of cases. They are not corrected for being many: they are strongly correlated,
-  and a false refusal costs one more look.
-- Lengths: the order (tau distance) and the numbers (pinball loss), each by a paired interval over workflows; and do the
-  upper bounds hold as often as they promise, over all and within the worst workflow type? A bound that is too wide is
-  no lie; its price is pinball loss.
-- Router: does it order prompts better for each model (macro mean average precision), are its probabilities nearer to
-  what came (Brier score), and is the model it picks right more often? Each by a paired interval over prompts.
-- Replay: hit rate and mean completion, run against run on the same workflows in the same order. Each run is a random
-  half of the workflows, so the spread of the differences from run to run, undivided, is the standard error of a
-  difference on all of them, and the interval is mean ± t · spread.
+  equally good candidate in at most 2.5 % of cases. There is no correction for multiple tests: they are strongly
+  correlated, and a false refusal costs one more look.
+- Lengths: order (tau distance) and pinball loss, by paired intervals over workflows; coverage of the upper quantiles,
+  overall and in the worst workflow type. Quantiles that are too wide pay in pinball loss.
+- Router: macro mean average precision, Brier score and accuracy of the picks, by paired intervals over prompts.
+- Replay: hit rate and mean completion, paired by run. Each run is a random half of the workflows, so the standard
+  deviation of the differences between runs, undivided, is the standard error of a difference on all of them, and the
+  interval is mean ± t · deviation.
 """
 
 import math
@@ -40,7 +38,7 @@ from presage.registry.gates import (
 )
 
 LEAST_RUNS: Final = 3
-"""Runs of a replay; of fewer the spread says nothing."""
+"""Fewest runs of a replay."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,12 @@ class NextAgentBudget:
 
     Attributes:
         latency_us: median of one warm forecast with its state, microseconds. Several times the design's 30 µs: it
-            shall catch a model of the wrong kind, not a busy machine.
+            catches a model of the wrong kind, not a busy machine.
         size_bytes: the artefact's own files.
-        ece: expected calibration error at any moment and horizon, on top of what sampling alone explains.
-        ece_loss: how much more calibration error than the champion's, again on top of sampling.
-        nll_loss: how much more negative log-likelihood than the champion's, nats a position.
-        workflows: how many workflows must stand behind the figures.
+        ece: expected calibration error at any moment and horizon, beyond what sampling explains.
+        ece_loss: calibration error in excess of the champion's, beyond what sampling explains.
+        nll_loss: negative log-likelihood in excess of the champion's, nats a position.
+        workflows: fewest workflows.
     """
 
     latency_us: float = 200.0
@@ -72,8 +70,8 @@ class MomentEvidence:
     Attributes:
         correct: `int[W, K]`, positions where the likeliest outcome was the true one.
         positions: `int[W, K]`, positions judged: nothing after END or past a cut.
-        nll: K numbers, nats a position; NaN where nothing was judged.
-        ece: K numbers between 0 and 1; NaN where nothing was judged.
+        nll: K numbers, nats a position; NaN if nothing was judged.
+        ece: K numbers between 0 and 1; NaN if nothing was judged.
     """
 
     correct: NDArray[Any]
@@ -84,12 +82,12 @@ class MomentEvidence:
 
 @dataclass(frozen=True)
 class NextAgentSchema:
-    """What a next-agent version promises to those that use it.
+    """The interface of a next-agent version.
 
     Attributes:
         horizon: K, the number of steps forecast.
-        version: version of the feature schema.
-        workflow_types: those it knows.
+        version: of the feature schema.
+        workflow_types: known types.
     """
 
     horizon: int
@@ -99,16 +97,16 @@ class NextAgentSchema:
 
 @dataclass(frozen=True)
 class NextAgentEvidence:
-    """What was measured of one next-agent version on some held-out traces.
+    """The figures of one next-agent version on held-out traces.
 
     Attributes:
         workflows: W ids, unique over workflow types, in the order of the rows of `correct` and `positions`.
         moments: by name, `"prefill"` and `"completion"`.
         latency_us: median of one warm forecast, microseconds.
         size_bytes: the artefact's own files.
-        schema: what the version promises.
-        pickles: names of files that are or may hide a pickle.
-        floor: the best n-gram baseline on the same traces, by moment; empty where none was measured.
+        schema: its interface.
+        pickles: files that are or may hide a pickle.
+        floor: the best n-gram baseline on the same traces, by moment; empty if not measured.
     """
 
     workflows: tuple[str, ...]
@@ -130,13 +128,13 @@ def judge_next_agent(
     """Judge a candidate against the current champion, and against its n-gram floor.
 
     Args:
-        candidate: figures of the version that asks for promotion.
-        champion: figures of the present holder of the alias, from the same workflows; None for the first.
+        candidate: the version to promote.
+        champion: the current holder of the alias, on the same workflows; None for the first.
         budget: the limits.
         seed: of the bootstrap; the same seed gives the same gates.
 
     Raises:
-        ValueError: the figures to be compared are not of the same workflows and positions.
+        ValueError: the figures are of different workflows or positions.
     """
     rng = np.random.default_rng(seed)
     judged = [moment.positions.any(axis=1) for moment in candidate.moments.values()]
@@ -180,7 +178,7 @@ def _accuracy(
     rival: str,
     rng: np.random.Generator,
 ) -> Iterator[Gate]:
-    """At moments and horizons that both sides have; one that only the champion has is a matter of the schema gate."""
+    """At moments and horizons that both have; the schema gate judges missing ones."""
     for moment in [moment for moment in candidate if moment in other]:
         mine, its = candidate[moment], other[moment]
         for horizon in range(min(mine.correct.shape[1], its.correct.shape[1])):
@@ -230,7 +228,7 @@ def _nll(candidate: NextAgentEvidence, champion: NextAgentEvidence | None, budge
 def _by_horizon(
     gate: str, figure: str, candidate: NextAgentEvidence, champion: NextAgentEvidence | None
 ) -> Iterator[tuple[str, int, float, float | None]]:
-    """Gate, positions judged, the candidate's figure and the champion's, None where it has none."""
+    """(gate, positions judged, the candidate's figure, the champion's figure or None) by moment and horizon."""
     for moment, mine in candidate.moments.items():
         theirs = champion.moments.get(moment) if champion is not None else None
         known: tuple[float, ...] = getattr(theirs, figure) if theirs is not None else ()
@@ -250,10 +248,10 @@ class LengthBudget:
     Attributes:
         latency_us: median of all quantiles from one feature row, microseconds.
         size_bytes: the artefact's own files.
-        shortfall: how far coverage may lie below what an upper quantile promises ...
-        shortfall_share: ... and at most this share of its promised misses: .99 may cover .985, not .97.
-        type_shortfall: how many times as far within one workflow type.
-        workflows: how many workflows must stand behind the figures, and behind those of a type that is judged.
+        shortfall: how far the coverage of an upper quantile may lie below its level ...
+        shortfall_share: ... and at most this share of its misses: .99 may cover .985, not .97.
+        type_shortfall: factor on the shortfall within one workflow type.
+        workflows: fewest workflows, in total and of a type that is judged.
     """
 
     latency_us: float = 200.0
@@ -265,7 +263,7 @@ class LengthBudget:
 
 
 class Counts(Protocol):
-    """What was counted in each of W workflows, at Q quantiles; `LengthFigures` of an evaluation are such."""
+    """Counts of each of W workflows at Q quantiles; `LengthFigures` implements it."""
 
     @property
     def wrong(self) -> Mapping[str, NDArray[np.float64]]:
@@ -295,13 +293,13 @@ class Counts(Protocol):
 
 @dataclass(frozen=True)
 class LengthSchema:
-    """What a version promises to those that use it.
+    """The interface of a version that predicts lengths.
 
     Attributes:
         target: "remaining" or "step".
         quantiles: Q, rising.
         version: of the artefact's format.
-        workflow_types: those it knows.
+        workflow_types: known types.
     """
 
     target: str
@@ -312,17 +310,17 @@ class LengthSchema:
 
 @dataclass(frozen=True)
 class LengthEvidence:
-    """What was measured of one version on some held-out traces.
+    """The figures of one version that predicts lengths, on held-out traces.
 
     Attributes:
         workflows: W ids, unique over workflow types.
         type_of: workflow type of each.
         counts: of the version.
-        floor: of the constant that would have been best on the same steps: it puts nothing in order.
+        floor: counts of the best constant on the same steps.
         latency_us: median of all quantiles from one feature row, microseconds.
         size_bytes: the artefact's own files.
-        schema: what the version promises.
-        pickles: names of files that are or may hide a pickle.
+        schema: its interface.
+        pickles: files that are or may hide a pickle.
     """
 
     workflows: tuple[str, ...]
@@ -345,13 +343,13 @@ def judge_lengths(
     """Judge a candidate against the current champion and against the floor.
 
     Args:
-        candidate: figures of the version that asks for promotion.
-        champion: figures of the present holder of the alias, from the same workflows; None for the first.
+        candidate: the version to promote.
+        champion: the current holder of the alias, on the same workflows; None for the first.
         budget: the limits.
         seed: of the bootstrap; the same seed gives the same gates.
 
     Raises:
-        ValueError: the figures to be compared are not of the same workflows and steps.
+        ValueError: the figures are of different workflows or steps.
     """
     gates = [
         evidence_gate(int((candidate.counts.positions > 0).sum()), budget.workflows),
@@ -405,11 +403,11 @@ def _order_and_loss(
 
 
 def _coverage(candidate: LengthEvidence, budget: LengthBudget, seed: int) -> Iterator[Gate]:
-    """Refused where even the upper end of the interval lies below what is promised, less the shortfall allowed."""
+    """Fails if even the upper end of the interval lies below the level of the quantile less the shortfall."""
     counts, types = candidate.counts, np.asarray(candidate.type_of)
     for place, q in enumerate(candidate.schema.quantiles):
         if q <= 0.5:
-            continue  # only upper bounds are reserved by
+            continue  # only upper quantiles serve as bounds
         allowed = min(budget.shortfall, budget.shortfall_share * (1 - q))
         found = _covered(counts, place, np.ones(len(types), bool), seed)
         yield _bound(f"coverage-{q:g}", found, q, allowed, "")
@@ -418,14 +416,14 @@ def _coverage(candidate: LengthEvidence, budget: LengthBudget, seed: int) -> Ite
             for kind in sorted(set(candidate.type_of))
             if (counts.positions[types == kind] > 0).sum() >= budget.workflows
         }
-        if len(judged) > 1:  # the only type is all of them
+        if len(judged) > 1:  # a single type repeats the overall figure
             worst = min(judged, key=lambda kind: judged[kind][0])
             allowed *= budget.type_shortfall
             yield _bound(f"coverage-{q:g}-worst-type", judged[worst], q, allowed, f" in {worst}")
 
 
 def _covered(counts: Counts, place: int, within: NDArray[Any], seed: int) -> tuple[float, float, float]:
-    """Coverage and the ends of its interval."""
+    """Coverage and its interval."""
     hits, positions = counts.covered[within, place], counts.positions[within]
     return float(hits.sum() / positions.sum()), *share_ci(hits, positions, np.random.default_rng(seed))
 
@@ -446,8 +444,8 @@ class RouterBudget:
     Attributes:
         latency_ms: median of one prompt, milliseconds.
         size_bytes: the artefact's own files.
-        ece: expected calibration error, on top of what sampling alone explains.
-        prompts: how many prompts must stand behind the figures.
+        ece: expected calibration error, beyond what sampling explains.
+        prompts: fewest prompts.
     """
 
     latency_ms: float = 20.0
@@ -458,11 +456,11 @@ class RouterBudget:
 
 @dataclass(frozen=True)
 class RouterSchema:
-    """What a router promises to those that use it.
+    """The interface of a router.
 
     Attributes:
         version: of the artefact's format.
-        models: those it knows.
+        models: known models.
     """
 
     version: int
@@ -471,12 +469,12 @@ class RouterSchema:
 
 @dataclass(frozen=True)
 class RouterComparison:
-    """A candidate beside a rival on the same prompts and the models that both know.
+    """A candidate and a rival on the same prompts and the models both know.
 
     Attributes:
         rival: in words, such as "the champion".
-        macro_map: mean over models of the average precision.
-        picked_accuracy: how right the picked models were.
+        macro_map: average precision, mean over models.
+        picked_accuracy: accuracy of the picked models.
         brier: mean squared error of the probabilities.
     """
 
@@ -488,17 +486,17 @@ class RouterComparison:
 
 @dataclass(frozen=True)
 class RouterEvidence:
-    """What was measured of one router on some held-out outcomes.
+    """The figures of one router on held-out outcomes.
 
     Attributes:
-        labels: how many labels stand behind the figures.
-        prompts: how many prompts have one.
+        labels: number of labels.
+        prompts: number of prompts with a label.
         ece: expected calibration error, 0..1.
         latency_ms: median of one prompt, milliseconds.
         size_bytes: the artefact's own files.
-        schema: what the version promises.
-        floor: beside the base rates of the models, which always pick the best single one.
-        pickles: names of files that are or may hide a pickle.
+        schema: its interface.
+        floor: comparison with the base rates of the models, which always pick the best single one.
+        pickles: files that are or may hide a pickle.
     """
 
     labels: int
@@ -519,8 +517,8 @@ def judge_router(
     """Judge a candidate against the current champion and against the base rates.
 
     Args:
-        candidate: figures of the version that asks for promotion.
-        champion: what the present holder of the alias promises, and the candidate beside it; None for the first.
+        candidate: the version to promote.
+        champion: the interface of the current holder of the alias, and the comparison with it; None for the first.
         budget: the limits.
     """
     gates = [
@@ -557,12 +555,12 @@ def _order_and_picks(prefix: str, beside: RouterComparison) -> Iterator[Gate]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Figures of one contender, run by run; all contenders have the same runs.
+    """Figures of one contender by run; all contenders have the same runs.
 
     Attributes:
-        hit_rate: prompt tokens found in the cache, of all, 0 to 1.
+        hit_rate: share of prompt tokens found in the cache, 0 to 1.
         completion_s: mean completion of workflows, seconds.
-        switched_off: policies of the hooks that failed on the way.
+        switched_off: policies that failed and were switched off.
     """
 
     hit_rate: tuple[float, ...]
@@ -574,12 +572,12 @@ def judge_replay(candidate: Replayed, champion: Replayed | None, stock: Replayed
     """The gates of a replay; each refuses an equally good version in at most 2.5 % of cases.
 
     Args:
-        candidate: with the forecasts of the version that asks for promotion.
-        champion: with those of the present holder; None for the first.
-        stock: vLLM alone.
+        candidate: with forecasts of the version to promote.
+        champion: with forecasts of the current holder; None for the first.
+        stock: vLLM without hooks.
 
     Raises:
-        ValueError: contenders have different runs, or too few of them.
+        ValueError: different runs, or too few.
     """
     off = candidate.switched_off
     reason = f"{' and '.join(off)} failed and switched off with its forecasts" if off else "no policy failed with it"
@@ -597,7 +595,7 @@ def judge_replay(candidate: Replayed, champion: Replayed | None, stock: Replayed
 
 
 def _mean_difference(candidate: Sequence[float], rival: Sequence[float]) -> tuple[float, float, float]:
-    """Candidate − rival on all workflows, from runs on random halves of them; and the ends of its interval."""
+    """Mean and interval of candidate − rival on all workflows, from runs on random halves."""
     from scipy.stats import t
 
     if len(candidate) != len(rival) or len(candidate) < LEAST_RUNS:

@@ -1,8 +1,4 @@
-"""What goes into and comes out of a registered version when MLflow serves it, by kind of predictor.
-
-Steps of workflows for whatever forecasts them (`table.py`); prompts for a router: one row a prompt in, one row a prompt
-out, in the same order.
-"""
+"""The tables that MLflow serves, by kind: steps of workflows (`table.py`), or one prompt a row (router)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +18,7 @@ PROMPT: Final = "prompt"
 
 
 class RouterAnswer(Protocol):
-    """What a router says of a prompt."""
+    """The answer of a router."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, with `source` and `probabilities`."""
@@ -30,7 +26,7 @@ class RouterAnswer(Protocol):
 
 
 class Router(Protocol):
-    """What answers for one prompt."""
+    """A predictor for one prompt."""
 
     def forecast(self, prompt: str) -> RouterAnswer:
         """Probabilities of each model."""
@@ -41,11 +37,11 @@ def route_prompts(router: Router, table: pd.DataFrame) -> pd.DataFrame:
     """Probabilities for every prompt of a table.
 
     Args:
-        router: answers for one prompt.
+        router: routes one prompt.
         table: the column `prompt`.
 
     Returns:
-        One row a prompt: `source` and `forecast` (the whole answer, JSON values).
+        One row a prompt, in the same order: `source` and `forecast` (all of the answer, JSON values).
 
     Raises:
         InputError: the column or a value is missing.
@@ -55,10 +51,10 @@ def route_prompts(router: Router, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def example_prompts(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """An input example as MLflow can write it.
+    """An input example that MLflow can write.
 
     Raises:
-        InputError: it has no row, or a prompt is missing.
+        InputError: no row, or a missing prompt.
     """
     prompts = _prompts(example if isinstance(example, pd.DataFrame) else pd.DataFrame([dict(row) for row in example]))
     if not prompts:
@@ -67,7 +63,7 @@ def example_prompts(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.D
 
 
 def prompt_signature() -> "ModelSignature":
-    """The MLflow signature of every registered router: prompts in, probabilities out."""
+    """The MLflow signature of routers."""
     from mlflow.models import ModelSignature
     from mlflow.types.schema import AnyType, ColSpec, Schema
 
@@ -89,12 +85,12 @@ def _prompts(table: pd.DataFrame) -> list[str]:
 
 @dataclass(frozen=True)
 class Form:
-    """A table in, a table out.
+    """Input and output tables of a kind.
 
     Attributes:
-        example: rows as MLflow can write them beside a version.
-        signature: of the version.
-        answer: what a predictor says of a table.
+        example: makes the input example.
+        signature: makes the MLflow signature.
+        answer: (predictor, input table) -> output table.
     """
 
     example: Callable[[pd.DataFrame | Sequence[Mapping[str, Any]]], pd.DataFrame]
@@ -107,10 +103,10 @@ _PROMPTS: Final = Form(example_prompts, prompt_signature, route_prompts)
 
 
 def form_of(kind: str) -> Form:
-    """Steps of workflows for whatever forecasts them, prompts for a router."""
+    """The tables of a kind."""
     return _PROMPTS if kind == "router" else _STEPS
 
 
 def answer_table(folder: str | Path, predictor: Any, rows: pd.DataFrame) -> pd.DataFrame:
-    """What the predictor loaded from an artefact folder says of a table of its kind."""
+    """The answers of a predictor, loaded from this artefact folder, to an input table."""
     return form_of(read_artefact(Path(folder)).kind).answer(predictor, rows)

@@ -1,16 +1,11 @@
-"""Gates: what a version of a predictor has to pass before it takes an alias, and the verdict they come to.
+"""Gates: the checks a version must pass before it gets an alias.
 
-A gate is one row of evidence, judged: a figure, what it is held against, and why it passed or not. `evidence.py` makes
-the rows of each kind of predictor; whether a row passes is decided here. Every gate is always judged, so that a refusal
-names everything that is wrong at once. Nothing here knows of MLflow, of traces or of how the figures came about.
+A gate compares one figure with a limit and explains the result; `evidence.py` makes the gates of each kind. All gates
+are always judged, so a refusal lists everything that is wrong. `mlflow.models.MetricThreshold` cannot express "not
+worse than the champion beyond a paired interval", and would load MLflow to compare two numbers.
 
-Why not `mlflow.models.MetricThreshold`: it asks for a minimal *improvement* over a baseline by a fixed amount, and
-"not worse than the champion beyond a paired interval over workflows" has no spelling in it; using it for the plain
-budgets alone would put two vocabularies into one verdict, and load MLflow to compare two numbers.
-
-Baselines are not part of an artefact, so a training compares them once, on its held-out tasks. The result travels with
-the version as a tag for each target (`floor_tags`), and is a gate there (`floor_gates`): a version that lost to a
-baseline beyond the interval is not promoted.
+Baselines are not part of an artefact. Training compares them once, on held-out tasks; tags carry the result with the
+version (`floor_tags`), and `floor_gates` refuses a version that lost to a baseline beyond the interval.
 """
 
 import json
@@ -22,25 +17,25 @@ from typing import Any, Final
 from presage.features.input_profiles import TARGETS
 
 AT_LEAST: Final = 30
-"""Test workflows (or prompts) below which a lost comparison refuses nothing: intervals of fewer are too narrow, and of
+"""With fewer test workflows (or prompts) a lost comparison is no reason to refuse: the intervals are too narrow, and of
 dozens of comparisons one is lost by chance."""
 
 TAG: Final = "presage.baselines."
-"""Followed by a target: the tag with the trained baselines and the comparisons lost under the target's profile."""
+"""Prefix of a tag: TAG + target lists the trained baselines and the comparisons lost under the target's profile."""
 
 NEGLIGIBLE: Final = 0.01
-"""A baseline that is better by at most this share of its own figure is no reason to refuse, however sure it is."""
+"""A baseline that is better by at most this share of its own figure is no reason to refuse, even if significant."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One question and its answer.
+    """One check and its result.
 
     Attributes:
         name: for example `"accuracy-prefill-1"`.
-        passed: whether this gate lets the version pass.
-        value: the figure judged; None where it is no number, or nothing could be measured.
-        limit: what the figure was held against; None where there is no number.
+        passed: whether the version passed.
+        value: the figure judged; None if there is no number.
+        limit: the limit of the figure; None if there is no number.
         reason: one sentence for people.
     """
 
@@ -63,7 +58,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All gates of one version; it may be promoted when every one let it pass."""
+    """All gates of one version."""
 
     name: str
     version: int
@@ -71,12 +66,12 @@ class Verdict:
 
     @property
     def promoted(self) -> bool:
-        """True when all gates passed."""
+        """Whether all gates passed."""
         return all(gate.passed for gate in self.gates)
 
     @property
     def refusals(self) -> tuple[Gate, ...]:
-        """The gates that did not let the version pass."""
+        """The gates that failed."""
         return tuple(gate for gate in self.gates if not gate.passed)
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,10 +86,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure of a candidate beside a rival's, NaN where nothing was judged.
+    """One figure of a candidate and of a rival; NaN if nothing was judged.
 
     Attributes:
-        mine, its: the candidate's and the rival's.
+        mine, its: the candidate's and the rival's figure.
         ci95: of candidate − rival, paired.
     """
 
@@ -104,29 +99,29 @@ class Compared:
 
 
 def at_most(name: str, value: float, limit: float, reason: str) -> Gate:
-    """Passes up to a limit; NaN never passes."""
+    """Passes if value ≤ limit; NaN fails."""
     return Gate(name, bool(value <= limit), float(value), float(limit), reason)
 
 
 def at_least(name: str, value: float, limit: float, reason: str) -> Gate:
-    """Passes from a limit up; NaN never passes."""
+    """Passes if value ≥ limit; NaN fails."""
     return Gate(name, bool(value >= limit), float(value), float(limit), reason)
 
 
 def plain(name: str, passed: bool, reason: str) -> Gate:
-    """Has no number to judge."""
+    """A gate without a number."""
     return Gate(name, passed, None, None, reason)
 
 
 def no_worse(name: str, of: Compared, against: str, *, higher_is_better: bool, digits: int = 4) -> Gate:
-    """Refuses where the whole interval of candidate − rival lies on the wrong side of zero.
+    """Fails if the whole interval of candidate − rival lies on the wrong side of zero.
 
     Args:
         name: of the gate.
         of: the figures.
         against: the rival and its figure, in words.
-        higher_is_better: which side is the wrong one.
-        digits: after the point, in the reason.
+        higher_is_better: else lower is better.
+        digits: decimals in the reason.
     """
     low, high = of.ci95
     reason = (
@@ -137,19 +132,19 @@ def no_worse(name: str, of: Compared, against: str, *, higher_is_better: bool, d
 
 
 def evidence_gate(found: int, wanted: int, what: str = "workflows") -> Gate:
-    """Whether enough workflows, or prompts, stand behind the figures."""
+    """Whether the figures rest on enough workflows (or prompts)."""
     return at_least("evidence", found, wanted, f"{found} {what} stand behind the figures, at least {wanted} wanted")
 
 
 def schema_gate(broken: Sequence[str] | None) -> Gate:
-    """Whether the champion's promises are kept: those that are not, in words; None where there is no champion."""
+    """Whether the candidate is compatible: `broken` lists the differences; None: there is no champion."""
     if broken is None:
         return plain("schema", True, "no champion whose promises must be kept")
     return plain("schema", not broken, "; ".join(broken) or "keeps the champion's promises")
 
 
 def forgotten(mine: Set[str], its: Set[str], what: str = "workflow types") -> list[str]:
-    """Says which names the champion knows and the candidate does not, if there are such."""
+    """The names that the champion knows and the candidate does not, as one message or none."""
     if not (lost := sorted(its - mine)):
         return []
     return [f"does not know {len(lost)} of the champion's {what}: {', '.join(lost[:5])}"]
@@ -158,13 +153,13 @@ def forgotten(mine: Set[str], its: Set[str], what: str = "workflow types") -> li
 def artefact_gates(
     latency: float, most_latency: float, unit: str, size_bytes: int, most_bytes: int, pickles: Sequence[str]
 ) -> list[Gate]:
-    """Latency and size against their limits, and that the artefact is data only.
+    """Latency and size within their limits, and no pickle in the artefact.
 
     Args:
-        latency, most_latency: in one unit.
-        unit: that unit, and what takes so long.
-        size_bytes, most_bytes: of the artefact.
-        pickles: names of files that are or may hide a pickle.
+        latency, most_latency: figure and limit.
+        unit: of the latency, and what it measures.
+        size_bytes, most_bytes: figure and limit.
+        pickles: files that are or may hide a pickle.
     """
     data_only = f"may hide code: {', '.join(pickles[:3])}" if pickles else "data only: JSON and safetensors"
     return [
@@ -177,12 +172,12 @@ def artefact_gates(
 
 
 def calibration_gate(name: str, ece: float, limit: float, sampling: float, wanted: str) -> Gate:
-    """Expected calibration error against a limit, on top of what sampling alone explains.
+    """Expected calibration error against a limit plus the error that sampling alone explains.
 
     Args:
         name: of the gate.
         ece: expected calibration error.
-        limit: without the share of sampling.
+        limit: without `sampling`.
         sampling: `sampling_ece` of the positions judged.
         wanted: the limit in words.
     """
@@ -191,7 +186,7 @@ def calibration_gate(name: str, ece: float, limit: float, sampling: float, wante
 
 
 def sampling_ece(positions: int, bins: int = 15) -> float:
-    """An upper bound on the calibration error that sampling alone makes a perfectly calibrated forecaster show.
+    """Upper bound on the calibration error that a perfectly calibrated forecaster shows by sampling alone.
 
     A bin of n_b positions misses its mean by about sqrt(2/π · p(1−p)/n_b); with p = 1/2 and over equally filled bins
     the weighted sum is sqrt(2/π)/2 · sqrt(bins/positions), and any other p or filling gives less.
@@ -204,7 +199,7 @@ def sampling_ece(positions: int, bins: int = 15) -> float:
 
 
 def floor_tags(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """The tags of a version, from the metrics of its training: of each baseline the comparison it won most clearly."""
+    """Tags for a version, from its training metrics: the clearest win of each baseline, or None."""
     found = {}
     judged = metrics["workflows"] if "workflows" in metrics else metrics["prompts"]
     for target, profile in TARGETS.items():
@@ -216,12 +211,12 @@ def floor_tags(metrics: Mapping[str, Any]) -> dict[str, str]:
 
 
 def lost_by_target(tags: Mapping[str, str]) -> dict[str, int]:
-    """How many comparisons with baselines a version lost in training, by what it may be promoted to."""
+    """Number of comparisons with baselines that a version lost in training, by target."""
     return {target: int(json.loads(tags[TAG + target])["lost"]) for target in TARGETS if TAG + target in tags}
 
 
 def floor_gates(tags: Mapping[str, str], target: str) -> list[Gate]:
-    """One gate for each baseline of the version's training, under the profile of the target."""
+    """One gate for each baseline of the training, under the profile of the target."""
     if TAG + target not in tags:
         reason = "no baseline was kept with this version: it was trained by an earlier version of Presage"
         return [plain("baselines", True, reason)]
@@ -244,7 +239,7 @@ def _floor_gate(name: str, lost: Mapping[str, Any] | None, judged: int) -> Gate:
 
 
 def _share(one: Mapping[str, Any]) -> float:
-    """How much better the baseline is, as a share of its own figure."""
+    """The baseline's lead as a share of its own figure."""
     return float(one["by"]) / max(float(one["of"]), 1e-9)
 
 

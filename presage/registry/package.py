@@ -1,11 +1,8 @@
-"""From an artefact folder to a registered version that MLflow can serve.
+"""Register an artefact folder as a version that MLflow can serve.
 
-A version is an MLflow logged model: the code of `pyfunc_model.py`, the data-only artefact, a signature and an input
-example. Beside it stands a run with the parameters, the figures and the report, so that whoever opens the MLflow UI
-sees what the version was made of and how good it is.
-
-Everything goes through the client that is passed in. `mlflow.pyfunc.log_model`, the short way, would
-set the tracking URI of the whole process.
+A version is an MLflow logged model (the code of `pyfunc_model.py`, the data-only artefact, a signature and an input
+example) and a run with parameters, metrics and the report. All calls use the client that is passed in:
+`mlflow.pyfunc.log_model` would set the tracking URI of the whole process.
 """
 
 import json
@@ -37,21 +34,21 @@ ARTEFACT: Final = "artefact"
 """Name of the artefact folder inside a registered version: `artifacts/artefact`."""
 
 _TABLES: Final = ("tau_distance", "pinball", "coverage")
-"""Tables of plain numbers in a `metrics.json` that are headline figures: `tau_distance.all`, `coverage.0.99`, …"""
+"""Tables of `metrics.json` whose numbers are headline figures: `tau_distance.all`, `coverage.0.99`, …"""
 
 _BATCH: Final = 100
-"""MLflow takes at most this many parameters or tags in one call."""
+"""Parameters in one call; MLflow's limit."""
 _LIBRARIES: Final = ("mlflow", "numpy", "pandas", "safetensors", "torch", "scikit-learn", "pyarrow", "lightgbm")
 _NEEDED: Final = ("mlflow", "numpy", "pandas", "safetensors")
 
 
 @dataclass(frozen=True)
 class RegisteredVersion:
-    """What `register` made.
+    """A new version.
 
     Attributes:
         name: registered model.
-        version: its new version, counted from 1.
+        version: counted from 1.
         run_id: the MLflow run with parameters, figures and report.
         uri: `models:/NAME/VERSION`.
     """
@@ -78,17 +75,17 @@ def register(
     Args:
         registry: where.
         artefact: an artefact folder; only the artefact's own files go into the version.
-        name: registered model, made if it is new.
-        metrics: the object of the command contract (`metrics.json`), kept whole beside the run and in part as MLflow
-            metrics: `prefill_accuracy_1`, …
-        params: how it was trained, the seed among them; values are written as text.
+        name: registered model; created if new.
+        metrics: the metrics of the command contract: an artifact of the run as a whole, and its headline figures as
+            MLflow metrics (`prefill_accuracy_1`, …).
+        params: of the training, with its seed; logged as text.
         tags: of the run and the version.
-        input_example: a few rows of the table that MLflow serves: steps of a trace, or prompts for a router.
-        report: files to keep beside the run: the report as a page, as Markdown, its pictures.
+        input_example: a few rows of the input table: steps of a trace, or prompts for a router.
+        report: files of the report, logged to the run.
 
     Raises:
-        ArtefactError: the folder is no sound artefact.
-        RegistryError: the registry refused, or the name is none.
+        ArtefactError: not a valid artefact.
+        RegistryError: the registry refused, or the name is invalid.
         TraceError: the input example lacks a required column.
     """
     from presage.registry.forms import form_of
@@ -124,10 +121,10 @@ def register(
 
 
 def check_name(name: str) -> None:
-    """Whether a model may be called that: asked before a training, so that it is not refused after.
+    """Check the name of a model; commands call it before they train.
 
     Raises:
-        RegistryError: it may not.
+        RegistryError: the name is invalid.
     """
     if not re.fullmatch(r"[\w.\- ]{1,200}", name):
         raise RegistryError(
@@ -136,7 +133,7 @@ def check_name(name: str) -> None:
 
 
 def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The plain numbers of a `metrics.json` under flat names that MLflow takes.
+    """The numbers of a `metrics.json` under flat names, as MLflow metrics.
 
     `moments.prefill.accuracy = [a, b]` gives `prefill_accuracy_1` and `prefill_accuracy_2`, `tau_distance = {"all": a}`
     gives `tau_distance_all`; top-level numbers keep their names. Intervals, tables by workflow type and baselines stay
@@ -164,7 +161,7 @@ def _marked_failed(registry: Registry, run_id: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with suppress(Exception):  # the error that matters is the one under way
+        with suppress(Exception):  # keep the original error
             registry.client.set_terminated(run_id, status="FAILED")
         raise
 
@@ -212,7 +209,7 @@ def _log_model(
     logged = registry.client.create_logged_model(experiment_id, name=_logged_model_name(name), source_run_id=run_id)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # MLflow explains its type hints to whoever writes a model
+            warnings.simplefilter("ignore")  # MLflow's advice on type hints
             mlflow.pyfunc.save_model(
                 scratch / "model",
                 python_model=str(Path(__file__).with_name("pyfunc_model.py")),
@@ -225,18 +222,17 @@ def _log_model(
         registry.client.log_model_artifacts(logged.model_id, str(scratch / "model"))
         registry.client.finalize_logged_model(logged.model_id, "READY")
     except BaseException:
-        with suppress(Exception):  # the error that matters is the one under way
+        with suppress(Exception):  # keep the original error
             registry.client.finalize_logged_model(logged.model_id, "FAILED")
         raise
     return logged
 
 
 def _source(registry: Registry, logged: "LoggedModel") -> str:
-    """Where a version says it came from: by id on a server, by path in a database opened from here.
+    """The source of a version: a model id on a server, a path for a database.
 
-    MLflow 3 resolves `models:/ID` in a database through the global tracking URI, not the client's (its own TODO says
-    so), which would look in, and create, an `mlflow.db` in the working directory. A server resolves the id itself and
-    refuses paths that it cannot check.
+    For a database MLflow 3 resolves `models:/ID` through the global tracking URI, not the client's (a TODO of theirs),
+    which would create an `mlflow.db` in the working directory. A server resolves ids itself and refuses paths.
     """
     from mlflow.store.db.db_types import DATABASE_ENGINES
 
@@ -245,7 +241,7 @@ def _source(registry: Registry, logged: "LoggedModel") -> str:
 
 
 def _copy_artefact(source: Path, target: Path) -> None:
-    """The artefact alone, byte for byte: what lies beside it belongs to the run, not to every engine that loads it."""
+    """Copy the artefact's own files; other files of the folder belong to the run."""
     target.mkdir()
     for name in (CONFIG_FILE, TENSORS_FILE, *read_artefact(source).files):
         shutil.copyfile(source / name, target / name)
@@ -262,7 +258,7 @@ def _make_model(registry: Registry, name: str) -> None:
 
 
 def _logged_model_name(name: str) -> str:
-    """MLflow refuses dots in the name of a logged model and takes them in the name of a registered one."""
+    """MLflow allows dots in names of registered models, not of logged models."""
     return name.replace(".", "-")
 
 
@@ -277,7 +273,7 @@ def _versions() -> dict[str, str]:
 
 
 def _requirements() -> list[str]:
-    """Stated, not inferred: inferring loads the model in a fresh process and takes half a minute."""
+    """Explicit, because inferring them loads the model in a new process (half a minute)."""
     return [f"presage=={__version__}", *(f"{library}=={metadata.version(library)}" for library in _NEEDED)]
 
 

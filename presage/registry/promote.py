@@ -1,13 +1,11 @@
-"""Carry out a verdict: write it down, move the alias, remember who held it, and go back.
+"""Promote a version, roll back, and list versions.
 
-Verdict, figures and reasons become tags of the version, for refusals too; `list_models` reads them. Who held an alias
-before is kept as a stack in a tag of the registered model, `presage.history.ALIAS`, so that roll-back can be repeated
-down to the first holder.
-The alias itself moves last when promoting and first when rolling back: after a crash in between, the top of the stack
-is the holder itself, and that is skipped.
+Tags of the version hold verdict, figures and reasons, also of a refusal. A tag of the registered model,
+`presage.history.ALIAS`, holds the stack of former holders for repeated roll-backs. Promotion moves the alias last and
+roll-back moves it first: after a crash in between, the top of the stack is the holder itself, which is skipped.
 
-Two promotions at once: MLflow has no compare-and-set, so the last writer wins, and the other's entry in the history may
-be lost. An alias moved by hand in the MLflow UI is not in the history; the next promotion records the holder it finds.
+MLflow has no compare-and-set: of two simultaneous promotions the last one wins, and the other may be missing in the
+history. So are aliases moved in the MLflow UI; the next promotion records the holder it finds.
 """
 
 import json
@@ -23,7 +21,7 @@ CHAMPION: Final = "champion"
 
 VERDICT: Final = "presage.verdict"
 PROFILE: Final = f"{VERDICT}.profile"
-"""The inputs that a version was judged with when it was promoted."""
+"""Tag: the input profile under which the version was judged."""
 
 GATE: Final = "presage.gate."
 HISTORY: Final = "presage.history."
@@ -31,19 +29,19 @@ ROLLED_BACK: Final = "presage.rolled_back"
 
 _HISTORY_LENGTH: Final = 100
 _REASON_LENGTH: Final = 2000
-"""Characters; older MLflow servers take 5,000 a tag."""
+"""Characters; older MLflow servers allow 5,000 a tag."""
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """What `promote` did.
+    """The result of `promote`.
 
     Attributes:
         name: registered model.
         version: the version judged.
         alias: the alias asked for.
-        previous: version that held the alias before; None where none did.
-        moved: whether the alias now points at another version than before.
+        previous: the former holder of the alias, or None.
+        moved: whether the alias moved.
     """
 
     name: str
@@ -64,7 +62,7 @@ def promote(
     dry_run: bool = False,
     data_digest: str,
 ) -> Promotion:
-    """Write a verdict to a version and, where it passed, give it the alias.
+    """Write a verdict to a version and, if it passed, move the alias to it.
 
     Args:
         registry: where.
@@ -72,13 +70,13 @@ def promote(
         version: the version judged.
         verdict: of that version.
         alias: `champion`, `challenger`, `shadow` or another name.
-        profile: what it was judged with: "engine", "gateway" or "full"; kept, so that an engine can tell whether it
-            supplies as much.
-        dry_run: look, and change nothing.
-        data_digest: digest of the traces the verdict rests on.
+        profile: inputs it was judged with: "engine", "gateway" or "full"; a tag lets engines check that they supply
+            them.
+        dry_run: change nothing.
+        data_digest: of the traces behind the verdict.
 
     Raises:
-        RegistryError: no such model or version, or the registry does not take the change.
+        RegistryError: no such model or version, or the registry refuses the change.
         ValueError: the verdict is of another version.
     """
     if (verdict.name, verdict.version) != (name, version):
@@ -98,9 +96,7 @@ def promote(
 
 
 def rollback(registry: Registry, name: str, *, alias: str = CHAMPION) -> tuple[int, int]:
-    """Give an alias back to the version that held it before; again and again, down to the first.
-
-    Versions deleted since are passed over.
+    """Give an alias back to its former holder; repeatable down to the first. Deleted versions are skipped.
 
     Args:
         registry: where.
@@ -111,7 +107,7 @@ def rollback(registry: Registry, name: str, *, alias: str = CHAMPION) -> tuple[i
         The version that held the alias, and the one that holds it now.
 
     Raises:
-        RegistryError: no such model, nobody holds the alias, or nobody held it before.
+        RegistryError: no such model or alias, or no former holder.
     """
     holder = registry.aliases(name).get(alias)
     if holder is None:
@@ -161,7 +157,7 @@ def _write_verdict(
         found = gate.to_dict()
         found["reason"] = found["reason"][:_REASON_LENGTH]
         tags[GATE + gate.name] = json.dumps({key: value for key, value in found.items() if key != "name"})
-    # Gates of an earlier verdict that were not judged now would read as if they belonged to this one.
+    # Remove gates of an earlier verdict that this one lacks.
     for stale in present - tags.keys():
         if stale.startswith(GATE) or (stale == ROLLED_BACK and verdict.promoted):
             registry.client.delete_model_version_tag(name, str(version), stale)
@@ -170,7 +166,7 @@ def _write_verdict(
 
 
 def _history(registry: Registry, name: str, alias: str) -> list[int]:
-    """Former holders of the alias, oldest first."""
+    """Former holders of an alias, oldest first."""
     written = registry.client.get_registered_model(name).tags.get(HISTORY + alias, "[]")
     try:
         return [int(version) for version in json.loads(written)]
@@ -190,15 +186,13 @@ def _now() -> str:
 
 
 def list_models(registry: Registry) -> list[dict[str, Any]]:
-    """All versions of all models that Presage registered, by name and newest first.
-
-    Versions of others in a shared registry are left out.
+    """All versions that Presage registered, by name and newest first; other models of a shared registry are left out.
 
     Returns:
-        One JSON-able mapping a version: `name`, `version`, `aliases`, `kind`, `verdict` (`"promoted"`, `"refused"` or
-        None when never judged), `refused_by` (names of gates), `judged_at`, `rolled_back` (bool), `registered_at`,
-        `lost` (comparisons with baselines lost in training, by what it may be promoted to), `size_bytes`,
-        `data_digest` (of the training data), `run_id` and `figures` (flat names as in `headline`).
+        One mapping of JSON values a version: `name`, `version`, `aliases`, `kind`, `verdict` (`"promoted"`,
+        `"refused"`, or None if never judged), `refused_by` (names of gates), `judged_at`, `rolled_back` (bool),
+        `registered_at`, `lost` (comparisons with baselines lost in training, by target), `size_bytes`, `data_digest`
+        (of the training data), `run_id` and `figures` (flat names as in `headline`).
 
     Raises:
         RegistryError: the registry does not answer.

@@ -1,11 +1,8 @@
-"""The code of a registered version: MLflow copies this file into it and runs it when the version is loaded.
+"""The code of a registered version: MLflow copies this file into the version and runs it on loading.
 
-It relies on Presage being installed where it runs and adds nothing to it but the shape of a table, which goes by the
-kind of the predictor (`presage.registry.forms`). The version holds this text and a data-only artefact, no pickle, so it
-loads with `MLFLOW_ALLOW_PICKLE_DESERIALIZATION=false`.
-
-Old versions keep the copy they were registered with; what it calls (`load_predictor`, `forecast_workflows` in the
-oldest, `answer_table`) must therefore keep its meaning.
+It needs Presage installed. The version holds this file and a data-only artefact, no pickle, so it loads with
+`MLFLOW_ALLOW_PICKLE_DESERIALIZATION=false`. Old versions keep their copy: the functions it calls (`load_predictor`,
+`answer_table`; `forecast_workflows` in the oldest) must keep names and meaning.
 """
 
 from typing import Any

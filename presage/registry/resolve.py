@@ -1,10 +1,8 @@
-"""From a reference to a model, `models:/next-agent@champion`, to a folder that a predictor can be loaded from.
+"""Resolve a reference such as `models:/next-agent@champion` to a checked artefact folder.
 
-What is found is the data-only artefact inside the registered version; MLflow's own loader, which would run the
-version's code, is not used. Where the registry keeps its files on this machine they are read in place; from elsewhere
-they are copied once into a cache. Every folder handed out has been read and checked.
-
-A reference by alias is an answer of the moment: who needs it to stay the same keeps the version that came with it.
+The folder is the data-only artefact inside the registered version; MLflow's loader, which would run the version's code,
+is not used. Local files are read in place, remote ones are copied once into a cache. An alias may move at any time:
+callers that need a stable answer keep the resolved version.
 """
 
 import hashlib
@@ -31,9 +29,8 @@ class ResolvedModel:
 
     Attributes:
         folder: the artefact.
-        name: registered model; None for a plain folder.
-        version: its version; None for a plain folder.
-        source: the reference as it was given.
+        name, version: of the registered model; None for a plain folder.
+        source: the reference as given.
     """
 
     folder: Path
@@ -43,16 +40,16 @@ class ResolvedModel:
 
 
 def resolve(reference: str, registry: Callable[[], Registry], *, cache: Path | None = None) -> ResolvedModel:
-    """Find the artefact a reference means.
+    """Find the artefact of a reference.
 
     Args:
         reference: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or an artefact folder.
-        registry: opens the registry; called for `models:/` only, so that a folder needs no MLflow.
-        cache: where copies of remote versions are kept; by default `presage` in the user's cache folder.
+        registry: opens the registry; called for `models:/` only, so a folder needs no MLflow.
+        cache: folder for copies of remote versions; by default `presage` in the user's cache folder.
 
     Raises:
-        RegistryError: no such model, version or alias (says which there are), or no reference at all.
-        ArtefactError: the folder is no sound artefact.
+        RegistryError: a malformed reference, or no such model, version or alias (lists those there are).
+        ArtefactError: not a valid artefact.
     """
     if not reference.startswith("models:"):
         read_artefact(Path(reference))
@@ -116,7 +113,7 @@ def _fetch(registry: Registry, name: str, version: int, cache: Path | None) -> P
             )
         read_artefact(folder)
         return folder
-    # Version numbers start again in a new database; the source of a version is unique.
+    # Version numbers restart in a new database; the source of a version is unique.
     key = hashlib.sha256(f"{registry.uri} {found.source} {found.creation_timestamp}".encode()).hexdigest()[:16]
     folder = (cache or _user_cache()) / f"{name}-{version}-{key}"
     try:
@@ -139,7 +136,7 @@ def _download(registry: Registry, name: str, version: int, location: str, folder
                 tracking_uri=registry.uri,
                 registry_uri=registry.uri,
             )
-            shutil.rmtree(folder, ignore_errors=True)  # a copy that was cut
+            shutil.rmtree(folder, ignore_errors=True)  # a truncated copy
             Path(fetched).rename(folder)
 
 

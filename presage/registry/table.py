@@ -1,7 +1,7 @@
-"""A predictor as a function from a table of steps to a table of forecasts, which is what MLflow serves.
+"""Forecasts for a table of steps, as MLflow serves them.
 
-In: one row a step, with the columns of the trace schema; several workflows may stand in one table, their rows in any
-order. Out: one row a workflow, in order of first appearance.
+Input: one row a step, with the columns of the trace schema; one or more workflows, rows in any order. Output: one row a
+workflow, in order of first appearance.
 """
 
 import math
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 REQUIRED: Final = {"workflow_type": "string", "workflow_id": "string", "step": "long", "agent": "string"}
 
-# Token counts travel as doubles: a JSON table with a missing count arrives as floating point, and MLflow refuses to
-# squeeze that into an integer column.
+# Token counts are doubles: a JSON table with a missing count arrives as floating point, and MLflow does not convert
+# that to an integer column.
 OPTIONAL: Final = {
     "kind": "string",
     "model": "string",
@@ -40,13 +40,13 @@ _CLASSES: Final = {
     "remaining-length": ("presage.predictors.length.predictor", "RemainingLengthPredictor"),
     "router": ("presage.predictors.router.predictor", "RouterPredictor"),
 }
-"""Where the predictor of each kind is; loaded only when one is asked for."""
+"""Module and class of each kind; imported on first use."""
 
 _INTEGERS: Final = ("step", "input_tokens", "output_tokens")
 
 
 class ForecastAnswer(Protocol):
-    """A forecast, whatever its kind."""
+    """A forecast of any kind."""
 
     def to_dict(self) -> dict[str, Any]:
         """The forecast as JSON values, with `source` and `evidence`."""
@@ -54,7 +54,7 @@ class ForecastAnswer(Protocol):
 
 
 class Predictor(Protocol):
-    """What answers for one workflow."""
+    """A predictor for the steps of one workflow."""
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> ForecastAnswer:
         """The forecast after the given steps of one workflow."""
@@ -62,10 +62,10 @@ class Predictor(Protocol):
 
 
 def load_predictor(folder: str | Path) -> Predictor:
-    """Load the predictor in an artefact folder, whatever its kind.
+    """Load the predictor of an artefact folder, of any kind.
 
     Raises:
-        ArtefactError: the folder is no artefact, or of a kind that answers no steps.
+        ArtefactError: not an artefact, or of an unknown kind.
     """
     kind = read_artefact(Path(folder)).kind
     if kind not in _CLASSES:
@@ -79,13 +79,13 @@ def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFram
     """Forecast every workflow in a table of steps.
 
     Args:
-        predictor: answers for one workflow.
-        table: one row a step; the columns `REQUIRED`, and of `OPTIONAL` those that there are. Missing values, and
-            states of length 0, are left out of the step.
+        predictor: forecasts one workflow.
+        table: one row a step; the columns `REQUIRED` and any of `OPTIONAL`. Missing values and empty states are left
+            out of the step.
 
     Returns:
-        One row a workflow, in order of first appearance: `workflow_id`, `source`, `evidence` (traces behind the
-        forecast) and `forecast` (the whole of it, JSON values).
+        One row a workflow, in order of first appearance: `workflow_id`, `source`, `evidence` (training steps behind
+        the forecast) and `forecast` (all of it, JSON values).
 
     Raises:
         TraceError: a required column or value is missing.
@@ -108,13 +108,13 @@ def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFram
 
 
 def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """An input example as MLflow can write it: the columns of the signature, states as plain lists.
+    """An input example that MLflow can write: the columns of the signature, states as plain lists.
 
     Args:
         example: steps as a table or as mappings; other columns are dropped.
 
     Raises:
-        TraceError: it has no rows, or a required column is missing.
+        TraceError: no rows, or a required column is missing.
     """
     table = example if isinstance(example, pd.DataFrame) else pd.DataFrame([dict(step) for step in example])
     if missing := [column for column in REQUIRED if column not in table.columns]:
@@ -133,12 +133,12 @@ def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.Dat
             table[column] = table[column].astype("int64")
         else:
             table[column] = table[column].astype(object).where(table[column].notna(), None)
-    # A column without a single value has no type that MLflow could check against the signature.
+    # MLflow cannot check the type of an empty column against the signature.
     return table.drop(columns=[name for name in table.columns if all(map(_is_missing, table[name]))])
 
 
 def signature() -> "ModelSignature":
-    """The MLflow signature of every registered version: the table in, the table out."""
+    """The MLflow signature of versions that forecast workflows."""
     from mlflow.models import ModelSignature
     from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Schema, TensorSpec
 
@@ -157,7 +157,7 @@ def signature() -> "ModelSignature":
 
 
 def _value(column: str, value: Any) -> Any:
-    """A cell as the trace schema has it; None where it is missing."""
+    """A cell in the type of the trace schema; None if missing."""
     if _is_missing(value):
         return None
     if column in _INTEGERS:
@@ -169,5 +169,5 @@ def _value(column: str, value: Any) -> Any:
 
 def _is_missing(value: Any) -> bool:
     if isinstance(value, list | np.ndarray):
-        return len(value) == 0  # MLflow's server takes no null in a column of arrays: there an empty one stands for it
+        return len(value) == 0  # MLflow's server accepts no null in a column of arrays: an empty array means missing
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
