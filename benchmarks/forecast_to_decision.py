@@ -129,8 +129,8 @@ class Worked(Engine):
 
     def _watch(self, scheduler: Any) -> None:
         """Records when a score made with a state is there, counting the steps scheduled before."""
-        workflows, scored = scheduler._workflows, scheduler._scored
-        prefill, leaves, forecast = workflows.prefill_state, workflows.leaves, scored.forecast
+        forecasts, scored = scheduler._step_forecasts, scheduler._scored
+        prefill, leaves, forecast = forecasts.prefill_state, forecasts.finished, scored.forecast
         untold: dict[str, list[tuple[str, str]]] = defaultdict(list)
 
         def scored_with(step: Step, seen: Lookahead) -> None:
@@ -150,7 +150,7 @@ class Worked(Engine):
             if self.scheduler.presage_status()["counts"].get("completion states: used", 0) != used:
                 untold[name.split(".")[0]].append((COMPLETION, name))
 
-        workflows.prefill_state, workflows.leaves, scored.forecast = of_prompt, of_answer, scored_with
+        forecasts.prefill_state, forecasts.finished, scored.forecast = of_prompt, of_answer, scored_with
 
     def _computed(self, output: Any) -> Any:
         computed = super()._computed(output)

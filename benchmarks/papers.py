@@ -27,6 +27,7 @@ from presage.serving_hooks.replay.workload import ReplayJob
 if TYPE_CHECKING:
     from presage.serving_hooks.vllm.modes import Switch
     from presage.serving_hooks.workflows.identity import Step
+    from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 CHECK_S: Final = 5.0
 """Δt."""
@@ -68,18 +69,16 @@ class PauseRestore:
 
     Args:
         cache_tokens: what the cache holds.
-        alive: whether a workflow without requests has not ended.
         clock: seconds, rising.
         switch: off once it has failed.
     """
 
-    def __init__(
-        self, cache_tokens: float, alive: Callable[[str], bool], clock: Callable[[], float], switch: Switch
-    ) -> None:
+    def __init__(self, cache_tokens: float, clock: Callable[[], float], switch: Switch) -> None:
         self.switch, self.times = switch, _NoTimes()
-        self._cache_tokens, self._alive, self._clock = cache_tokens, alive, clock
+        self._cache_tokens, self._clock = cache_tokens, clock
         self._workflows: dict[str, _Workflow] = {}
         self._of: dict[str, str] = {}
+        self._ended: set[str] = set()
         self._checked_at = -math.inf
 
     def arrives(
@@ -92,6 +91,7 @@ class PauseRestore:
             waits = any(of.paused for of in self._workflows.values())
             fits = self._used(self._clock()) + prompt_tokens <= self._cache_tokens
             workflow = self._workflows[step.workflow] = _Workflow(prompt_tokens, paused=waits or not fits)
+        self._ended.discard(step.workflow)
         workflow.tokens = max(workflow.tokens, prompt_tokens) if workflow.requests else prompt_tokens
         workflow.requests[request_id] = False
         self._of[request_id] = step.workflow
@@ -112,6 +112,11 @@ class PauseRestore:
         if not workflow.requests:
             workflow.since = self._clock()
             workflow.paused, workflow.marked = workflow.paused or workflow.marked, False
+
+    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+        """A workflow has ended."""
+        if workflow.step.workflow in self._workflows:
+            self._ended.add(workflow.step.workflow)
 
     def holds(self, request_id: str) -> bool:
         """Whether a request that has had nothing of the engine yet is to be passed by."""
@@ -173,7 +178,8 @@ class PauseRestore:
         return of.tokens if of.requests else of.tokens * 2.0 ** ((of.since - now) / HALF_LIFE_S)
 
     def _forget(self) -> None:
-        for name in [name for name, of in self._workflows.items() if not of.requests and not self._alive(name)]:
+        for name in [name for name in self._ended if not self._workflows[name].requests]:
+            self._ended.discard(name)
             del self._workflows[name]
 
 
@@ -182,7 +188,7 @@ def pausing(hooked: type[Any]) -> type[Any]:
 
     class PausingScheduler(hooked):  # type: ignore[misc]
         def _make_admission_controller(self, switch: Switch) -> Any:
-            return PauseRestore(self._port.cache_tokens(), self._workflows.__contains__, type(self).clock, switch)
+            return PauseRestore(self._port.cache_tokens(), type(self).clock, switch)
 
     return PausingScheduler
 

@@ -88,7 +88,7 @@ def traced(folder: Path, kind: type[Any], workflows: int, steps: int, tokens: in
     gc.collect()
     kept = tracemalloc.get_traced_memory()[0]
     if kind is not Scheduler:
-        engine.scheduler._workflows.last = None
+        engine.scheduler._last_forecasts._ring.clear()
         gc.collect()
     without_last = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()

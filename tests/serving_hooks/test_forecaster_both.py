@@ -26,6 +26,7 @@ from presage.serving_hooks.forecasting.live import (
     LiveForecast,
 )
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
+from presage.serving_hooks.workflows.table import EndReason
 
 LENGTH_INPUTS = ("input_tokens", "input_text", "system_prompt", "model", "prefill_state")
 ROUTE = ("draft", "check", "draft", "check")
@@ -199,30 +200,29 @@ def test_a_late_predictor_is_switched_off(predictor: NextAgentPredictor) -> None
     assert forecaster.breakers["next-agent"].counts["late"] == 4
 
 
-def test_the_silent_end_and_who_comes_back_is_recognised(predictor: NextAgentPredictor) -> None:
-    clock = Clock()
+def test_an_expired_workflow_teaches_its_end_and_one_that_comes_back_is_recognised(
+    predictor: NextAgentPredictor,
+) -> None:
     counts = OnlineCounts(BackoffConfig(min_evidence=1))
-    forecaster = Forecaster(predictor, back_off=counts, time_to_live_s=60.0, clock=clock)
-    forecaster.on_prefill("odd", "silent", "draft", step=0)
-    forecaster.on_completion("odd", "silent", output_tokens=7)
-    clock.now = 59.0
+    forecaster = Forecaster(predictor, back_off=counts, clock=Clock())
+    forecaster.on_prefill("odd", "quiet", "draft", step=0)
+    forecaster.on_completion("odd", "quiet", output_tokens=7)
     forecaster.on_prefill("odd", "busy", "draft", step=0)
     assert (len(forecaster), counts.next_agents("odd", ["draft"])) == (2, None)
-    clock.now = 61.0
-    assert forecaster.expire() == 1
-    assert (len(forecaster), forecaster.expired) == (1, 1)
+    forecaster.close("odd", "quiet", EndReason.EXPIRED)
+    assert len(forecaster) == 1
     said = counts.next_agents("odd", ["draft"])
     assert said is not None
-    assert said.probabilities[0, -1] > said.probabilities[0, 0], "to fall silent is to end"
-    assert forecaster.on_prefill("retry", "silent", "coder", step=1).reason == MISSED_STEP
+    assert said.probabilities[0, -1] > said.probabilities[0, 0], "to expire is to end"
+    assert forecaster.on_prefill("retry", "quiet", "coder", step=1).reason == MISSED_STEP
 
 
-def test_a_workflow_that_is_cut_teaches_no_end() -> None:
+def test_an_aborted_workflow_teaches_no_end() -> None:
     counts = OnlineCounts(BackoffConfig(min_evidence=1))
     forecaster = Forecaster(None, back_off=counts, clock=Clock())
     forecaster.on_prefill("odd", "w", "draft")
     forecaster.on_completion("odd", "w", output_tokens=7)
-    forecaster.close("odd", "w", cut=True)
+    forecaster.close("odd", "w", EndReason.ABORTED)
     assert counts.next_agents("odd", ["draft"]) is None
     assert len(forecaster) == 0
 
@@ -264,20 +264,6 @@ def test_states_of_another_layer_are_left_out_and_it_is_said(
         live = forecaster.on_prefill(*ids, prefill_state=state)
         assert (live.source, live.reason) == ("champion", reason)
         assert np.array_equal(live.probabilities, wanted.probabilities)
-
-
-def test_one_event_ends_a_few_silent_workflows_and_the_next_ones_the_rest() -> None:
-    clock = Clock()
-    forecaster = Forecaster(None, back_off=OnlineCounts(), time_to_live_s=1.0, clock=clock)
-    for number in range(20):
-        forecaster.on_prefill("odd", f"w-{number}", "draft")
-    clock.now = 2.0
-    left = []
-    for _ in range(3):
-        forecaster.on_prefill("odd", "new", "draft")
-        left.append(len(forecaster))
-    assert left == [13, 5, 1]
-    assert (forecaster.expired, forecaster.dropped) == (20, 0)
 
 
 def test_no_text_of_a_request_is_kept(predictor: NextAgentPredictor, lengths: RemainingLengthPredictor) -> None:

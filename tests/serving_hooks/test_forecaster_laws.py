@@ -14,6 +14,7 @@ from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 from presage.serving_hooks.workflows.identity import LONGEST_NAME, short
+from presage.serving_hooks.workflows.table import EndReason
 
 MOST = 4
 
@@ -65,8 +66,7 @@ complete = st.builds(
     texts,
     states,
 )
-end = st.builds(lambda w, i, cut: ("close", (w, i), {"cut": cut}), *ids, st.booleans())
-wait = st.builds(lambda s: ("wait", (s,), {}), st.floats(0, 100))
+end = st.builds(lambda w, i, reason: ("close", (w, i), {"reason": reason}), *ids, st.sampled_from(EndReason))
 
 
 @pytest.fixture(scope="module")
@@ -75,24 +75,20 @@ def predictor(tiny: Tiny) -> NextAgentPredictor:
 
 
 @settings(max_examples=150)
-@given(events=st.lists(st.one_of(begin, begin, complete, complete, end, wait), max_size=40))
+@given(events=st.lists(st.one_of(begin, begin, complete, complete, end), max_size=40))
 def test_law_no_sequence_of_events_raises_or_is_kept(
     tiny: Tiny, predictor: NextAgentPredictor, events: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 ) -> None:
-    clock, counts = Clock(), OnlineCounts(BackoffConfig(types=2, agents=3, contexts=4, min_evidence=1))
+    counts = OnlineCounts(BackoffConfig(types=2, agents=3, contexts=4, min_evidence=1))
     forecaster = Forecaster(
         predictor,
         lengths=lengths_of(tiny.store),
         back_off=counts,
         max_workflows=MOST,
-        time_to_live_s=60.0,
-        clock=clock,
+        clock=Clock(),
     )
     answered = 0
     for event, given_ids, given_values in events:
-        if event == "wait":
-            clock.now += given_ids[0]
-            continue
         live = getattr(forecaster, event)(*given_ids, **given_values)
         if event != "close":
             answered += 1
@@ -103,8 +99,8 @@ def test_law_no_sequence_of_events_raises_or_is_kept(
     for guard in forecaster.breakers.values():
         assert guard.counts["failed"] == 0, "what a request brings wrong is not held against the predictor"
     assert told["champion"] + told["back-off"] + told["none"] == answered
-    clock.now += 61.0
-    forecaster.expire()
+    for _, given_ids, _ in events:
+        forecaster.close(*given_ids[:2])
     assert len(forecaster) == 0
 
 

@@ -10,6 +10,8 @@ from tiny_model import Tiny
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.workflows.identity import Step, workflow_key
+from presage.serving_hooks.workflows.table import EndReason, WorkflowTable
 
 AGENTS = ("planner", "coder", "tester", "reviewer")
 
@@ -47,24 +49,27 @@ def test_a_workflow_costs_at_most_4_kb_beyond_the_next_agent_predictors_state(ti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ends", [True, False], ids=["that end", "that fall silent"])
+@pytest.mark.parametrize("ends", [True, False], ids=["that end", "that expire"])
 def test_memory_is_flat_over_20_000_short_workflows(tiny: Tiny, ends: bool) -> None:
     clock = Clock()
-    forecaster = Forecaster(
-        NextAgentPredictor.load(tiny.folder), back_off=OnlineCounts(), time_to_live_s=100.0, clock=clock
-    )
+    forecaster = Forecaster(NextAgentPredictor.load(tiny.folder), back_off=OnlineCounts(), clock=clock)
+    table = WorkflowTable(100.0, clock)
+    table.subscribe(lambda workflow, reason: forecaster.close("retry", workflow.step.workflow_id, reason))
     tracemalloc.start()
     try:
         levels = []
         for number in range(20_000):
             clock.now += 1.0
+            table.arrived("request", Step("retry", f"workflow {number}", "planner"))
             steps(forecaster, f"workflow {number}", count=1 + number % 3)
+            table.finished("request")
             if ends:
-                forecaster.close("retry", f"workflow {number}")
+                table.end(workflow_key("retry", f"workflow {number}"), EndReason.FINISHED)
+            table.expire()
             if number % 5_000 == 4_999:
                 levels.append(traced())
     finally:
         tracemalloc.stop()
     assert len(forecaster) == (0 if ends else 100)
-    assert forecaster.expired == (0 if ends else 20_000 - 100)
+    assert table.ends[EndReason.EXPIRED] == (0 if ends else 20_000 - 100)
     assert max(levels[1:]) - levels[0] < 50_000, levels

@@ -13,6 +13,8 @@ from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig, Re
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import Followed
 from presage.serving_hooks.monitoring.promoted import Figure
+from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.table import EndReason, WorkflowTable
 
 AGENTS = ("planner", "coder", "tester")
 
@@ -38,19 +40,18 @@ def of(tiny: Tiny, clock: Clock | None = None) -> tuple[Forecaster, Kept]:
         lengths_version=5,
         back_off=OnlineCounts(),
         monitor=truth,
-        time_to_live_s=60.0,
         clock=clock or Clock(),
     )
     return forecaster, truth
 
 
-def run(forecaster: Forecaster, workflow_id: str, *, end: str = "said") -> list[LiveForecast]:
+def run(forecaster: Forecaster, workflow_id: str, *, end: EndReason | None = EndReason.FINISHED) -> list[LiveForecast]:
     said = []
     for step, agent in enumerate(AGENTS):
         said.append(forecaster.on_prefill("retry", workflow_id, agent, step=step, input_tokens=100))
         said.append(forecaster.on_completion("retry", workflow_id, output_tokens=10))
-    if end != "none":
-        forecaster.close("retry", workflow_id, cut=end == "cut", silent=end == "silent")
+    if end is not None:
+        forecaster.close("retry", workflow_id, end)
     return said
 
 
@@ -81,20 +82,24 @@ def test_each_workflow_is_judged_by_what_was_forecast_of_it(tiny: Tiny) -> None:
     assert not truth.errors
 
 
-@pytest.mark.parametrize(("how", "whole"), [("said", True), ("cut", False), ("silent", False)])
-def test_only_an_end_that_was_said_is_one(tiny: Tiny, how: str, whole: bool) -> None:
+@pytest.mark.parametrize("reason", EndReason)
+def test_only_a_finished_workflow_is_judged_as_ended(tiny: Tiny, reason: EndReason) -> None:
     forecaster, truth = of(tiny)
-    run(forecaster, "w", end=how)
-    assert [over.ended for over in truth.over] == [whole]
+    run(forecaster, "w", end=reason)
+    assert [over.ended for over in truth.over] == [reason is EndReason.FINISHED]
 
 
-def test_a_workflow_that_expires_is_cut(tiny: Tiny) -> None:
+def test_a_workflow_that_expires_from_the_table_has_not_finished(tiny: Tiny) -> None:
     clock = Clock()
     forecaster, truth = of(tiny, clock)
-    run(forecaster, "w", end="none")
+    table = WorkflowTable(60.0, clock)
+    table.subscribe(lambda workflow, reason: forecaster.close("retry", workflow.step.workflow_id, reason))
+    table.arrived("w.0", Step("retry", "w", "planner"))
+    run(forecaster, "w", end=None)
+    table.finished("w.0")
     clock.now = 61.0
-    assert forecaster.expire() == 1
-    assert [over.ended for over in truth.over] == [False]
+    table.expire()
+    assert ([over.ended for over in truth.over], len(forecaster)) == ([False], 0)
 
 
 def test_while_an_alarm_stands_counts_answer_and_the_model_is_judged_all_the_same(tiny: Tiny) -> None:
@@ -140,7 +145,7 @@ def test_a_forecast_made_again_with_its_state_is_the_one_that_is_judged(tiny: Ti
     assert again is not None
     forecaster.on_completion("retry", "w", output_tokens=10)
     forecaster.on_prefill("retry", "w", "coder", step=1, input_tokens=100)
-    forecaster.close("retry", "w", cut=True)
+    forecaster.close("retry", "w", EndReason.ABORTED)
     sure = truth.over[0].next_agent["version 4"].sums[1].sum(axis=-1)[0, 0]
     assert sure == pytest.approx(float(again.probabilities[0].max()))
     assert sure != pytest.approx(float(first.probabilities[0].max()))

@@ -53,26 +53,25 @@ class Awaited:
     answered: LiveForecast
 
 
-class RunningWorkflow:
-    """A workflow under way.
+class ForecastState:
+    """What is kept of a running workflow to forecast it.
 
     Attributes:
         agents, lengths: its state in each predictor, or why it has none any more.
         steps: how many have begun.
         within: whether the last one has not completed yet.
         said: what was said of the tokens left when the last step began.
-        heard_at: of its last event, seconds.
         seen: what counts are to learn of it.
         awaited: the step that began last, as long as its state may come.
-        learnt_as: what counts learn of it, they learn of this workflow type.
+        stats_key: what counts learn of it, they learn of this workflow type.
     """
 
-    __slots__ = ("agents", "awaited", "heard_at", "learnt_as", "lengths", "said", "seen", "steps", "within")
+    __slots__ = ("agents", "awaited", "lengths", "said", "seen", "stats_key", "steps", "within")
 
-    def __init__(self, agents: Workflow | Refused, lengths: LengthWorkflow | Refused, learnt_as: str) -> None:
-        self.learnt_as = learnt_as
+    def __init__(self, agents: Workflow | Refused, lengths: LengthWorkflow | Refused, stats_key: str) -> None:
+        self.stats_key = stats_key
         self.agents, self.lengths, self.said = agents, lengths, NO_LENGTHS
-        self.steps, self.within, self.heard_at = 0, False, 0.0
+        self.steps, self.within = 0, False
         self.seen = WorkflowHistory()
         self.awaited: Awaited | None = None
 
@@ -113,13 +112,13 @@ class FallbackChain:
         self._agents, self._lengths, self._counts = agents, lengths, counts
         self._ask_agents, self._ask_lengths = agents_breaker.ask, lengths_breaker.ask
 
-    def open(self, workflow_type: str, learnt_as: str) -> RunningWorkflow:
-        """A workflow before its first step; counts learn of it, and answer for it, as of the type `learnt_as`."""
+    def open(self, workflow_type: str, stats_key: str) -> ForecastState:
+        """A workflow before its first step; counts learn of it, and answer for it, as of the type `stats_key`."""
         agents, lengths = self._agents, self._lengths
-        return RunningWorkflow(
+        return ForecastState(
             self._ask_agents(partial(agents.predictor.open, workflow_type)) if agents is not None else _NONE,
             self._ask_lengths(partial(lengths.predictor.open, workflow_type)) if lengths is not None else _NONE,
-            learnt_as,
+            stats_key,
         )
 
     @property
@@ -128,7 +127,7 @@ class FallbackChain:
         return self._agents.projections if self._agents is not None else {}
 
     def begun(
-        self, workflow_type: str, running: RunningWorkflow, step: Mapping[str, Any], awaits_state: bool = False
+        self, workflow_type: str, running: ForecastState, step: Mapping[str, Any], awaits_state: bool = False
     ) -> LiveForecast:
         """A step has read its prompt; `step` has the columns of the trace by name.
 
@@ -137,7 +136,7 @@ class FallbackChain:
         running.awaited = None
         before = running.agents.copy() if awaits_state and not isinstance(running.agents, Refused) else None
         if self._counts is not None:
-            running.seen.begun(self._counts, running.learnt_as, shared(step["agent"]))
+            running.seen.begun(self._counts, running.stats_key, shared(step["agent"]))
         said: LiveLengths | Refused = _why_not(self._lengths, running.lengths)
         if self._lengths is not None and not isinstance(running.lengths, Refused):
             said = self._ask_lengths(partial(self._lengths.prefilled, running.lengths, step))
@@ -154,9 +153,7 @@ class FallbackChain:
             running.awaited = Awaited(before, step, answer)
         return answer
 
-    def with_state(
-        self, workflow_type: str, running: RunningWorkflow, awaited: Awaited, projected: Any
-    ) -> LiveForecast:
+    def with_state(self, workflow_type: str, running: ForecastState, awaited: Awaited, projected: Any) -> LiveForecast:
         """The step that began last once more, from where the workflow stood before it, with its projected state.
 
         What the counts learnt of the step, and what was said of the tokens left, stays as it is.
@@ -170,7 +167,7 @@ class FallbackChain:
             live = self._ask_agents(partial(agents.prefilled, workflow, step["agent"], step, running.said))
         return self._next(PREFILL, workflow_type, running, live, running.said)
 
-    def completed(self, workflow_type: str, running: RunningWorkflow, step: Mapping[str, Any]) -> LiveForecast:
+    def completed(self, workflow_type: str, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast:
         """It has produced its last token."""
         running.awaited = None
         produced = running.seen.completed(step["output_tokens"])
@@ -184,10 +181,10 @@ class FallbackChain:
             live = self._ask_agents(partial(self._agents.completed, running.agents, step, left))
         return self._next(COMPLETION, workflow_type, running, live, left)
 
-    def ended(self, workflow_type: str, running: RunningWorkflow) -> None:
+    def ended(self, workflow_type: str, running: ForecastState) -> None:
         """The workflow has ended, and was not cut."""
         if self._counts is not None:
-            running.seen.ended(self._counts, running.learnt_as)
+            running.seen.ended(self._counts, running.stats_key)
 
     def nothing(self, moment: Moment, reason: str, remaining: LiveLengths | None = None) -> LiveForecast:
         """The answer where nobody can say who comes next."""
@@ -200,7 +197,7 @@ class FallbackChain:
         self,
         moment: Moment,
         workflow_type: str,
-        running: RunningWorkflow,
+        running: ForecastState,
         live: LiveForecast | Refused,
         left: LiveLengths,
     ) -> LiveForecast:
@@ -213,7 +210,7 @@ class FallbackChain:
         self,
         moment: Moment,
         workflow_type: str,
-        running: RunningWorkflow,
+        running: ForecastState,
         live: LiveForecast | Refused,
         left: LiveLengths,
     ) -> LiveForecast:
@@ -223,7 +220,7 @@ class FallbackChain:
         elif live.source == "champion" and not changed:
             return live
         recent = running.seen.recent
-        counted = self._counts.next_agents(running.learnt_as, recent) if self._counts is not None else None
+        counted = self._counts.next_agents(running.stats_key, recent) if self._counts is not None else None
         if counted is not None and (isinstance(live, Refused) or changed or counted.evidence > live.evidence):
             reason = live.reason if isinstance(live, Refused) else DRIFTED if changed else LITTLE_SEEN
             return LiveForecast(
@@ -231,13 +228,13 @@ class FallbackChain:
             )
         return self.nothing(moment, live.reason, left) if isinstance(live, Refused) else live
 
-    def _left(self, workflow_type: str, running: RunningWorkflow, said: LiveLengths | Refused) -> LiveLengths:
+    def _left(self, workflow_type: str, running: ForecastState, said: LiveLengths | Refused) -> LiveLengths:
         """The better one of what the model and the counts say of the tokens left."""
         changed = self._changed(workflow_type, "remaining-length")
         if isinstance(said, LiveLengths) and said.source == "champion" and not changed:
             return said
         recent = running.seen.recent
-        counted = self._counts.remaining(running.learnt_as, recent[-1]) if self._counts is not None and recent else None
+        counted = self._counts.remaining(running.stats_key, recent[-1]) if self._counts is not None and recent else None
         if counted is not None and (isinstance(said, Refused) or changed or counted[0] > said.evidence):
             evidence, median = counted
             reason = said.reason if isinstance(said, Refused) else DRIFTED if changed else LITTLE_SEEN

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +27,7 @@ from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
-from presage.serving_hooks.forecasting.fallback_chain import FallbackChain, RunningWorkflow
+from presage.serving_hooks.forecasting.fallback_chain import FallbackChain, ForecastState
 from presage.serving_hooks.forecasting.live import (
     NO_MODEL,
     NO_STEP,
@@ -39,11 +38,8 @@ from presage.serving_hooks.forecasting.live import (
 )
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
-from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
 from presage.serving_hooks.workflows.identity import Key, scoped, shared, short, tenant_of
-
-_EXPIRED_AN_EVENT: Final = 8
-"""Silent workflows that one event ends at most: their end must not hold up whoever is not silent."""
+from presage.serving_hooks.workflows.table import EndReason
 
 
 class Forecaster:
@@ -59,7 +55,6 @@ class Forecaster:
         max_workflows: states kept; the one longest without an event is dropped first. A dropped workflow that goes on
             is recognised by its step number, where the caller gives one, and gets no forecast; without step numbers
             it would look like one that begins.
-        time_to_live_s: seconds without an event after which a workflow counts as ended; longer than tools take.
         budget: what each predictor may cost before it is switched off.
         monitor: told every event, and says where counts are to answer in the place of a predictor.
         inputs: where what comes with events is counted; None counts from 0.
@@ -72,7 +67,6 @@ class Forecaster:
         inputs: events by what came with them: "steps" that began, and of these with "tokens", "text" or "states".
         awaits_states: prefill states come after their step has begun, by `on_prefill_state`; costs a copy of a
             workflow's state while a step waits for its own.
-        expired: workflows that ended by falling silent.
         dropped: workflows that had to make room.
         breakers: of each predictor, by its kind.
     """
@@ -88,12 +82,13 @@ class Forecaster:
         served_model: str | None = None,
         state_layer: int | None = None,
         max_workflows: int = 100_000,
-        time_to_live_s: float = TIME_TO_LIVE_S,
         budget: Budget | None = None,
         monitor: ForecastMonitor | None = None,
         inputs: Counter[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if max_workflows < 1:
+            raise ConfigurationError(f"max_workflows is {max_workflows}; give 1 or more")
         self.predictor, self.version, self.max_workflows = predictor, version, max_workflows
         self.lengths = lengths
         self.counts: Counter[str] = Counter()
@@ -101,7 +96,7 @@ class Forecaster:
         self.states: Counter[str] = Counter()
         self.inputs: Counter[str] = Counter() if inputs is None else inputs
         self.awaits_states = False
-        self.expired = self.dropped = 0
+        self.dropped = 0
         breakers = [
             CircuitBreaker(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
             for kind, number in (("next-agent", version), ("remaining-length", lengths_version))
@@ -117,8 +112,7 @@ class Forecaster:
             monitor,
         )
         self.monitor = monitor
-        self._clock = clock
-        self._workflows = RunningWorkflows(max_workflows, time_to_live_s)
+        self._workflows: OrderedDict[Key, ForecastState] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._workflows)
@@ -220,7 +214,7 @@ class Forecaster:
         """
         try:
             key = short(workflow_type), short(workflow_id)
-            running = self._workflows.heard(key, self._clock())
+            running = self._heard(key)
             if running is None or running.awaited is None or running.awaited.answered is not of:
                 self.states[NOT_AWAITED] += 1
                 return None
@@ -237,44 +231,35 @@ class Forecaster:
             self.monitor.again(*key, self._chain.claimed)
         return live
 
-    def close(self, workflow_type: str, workflow_id: str, *, cut: bool = False, silent: bool = False) -> None:
-        """The workflow has ended; its state goes. Closing one that is not there is no error.
+    def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
+        """The workflow has ended; its state goes. Closing an unknown one is no error.
 
-        With `cut` it was broken off: where it would have ended is not learnt. One that fell `silent` is as those
-        that `expire` ends: counts take that for its end, the monitor does not.
+        Online counts learn the end of finished and of expired workflows; the monitor only that of finished ones.
         """
         try:
             key = short(workflow_type), short(workflow_id)
             if self.monitor is not None:
-                self.monitor.ended(*key, cut=cut or silent)
-            running = self._workflows.pop(key)
-            if running is not None and not cut:
+                self.monitor.ended(*key, reason)
+            running = self._workflows.pop(key, None)
+            if running is not None and reason is not EndReason.ABORTED:
                 self._chain.ended(key[0], running)
         except Exception as error:
             self.counts[type(error).__name__] += 1
-
-    def expire(self, most: int | None = None) -> int:
-        """Ends workflows whose time is over; how many. Every event ends a few, an idle engine may call this."""
-        ended = 0
-        try:
-            for key, running in islice(self._workflows.silent(self._clock()), most):
-                ended += 1
-                if self.monitor is not None:
-                    self.monitor.ended(*key, cut=True)
-                self._chain.ended(key[0], running)
-        except Exception as error:
-            self.counts[type(error).__name__] += 1
-        self.expired += ended
-        return ended
 
     def reset(self) -> None:
         """Switches predictors on again; workflows that went on without one get forecasts of it no more."""
         for breaker in self.breakers.values():
             breaker.reset()
 
+    def _heard(self, key: Key) -> ForecastState | None:
+        """The state of that workflow, which is now the last to be dropped."""
+        running = self._workflows.get(key)
+        if running is not None:
+            self._workflows.move_to_end(key)
+        return running
+
     def _answered(self, moment: Moment, event: Callable[[], LiveForecast | str]) -> LiveForecast:
         """The event's forecast, counted; none where the event cannot be one, or our code fails."""
-        self.expire(_EXPIRED_AN_EVENT)
         try:
             live = event()
         except Exception as error:
@@ -296,11 +281,14 @@ class Forecaster:
     ) -> LiveForecast | str:
         if self._nobody:
             return NO_MODEL
-        key, now = (shared(workflow_type), short(workflow_id)), self._clock()
-        running = self._workflows.heard(key, now)
+        key = shared(workflow_type), short(workflow_id)
+        running = self._heard(key)
         if running is None:
             running = self._chain.open(workflow_type, shared(scoped(tenant_of(workflow_id), workflow_type)))
-            self.dropped += self._workflows.add(key, running, now)
+            self._workflows[key] = running
+            if len(self._workflows) > self.max_workflows:
+                self._workflows.popitem(last=False)
+                self.dropped += 1
         if step is not None and step != running.steps:
             running.miss(step)
         running.steps, running.within = running.steps + 1, True
@@ -317,7 +305,7 @@ class Forecaster:
         if self._nobody:
             return NO_MODEL
         key = short(workflow_type), short(workflow_id)
-        running = self._workflows.heard(key, self._clock())
+        running = self._heard(key)
         if running is None or not running.within:
             return NO_STEP
         running.within = False
@@ -400,10 +388,10 @@ class VersionedForecaster:
         state = projected if of is self.latest else None
         return of.on_completion(workflow_type, workflow_id, output_tokens=output_tokens, projected=state)
 
-    def close(self, workflow_type: str, workflow_id: str, *, silent: bool = False) -> None:
+    def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
         """As `Forecaster.close`."""
         of = self._of(workflow_type, workflow_id)
-        of.close(workflow_type, workflow_id, silent=silent)
+        of.close(workflow_type, workflow_id, reason)
         if of is not self.latest and not len(of):
             self._older.remove(of)
 
@@ -421,56 +409,3 @@ class VersionedForecaster:
             if older.follows(workflow_type, workflow_id):
                 return older
         return self.latest
-
-
-class RunningWorkflows:
-    """The workflows under way, the one longest unheard of first.
-
-    Args:
-        most: how many are kept.
-        time_to_live_s: seconds without an event after which a workflow counts as ended; longer than tools take.
-    """
-
-    def __init__(self, most: int, time_to_live_s: float) -> None:
-        if most < 1:
-            raise ConfigurationError(f"max_workflows is {most}; give 1 or more")
-        if not time_to_live_s > 0:
-            raise ConfigurationError(f"time_to_live_s is {time_to_live_s}; give seconds above 0")
-        self.most, self.time_to_live_s = most, time_to_live_s
-        self._running: OrderedDict[Key, RunningWorkflow] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._running
-
-    def heard(self, key: Key, now: float) -> RunningWorkflow | None:
-        """The workflow of that name, now the last one heard of."""
-        running = self._running.get(key)
-        if running is not None:
-            running.heard_at = now
-            self._running.move_to_end(key)
-        return running
-
-    def add(self, key: Key, running: RunningWorkflow, now: float) -> bool:
-        """A new one; whether the one longest unheard of had to go for it."""
-        running.heard_at = now
-        self._running[key] = running
-        if len(self._running) <= self.most:
-            return False
-        self._running.popitem(last=False)
-        return True
-
-    def pop(self, key: Key) -> RunningWorkflow | None:
-        """It has ended; None if it is not there."""
-        return self._running.pop(key, None)
-
-    def silent(self, now: float) -> Iterator[tuple[Key, RunningWorkflow]]:
-        """Those whose time is over, gone as they are named."""
-        while self._running:
-            key, running = next(iter(self._running.items()))
-            if now - running.heard_at < self.time_to_live_s:
-                return
-            del self._running[key]
-            yield key, running

@@ -15,6 +15,7 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, Kind, Recovered
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.outcomes import Followed, Outcomes, OutcomeTracker
+from presage.serving_hooks.workflows.table import EndReason
 
 Answer = TypeVar("Answer")
 
@@ -62,9 +63,9 @@ class ForecastMonitor:
         """See `OutcomeTracker.completed`."""
         self._safely(lambda: self.tracker.completed(workflow_type, workflow_id, forecast, output_tokens), None)
 
-    def ended(self, workflow_type: str, workflow_id: str, *, cut: bool = False) -> Outcomes:
+    def ended(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> Outcomes:
         """See `OutcomeTracker.ended`."""
-        return self._safely(lambda: self.tracker.ended(workflow_type, workflow_id, cut=cut), ())
+        return self._safely(lambda: self.tracker.ended(workflow_type, workflow_id, reason), ())
 
     def falls_back(self, workflow_type: str, kind: Kind | None = None) -> bool:
         """See `Drift.falls_back`."""

@@ -38,6 +38,7 @@ from presage.predictors.common.probabilities import BINS
 from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast, LiveLengths
 from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT
 from presage.serving_hooks.workflows.identity import Key, shared, short
+from presage.serving_hooks.workflows.table import EndReason
 
 COUNTS: Final = "counts"
 """What answered where no predictor did (`online_counts.py`)."""
@@ -249,12 +250,12 @@ class OutcomeTracker:
         if course is not None and course.within:
             course.again(forecast)
 
-    def ended(self, workflow_type: str, workflow_id: str, *, cut: bool = False) -> Outcomes:
-        """The workflow has ended; with `cut` it was broken off or fell silent. What that makes known of forecasts."""
+    def ended(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> Outcomes:
+        """The workflow has ended. Returns the outcomes that this makes known; only a finished one has an end."""
         course = self._courses.pop((short(workflow_type), short(workflow_id)), None)
         if course is None:
             return ()
-        whole = not cut and not course.within
+        whole = reason is EndReason.FINISHED and not course.within
         outcomes = course.ended() if whole else ()
         self._followed(course.over(whole))
         return outcomes

@@ -28,6 +28,7 @@ from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker
 from presage.serving_hooks.monitoring.promoted import Promoted
+from presage.serving_hooks.workflows.table import EndReason
 
 _COLUMNS: Final = ("workflow_type", "workflow_id", "step", "agent", "kind", "output_tokens", "complete")
 
@@ -79,7 +80,7 @@ def followed_of(table: pa.Table, said: Said) -> Iterator[Followed]:
         for row in rows:
             _tell(following, columns, said, row)
         ids = columns["workflow_type"][rows[0]], columns["workflow_id"][rows[0]]
-        following.ended(*ids, cut=not columns["complete"][rows[0]])
+        following.ended(*ids, EndReason.FINISHED if columns["complete"][rows[0]] else EndReason.ABORTED)
         yield found.pop()
 
 

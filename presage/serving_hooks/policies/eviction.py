@@ -61,6 +61,10 @@ class Sharing:
         self._rates: dict[str, dict[str, float]] = {}
         self._agents = 0
 
+    def __len__(self) -> int:
+        """Workflow types with rates."""
+        return len(self._rates)
+
     def observe(self, workflow_type: str, agent: str, touched: int, others: int) -> None:
         """A step of `agent` began: of `others` blocks it had not touched before, it now found `touched`."""
         if not others:
@@ -346,6 +350,16 @@ class FreeOrder:
     def end(self, workflow: str) -> None:
         """The workflow has ended; blocks that only ended workflows used are retired. No error if it is not there."""
         self._place_all(self._index.end(workflow))
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {
+            "workflows with blocks": len(self._index.running),
+            "groups of blocks": self._index.groups,
+            "eviction heap": len(self._heap),
+            "free blocks in use by workflows": len(self) - self.spare(),
+            "sharing types": len(self.sharing),
+        }
 
     def spare(self) -> int:
         """Free blocks that no active workflow uses: blank and retired ones. Costs O(groups that have free blocks)."""

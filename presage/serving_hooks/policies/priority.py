@@ -164,6 +164,10 @@ class ShortestTotalJobFirst:
         self.demoted += len(fallen)
         return fallen
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {"priority keys": len(self), "ageing heap": len(self._wake)}
+
     def remove(self, request: str) -> None:
         """The request has finished or was aborted. Removing one that is not there is no error."""
         self._requests.pop(request, None)

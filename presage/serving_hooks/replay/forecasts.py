@@ -224,11 +224,7 @@ def _model(folder: Path | None, lengths: str | None) -> Source:
             )
         # Counts stand behind a model as they do in serving.
         back_off = OnlineCounts(BackoffConfig(horizon=HORIZON))
-        return _asked(
-            Forecaster(
-                predictor, lengths=left, back_off=back_off, time_to_live_s=math.inf, budget=_PATIENT, clock=clock
-            )
-        )
+        return _asked(Forecaster(predictor, lengths=left, back_off=back_off, budget=_PATIENT, clock=clock))
 
     return made
 

@@ -27,6 +27,7 @@ from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.replay.prompts import Hashes
 from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.vllm.modes import Switch
+from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 _FIRST_S_PER_TOKEN: Final = 0.03
 """Until a step has ended; whatever it is, it is the same for all."""
@@ -253,7 +254,7 @@ class ForeseenBlocks:
     def forecast(self, step: Any, lookahead: Any) -> None:
         """The truth needs no forecasts."""
 
-    def end(self, workflow: str) -> None:
+    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
         """A workflow has ended; nobody reads its blocks any more, and that is known."""
 
     def _furthest(self, n: int) -> list[int]:

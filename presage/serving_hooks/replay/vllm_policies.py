@@ -25,7 +25,7 @@ class HookedScheduler(Policies, StretchScheduler):
         """What is left of an iteration then: workflows may have fallen silent, and forecasts that the one before has
         brought are told to whoever keeps blocks."""
         self._bookkeeping.attempt(self._workflows.expire)
-        self._bookkeeping.attempt(self._workflows.tell)
+        self._bookkeeping.attempt(self._step_forecasts.flush)
 
 
 class ForeseeingScheduler(HookedScheduler):

@@ -29,6 +29,7 @@ from presage.serving_hooks.policies.workload import IterationCost, IterationCost
 from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns
 from presage.serving_hooks.vllm.modes import Mode, Switch
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,6 @@ class AdmissionController:
         cache_tokens: what the cache holds.
         block_tokens: tokens of one block hash.
         most_decoding: requests that run at once.
-        alive: whether a workflow without requests has not ended.
         clock: seconds, rising.
         switch: off once it has failed.
         mode: how far it goes for a workflow type.
@@ -140,7 +140,6 @@ class AdmissionController:
         cache_tokens: float,
         block_tokens: int,
         most_decoding: int,
-        alive: Callable[[str], bool],
         clock: Callable[[], float],
         switch: Switch,
         mode: Callable[[str], Mode] = lambda workflow_type: Mode.ON,
@@ -157,12 +156,11 @@ class AdmissionController:
         self._held_at_most_s = held_at_most_s
         self._block_tokens = block_tokens
         self._most_decoding = most_decoding
-        self._alive = alive
         self._clock = clock
         self._workload = WorkloadMeans()
         self._columns = Columns(self._admission.crowd, self._workload, block_tokens)
         self._accounts: dict[str, Account] = {}
-        self._quiet: dict[str, None] = {}  # those without a request
+        self._ended: set[str] = set()  # whose accounts go once they have no request
         self._held: dict[str, Account] = {}
         self._workflow_of: dict[str, str] = {}
         self._later: list[Callable[[], None]] = []
@@ -207,6 +205,10 @@ class AdmissionController:
     def leaves(self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int) -> None:
         """A request leaves the engine, with these blocks computed."""
         self._happens(partial(self._leaves, request_id, hashes, completed, output_tokens, self._clock()))
+
+    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+        """A workflow has ended."""
+        self.switch.attempt(self._happens, partial(self._end, workflow.step.workflow))
 
     # What the engine asks.
 
@@ -265,6 +267,17 @@ class AdmissionController:
             "rates": asdict(self._rates) if self._rates else None,
         }
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        self.switch.attempt(self._catch_up)
+        return {
+            "admission accounts": len(self._accounts),
+            "admission ended": len(self._ended),
+            "admission held": len(self._held),
+            "admission requests": len(self._workflow_of),
+            "admission rows": len(self._admission.crowd),
+        }
+
     def explain(self, workflow: str) -> dict[str, Any] | None:
         """Where a workflow is, whether it is held, and why; None for one that is not known."""
         self.switch.attempt(self._catch_up)
@@ -314,6 +327,7 @@ class AdmissionController:
         now: float,
     ) -> None:
         account = self._accounts.get(step.workflow)
+        self._ended.discard(step.workflow)
         if account is None:
             # Where some are held a newcomer waits for the next decision, a moment from now.
             held = self._holding and mode is Mode.ON
@@ -322,7 +336,6 @@ class AdmissionController:
                 self._held[step.workflow] = account
                 self._exempt_at = min(self._exempt_at, now + self._held_at_most_s)
         elif not account.requests:
-            self._quiet.pop(step.workflow, None)
             self._workload.paused(account.workflow_type, account.agent, now - account.since)
         if remaining_tokens is None or not remaining_tokens >= 0:  # NaN is no forecast either
             remaining_tokens = math.inf
@@ -343,9 +356,11 @@ class AdmissionController:
         account.left_at, account.load_area = now, self._load_area(now)
         if completed:
             self._workload.completes(output_tokens)
-        if not account.requests:
-            self._quiet[name] = None
         self._changes(name, account)
+
+    def _end(self, name: str) -> None:
+        if name in self._accounts:
+            self._ended.add(name)
 
     def _decide(self, now: float, changed: list[str]) -> None:
         self._area, self._decided_at, self._news = self._load_area(now), now, False
@@ -396,8 +411,8 @@ class AdmissionController:
         self._exempt_at = now + min(left, default=math.inf)
 
     def _forget(self, now: float) -> None:
-        for name in [name for name in self._quiet if not self._alive(name)]:
-            del self._quiet[name]
+        for name in [name for name in self._ended if not self._accounts[name].requests]:
+            self._ended.discard(name)
             self._held.pop(name, None)
             self._columns.ended(name)
             waited_s = self._accounts.pop(name).waited_s(now)
@@ -441,7 +456,7 @@ class AdmissionController:
         for account in self._accounts.values():
             for asked in account.requests.values():
                 self._given_up(account, asked, now)
-        for table in (self._accounts, self._held, self._quiet, self._workflow_of):
+        for table in (self._accounts, self._held, self._ended, self._workflow_of):
             table.clear()
         self._later.clear()
         return opened

@@ -22,6 +22,7 @@ from presage.serving_hooks.policies.score import NO_ROWS, Lookahead
 from presage.serving_hooks.vllm.engine import Block, EngineRequest, FreeQueue
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 NO_WORKFLOW: Final = ""
 """The pseudo-workflow; names of workflows contain a separator, so none is equal to it."""
@@ -183,10 +184,10 @@ class ScoredBlocks:
         self.settle()
         self.switch.attempt(self._order.forecast, step.stats_key, step.workflow, lookahead)
 
-    def end(self, workflow: str) -> None:
+    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
         """A workflow has ended."""
         self.settle()
-        self.switch.attempt(self._order.end, workflow)
+        self.switch.attempt(self._order.end, workflow.step.workflow)
 
     def explain(self, workflow: str) -> dict[str, Any] | None:
         """The blocks of a workflow and their places in the order; None where the order is off."""
@@ -200,6 +201,10 @@ class ScoredBlocks:
             "all_free": self.num_free_blocks,
             "groups": groups,
         }
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks; requests without a workflow are one workflow here."""
+        return self._order.debug_state()
 
     # Prefetch.
 

@@ -11,12 +11,12 @@ from presage.errors import ConfigurationError
 from presage.serving_hooks.forecasting.circuit_breaker import HANG_S, Budget
 from presage.serving_hooks.policies.admission import AdmissionConfig
 from presage.serving_hooks.policies.eviction import EvictionConfig
-from presage.serving_hooks.policies.lifecycle import TIME_TO_LIVE_S
 from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
+from presage.serving_hooks.workflows.table import TIME_TO_LIVE_S
 
 # YAML reads `on` and `off` as booleans.
 Word = Annotated[

@@ -40,6 +40,9 @@ class LastForecasts:
         self._ring: deque[Made] = deque(maxlen=most)
         self._clock = clock
 
+    def __len__(self) -> int:
+        return len(self._ring)
+
     def add(self, step: Step, forecast: LiveForecast) -> None:
         """A forecast was made."""
         self._ring.append(Made(self._clock(), step, forecast))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,7 +35,8 @@ class NextAgents(Protocol):
         self, workflow_type: str, workflow_id: str, *, output_tokens: int | None = None
     ) -> LiveForecast: ...
 
-    def close(self, workflow_type: str, workflow_id: str) -> None: ...  # noqa: D102
+    def close(self, workflow_type: str, workflow_id: str) -> None:
+        """The workflow has ended. A `close` with a third parameter `reason` also receives why, an `EndReason`."""
 
 
 @runtime_checkable
@@ -93,13 +94,11 @@ class Forecasts:
     Attributes:
         next_agents: for eviction. remaining: for priority. medians: remaining output tokens at the start, the median
         of each workflow type; for requests without a forecast. models: the model of each kind, for operators; may
-        change while the engine runs. silent: told, in place of `next_agents.close`, of a workflow type and id that
-        fell silent. upkeep: of the models.
+        change while the engine runs. upkeep: of the models.
     """
 
     next_agents: NextAgents | None = None
     remaining: RemainingTokens | None = None
     medians: Mapping[str, float] = field(default_factory=dict)
     models: Mapping[str, ModelStatus | str] = field(default_factory=dict)
-    silent: Callable[[str, str], object] | None = None
     upkeep: Upkeep | None = None

@@ -7,9 +7,9 @@ anything fail on the way to it, recording is off and counted, and the engine goe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from presage.datasets.recording import SAID, SILENT
 from presage.features.moment import Moment
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
@@ -18,7 +18,10 @@ from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, st
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.modes import Switch
-from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow, WorkflowTable
+
+_RECORDED_AS: Final = {EndReason.FINISHED: SAID, EndReason.ABORTED: SAID, EndReason.EXPIRED: SILENT}
+"""What a recording calls the end of a workflow."""
 
 
 class Observing:
@@ -27,7 +30,7 @@ class Observing:
     Args:
         port: to the scheduler.
         config: of the recorder; None records nothing.
-        step: which step of which workflow a request is; None where it is none.
+        table: of running workflows; their ends are recorded.
         counts: of what has failed.
         state_layer: the layer that is tapped; None for the states after the final norm.
 
@@ -39,18 +42,19 @@ class Observing:
         self,
         port: EnginePort,
         config: RecorderConfig | None,
-        step: Callable[[str], Step | None],
+        table: WorkflowTable,
         counts: EventCounts,
         state_layer: int | None = None,
     ) -> None:
         self._records: StepRecorder = NoRecorder()
-        self._step, self._switch = step, Switch("recorder", counts)
+        self._step, self._switch = table.step, Switch("recorder", counts)
         self._text = config is not None and config.text == "on"
         self._there = config is not None
         if config is not None:
             decode = port.config.decoder() if self._text else None
             model = port.config.served_model
             self._records = start(config, model=model, state_layer=state_layer, decode=decode)
+            table.subscribe(self._ended)
 
     @property
     def on(self) -> bool:
@@ -99,10 +103,9 @@ class Observing:
         if self._there:
             self._switch.attempt(self._records.state, request_id, moment, state)
 
-    def ended(self, workflow_type: str, workflow_id: str, how: str) -> None:
-        """A workflow has ended: SAID or SILENT."""
-        if self._there:
-            self._switch.attempt(self._records.ended, workflow_type, workflow_id, how)
+    def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+        step = workflow.step
+        self._switch.attempt(self._records.ended, step.workflow_type, step.workflow_id, _RECORDED_AS[reason])
 
     def status(self) -> dict[str, Any]:
         """What was recorded, and what was not; `on` is false once it has failed."""

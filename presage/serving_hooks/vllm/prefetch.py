@@ -32,6 +32,7 @@ from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iterati
 from presage.serving_hooks.vllm.modes import Mode, Switch
 from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 _WINDOW: Final = 64
 """Steps that a running mean covers."""
@@ -225,10 +226,9 @@ class Prefetcher:
         if self._mode(step.stats_key):
             self.switch.attempt(self._prompts.forecast, step, lookahead)
 
-    def end(self, workflow: str) -> None:
+    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
         """A workflow has ended; its prompts are forgotten."""
-        self.switch.attempt(self._end, workflow)
-        self._blocks.end(workflow)
+        self.switch.attempt(self._end, workflow.step.workflow)
 
     # Engine events.
 
@@ -294,6 +294,14 @@ class Prefetcher:
             "wasted_tokens": done.wasted() * self._block,
             "memory_bytes": self._prompts.memory.bytes,
             "forgotten": self._prompts.memory.dropped,
+        }
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {
+            "prefetch conversations": len(self._prompts.memory),
+            "prefetch due": len(self._prompts),
+            "prefetch requests": len(self._alive),
         }
 
     # Guarded by the switch.

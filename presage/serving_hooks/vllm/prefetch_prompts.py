@@ -300,6 +300,10 @@ class ExpectedPrompts:
         self._least_value, self._cached = least_value, cached
         self._due: dict[str, _Due] = {}
 
+    def __len__(self) -> int:
+        """Workflows that are due."""
+        return len(self._due)
+
     def __bool__(self) -> bool:
         """Whether any workflow is due."""
         return bool(self._due)

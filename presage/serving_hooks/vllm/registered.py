@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -42,8 +41,8 @@ from presage.serving_hooks.vllm.ask_registry import AskRegistry, open_existing, 
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.reload import Reload, by_kind
-from presage.serving_hooks.vllm.workflows import MOST_WORKFLOWS
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.table import MOST_WORKFLOWS, EndReason
 
 _MOST_EARLY: Final = 64
 """Steps of one workflow that have arrived and not begun; of more, the oldest are asked for anew."""
@@ -106,6 +105,16 @@ class AskedOnArrival:
             return early
         return self._forecasters.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        monitor = self.latest.monitor
+        return {
+            "forecasts on arrival": len(self._early),
+            "forecaster": len(self.latest),
+            "forecaster, older versions": self.under_older,
+            "monitor": len(monitor.tracker) if monitor is not None else 0,
+        }
+
     @property
     def projections(self) -> Mapping[Moment, Projection]:
         """How hidden states are projected, by moment; empty where none are read."""
@@ -134,15 +143,10 @@ class AskedOnArrival:
             workflow_type, workflow_id, output_tokens=output_tokens, projected=projected
         )
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
+    def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
         """The workflow has ended."""
         self._early.pop((workflow_type, workflow_id), None)
-        self._forecasters.close(workflow_type, workflow_id)
-
-    def fell_silent(self, workflow_type: str, workflow_id: str) -> None:
-        """The workflow counts as ended, for it has been silent for its time to live."""
-        self._early.pop((workflow_type, workflow_id), None)
-        self._forecasters.close(workflow_type, workflow_id, silent=True)
+        self._forecasters.close(workflow_type, workflow_id, reason)
 
 
 class Champions:
@@ -239,9 +243,7 @@ class Champions:
             back_off=self._counts,
             served_model=self._served_model,
             state_layer=self._state_layer,
-            # The hooks say when a workflow has ended, by their own time to live and their own bound.
-            max_workflows=MOST_WORKFLOWS,
-            time_to_live_s=math.inf,
+            max_workflows=MOST_WORKFLOWS,  # as many as the table of running workflows holds
             budget=self._config.forecast_budget(),
             # Another version is held against figures of its own.
             monitor=ForecastMonitor(Drift(promoted), self._live) if self._config.truth else None,
@@ -277,7 +279,7 @@ def champions(config: PresageConfig, served_model: str | None = None, state_laye
         state_layer: the layer that is tapped; None for the states after the final norm.
     """
     of = Champions(config, predictors(config), served_model, state_layer)
-    return Forecasts(next_agents=of.asked, remaining=of.asked, models=of.models, silent=of.asked.fell_silent, upkeep=of)
+    return Forecasts(next_agents=of.asked, remaining=of.asked, models=of.models, upkeep=of)
 
 
 def predictors(config: PresageConfig) -> Predictors:

@@ -35,10 +35,11 @@ from presage.serving_hooks.vllm.modes import POLICIES, Evidence, Mode, Modes, Sw
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
+from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.vllm.step_times_file import TimedSteps
 from presage.serving_hooks.vllm.waiting import ShadowOrder, WaitingQueue, holds_none
-from presage.serving_hooks.vllm.workflows import Workflows
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, workflow_key
+from presage.serving_hooks.workflows.table import EndReason, WorkflowTable
 
 engine_check.check()
 
@@ -76,18 +77,23 @@ class Policies(engine.SchedulerSeam):
         self._counts = EventCounts(FORECASTS)
         # Of steps that have begun: all tokens of their prompts, and those that need not be computed by where they were.
         self._prompt_tokens = {"tokens": 0, "local_tokens": 0, "external_tokens": 0}
-        self._workflows = Workflows(
-            forecasts, config.score_settings(), config.time_to_live_s, self._counts, type(self).clock
-        )
+        self._workflows = WorkflowTable(config.time_to_live_s, type(self).clock, self._counts)
+        self._observing = Observing(port, config.recorder, self._workflows, self._counts, self._state_layer)
         self._evidence = Evidence(config.evidence, lambda: self._modes.changed()) if config.evidence else None
-        self._workflows.evidence = self._evidence
-        self._workflows.last = LastForecasts(config.explain, type(self).clock) if config.explain else None
+        self._last_forecasts = LastForecasts(config.explain, type(self).clock) if config.explain else None
         said, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
         policies = {str(policy): mode for policy, mode in said.policies.items()}
         self._modes = Modes(said.default, policies, said.workflow_types, suffices)
-        self._workflows.forecast_enabled, self._workflows.eviction_enabled = (
-            self._forecast_enabled,
-            self._eviction_enabled,
+        self._step_forecasts = StepForecasts(
+            self._workflows,
+            forecasts,
+            config.score_settings(),
+            self._counts,
+            forecast_enabled=self._forecast_enabled,
+            eviction_enabled=self._eviction_enabled,
+            record=self._observing.forecast,
+            evidence=self._evidence,
+            last=self._last_forecasts,
         )
         self._prefetch: Prefetcher | None = None
         fetching = Switch("prefetch", self._counts)
@@ -102,11 +108,12 @@ class Policies(engine.SchedulerSeam):
         self._scored = self._hook_blocks(config) if config.eviction and caches else None
         if config.prefetch and self._scored is not None:
             self._prefetch = self._hook_prefetch(config, self._scored, fetching)
+        for owner in (self._prefetch, self._scored):  # prefetch first: it gives its blocks back
+            if owner is not None:
+                self._workflows.subscribe(owner.ended)
         self._apply_modes()
-        self._observing = Observing(port, config.recorder, self._workflows.step, self._counts, self._state_layer)
-        self._workflows.records = self._observing
         recorded = config.recorder.states if config.recorder is not None else "off"
-        self._states = StatesOfSteps(port, forecasts, self._workflows, recorded)
+        self._states = StatesOfSteps(port, forecasts, self._step_forecasts, self._workflows, self._observing, recorded)
         self._renewal = Switch("reload of models", self._counts)
         if self._upkeep is not None:
             self._renewal.attempt(self._upkeep.start)
@@ -128,7 +135,7 @@ class Policies(engine.SchedulerSeam):
             step = self._workflows.step(request.request_id)
             stats_key, left = step.stats_key if step else "", None
             if self._modes.of("priority", stats_key) or self._modes.of("admission", stats_key):
-                left = self._workflows.remaining_tokens(request.request_id, request.num_prompt_tokens)
+                left = self._step_forecasts.remaining_tokens(request.request_id, request.num_prompt_tokens)
             if self._priorities is not None:
                 ranked = self._modes.of("priority", stats_key) is Mode.ON
                 self._priorities.add(request, self._iteration, step.workflow_type if step else "", left, ranked)
@@ -182,7 +189,7 @@ class Policies(engine.SchedulerSeam):
         self._bookkeeping.attempt(self._states.read, model_runner_output)
         answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if self.schedules_ahead:
-            self._bookkeeping.attempt(self._workflows.tell)
+            self._bookkeeping.attempt(self._step_forecasts.flush)
         if self._prefetch is not None:
             self._prefetch.done(scheduler_output, answers)
         return answers
@@ -193,7 +200,7 @@ class Policies(engine.SchedulerSeam):
             return True
         if self._prefetch is None:
             return False
-        self._bookkeeping.attempt(self._workflows.tell)  # an idle engine has no iterations
+        self._bookkeeping.attempt(self._step_forecasts.flush)  # an idle engine has no iterations
         return self._prefetch.wants()
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
@@ -219,7 +226,9 @@ class Policies(engine.SchedulerSeam):
         if completed:
             self._bookkeeping.attempt(self._states.completed, request.request_id)
         self._observing.left(request)
-        self._bookkeeping.attempt(self._workflows.leaves, request.request_id, completed, request.num_output_tokens)
+        self._bookkeeping.attempt(
+            self._step_forecasts.finished, request.request_id, completed, request.num_output_tokens
+        )
         if self._admission_controller is not None:
             self._admission_controller.switch.attempt(
                 self._admission_controller.leaves,
@@ -247,7 +256,7 @@ class Policies(engine.SchedulerSeam):
         if not self._bookkeeping.on:
             return False
         try:
-            return self._workflows.end(workflow_type, workflow_id)
+            return self._workflows.end(workflow_key(workflow_type, workflow_id), EndReason.FINISHED)
         except Exception as error:
             self._bookkeeping.off(error)
             return False
@@ -255,7 +264,7 @@ class Policies(engine.SchedulerSeam):
     def presage_status(self) -> dict[str, Any]:
         """Which policies are on, who forecasts, what was counted, and how many workflows are alive."""
         self._note()
-        self._bookkeeping.attempt(self._workflows.tell)
+        self._bookkeeping.attempt(self._step_forecasts.flush)
         self._renewal.attempt(self._renew)  # an idle engine has no iterations
         eviction = self._eviction if self._scored is not None else None
         switches = {"priority": self._ranking, "eviction": eviction, "admission": self._admission}
@@ -265,7 +274,7 @@ class Policies(engine.SchedulerSeam):
             "on": {name: of is not None and of.on and whole[name] is Mode.ON for name, of in switches.items()},
             "modes": self.modes(),
             "workflows": len(self._workflows),
-            "expired": self._workflows.expired,
+            "expired": self._workflows.ends[EndReason.EXPIRED],
             "models": {kind: str(model) for kind, model in models.items()},
             "model_versions": {kind: asdict(model) for kind, model in models.items()},
             "states": self._states.told,
@@ -274,7 +283,7 @@ class Policies(engine.SchedulerSeam):
             "counts": self._counts.by_key(),
             "counted": self._counts.by_metric()
             | (self._admission_controller.counts.by_metric() if self._admission_controller is not None else {}),
-            "ended": self._workflows.ended,
+            "ended": sum(n for reason, n in self._workflows.ends.items() if reason is not EndReason.EXPIRED),
             "prompts": dict(self._prompt_tokens),
             "given_up": self._scored.given_up if self._scored is not None else None,
             "ageing": self._priorities.aged() if self._priorities is not None else None,
@@ -308,14 +317,15 @@ class Policies(engine.SchedulerSeam):
 
     def explain(self, workflow_type: str, workflow_id: str) -> dict[str, Any]:
         """What is known of a workflow, what was decided about it, and why; see explain.py."""
-        workflow, last = workflow_key(workflow_type, workflow_id), self._workflows.last
+        workflow = workflow_key(workflow_type, workflow_id)
+        running = self._workflows.get(workflow)
         stats_key = scoped(tenant_of(workflow_id), workflow_type)
         told = {
             **plain(workflow_type, workflow_id),
-            "alive": workflow in self._workflows,
+            "alive": running is not None,
             "modes": {policy: self._modes.of(policy, stats_key).word for policy in POLICIES},
-            "forecasts": last.of(workflow) if last is not None else [],
-            "requests": [self._explain(name, step) for name, step in self._workflows.requests_of(workflow).items()],
+            "forecasts": self._last_forecasts.of(workflow) if self._last_forecasts is not None else [],
+            "requests": [self._explain(name, step) for name, step in running.requests.items()] if running else [],
             "admission": self._admission_controller.explain(workflow)
             if self._admission_controller is not None
             else None,
@@ -323,11 +333,25 @@ class Policies(engine.SchedulerSeam):
         }
         return {**told, "reasons": reasons(told)}
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table that grows with requests and workflows, to find leaks."""
+        found = {
+            "vLLM requests": len(self._port.requests),
+            "waiting": len(self._port.waiting_queues[0]),
+            "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
+            **self._workflows.debug_state(),
+            **self._step_forecasts.debug_state(),
+        }
+        for part in (self._priorities, self._scored, self._admission_controller, self._prefetch):
+            if part is not None:
+                found |= part.debug_state()
+        return found
+
     # Between two iterations.
 
     @property
     def _acts(self) -> bool:
-        off = self._priorities is None and self._workflows.retention is None and self._admission_controller is None
+        off = self._priorities is None and self._step_forecasts.retention is None and self._admission_controller is None
         return not off or self._observing.on
 
     def _note(self) -> None:
@@ -352,18 +376,18 @@ class Policies(engine.SchedulerSeam):
 
     def _begun(self, output: Iteration) -> None:
         for request_id in output.preempted_req_ids or ():
-            self._workflows.interrupted(request_id)
+            self._step_forecasts.preempted(request_id)
         for request_id in self._port.resumed(output):
-            self._workflows.resumes(request_id)
+            self._step_forecasts.resumed(request_id)
         for request, found in self._port.found_blocks(output):
             if self._prefetch is not None and self._prefetch.begins(request.request_id, found):
                 continue
-            if self._scored is not None and self._workflows.retention is not None:
+            if self._scored is not None and self._step_forecasts.retention is not None:
                 self._scored.begins(request.request_id, found)
             if self._workflows.step(request.request_id) is not None:
                 for found_in, tokens in zip(self._prompt_tokens, engine.prompt_by_tier(request), strict=True):
                     self._prompt_tokens[found_in] += tokens
-            self._workflows.begins(request.request_id, request.num_prompt_tokens)
+            self._step_forecasts.started(request.request_id, request.num_prompt_tokens)
 
     def _computes(self, gate: AdmissionController, output: Iteration, began_at: float) -> None:
         gate.times.scheduled(output, *self._port.iteration_tokens(output), began_at)
@@ -385,7 +409,7 @@ class Policies(engine.SchedulerSeam):
         self._bookkeeping.attempt(self._workflows.expire)
         if not self._acts:
             return
-        self._bookkeeping.attempt(self._workflows.tell)
+        self._bookkeeping.attempt(self._step_forecasts.flush)
         self._renewal.attempt(self._renew)
         self._age()
         if self._admission_controller is not None:
@@ -424,7 +448,7 @@ class Policies(engine.SchedulerSeam):
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
         step: Step | None = read(sent, request.session_id, self._counts)
         if step is not None:
-            self._workflows.arrives(request.request_id, step)
+            self._step_forecasts.arrived(request.request_id, step)
             if self._prefetch is not None:
                 self._prefetch.arrives(step, request)
 
@@ -494,16 +518,18 @@ class Policies(engine.SchedulerSeam):
             scored.switch.attempt(scored.begin)
             self._port.swap_blocks(scored, scored)
         scored.acts = mode is Mode.ON
-        self._workflows.retention = None if mode is Mode.OFF else self._prefetch or scored
+        self._step_forecasts.retention = None if mode is Mode.OFF else self._prefetch or scored
 
     def _apply_to_admission(self, mode: Mode) -> None:
         if self._admission_controller is not None and mode is Mode.OFF:
+            self._workflows.unsubscribe(self._admission_controller.ended)
             self._refile(self._admission_controller.close())
             self._admission_controller = None
         elif self._admission_controller is not None:
             self._admission_controller.reconsider()
         elif self._admission is not None and self._admission.on and mode is not Mode.OFF:
             self._admission_controller = self._make_admission_controller(self._admission)
+            self._workflows.subscribe(self._admission_controller.ended)
 
     def _apply_to_priority(self, mode: Mode) -> None:
         if self._ranking is None or not self._ranking.on:
@@ -580,7 +606,6 @@ class Policies(engine.SchedulerSeam):
             self._port.cache_tokens(),
             self._port.hash_tokens,
             self._port.most_running,
-            self._workflows.__contains__,
             type(self).clock,
             switch,
             partial(self._modes.of, "admission"),

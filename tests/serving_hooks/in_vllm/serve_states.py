@@ -57,10 +57,11 @@ class Noted:
         """Stands between the parts; each goes on as it would."""
         from presage.serving_hooks.forecasting.forecaster import Forecaster
         from presage.serving_hooks.vllm.hidden_states.connector import StatesConnector
-        from presage.serving_hooks.vllm.workflows import Workflows
+        from presage.serving_hooks.vllm.hidden_states.steps import StatesOfSteps
+        from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 
-        captured, prefill = StatesConnector.captured, Workflows.prefill_state
-        last, again = Workflows._last_states, Forecaster.on_prefill_state
+        captured, prefill = StatesConnector.captured, StepForecasts.prefill_state
+        last, again = StatesOfSteps.completion_state, Forecaster.on_prefill_state
 
         def rows_pass(connector: Any, ids: Any, rows: Any) -> None:
             for moment, names in connector._rows.items():
@@ -75,10 +76,10 @@ class Noted:
             self.read[name] = self.step
             prefill(workflows, name, state)
 
-        def last_passes(workflows: Any, name: str, waits: bool) -> Any:
-            found = last(workflows, name, waits)
-            if "projected" in found:
-                self.states[COMPLETION][name] = found["projected"]
+        def last_passes(states: Any, name: str) -> Any:
+            found = last(states, name)
+            if found is not None:
+                self.states[COMPLETION][name] = found
             return found
 
         def answered(forecaster: Any, workflow_type: str, workflow_id: str, projected: Any, of: Any) -> Any:
@@ -87,8 +88,8 @@ class Noted:
                 self.changed.append(not np.allclose(live.probabilities, of.probabilities, atol=1e-6))
             return live
 
-        StatesConnector.captured, Workflows.prefill_state = rows_pass, state_passes  # type: ignore[assignment,method-assign]
-        Workflows._last_states, Forecaster.on_prefill_state = last_passes, answered  # type: ignore[assignment,method-assign]
+        StatesConnector.captured, StepForecasts.prefill_state = rows_pass, state_passes  # type: ignore[assignment,method-assign]
+        StatesOfSteps.completion_state, Forecaster.on_prefill_state = last_passes, answered  # type: ignore[assignment,method-assign]
 
 
 def requests(draw: random.Random) -> list[tuple[str, list[int], Any]]:

@@ -13,6 +13,7 @@ from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 pytestmark = pytest.mark.vllm
 STEPS = {"r": Step("review", "w1", "coder")}
@@ -58,7 +59,7 @@ def test_blocks_without_a_workflow_come_between_retired_and_active_ones() -> Non
     queue.filled(Request("a stranger"), nobodys)
     for blocks in (own, nobodys, other):
         queue.append_n(blocks)
-    queue.end(STEPS.pop("ended").workflow)
+    queue.ended(RunningWorkflow(STEPS.pop("ended"), 0.0), EndReason.FINISHED)
     assert ids(queue.popleft_n(6)) == [*ids(other), *ids(nobodys), *ids(own)]
     assert queue.num_free_blocks == 0
 

@@ -8,6 +8,7 @@ import pytest
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.modes import RISK, TOLERANCE, Evidence, Mode, Modes
+from presage.serving_hooks.workflows.table import EndReason
 
 AGENTS = ("coder", "tester")
 
@@ -24,7 +25,7 @@ def workflow(evidence: Evidence, name: str, sure: float, came: Iterator[str], of
         evidence.following.begun(of, name, next(came), made, number)
         evidence.forecast(of, made)
         evidence.following.completed(of, name, LiveForecast("none", 0, COMPLETION, np.empty((0, 0)), (), None))
-    evidence.following.ended(of, name, cut=True)
+    evidence.following.ended(of, name, EndReason.EXPIRED)
 
 
 def agents(share: float, seed: int) -> Iterator[str]:

@@ -16,12 +16,12 @@ from presage.features.moment import PREFILL
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.eviction import FreeOrder
-from presage.serving_hooks.policies.lifecycle import Lifecycle
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+from presage.serving_hooks.workflows.table import WorkflowTable
 
 pytestmark = pytest.mark.vllm
 SECRET = "what the prompt says"
@@ -54,8 +54,8 @@ def breaks(monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str, after:
         (FreeOrder, "forecast", {"eviction"}),
         (FreeOrder, "end", {"eviction"}),
         *((ShortestTotalJobFirst, method, {"priority"}) for method in ("add", "key", "age", "selected")),
-        (Lifecycle, "begin", {"eviction", "admission"}),
-        (Lifecycle, "expire", {"eviction", "admission"}),
+        (WorkflowTable, "arrived", {"eviction", "admission"}),
+        (WorkflowTable, "expire", {"eviction", "admission"}),
         (Noise, "on_prefill", set()),
         (Noise, "on_completion", set()),
         (Noise, "close", set()),

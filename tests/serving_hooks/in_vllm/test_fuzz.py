@@ -98,8 +98,8 @@ def test_every_request_is_answered_and_every_block_accounted_for(
     assert not [reason for reason in status["counts"] if reason.endswith("Error")]
     left = engine.scheduler
     assert not left.requests
-    assert not left._workflows._steps
-    assert len(left._priorities._policy) == 0
+    assert not left.debug_state()["requests"]
+    assert left.debug_state()["priority keys"] == 0
 
 
 def there_was_something_to_decide(log: list[Any]) -> None:

@@ -18,6 +18,7 @@ from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.metrics import METRICS, MOST_TYPES, OTHER, Sample
+from presage.serving_hooks.workflows.table import EndReason
 
 
 def samples(name: str, status: dict[str, Any]) -> dict[tuple[str, ...], float]:
@@ -167,7 +168,7 @@ def test_figures_of_live_accuracy_are_read_as_they_are_made() -> None:
         truth.begun("review", name, "a", said)
         truth.completed("review", name, LiveForecast("champion", 9, "completion", said.probabilities, ("a", "b"), 3))
         truth.begun("review", name, came, said)
-        truth.ended("review", name, cut=True)
+        truth.ended("review", name, EndReason.EXPIRED)
     ((name, model),) = truth.live.models()
     moments = {at: of.to_dict() for at, of in truth.live.agents(name, model, resamples=0).items()}
     status = {"truth": {"workflow_types": {name: {model: {"moments": moments}}}}}

@@ -142,10 +142,13 @@ def test_the_first_request_after_a_change_is_treated_by_it(tmp_path: Path) -> No
     engine, known = served(tmp_path)
     engine.scheduler.set_mode("off", None, None)
     step(engine, "a1", 0, 40)
-    assert (known.told, len(engine.scheduler._workflows)) == ([], 0)
+    assert (known.told, engine.scheduler.debug_state()["workflows"]) == ([], 0)
     engine.scheduler.set_mode("on", None, None)
     step(engine, "a2", 0, 40)
-    assert ([told[0] for told in known.told], len(engine.scheduler._workflows)) == (["begins", "completes"], 1)
+    assert ([told[0] for told in known.told], engine.scheduler.debug_state()["workflows"]) == (
+        ["begins", "completes"],
+        1,
+    )
 
 
 def test_a_type_that_has_shown_enough_is_acted_on(tmp_path: Path) -> None:
@@ -230,4 +233,4 @@ def test_modes_change_under_pressure_and_every_request_is_answered(tmp_path: Pat
     status = engine.scheduler.presage_status()
     assert not [reason for reason in status["counts"] if reason.endswith("Error")]
     assert not engine.scheduler.deferred_waiting
-    assert not engine.scheduler._workflows._steps
+    assert not engine.scheduler.debug_state()["requests"]

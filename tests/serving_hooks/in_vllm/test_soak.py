@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tiny_model import Tiny
-from told import left_behind, nothing_owned, send, told
+from told import left_behind, send, told
 from vllm_samples import Engine, build, everything_is_free
 
 from presage.serving_hooks.forecasting.forecaster import Forecaster
@@ -28,7 +28,7 @@ class Clock:
 def test_nothing_is_left_of_workflows_that_have_ended(tiny: Tiny, tmp_path: Path) -> None:
     """By their last request, over HTTP, by falling silent; some are aborted, some go on after their end."""
     clock, draw = Clock(), random.Random(0)
-    forecaster = Forecaster(tiny.training.predictor, back_off=OnlineCounts(), time_to_live_s=1e9)
+    forecaster = Forecaster(tiny.training.predictor, back_off=OnlineCounts())
     scheduler = build(
         tmp_path / "model",
         told(forecaster, clock=clock),
@@ -52,7 +52,7 @@ def test_nothing_is_left_of_workflows_that_have_ended(tiny: Tiny, tmp_path: Path
         if way == "after":
             send(engine, name, 4, workflow_end=True)
         if number % 100 == 99:
-            stale.append(len(scheduler._scored._order._heap) + len(scheduler.waiting._line))
+            stale.append(scheduler.debug_state()["eviction heap"])
             engine.log.clear()
     engine.run()
     clock.now += 10.0
@@ -60,11 +60,10 @@ def test_nothing_is_left_of_workflows_that_have_ended(tiny: Tiny, tmp_path: Path
     assert scheduler.presage_status()["on"] == {"priority": True, "eviction": True, "admission": True}
     assert scheduler.presage_status()["expired"] > WORKFLOWS / 10
     assert not any(left_behind(scheduler).values()), left_behind(scheduler)
-    assert nothing_owned(scheduler)
     assert everything_is_free(scheduler)
-    order = scheduler._scored._order
-    assert order._index.groups <= 64, "no more groups than blocks"
-    assert len(order._heap) <= 1.5 * (64 + 2 * 64)
+    state = scheduler.debug_state()
+    assert state["groups of blocks"] <= 64, "no more groups than blocks"
+    assert state["eviction heap"] <= 1.5 * (64 + 2 * 64)
     assert max(stale) < 1000, "stale entries are thrown away as they come"
-    assert len(scheduler._priorities._policy._wake) < 1000
-    assert set(order.sharing._rates) == {"retry"}
+    assert state["ageing heap"] < 1000
+    assert state["sharing types"] == 1

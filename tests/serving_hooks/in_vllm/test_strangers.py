@@ -16,8 +16,9 @@ from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import MAX_NAME, read
+from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.vllm.tenants import ARGUMENT
-from presage.serving_hooks.vllm.workflows import Workflows
+from presage.serving_hooks.workflows.table import EndReason, WorkflowTable
 
 FIELDS = ("workflow_type", "workflow_type_id", "workflow_id", "agent", "agent_id", "step", "session_id", "workflow_end")
 REASONS = 24
@@ -60,33 +61,31 @@ def test_100_000_requests_raise_nothing_and_memory_is_flat() -> None:
     Memory is counted in the interpreter's blocks, which costs nothing to ask.
     """
     draw, counts, now = random.Random(5), EventCounts(), [0.0]
-    source = Forecaster(None, back_off=OnlineCounts(), clock=lambda: now[0], time_to_live_s=5.0)
-    workflows = Workflows(Forecasts(source), ScoreConfig(), 5.0, counts, lambda: now[0])
-    workflows.forecast_enabled = lambda stats_key: True
+    source = Forecaster(None, back_off=OnlineCounts(), clock=lambda: now[0])
+    table = WorkflowTable(5.0, lambda: now[0], counts)
+    forecasts = StepForecasts(table, Forecasts(source), ScoreConfig(), counts)
 
     class Keeps:
         def forecast(self, step: Any, lookahead: Any) -> None:
             pass
 
-        def end(self, workflow: str) -> None:
-            pass
-
-    workflows.retention = Keeps()
+    forecasts.retention = Keeps()
     sizes: list[int] = []
     for number in range(100_000):
         now[0] += 0.01
         step = read(sent(draw, number), strange(draw, number), counts)
         if step is not None:
-            workflows.arrives(f"r{number}", step)
-            workflows.begins(f"r{number}", 10)
-            workflows.leaves(f"r{number}", True, 3)
-        workflows.expire()
+            forecasts.arrived(f"r{number}", step)
+            forecasts.started(f"r{number}", 10)
+            forecasts.finished(f"r{number}", True, 3)
+        table.expire()
+        forecasts.flush()
         if number % 20_000 == 19_999:
             gc.collect()
             sizes.append(sys.getallocatedblocks())
     assert max(sizes[1:]) < sizes[0] + 5_000, sizes  # one block a workflow would be 20,000 more each time
-    assert len(workflows) < 1000
-    assert workflows.expired > 10_000
+    assert len(source) == len(table) < 1000
+    assert table.ends[EndReason.EXPIRED] > 10_000
     counted = counts.by_key()
     assert len([name for name in counted if not name.startswith("forecast: ")]) <= REASONS
     assert not [name for name in [*counted, *source.counts] if name.endswith("Error")]
@@ -109,4 +108,4 @@ def test_strange_requests_are_served_by_the_engine_like_any_other(tmp_path: Path
     assert everything_is_free(engine.scheduler)
     status = engine.scheduler.presage_status()
     assert not [name for name in status["counts"] if name.endswith("Error")]
-    assert not engine.scheduler._workflows._steps
+    assert not engine.scheduler.debug_state()["requests"]

@@ -39,4 +39,4 @@ def test_a_stream_is_answered_as_vllm_answers_it(tmp_path: Path, stock: Any, our
     assert talked(own) == talked(hooked) != []
     assert everything_is_free(hooked.scheduler)
     assert hooked.scheduler.presage_status()["on"] == {"priority": True, "eviction": True, "admission": True}
-    assert not hooked.scheduler._workflows._steps
+    assert not hooked.scheduler.debug_state()["requests"]

@@ -14,15 +14,13 @@ from presage.errors import ConfigurationError
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
-from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.vllm import plugin
-from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.modes import Modes
 from presage.serving_hooks.vllm.plugin import SHORTEST_KEY, admin_key
 from presage.serving_hooks.vllm.tenants import ARGUMENT, NOBODY, Tenants
-from presage.serving_hooks.vllm.workflows import MOST_OF_A_TENANT, Workflows
-from presage.serving_hooks.workflows.identity import MARK, scoped, tenant_of, unscoped
+from presage.serving_hooks.workflows.identity import MARK, scoped, tenant_of, unscoped, workflow_key
+from presage.serving_hooks.workflows.table import MOST_OF_A_TENANT, EndReason, WorkflowTable
 
 ADMIN = "an admin's long key"
 
@@ -167,21 +165,21 @@ def test_a_tenant_with_types_without_end_makes_none_forget_but_itself() -> None:
 
 def test_a_tenant_can_take_no_more_than_its_share_of_workflows() -> None:
     counts = EventCounts()
-    workflows = Workflows(Forecasts(), ScoreConfig(), 600.0, counts, lambda: 0.0)
+    workflows = WorkflowTable(600.0, lambda: 0.0, counts)
     for number in range(MOST_OF_A_TENANT + 10):
         step = read({"workflow_id": f"w{number}", ARGUMENT: "key-1"}, None, counts)
         assert step is not None
-        workflows.arrives(f"r{number}", step)
+        workflows.arrived(f"r{number}", step)
     assert len(workflows) == MOST_OF_A_TENANT
     assert counts.by_key() == {"workflows: too many of one tenant": 10}
     other = read({"workflow_id": "w", ARGUMENT: "key-0"}, None, counts)
     assert other is not None
-    workflows.arrives("r", other)
+    workflows.arrived("r", other)
     assert workflows.step("r") is other
-    assert workflows.end("", scoped("key-1", "w3"))
+    assert workflows.end(workflow_key("", scoped("key-1", "w3")), EndReason.FINISHED)
     again = read({"workflow_id": "again", ARGUMENT: "key-1"}, None, counts)
     assert again is not None
-    workflows.arrives("r-again", again)
+    workflows.arrived("r-again", again)
     assert workflows.step("r-again") is again
 
 

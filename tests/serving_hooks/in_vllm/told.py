@@ -5,7 +5,6 @@ from typing import Any
 from vllm_samples import Engine, ask
 
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.vllm.blocks import NO_WORKFLOW
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.registered import AskedOnArrival
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
@@ -50,28 +49,13 @@ def whole(predictor: Any, **instead: Any) -> Any:
     return Instead()
 
 
+BOUNDED = ("recent forecasts", "sharing types", "groups of blocks", "eviction heap", "ageing heap")
+"""Tables that may keep something of workflows that have ended: they are bounded by other things."""
+
+
 def left_behind(scheduler: Any) -> dict[str, int]:
     """How much is kept in each table that grows with requests and workflows."""
-    workflows, priorities, order = scheduler._workflows, scheduler._priorities, scheduler._scored._order
-    tables = {
-        "requests": scheduler.requests,
-        "steps": workflows._steps,
-        "names": workflows._names,
-        "forecasts seen": workflows._seen,
-        "alive": workflows._lifecycle,
-        "priorities given": priorities._given,
-        "keys": priorities._policy,
-        "waiting": scheduler.waiting,
-        "holding": scheduler.kv_holding_waiting,
-        "workflows with blocks": order._index.running.keys() - {NO_WORKFLOW},
-    }
-    asked = workflows._forecasts.next_agents
-    if isinstance(asked, AskedOnArrival):
-        tables |= {"asked early": asked._early, "forecaster": asked.latest}
-    return {name: len(table) for name, table in tables.items()}
-
-
-def nothing_owned(scheduler: Any) -> bool:
-    """No free block is kept for a workflow."""
-    order = scheduler._scored._order
-    return bool(order.spare() == len(order))
+    scheduler.schedule()  # what is deferred to the next iteration
+    state = scheduler.debug_state()
+    state["workflows with blocks"] -= 1  # requests without a workflow
+    return {name: count for name, count in state.items() if name not in BOUNDED}

@@ -8,6 +8,7 @@ import numpy as np
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.live import NO_LENGTHS, NO_MODEL, NOTHING, LiveForecast, LiveLengths
 from presage.serving_hooks.monitoring.outcomes import END, Followed, LengthTally, Outcome, OutcomeTracker, Tally
+from presage.serving_hooks.workflows.table import EndReason
 
 AGENTS = ("a", "b", "c")
 
@@ -37,7 +38,7 @@ def walk(
     for step, agent in enumerate(word):
         following.begun(workflow_type, workflow_id, agent, silent(), step)
         following.completed(workflow_type, workflow_id, silent(COMPLETION), 10)
-    following.ended(workflow_type, workflow_id, cut=cut)
+    following.ended(workflow_type, workflow_id, EndReason.ABORTED if cut else EndReason.FINISHED)
 
 
 def followed(

@@ -17,6 +17,7 @@ from presage.serving_hooks.monitoring.drift import Drift, DriftConfig
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
+from presage.serving_hooks.workflows.table import EndReason
 
 
 def test_beside_the_forecaster_it_tells_what_a_replay_of_the_trace_tells(tiny: Tiny) -> None:
@@ -80,7 +81,7 @@ odd: st.SearchStrategy[Any] = st.sampled_from(["t", "w", "a", "", None, 3, [], {
         st.one_of(
             st.tuples(st.just("begun"), odd, odd, odd, st.sampled_from([silent(), sure_of("a"), None]), odd),
             st.tuples(st.just("completed"), odd, odd, st.sampled_from([silent(), None]), odd),
-            st.tuples(st.just("ended"), odd, odd),
+            st.tuples(st.just("ended"), odd, odd, st.sampled_from(EndReason)),
             st.tuples(st.just("falls_back"), odd),
         ),
         max_size=40,

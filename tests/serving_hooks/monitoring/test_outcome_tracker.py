@@ -24,6 +24,7 @@ from presage.serving_hooks.monitoring.outcomes import (
     model_of,
 )
 from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
+from presage.serving_hooks.workflows.table import EndReason
 from presage.training.metrics import measure
 
 
@@ -71,7 +72,7 @@ def test_the_end_is_an_outcome_and_nothing_is_asked_after_it() -> None:
     assert whole.transitions == {(END, "a"): 1, ("a", "b"): 1, ("b", END): 1}
 
 
-@pytest.mark.parametrize("how", ["cut", "within a step", "dropped"])
+@pytest.mark.parametrize("how", [EndReason.EXPIRED, EndReason.ABORTED, "within a step", "dropped"])
 def test_of_a_workflow_that_did_not_end_the_end_and_the_tokens_left_are_unknown(how: str) -> None:
     kept = Kept(most=1)
     kept.following.begun("t", "w", "a", said([0.0, 0.0, 0.0, 1.0], tokens=(1.0, 2.0)), 0)
@@ -80,7 +81,7 @@ def test_of_a_workflow_that_did_not_end_the_end_and_the_tokens_left_are_unknown(
     if how == "dropped":
         kept.following.begun("t", "another", "a", silent(), 0)
     else:
-        assert kept.following.ended("t", "w", cut=how == "cut") == ()
+        assert kept.following.ended("t", "w", EndReason(how) if how != "within a step" else EndReason.FINISHED) == ()
     (whole,) = kept.followed
     assert (whole.ended, whole.next_agent, whole.lengths) == (False, {}, {})
     assert whole.transitions == {(END, "a"): 1}
@@ -188,7 +189,7 @@ events = st.one_of(
     st.tuples(
         st.just("completed"), anything, anything, forecasts, st.sampled_from([None, 0, 7, -1, float("nan"), "x"])
     ),
-    st.tuples(st.just("ended"), anything, anything),
+    st.tuples(st.just("ended"), anything, anything, st.sampled_from(EndReason)),
 )
 
 

@@ -21,7 +21,9 @@ from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
-from presage.serving_hooks.vllm.workflows import Workflows
+from presage.serving_hooks.vllm.observing import Observing
+from presage.serving_hooks.vllm.step_forecasts import StepForecasts
+from presage.serving_hooks.workflows.table import WorkflowTable
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,9 @@ class StatesOfSteps:
     Args:
         port: to the scheduler.
         forecasts: who may read states.
-        workflows: told the states of their steps; and whose recorder is told them whole.
+        step_forecasts: receives the projected states.
+        table: of running workflows.
+        recorder: receives whole states.
         recorded: which of them the recorder wants.
 
     Attributes:
@@ -56,11 +60,14 @@ class StatesOfSteps:
         self,
         port: EnginePort,
         forecasts: Forecasts,
-        workflows: Workflows,
+        step_forecasts: StepForecasts,
+        table: WorkflowTable,
+        recorder: Observing,
         recorded: Literal["off", "prefill", "both"] = "off",
     ) -> None:
         self.told, self.kept = NOT_READ, NOT_RECORDED
-        self._port, self._source, self._workflows = port, forecasts.next_agents, workflows
+        self._port, self._source = port, forecasts.next_agents
+        self._step_forecasts, self._table, self._recorder = step_forecasts, table, recorder
         self._recorded = _RECORDED[recorded]
         self._came: tuple[States, ...] = ()
         self.renew()
@@ -76,14 +83,14 @@ class StatesOfSteps:
         if self._recorded:
             self.kept = NO_WAY if connector is None else SEVERAL_ROWS if port.config.speculates else ON
         projections: Mapping[Moment, Projection] = {}
-        self._workflows.tapped = None
+        self._step_forecasts.state_source = None
         if reader is not None and self.told == ON:
             projections = reader.projections
             reader.await_states()
-            self._workflows.tapped = reader, self._completion
+            self._step_forecasts.state_source = reader, self.completion_state
         if connector is not None and ON in (self.told, self.kept, *before):
             whole = self._recorded if self.kept == ON else ()
-            connector.tap(lambda name: self._workflows.step(name) is not None, projections, whole)
+            connector.tap(lambda name: self._table.step(name) is not None, projections, whole)
         if (self.told, self.kept) != before:
             logger.log(logging.INFO if self.told == ON else logging.WARNING, "hidden states: %s", self.told)
             if self._recorded:
@@ -98,28 +105,29 @@ class StatesOfSteps:
             if self.told == ON:
                 for name, state in zip(*(states.rows(PREFILL) or ((), ())), strict=True):
                     if np.isfinite(state).all():
-                        self._workflows.prefill_state(name, state)
+                        self._step_forecasts.prefill_state(name, state)
             if self.kept == ON and (whole := states.rows(PREFILL, whole=True)) is not None:
                 for name, state in zip(*whole, strict=True):
-                    self._workflows.records.state(name, PREFILL, state)
+                    self._recorder.state(name, PREFILL, state)
 
     def completed(self, request_id: str) -> None:
         """A request has had its last token: the recorder is told the state that it was sampled from."""
         state = self._row(request_id, whole=True) if self.kept == ON else None
         if state is not None:
-            self._workflows.records.state(request_id, COMPLETION, state)
+            self._recorder.state(request_id, COMPLETION, state)
 
     def _told(self, reader: ReadsStates, connector: StatesConnector | None) -> str:
         if connector is None:
             return NO_CONNECTOR
-        if self._workflows.retention is None:
+        if self._step_forecasts.retention is None:
             return NO_EVICTION
         if self._port.config.speculates:
             return SEVERAL_ROWS
         widths = {len(weights) for weights, _ in reader.projections.values()}
         return ON if widths == {self._port.config.hidden_size} else OTHER_WIDTH
 
-    def _completion(self, request_id: str) -> NDArray[np.float32] | None:
+    def completion_state(self, request_id: str) -> NDArray[np.float32] | None:
+        """The projected completion state of a request that completed in the last iteration."""
         state = self._row(request_id, whole=False)
         return state if state is not None and np.isfinite(state).all() else None
 

@@ -9,10 +9,11 @@ from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
-from presage.serving_hooks.vllm import workflows
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.workflows import Workflows
+from presage.serving_hooks.vllm.step_forecasts import StepForecasts
+from presage.serving_hooks.workflows import table as workflow_table
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.table import EndReason, WorkflowTable
 
 AGENTS = ("coder", "tester")
 CODER = Step("review", "r1", "coder")
@@ -43,30 +44,35 @@ class Heard:
         worth = tuple(round(lookahead.worth((agent,))[0] / UNIT, 4) for agent in AGENTS)
         self.told.append("unknown" if lookahead is UNKNOWN else worth)
 
-    def end(self, workflow: str) -> None:
-        self.told.append("end")
 
-
-class AtOnce(Workflows):
-    """Eviction is told after every event."""
+class AtOnce(StepForecasts):
+    """Flushes after every event."""
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if name not in ("arrives", "begins", "interrupted", "resumes", "leaves", "prefill_state"):
+        if name not in ("arrived", "started", "preempted", "resumed", "finished", "prefill_state"):
             return found
 
         def event(*args: Any) -> None:
             found(*args)
-            self.tell()
+            self.flush()
 
         return event
 
 
-def watched(forecasts: Forecasts, kind: type[Workflows] = AtOnce) -> tuple[Workflows, Heard]:
+def made(
+    forecasts: Forecasts, kind: type[StepForecasts] = AtOnce, clock: Any = lambda: 0.0
+) -> tuple[StepForecasts, Heard, WorkflowTable, EventCounts]:
     """γ = 0.5, so that the sums can be done by hand."""
-    of = kind(forecasts, ScoreConfig(3, 0.5), 60.0, EventCounts(), lambda: 0.0)
+    counts, table = EventCounts(), WorkflowTable(60.0, clock)
+    of = kind(table, forecasts, ScoreConfig(3, 0.5), counts)
     of.retention = heard = Heard()
-    return of, heard
+    table.subscribe(lambda workflow, reason: heard.told.append("end"))
+    return of, heard, table, counts
+
+
+def watched(forecasts: Forecasts, kind: type[StepForecasts] = AtOnce) -> tuple[StepForecasts, Heard]:
+    return made(forecasts, kind)[:2]
 
 
 # Σ γ^(k−1) Π(1 − END) P^(k), by hand: weights 1, 0.5 · 0.75, 0.5² · 0.75 · 0.75
@@ -79,32 +85,32 @@ AGAIN = (round(1 + 0.5 * 0.5 + 0.1875 * 0.25, 4), round(0.5 * 0.25 + 0.1875 * 0.
 
 def test_a_step_that_waits_is_certain_and_one_that_is_preempted_is_so_again() -> None:
     of, heard = watched(Forecasts(Source()))
-    of.arrives("1", CODER)
-    of.begins("1", 10)
-    of.interrupted("1")
-    of.resumes("1")
-    of.leaves("1", True, 5)
-    of.arrives("2", TESTER)
-    of.begins("2", 10)
-    of.leaves("2", False, 0)  # aborted: nothing new is known
-    of.arrives("3", Step("review", "r1", "stranger"))
+    of.arrived("1", CODER)
+    of.started("1", 10)
+    of.preempted("1")
+    of.resumed("1")
+    of.finished("1", True, 5)
+    of.arrived("2", TESTER)
+    of.started("2", 10)
+    of.finished("2", False, 0)  # aborted: nothing new is known
+    of.arrived("3", Step("review", "r1", "stranger"))
     assert heard.told == [PLAIN, AGAIN, PLAIN, PLAIN, WAITS, PLAIN, PLAIN]
 
 
 def test_eviction_is_told_the_last_word_on_a_workflow_once() -> None:
-    of, heard = watched(Forecasts(Source()), Workflows)
-    of.arrives("1", CODER)
-    of.begins("1", 10)
+    of, heard, table, _ = made(Forecasts(Source()), StepForecasts)
+    of.arrived("1", CODER)
+    of.started("1", 10)
     assert not heard.told, "what can wait waits"
-    of.tell()
-    of.leaves("1", True, 5)
-    of.arrives("2", TESTER)
-    of.tell()
-    of.tell()
+    of.flush()
+    of.finished("1", True, 5)
+    of.arrived("2", TESTER)
+    of.flush()
+    of.flush()
     assert heard.told == [PLAIN, WAITS]
-    of.begins("2", 10)
-    of.end("review", "r1")
-    of.tell()
+    of.started("2", 10)
+    table.end(CODER.workflow, EndReason.FINISHED)
+    of.flush()
     assert heard.told == [PLAIN, WAITS, "end"], "nothing is told of a workflow that has ended"
 
 
@@ -116,43 +122,36 @@ def test_the_last_step_completes_before_its_workflow_ends_and_how_it_ended_is_to
             told.append(("completed", sent["output_tokens"]))
             return super().on_completion()
 
-        def close(self, workflow_type: str, workflow_id: str) -> None:
-            told.append(("closed", workflow_id))
+        def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
+            told.append((reason, workflow_id))
 
     class Now:
         now = 0.0
 
-    of = AtOnce(
-        Forecasts(Listening(), silent=lambda _, name: told.append(("silent", name))),
-        ScoreConfig(3, 0.5),
-        60.0,
-        EventCounts(),
-        lambda: Now.now,
-    )
-    of.retention = heard = Heard()
-    of.arrives("1", Step("review", "r1", "coder", last=True))
-    of.begins("1", 10)
-    of.leaves("1", True, 5)
-    assert told == [("completed", 5), ("closed", "r1")]
+    of, heard, table, _ = made(Forecasts(Listening()), clock=lambda: Now.now)
+    of.arrived("1", Step("review", "r1", "coder", last=True))
+    of.started("1", 10)
+    of.finished("1", True, 5)
+    assert told == [("completed", 5), ("finished", "r1")]
     assert heard.told == [PLAIN, "end"], "what nobody asks for any more is not told"
-    of.arrives("2", Step("review", "r2", "coder", last=True))
-    of.begins("2", 10)
-    of.leaves("2", False, 3)  # aborted: it has not completed
-    of.arrives("3", Step("review", "r3", "coder"))
-    of.begins("3", 10)
-    of.leaves("3", True, 7)
+    of.arrived("2", Step("review", "r2", "coder", last=True))
+    of.started("2", 10)
+    of.finished("2", False, 3)  # aborted: it has not completed
+    of.arrived("3", Step("review", "r3", "coder"))
+    of.started("3", 10)
+    of.finished("3", True, 7)
     Now.now = 61.0
-    of.expire()
-    assert told[2:] == [("closed", "r2"), ("completed", 7), ("silent", "r3")]
+    table.expire()
+    assert told[2:] == [("aborted", "r2"), ("completed", 7), ("expired", "r3")]
 
 
 def test_without_a_source_nothing_is_told_but_ends() -> None:
     of, heard = watched(Forecasts())
     for name, step in (("1", CODER), ("2", Step("review", "r1", "tester", last=True))):
-        of.arrives(name, step)
-        of.begins(name, 10)
-        of.interrupted(name)
-        of.leaves(name, True, 5)
+        of.arrived(name, step)
+        of.started(name, 10)
+        of.preempted(name)
+        of.finished(name, True, 5)
     assert heard.told == ["end"]
 
 
@@ -162,29 +161,29 @@ def test_a_source_that_fails_makes_workflows_unknown() -> None:
             raise RuntimeError
 
     of, heard = watched(Forecasts(Failing()))
-    of.arrives("1", CODER)
-    of.begins("1", 10)
-    of.leaves("1", True, 5)
-    of.arrives("2", TESTER)
-    of.begins("2", 10)
+    of.arrived("1", CODER)
+    of.started("1", 10)
+    of.finished("1", True, 5)
+    of.arrived("2", TESTER)
+    of.started("2", 10)
     assert heard.told == [PLAIN, "unknown", "unknown"]
 
 
 def test_names_without_end_do_not_grow_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workflows, "MOST_WORKFLOWS", 3)
-    of, _ = watched(Forecasts(Source()))
+    monkeypatch.setattr(workflow_table, "MOST_WORKFLOWS", 3)
+    of, _, table, _ = made(Forecasts(Source()))
     for number in range(10):
-        of.arrives(str(number), Step("review", f"r{number}", "coder"))
-    assert len(of) == 3
-    assert of.step("2") is not None
-    assert of.step("3") is None
-    of.arrives("again", Step("review", "r0", "coder"))  # one that is known goes on
-    assert of.step("again") is not None
-    of.leaves("3", True, 1)
-    of.leaves("1", True, 1)
-    assert of.end("review", "r1")
-    of.arrives("new", Step("review", "r11", "coder"))
-    assert of.step("new") is not None
+        of.arrived(str(number), Step("review", f"r{number}", "coder"))
+    assert len(table) == 3
+    assert table.step("2") is not None
+    assert table.step("3") is None
+    of.arrived("again", Step("review", "r0", "coder"))  # one that is known goes on
+    assert table.step("again") is not None
+    of.finished("3", True, 1)
+    of.finished("1", True, 1)
+    assert table.end(CODER.workflow, EndReason.FINISHED)
+    of.arrived("new", Step("review", "r11", "coder"))
+    assert table.step("new") is not None
 
 
 class Tapped(Source):
@@ -216,22 +215,21 @@ SURE_AGAIN = (1.0, 0.5)
 STATE = np.ones(2, np.float32)
 
 
-def tapped(state: Any = STATE) -> tuple[Workflows, Heard, Tapped, EventCounts]:
-    source, counts = Tapped(), EventCounts()
-    of = AtOnce(Forecasts(source), ScoreConfig(3, 0.5), 60.0, counts, lambda: 0.0)
-    of.retention = heard = Heard()
-    of.tapped = source, lambda _: state
+def tapped(state: Any = STATE) -> tuple[StepForecasts, Heard, Tapped, EventCounts]:
+    source = Tapped()
+    of, heard, _, counts = made(Forecasts(source))
+    of.state_source = source, lambda _: state
     return of, heard, source, counts
 
 
 def test_a_state_that_comes_changes_the_score_once() -> None:
     of, heard, source, counts = tapped()
-    of.arrives("1", CODER)
-    of.begins("1", 10)
+    of.arrived("1", CODER)
+    of.started("1", 10)
     of.prefill_state("1", STATE)
     of.prefill_state("1", STATE)
     of.prefill_state("a request without a workflow", STATE)
-    of.leaves("1", True, 5)
+    of.finished("1", True, 5)
     assert heard.told == [PLAIN, SURE, PLAIN]
     assert source.completed == [[1.0, 1.0]]
     assert {name: count for name, count in counts.by_key().items() if "states" in name} == {
@@ -242,26 +240,26 @@ def test_a_state_that_comes_changes_the_score_once() -> None:
 
 def test_a_state_of_a_step_that_is_preempted_holds_for_the_step_that_is_computed_again() -> None:
     of, heard, _, _ = tapped()
-    of.arrives("1", CODER)
-    of.begins("1", 10)
-    of.interrupted("1")
+    of.arrived("1", CODER)
+    of.started("1", 10)
+    of.preempted("1")
     of.prefill_state("1", STATE)
-    of.resumes("1")
+    of.resumed("1")
     assert heard.told == [PLAIN, AGAIN, SURE_AGAIN, SURE]
 
 
 def test_states_that_are_late_or_missing_are_counted_and_those_of_aborted_requests_are_not() -> None:
     of, heard, source, counts = tapped(None)
-    of.arrives("1", CODER)
-    of.begins("1", 10)
+    of.arrived("1", CODER)
+    of.started("1", 10)
     of.prefill_state("1", -STATE)
-    of.leaves("1", True, 5)
-    of.arrives("2", TESTER)
-    of.begins("2", 10)
-    of.leaves("2", True, 5)
-    of.arrives("3", CODER)
-    of.begins("3", 10)
-    of.leaves("3", False, 0)
+    of.finished("1", True, 5)
+    of.arrived("2", TESTER)
+    of.started("2", 10)
+    of.finished("2", True, 5)
+    of.arrived("3", CODER)
+    of.started("3", 10)
+    of.finished("3", False, 0)
     assert SURE not in heard.told
     assert source.completed == [None, None]
     assert {name: count for name, count in counts.by_key().items() if "states" in name} == {
@@ -278,11 +276,11 @@ def test_a_source_that_fails_at_a_state_is_switched_off_and_the_score_stays() ->
 
     source = Failing()
     of, heard = watched(Forecasts(source))
-    of.tapped = source, lambda _: None
-    of.arrives("1", CODER)
-    of.begins("1", 10)
+    of.state_source = source, lambda _: None
+    of.arrived("1", CODER)
+    of.started("1", 10)
     of.prefill_state("1", STATE)
-    of.leaves("1", True, 5)
+    of.finished("1", True, 5)
     assert heard.told == [PLAIN, "unknown"]
 
 
@@ -308,8 +306,9 @@ class Listens(Source):
 def test_who_foretells_hears_of_steps_where_eviction_is_off(ranks: bool) -> None:
     """Whoever ranks needs it, and forecasts are held against what comes whoever acts on them."""
     source = Listens()
-    of = Workflows(Forecasts(source, source if ranks else None), ScoreConfig(3, 0.5), 60.0, EventCounts(), lambda: 0.0)
-    of.arrives("first", CODER)
-    of.begins("first", 100)
-    of.leaves("first", True, 7)
+    of = made(Forecasts(source, source if ranks else None), StepForecasts)[0]
+    of.retention = None
+    of.arrived("first", CODER)
+    of.started("first", 100)
+    of.finished("first", True, 7)
     assert source.heard == ["begins", 7]

@@ -1,0 +1,309 @@
+"""Asks for the forecasts of running steps and passes them to eviction.
+
+Forecasts are made when something happens to a step. Eviction gets the latest one of each workflow at `flush`, when the
+engine has time: a step that completes and the next one that arrives have the workflow's blocks ranked once. A forecast
+source that raises is switched off; its workflows then count as unknown, as if there were no source.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.features.moment import COMPLETION, PREFILL
+from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, EventCounts
+from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
+from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
+from presage.serving_hooks.vllm.explain import LastForecasts
+from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
+from presage.serving_hooks.vllm.modes import Evidence, Switch
+from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow, WorkflowTable
+
+
+class Retention(Protocol):
+    """Keeps blocks by forecasts."""
+
+    def forecast(self, step: Step, lookahead: Lookahead) -> None:
+        """A new forecast of the workflow that `step` belongs to."""
+
+
+Change = Callable[[LiveForecast, str], "NDArray[np.float32]"]
+"""The probabilities of a forecast, given what has happened to its step since; the second argument is its agent."""
+
+CompletionState = Callable[[str], "NDArray[np.float32] | None"]
+"""The completion state of a request that has just produced its last token; None if there is none."""
+
+
+@runtime_checkable
+class HasDebugState(Protocol):
+    """A forecast source that shows how much it keeps."""
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+
+
+class StepForecasts:
+    """The forecasts of running steps.
+
+    Args:
+        table: of running workflows.
+        forecasts: the forecast sources.
+        score: K and γ.
+        counts: forecasts by source, and failures.
+        forecast_enabled: whether forecasts of next agents are requested, by `stats_key`.
+        eviction_enabled: whether retention receives them, by `stats_key`; else it receives UNKNOWN.
+        record: records each forecast, by request id; None records nothing.
+        evidence: judges forecasts against outcomes; None if no policy needs evidence.
+        last: keeps recent forecasts for `explain`; None keeps none.
+
+    Attributes:
+        retention: receives forecasts; None while eviction is vLLM's own.
+        state_source: the forecast source that reads hidden states, and where completion states come from; prefill
+            states come by `prefill_state`. None while no states are read.
+    """
+
+    def __init__(
+        self,
+        table: WorkflowTable,
+        forecasts: Forecasts,
+        score: ScoreConfig,
+        counts: EventCounts,
+        *,
+        forecast_enabled: Callable[[str], bool] = lambda stats_key: True,
+        eviction_enabled: Callable[[str], bool] = lambda stats_key: True,
+        record: Callable[[str, LiveForecast], object] | None = None,
+        evidence: Evidence | None = None,
+        last: LastForecasts | None = None,
+    ) -> None:
+        self.retention: Retention | None = None
+        self.state_source: tuple[ReadsStates, CompletionState] | None = None
+        self._table, self._next_agents, self._remaining = table, forecasts.next_agents, forecasts.remaining
+        self._score, self._counts = score, counts
+        self._forecast_enabled, self._eviction_enabled = forecast_enabled, eviction_enabled
+        self._record, self._evidence, self._last = record, evidence, last
+        self._latest: dict[str, LiveForecast] = {}
+        self._pending: dict[str, tuple[Step, LiveForecast | None, Change]] = {}
+        self._without_state: dict[str, LiveForecast] = {}
+        self._preempted: set[str] = set()
+        self._next_agents_switch = Switch("forecasts of next agents", counts)
+        self._remaining_switch = Switch("forecasts of remaining tokens", counts)
+        self._evidence_switch = Switch("evidence of forecasts", counts)
+        table.subscribe(self._ended)
+        if evidence is not None:
+            table.subscribe(self._judge)
+        if self._next_agents is not None:
+            self._takes_reason = "reason" in inspect.signature(self._next_agents.close).parameters
+            table.subscribe(self._close)
+
+    def arrived(self, request_id: str, step: Step) -> None:
+        """A step enters the engine."""
+        if self._table.arrived(request_id, step):
+            self._change(step, arrived)
+
+    def remaining_tokens(self, request_id: str, input_tokens: int) -> float | None:
+        """Output tokens of a step that has just arrived and of all later ones; None if unknown."""
+        step = self._table.step(request_id)
+        if step is None or self._remaining is None or not self._remaining_switch.on:
+            return None
+        try:
+            return self._remaining.remaining_tokens(step, input_tokens)
+        except Exception as error:
+            self._remaining_switch.off(error)
+            return None
+
+    def started(self, request_id: str, input_tokens: int) -> None:
+        """A step is scheduled for the first time. Its prompt is not read yet; its hidden state may come later."""
+        step, source = self._table.step(request_id), self._next_agents
+        if step is None or source is None:
+            return
+        self._forecast(
+            request_id,
+            step,
+            lambda: source.on_prefill(
+                step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
+            ),
+        )
+        self._show(step, lambda tracker, made: tracker.begun(*_names(step), step.agent, made, step.number))
+        if self.state_source is not None and step.workflow in self._latest:
+            self._without_state[request_id] = self._latest[step.workflow]
+
+    def prefill_state(self, request_id: str, projected: NDArray[np.float32]) -> None:
+        """The hidden state of a step's prompt has come: its forecast is made again."""
+        step, made = self._table.step(request_id), self._without_state.pop(request_id, None)
+        if self.state_source is None or step is None or made is None or not self._next_agents_switch.on:
+            return
+        try:
+            forecast = self.state_source[0].on_prefill_state(step.workflow_type, step.workflow_id, projected, made)
+        except Exception as error:
+            self._next_agents_switch.off(error)
+            return
+        self._counts.add(HIDDEN_STATES, PREFILL, "late" if forecast is None else "used")
+        if forecast is not None:
+            if self._record is not None:
+                self._record(request_id, forecast)
+            self._latest[step.workflow] = forecast
+            self._change(step, preempted if request_id in self._preempted else _unchanged)
+
+    def preempted(self, request_id: str) -> None:
+        """A step is preempted: it has lost its blocks, and will look for them in the cache."""
+        step = self._table.step(request_id)
+        if step is not None:
+            self._preempted.add(request_id)
+            self._change(step, preempted)
+
+    def resumed(self, request_id: str) -> None:
+        """A preempted step is scheduled again."""
+        step = self._table.step(request_id)
+        if step is not None:
+            self._preempted.discard(request_id)
+            self._change(step, _unchanged)
+
+    def finished(self, request_id: str, completed: bool, output_tokens: int) -> None:
+        """A request leaves the engine, completed or aborted; with its last step its workflow ends."""
+        step, source = self._table.finished(request_id), self._next_agents
+        if step is None:
+            return
+        self._preempted.discard(request_id)
+        missing = self._without_state.pop(request_id, None) is not None
+        if completed and source is not None:
+            state = self._completion_state(request_id, missing)
+            self._forecast(
+                request_id,
+                step,
+                lambda: source.on_completion(
+                    step.workflow_type, step.workflow_id, output_tokens=output_tokens, **state
+                ),
+                ends=step.last,
+            )
+            self._show(step, lambda tracker, made: tracker.completed(*_names(step), made))
+        if step.last:
+            self._table.end(step.workflow, EndReason.FINISHED if completed else EndReason.ABORTED)
+
+    def flush(self) -> None:
+        """Passes to retention what is new since the last time: one forecast for each workflow."""
+        if self._pending:
+            pending, self._pending = self._pending, {}
+            if self.retention is not None:
+                for step, forecast, change in pending.values():
+                    self.retention.forecast(step, self._lookahead(step, forecast, change))
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {
+            "forecasts": len(self._latest),
+            "forecasts pending": len(self._pending),
+            "steps without state": len(self._without_state),
+            "steps preempted": len(self._preempted),
+            "evidence": len(self._evidence.following) if self._evidence is not None else 0,
+            **(self._next_agents.debug_state() if isinstance(self._next_agents, HasDebugState) else {}),
+        }
+
+    # Subscribers of the table.
+
+    def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+        self._latest.pop(workflow.step.workflow, None)
+        self._pending.pop(workflow.step.workflow, None)
+        for request_id in workflow.requests:
+            self._without_state.pop(request_id, None)
+            self._preempted.discard(request_id)
+
+    def _judge(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+        if self._evidence is not None:
+            self._evidence_switch.attempt(self._evidence.following.ended, *_names(workflow.step), reason)
+
+    def _close(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+        if self._next_agents is not None:
+            names = workflow.step.workflow_type, workflow.step.workflow_id
+            why = (reason,) if self._takes_reason else ()
+            self._next_agents_switch.attempt(self._next_agents.close, *names, *why)
+
+    def _completion_state(self, request_id: str, prefill_missing: bool) -> dict[str, NDArray[np.float32]]:
+        """The completion state, if there is one, as an argument of `on_completion`; counts missing states."""
+        if self.state_source is None:
+            return {}
+        if prefill_missing:
+            self._counts.add(HIDDEN_STATES, PREFILL, "missing")
+        state = self.state_source[1](request_id)
+        self._counts.add(HIDDEN_STATES, COMPLETION, "missing" if state is None else "used")
+        return {"projected": state} if state is not None else {}
+
+    def _forecast(self, request_id: str, step: Step, ask: Callable[[], LiveForecast], ends: bool = False) -> None:
+        """The source hears of the last step's completion too; only retention needs no forecast then."""
+        self._latest.pop(step.workflow, None)
+        forecast = None
+        if self._next_agents_switch.on and self._forecast_enabled(step.stats_key):
+            try:
+                forecast = ask()
+                if self._record is not None:
+                    self._record(request_id, forecast)
+                self._counts.add(FORECASTS, "next-agent", forecast.source)
+                if self._last is not None:
+                    self._last.add(step, forecast)
+                self._latest[step.workflow] = forecast
+                if forecast.moment == PREFILL:  # requests are ranked by this one
+                    self._counts.add(FORECASTS, "remaining-length", forecast.remaining.source)
+            except Exception as error:
+                self._next_agents_switch.off(error)
+                forecast = None
+        if not ends and self.retention is not None:
+            self._pending[step.workflow] = step, forecast, _unchanged
+
+    def _show(self, step: Step, event: Callable[[OutcomeTracker, LiveForecast], object]) -> None:
+        forecast = self._latest.get(step.workflow)
+        if self._evidence is not None and forecast is not None:
+            self._evidence_switch.attempt(self._evidence.forecast, step.stats_key, forecast)
+            self._evidence_switch.attempt(event, self._evidence.following, forecast)
+
+    def _change(self, step: Step, change: Change) -> None:
+        forecast = self._latest.get(step.workflow)
+        if forecast is not None and self.retention is not None:
+            self._pending[step.workflow] = step, forecast, change
+
+    def _lookahead(self, step: Step, forecast: LiveForecast | None, change: Change) -> Lookahead:
+        if forecast is None or not self._eviction_enabled(step.stats_key):
+            return UNKNOWN
+        try:
+            return lookahead(change(forecast, step.agent), forecast.agents, self._score)
+        except Exception as error:
+            self._next_agents_switch.off(error)
+            self._latest.pop(step.workflow, None)
+            return UNKNOWN
+
+
+def _names(step: Step) -> tuple[str, str]:
+    """The names under which statistics of the step's workflow are kept."""
+    return step.stats_key, step.workflow_id
+
+
+def _unchanged(forecast: LiveForecast, _: str) -> NDArray[np.float32]:
+    return forecast.probabilities
+
+
+def arrived(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:
+    """Probabilities [K, V+1] once the next step, of `agent`, has arrived; unchanged if the forecast does not know it.
+
+    PBKV updates a workflow's forecast when a step is computed. But a step can wait long before that, and while the
+    engine is full its blocks would be judged by the chance that it comes, though it is there. So the first row becomes
+    a certainty; the later rows stay, since they were made for the case that the workflow goes on.
+    """
+    return _certain_first(forecast, agent, forecast.probabilities[1:])
+
+
+def preempted(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:
+    """The same where the step of `agent` that it was made at is to be computed again: all others are one further."""
+    return _certain_first(forecast, agent, forecast.probabilities[:-1])
+
+
+def _certain_first(forecast: LiveForecast, agent: str, then: NDArray[np.float32]) -> NDArray[np.float32]:
+    if agent not in forecast.agents:
+        return forecast.probabilities
+    rows = np.zeros_like(forecast.probabilities)
+    rows[0, forecast.agents.index(agent)] = 1.0
+    rows[1:] = then
+    return rows
