@@ -218,9 +218,10 @@ class Recorder:
         }
 
     def debug_state(self) -> dict[str, int]:
-        """What is in memory: `events` in the buffer, `bytes` there and in the queue, `running` steps, and `late` steps,
-        which have completed and may still get a state."""
+        """What is in memory: running `workflows`, `events` in the buffer, `bytes` there and in the queue, `running`
+        steps, and `late` steps, which have completed and may still get a state."""
         return {
+            "workflows": len(self._runs),
             "events": len(self._events),
             "bytes": self._events.waiting_bytes,
             "running": len(self._rows.running),
@@ -276,6 +277,10 @@ class NoRecorder:
         """Does nothing."""
 
     state = forecast = completed = ended = close = begun
+
+    def debug_state(self) -> dict[str, int]:
+        """Nothing is in memory."""
+        return {}
 
     def status(self) -> dict[str, Any]:
         """Says that it is off."""

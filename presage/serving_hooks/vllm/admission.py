@@ -271,11 +271,10 @@ class AdmissionController:
         """Entries of each table, to find leaks."""
         self.switch.attempt(self._catch_up)
         return {
-            "admission accounts": len(self._accounts),
-            "admission ended": len(self._ended),
+            "admission accounts": len(self._accounts) - len(self._ended),
+            "admission accounts to drop": len(self._ended),  # at the next decision
             "admission held": len(self._held),
             "admission requests": len(self._workflow_of),
-            "admission rows": len(self._admission.crowd),
         }
 
     def explain(self, workflow: str) -> dict[str, Any] | None:

@@ -203,8 +203,8 @@ class ScoredBlocks:
         }
 
     def debug_state(self) -> dict[str, int]:
-        """Entries of each table, to find leaks; requests without a workflow are one workflow here."""
-        return self._order.debug_state()
+        """Entries of each table, to find leaks."""
+        return self._order.debug_state(NO_WORKFLOW)
 
     # Prefetch.
 

@@ -111,6 +111,10 @@ class Observing:
         """What was recorded, and what was not; `on` is false once it has failed."""
         return {**self._records.status(), "on": self.on}
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of the recorder's table of workflows, to find leaks."""
+        return {"recorded workflows": self._records.debug_state().get("workflows", 0)}
+
     def close(self) -> None:
         """The engine shuts down: what waits is written, for some seconds at most."""
         self._switch.attempt(self._records.close)

@@ -341,6 +341,7 @@ class Policies(engine.SchedulerSeam):
             "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
             **self._workflows.debug_state(),
             **self._step_forecasts.debug_state(),
+            **self._observing.debug_state(),
         }
         for part in (self._priorities, self._scored, self._admission_controller, self._prefetch):
             if part is not None:

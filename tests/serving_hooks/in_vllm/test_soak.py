@@ -52,7 +52,8 @@ def test_nothing_is_left_of_workflows_that_have_ended(tiny: Tiny, tmp_path: Path
         if way == "after":
             send(engine, name, 4, workflow_end=True)
         if number % 100 == 99:
-            stale.append(scheduler.debug_state()["eviction heap"])
+            state = scheduler.debug_state()
+            stale.append(state["eviction heap"] + state["waiting"])
             engine.log.clear()
     engine.run()
     clock.now += 10.0
