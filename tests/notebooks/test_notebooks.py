@@ -351,8 +351,8 @@ def test_what_needs_something_else_runs_where_that_is_and_where_it_is_nowhere_th
     nowhere = tmp_path / "nowhere" / "python"
     assert TOOL.main(["good", "--to", str(tmp_path / "out"), "--vllm-python", str(nowhere)]) == 1
     said = capsys.readouterr().err
-    assert "good: needs no_such_package" in said
-    assert "`make vllm-cpu` sets it up" in said
+    assert "good: not run: it needs no_such_package" in said
+    assert "Run `make vllm-cpu`" in said
     assert not (tmp_path / "out").exists()
 
     other = tmp_path / "python"  # the same Python by another name
