@@ -144,6 +144,24 @@ def test_the_tests_that_security_names_exist() -> None:
     assert missing == []
 
 
+def test_the_messages_of_the_troubleshooting_table_exist() -> None:
+    """Each part of a quoted message, between its placeholders, stands in a string of the package."""
+    table = (
+        (ROOT / "docs" / "serving.md").read_text(encoding="utf-8").split("| message | what to do |")[1].split("\n\n")[0]
+    )
+    quoted = [message for row in table.splitlines()[2:] for message in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    messages = [message for message in quoted if not re.fullmatch(r"\w+: \w+", message)]  # those are counters
+    parts = [part.strip() for message in messages for part in re.split(r"…|NAME|presage;", message)]
+    strings = [
+        node.value
+        for path in (ROOT / "presage").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    text = "\n".join(strings)
+    assert [part for part in parts if len(part) > 8 and part not in text] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_retired_terms(page: Path) -> None:
     assert RETIRED.findall(prose(page.read_text(encoding="utf-8"))) == []

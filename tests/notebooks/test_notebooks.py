@@ -370,7 +370,7 @@ def test_what_needs_something_else_runs_where_that_is_and_where_it_is_nowhere_th
     [
         (["best"], "no notebook 'best'; there are: bad, good"),
         (["--set", "SEEDS=1"], "--set SEEDS: no such parameter; there are: SEED"),
-        (["--set", "SEED"], "wanted NAME=VALUE"),
+        (["--set", "SEED"], "expected NAME=VALUE"),
         (["--to", "notebooks/good.ipynb"], "is a file"),
     ],
 )
