@@ -121,12 +121,12 @@ def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], at_once: int, cl
 
 def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any, folder: Path) -> Served:
     """The same in virtual time: vLLM's scheduler with the cost model instead of the model."""
-    from presage.serving_hooks.replay import vllm_scheduler
     from presage.serving_hooks.replay.arrivals import Schedule
-    from presage.serving_hooks.replay.engine import ReplayEngine, VirtualClock
+    from presage.serving_hooks.replay.engine import ReplayEngine
+    from presage.serving_hooks.replay.metrics import VirtualClock
     from presage.serving_hooks.replay.policies import POLICIES
     from presage.serving_hooks.replay.prompts import PromptIds
-    from presage.serving_hooks.replay.vllm_policies import scheduler_class
+    from presage.serving_hooks.replay.vllm_scheduler import make_scheduler, scheduler_class
     from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble
 
     convention = PromptConvention("history-first", opening_tokens=100, closing_tokens=20)
@@ -148,8 +148,7 @@ def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any
         jobs,
         PromptIds(jobs, convention),
         Schedule(first, tuple(range(len(first), len(jobs)))),
-        vllm_scheduler.scheduler(kind, engine, longest, None, folder),
-        vllm_scheduler,
+        make_scheduler(kind, engine, longest, None, folder),
         engine.costs(),
         engine.block_tokens,
         clock,

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.workload import ReplayJob
@@ -74,7 +75,7 @@ class PauseRestore:
     """
 
     def __init__(self, cache_tokens: float, clock: Callable[[], float], switch: Switch) -> None:
-        self.switch, self.times = switch, _NoTimes()
+        self.switch, self.times, self.counts = switch, _NoTimes(), EventCounts()
         self._cache_tokens, self._clock = cache_tokens, clock
         self._workflows: dict[str, _Workflow] = {}
         self._of: dict[str, str] = {}

@@ -102,11 +102,10 @@ def replay(
 ) -> None:
     """Run recorded workflows through vLLM's own scheduler in virtual time, once for each policy; needs no GPU."""
     from presage.serving_hooks.replay.arrivals import Arrivals
-    from presage.serving_hooks.replay.engine import check_fits
     from presage.serving_hooks.replay.engine_file import read_engine
     from presage.serving_hooks.replay.policies import STOCK, check_switches, crossed, named
     from presage.serving_hooks.replay.runs import Setting, check_vllm, result, run_all, settings_of_hooks
-    from presage.serving_hooks.replay.workload import PromptConvention, workload
+    from presage.serving_hooks.replay.workload import PromptConvention, check_fits, workload
     from presage.training.report.files import check_folder, write_metrics, write_report
 
     if concurrency is None and rate is None and not as_recorded:

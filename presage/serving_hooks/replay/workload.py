@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from presage.errors import ConfigurationError, TraceError
+from presage.serving_hooks.replay.engine_file import EngineFile
 
 Prompts = Literal["history-first", "own-conversation"]
 
@@ -331,3 +332,33 @@ def requests_workload(requests: Sequence[Sized], hash_tokens: int) -> Workload:
         )
         jobs.append(ReplayJob("", f"request {number}", (step,), one.arrives_s))
     return Workload(tuple(jobs), 0, True)
+
+
+def check_fits(jobs: Sequence[ReplayJob], engine: EngineFile) -> None:
+    """Checks that the cache can hold every request.
+
+    Raises:
+        TraceError: the prompt and output of a step need more blocks than the cache has.
+    """
+    room = (engine.blocks - 1) * engine.block_tokens
+    for job in jobs:
+        most = max(step.prompt_tokens + step.output_tokens for step in job.steps)
+        if most > room:
+            raise TraceError(
+                f"workflow {job.workflow_id!r}: one of its requests has {most} tokens and the cache holds {room}, so "
+                "it can never run: give more --cache-tokens, or leave the workflow out"
+            )
+
+
+def again_tokens(job: ReplayJob, index: int) -> int:
+    """Tokens of a step's prompt that an endless cache would have, openings included.
+
+    The last token of an output is never read, so no cache has it; the last token of a prompt is always computed. What
+    follows a closing stands elsewhere in the next prompt.
+    """
+    step = job.steps[index]
+    again = step.prompt_tokens - step.new_tokens - step.closing_tokens
+    if step.continues is not None:
+        before = job.steps[step.continues]
+        again -= before.output_tokens if before.closing_tokens else 1
+    return min(again, step.prompt_tokens - 1)

@@ -13,15 +13,15 @@ from vllm_samples import everything_is_free
 from presage.errors import TraceError
 from presage.serving_hooks.replay import vllm_scheduler
 from presage.serving_hooks.replay.arrivals import STAGGER_S, Arrivals, schedule
-from presage.serving_hooks.replay.engine import Evictions, ReplayEngine, VirtualClock, check_fits
+from presage.serving_hooks.replay.engine import Evictions, ReplayEngine
 from presage.serving_hooks.replay.engine_file import Cost, EngineFile
 from presage.serving_hooks.replay.forecasts import source
-from presage.serving_hooks.replay.metrics import PolicyRun
+from presage.serving_hooks.replay.metrics import PolicyRun, VirtualClock
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.runs import Setting, result, run_all, run_one
-from presage.serving_hooks.replay.vllm_policies import HookedScheduler, scheduler_class
-from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble
+from presage.serving_hooks.replay.vllm_scheduler import HookedScheduler, scheduler_class
+from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble, check_fits
 from presage.serving_hooks.vllm.engine import EnginePort
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
@@ -69,7 +69,7 @@ def play(
     played, clock = of or jobs(convention), VirtualClock()
     foretells = source(forecasts)(played, clock) if forecasts else None
     longest = max(step.prompt_tokens + step.output_tokens for job in played for step in job.steps)
-    scheduler = vllm_scheduler.scheduler(
+    scheduler = vllm_scheduler.make_scheduler(
         scheduler_class(policy, foretells, clock, quick),
         machine,
         longest,
@@ -78,7 +78,7 @@ def play(
     )
     prompts, watchers = PromptIds(played, convention), []
     if counted:
-        prompts.hash_all(machine.block_tokens, vllm_scheduler.hashed)
+        prompts.hash_all(machine.block_tokens, vllm_scheduler.block_hash)
         watchers.append(Evictions(played, prompts))
         EnginePort(scheduler).on_reuse(watchers[0].gives_up)
     run = ReplayEngine(
@@ -86,7 +86,6 @@ def play(
         prompts,
         schedule(arrivals or Arrivals(concurrency=9), played, seed),
         scheduler,
-        vllm_scheduler,
         machine.costs(),
         machine.block_tokens,
         clock,
@@ -113,9 +112,9 @@ def test_quick_is_step_by_step(convention: PromptConvention, policy: Policy, tok
     forecasts = "oracle" if policy.foretold else None
     quick, one = play(convention, policy, engine(tokens), forecasts=forecasts, folder=tmp_path)
     slow, other = play(convention, policy, engine(tokens), forecasts=forecasts, folder=tmp_path, quick=False)
-    assert quick.short_iterations > quick.iterations / 10
-    assert slow.short_iterations == 0
-    quick.short_iterations = 0
+    assert quick.fast_iterations > quick.iterations / 10
+    assert slow.fast_iterations == 0
+    quick.fast_iterations = 0
     assert quick == slow
     pools = [s.kv_cache_manager.block_pool for s in (one, other)]
     assert [b.block_hash for b in pools[0].blocks] == [b.block_hash for b in pools[1].blocks]
@@ -151,8 +150,8 @@ def test_quick_is_step_by_step_for_forks_and_blocks_of_any_size(
         play(OWN, policy, machine, folder=tmp_path, of=of, seed=seed, quick=quick, counted=True)[0]
         for quick in (True, False)
     ]
-    assert runs[0].short_iterations > 0
-    runs[0].short_iterations = 0
+    assert runs[0].fast_iterations > 0
+    runs[0].fast_iterations = 0
     assert runs[0] == runs[1]
 
 
@@ -263,7 +262,7 @@ def test_quick_is_step_by_step_at_random_arrivals_and_without_chunks(tmp_path: P
             play(OWN, policy, machine, arrivals=Arrivals(rate=3.0, cv=2.0), folder=tmp_path, quick=quick)[0]
             for quick in (True, False)
         ]
-        runs[0].short_iterations = 0
+        runs[0].fast_iterations = 0
         assert runs[0] == runs[1]
 
 

@@ -53,14 +53,14 @@ def setting(convention: PromptConvention, machine: EngineFile) -> Setting:
 
 def played(of: Setting, policy: Policy, quick: bool = True, seed: int = 0) -> tuple[PolicyRun, Any]:
     """A run, and its scheduler."""
-    runs, schedulers, made = [], [], vllm_scheduler.scheduler
+    runs, schedulers, made = [], [], vllm_scheduler.make_scheduler
 
     def kept(*args: Any) -> Any:
         schedulers.append(made(*args))
         return schedulers[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_scheduler, "scheduler", kept)
+        patch.setattr(vllm_scheduler, "make_scheduler", kept)
         done = run_one(of, policy, seed, quick, tell=runs.append)
     assert done.off == ()
     return runs[0], schedulers[0]
@@ -126,11 +126,11 @@ def test_quick_is_step_by_step_with_a_host(
 ) -> None:
     of = setting(convention, engine(tokens, host))
     (quick, one), (slow, other) = (played(of, policy, alike) for alike in (True, False))
-    assert quick.short_iterations > quick.iterations / 10
+    assert quick.fast_iterations > quick.iterations / 10
     assert quick.loaded_tokens or tokens == 2400
-    quick.short_iterations = 0
+    quick.fast_iterations = 0
     assert quick == slow
-    assert list(one.connector._host._kept) == list(other.connector._host._kept)  # in their order
+    assert list(one.connector.host) == list(other.connector.host)  # in their order
     pools = [scheduler.kv_cache_manager.block_pool for scheduler in (one, other)]
     assert [block.block_hash for block in pools[0].blocks] == [block.block_hash for block in pools[1].blocks]
 
@@ -139,8 +139,8 @@ def test_quick_is_step_by_step_with_a_host_and_without_chunks() -> None:
     machine = engine(1400, 2000, chunked_prefill=False, block_tokens=4)
     of = replace(setting(OWN, machine), arrivals=Arrivals(rate=3.0, cv=2.0))
     quick, slow = (played(of, POLICIES["lifecycle"], alike)[0] for alike in (True, False))
-    assert quick.short_iterations
-    quick.short_iterations = 0
+    assert quick.fast_iterations
+    quick.fast_iterations = 0
     assert quick == slow
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.serving_hooks.replay.foresight import ForeseenBlocks
+from presage.serving_hooks.replay.belady import BeladyBlocks
 
 
 @dataclass(eq=False)
@@ -46,10 +46,10 @@ class Known:
         return block_hash[0], block_hash[1]
 
 
-def held(*what: bytes | None) -> tuple[ForeseenBlocks, list[Block]]:
+def held(*what: bytes | None) -> tuple[BeladyBlocks, list[Block]]:
     """All blocks of a cache, with this in them, freed in their order."""
     blocks = [Block(number) for number in range(len(what))]
-    foreseen: Any = ForeseenBlocks(Queue(blocks), blocks, Known())  # type: ignore[arg-type]
+    foreseen: Any = BeladyBlocks(Queue(blocks), blocks, Known())  # type: ignore[arg-type]
     taken = foreseen.popleft_n(len(blocks))
     assert foreseen.num_free_blocks == 0
     for block, one in zip(blocks, what, strict=True):

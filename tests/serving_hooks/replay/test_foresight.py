@@ -5,17 +5,17 @@ import math
 from replay_samples import chain
 from test_workload import chained
 
-from presage.serving_hooks.replay.foresight import NEVER, Foresight
+from presage.serving_hooks.replay.belady import NEVER, NextUses
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob
 
 BLOCK = 10
 
 
-def foresight(*jobs: ReplayJob, convention: PromptConvention) -> tuple[Foresight, PromptIds]:
+def foresight(*jobs: ReplayJob, convention: PromptConvention) -> tuple[NextUses, PromptIds]:
     prompts = PromptIds(jobs, convention)
     prompts.hash_all(BLOCK, chained)
-    return Foresight(jobs, prompts.hashes), prompts
+    return NextUses(jobs, prompts.hashes), prompts
 
 
 def test_a_conversation_is_due_when_its_agent_comes_again() -> None:

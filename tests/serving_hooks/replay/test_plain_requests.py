@@ -1,9 +1,8 @@
 """Jobs of plain requests: sizes as they are, and what is repeated counted by ids and all before them."""
 
 from presage.datasets.requests import PlainRequest
-from presage.serving_hooks.replay.engine import again_tokens
 from presage.serving_hooks.replay.prompts import PromptIds
-from presage.serving_hooks.replay.workload import PromptConvention, requests_workload
+from presage.serving_hooks.replay.workload import PromptConvention, again_tokens, requests_workload
 
 REQUESTS = (
     PlainRequest(0.0, 900, 5, (7, 8)),

@@ -9,9 +9,9 @@ from replay_samples import chain
 from presage.errors import ConfigurationError, PresageError
 from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
-from presage.serving_hooks.replay.forecasts import OutputLengthForecast, Truth, source
+from presage.serving_hooks.replay.forecasts import OracleForecaster, OutputLengthOracle, source
 from presage.serving_hooks.replay.policies import POLICIES, choose, crossed, ends
-from presage.serving_hooks.replay.runs import Setting, _foreteller
+from presage.serving_hooks.replay.runs import Setting, forecaster_for
 from presage.serving_hooks.replay.workload import PromptConvention
 from presage.serving_hooks.workflows.identity import Step
 
@@ -20,7 +20,7 @@ SWITCHES = ("priority", "eviction")
 
 
 def test_the_truth_names_the_agents_to_come_and_then_the_end() -> None:
-    truth = Truth(JOBS)
+    truth = OracleForecaster(JOBS)
     said = truth.on_prefill("t", "w0", "q", step=1)
     assert said.agents == ("p", "q", "r")
     assert said.probabilities.tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1]]
@@ -63,7 +63,7 @@ def test_noise_at_its_most_says_nothing_of_what_is_left() -> None:
 
 def test_the_shortest_request_goes_by_its_own_output_alone() -> None:
     jobs = [chain(0, "ppp", PromptConvention(), output=30), chain(1, "p", PromptConvention(), output=40)]
-    of = OutputLengthForecast(jobs)
+    of = OutputLengthOracle(jobs)
     assert of.remaining_tokens(Step("t", "w0", "p", 0), 0) == 30
     assert of.remaining_tokens(Step("t", "w1", "p", 0), 0) == 40
 
@@ -115,6 +115,6 @@ def test_who_says_itself_what_is_left_is_asked_without_a_model_of_lengths(foreca
 def test_a_model_of_lengths_is_for_who_asks_models_and_not_for_the_truth_beside_it() -> None:
     jobs, convention = (chain(0, "pq", PromptConvention()),), PromptConvention()
     setting = Setting(jobs, convention, Arrivals(1), read_engine("invented"), "counts", lengths="no such folder")
-    assert isinstance(_foreteller(setting, "oracle", lambda: 0.0), Truth)
+    assert isinstance(forecaster_for(setting, "oracle", lambda: 0.0), OracleForecaster)
     with pytest.raises(PresageError, match="no such folder"):
-        _foreteller(setting, "asked", lambda: 0.0)
+        forecaster_for(setting, "asked", lambda: 0.0)

@@ -39,7 +39,7 @@ NEVER: Final = 0
 """The group of blocks that nobody reads again."""
 
 
-class Foresight:
+class NextUses:
     """Next uses of blocks. A block belongs to the group of those with the same readers.
 
     Args:
@@ -157,7 +157,7 @@ _A_PLACE_S: Final = 1e-6
 """How much later a block counts as due for each block before it in its prompt: less than times differ by."""
 
 
-class ForeseenBlocks:
+class BeladyBlocks:
     """Free blocks by Belady's rule, in place of vLLM's queue: the next use furthest away is given up first.
 
     vLLM's own queue stays underneath and hears of everything, as in `vllm/blocks.py`. Blocks due at one time are given
@@ -176,7 +176,7 @@ class ForeseenBlocks:
         acts: set by the hooks; nothing here is ever in shadow.
     """
 
-    def __init__(self, queue: Any, blocks: Sequence[Any], foresight: Foresight) -> None:
+    def __init__(self, queue: Any, blocks: Sequence[Any], foresight: NextUses) -> None:
         self.given_up: dict[str, int] = {}
         self.watched: dict[str, int] = {}
         self.acts = True
