@@ -144,12 +144,12 @@ class Reader(Protocol):
 
 
 class JoiningReader(Protocol):
-    """A `Reader` of a format whose workflows may be spread over files: takes several paths as one source too."""
+    """A `Reader` of a format whose workflows may be spread over files."""
 
     def __call__(
         self, path: Path | Sequence[Path], *, skip_bad: bool, progress: Callable[[int], None] | None
     ) -> Iterator[Source]:
-        """As `Reader`."""
+        """As `Reader`; `path` may be several files, over which a workflow may be spread."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""From the attributes of a span to the fields of a `Span`: one pass, all conventions.
+"""The meaning of a span's attributes, in all conventions.
 
-A wrong type is reported, never guessed around: the caller decides whether it ends the reading. Values never enter a
-message, since an attribute may hold a prompt. This runs for every span, so what to do with an attribute is looked up
-once, in `PLAN`, and the cost is that of the attributes a span has, not of all the names there are.
+A wrong type is reported to the caller, which decides whether to stop. Values never enter a message: an attribute may
+hold a prompt. `PLAN` says what each attribute is for, so the cost grows with the attributes of a span, not with all
+known names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from presage.datasets.adapters.messages import finish_reason, from_json, plain, split_system, unflattened
-from presage.datasets.adapters.spans.conventions import MESSAGE_EVENTS, MLFLOW, OPENINFERENCE, OTEL, USAGE, Naming, Role
+from presage.datasets.adapters.spans.conventions import (
+    MESSAGE_EVENTS,
+    MLFLOW,
+    OPENINFERENCE,
+    OTEL,
+    USAGE,
+    Meaning,
+    Naming,
+    Role,
+)
 
 CONVENTIONS: Final = (OTEL, OPENINFERENCE, MLFLOW)
 
@@ -50,7 +59,7 @@ def _plan() -> dict[str, _Use]:
 
 
 PLAN: Final = _plan()
-"""Every attribute that means something to us."""
+"""Every attribute that is read."""
 FLATTENED: Final = tuple(name for name in PLAN if name.endswith("."))
 """Prefixes of messages spread over attributes."""
 _OUTPUTS: Final = tuple(sorted((name for name in PLAN if PLAN[name].field == "output"), key=lambda n: PLAN[n].rank))
@@ -60,6 +69,7 @@ _LARGEST: Final = 2**31 - 1
 _OPERATIONS: Final = ("invoke_agent ", "invoke_workflow ", "execute_tool ")
 _OTHER_NAMES: Final = frozenset({"graph_path", "metadata", "node", "agent_id"})  # of an agent, if it has no better
 _INSIDE_AGENTS: Final = frozenset({"agent", "model", "call_model", "tools"})  # nodes of LangGraph's ready-made agents
+_AS_FOUND: Final = Meaning._fields[Meaning._fields.index("node") : Meaning._fields.index("system_prompt")]
 _WITH_TEXT: Final = (Role.LLM, Role.TOOL, Role.AGENT)
 
 Found = dict[str, Any]
@@ -69,28 +79,8 @@ Problem = Callable[[str, str, str], None]
 """Called with a wrong value: the attribute, what is wrong with it, a short phrase to count by."""
 
 
-class Meaning(NamedTuple):
-    """What the attributes say of a span: the last fields of `Span`."""
-
-    role: int
-    naming: int
-    label: str
-    node: str | None
-    node_parent: str | None
-    workflow: str | None
-    session: str | None
-    model: str | None
-    input_tokens: int | None
-    output_tokens: int | None
-    cached_input_tokens: int | None
-    finish_reason: str | None
-    system_prompt: str | None
-    input_text: str | None
-    output_text: str | None
-
-
 def keep(found: Found, key: str, value: Any) -> None:
-    """Add an attribute, if it means something to us."""
+    """Add an attribute that is read; drop any other."""
     if key in PLAN:
         found[key] = value
     elif key.startswith(FLATTENED):
@@ -115,7 +105,7 @@ def keep_event(found: Found, name: str, attributes: dict[str, Any]) -> None:
 
 
 def interpret(found: Found, name: str, problem: Problem) -> Meaning:
-    """What the attributes of the span called `name` mean."""
+    """The meaning of the attributes of the span called `name`."""
     values: dict[str, Any] = {}
     ranks: dict[str, int] = {}  # of the names that were not the best
     texts = False
@@ -142,9 +132,8 @@ def interpret(found: Found, name: str, problem: Problem) -> Meaning:
         values[field] = value
         if rank:
             ranks[field] = rank
-    get = values.get
     # Before there were operation names, a span with a provider and a model was a request.
-    role = get("kind", Role.LLM if "provider" in values and "model" in values else Role.OTHER)
+    role = values.get("kind", Role.LLM if "provider" in values and "model" in values else Role.OTHER)
     naming, label = _named(role, values, name)
     if "usage" in values:
         _take_usage(values, problem)
@@ -153,23 +142,7 @@ def interpret(found: Found, name: str, problem: Problem) -> Meaning:
         system, asked, answered = _texts(values)
     if texts and role is Role.LLM and "finish_reason" not in values:
         values["finish_reason"] = _reason_in_output(found)
-    return Meaning(
-        role,
-        naming,
-        label,
-        get("node"),
-        get("node_parent"),
-        get("workflow"),
-        get("session"),
-        get("model"),
-        get("input_tokens"),
-        get("output_tokens"),
-        get("cached_input_tokens"),
-        get("finish_reason"),
-        system,
-        asked,
-        answered,
-    )
+    return Meaning._make((role, naming, label, *map(values.get, _AS_FOUND), system, asked, answered))
 
 
 def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:

@@ -1,11 +1,8 @@
-"""What a span is to us, and the attribute names of OpenTelemetry, OpenInference and MLflow that fill its fields.
+"""The record of a span, and the attribute names of OpenTelemetry, OpenInference and MLflow that fill its fields.
 
-`Span` is the one record between the formats and the trees. It keeps what a step may need (tokens, texts, names) and
-what the tree needs (ids, times, the role), and is spilled to disk as a row.
-
-A span may carry names of several conventions at once (instrumentors write both while names change), and spans of
-several may meet in one tree, so the adapters look for all of them on every span. Where two conventions give a field,
-the one named first in `attributes.CONVENTIONS` wins.
+A span may carry names of several conventions (instrumentors write both while names change), and spans of several may
+meet in one tree, so every span is read for all of them. Where two conventions give a field, the one named first in
+`attributes.CONVENTIONS` wins.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import pyarrow as pa
 
 
 class Role(IntEnum):
-    """What a span stands for; `OTHER` covers all that only passes parentage on (HTTP, database, embedding, …)."""
+    """What a span stands for; `OTHER` only hands on parentage (HTTP, database, embedding, …)."""
 
     OTHER = 0
     LLM = 1
@@ -37,25 +34,12 @@ class Naming(IntEnum):
     EXPLICITLY = 2  # an agent or tool span, or an attribute that names an agent
 
 
-class Span(NamedTuple):
-    """One span, or (with `span` None) the note that a span of this trace could not be read.
+class Meaning(NamedTuple):
+    """What the attributes of a span say.
 
-    Times are nanoseconds since 1970; `end` is None while the span is unfinished. `label` is the name this span gives
-    to the steps under it, `node` and `node_parent` are ids of the agent graph, `service` is the application the span
-    came from, `remote` says that its parent ran in another process. `bad` marks a span that lost a value to
-    `skip_bad`: its workflow is spoiled.
+    `label` is the name this span gives to the steps under it; `node` and `node_parent` are ids of the agent graph.
     """
 
-    trace: str
-    span: str | None
-    parent: str | None
-    remote: bool
-    service: str | None
-    start: int
-    end: int | None
-    bad: bool
-    file: int
-    line: int
     role: int = 0
     naming: int = 0
     label: str | None = None
@@ -73,35 +57,31 @@ class Span(NamedTuple):
     output_text: str | None = None
 
 
+_TYPES: Final = {
+    "role": pa.int8(),
+    "naming": pa.int8(),
+    **dict.fromkeys(("input_tokens", "output_tokens", "cached_input_tokens"), pa.int32()),
+    **dict.fromkeys(("system_prompt", "input_text", "output_text"), pa.large_string()),
+}
 SPAN_SCHEMA: Final = pa.schema(
     [
-        pa.field("trace", pa.string()),
-        pa.field("span", pa.string()),
-        pa.field("parent", pa.string()),
-        pa.field("remote", pa.bool_()),
-        pa.field("service", pa.string()),
-        pa.field("start", pa.int64()),
-        pa.field("end", pa.int64()),
-        pa.field("bad", pa.bool_()),
-        pa.field("file", pa.int32()),
-        pa.field("line", pa.int64()),
-        pa.field("role", pa.int8()),
-        pa.field("naming", pa.int8()),
-        pa.field("label", pa.string()),
-        pa.field("node", pa.string()),
-        pa.field("node_parent", pa.string()),
-        pa.field("workflow", pa.string()),
-        pa.field("session", pa.string()),
-        pa.field("model", pa.string()),
-        pa.field("input_tokens", pa.int32()),
-        pa.field("output_tokens", pa.int32()),
-        pa.field("cached_input_tokens", pa.int32()),
-        pa.field("finish_reason", pa.string()),
-        pa.field("system_prompt", pa.large_string()),
-        pa.field("input_text", pa.large_string()),
-        pa.field("output_text", pa.large_string()),
+        ("trace", pa.string()),
+        ("span", pa.string()),
+        ("parent", pa.string()),
+        ("remote", pa.bool_()),
+        ("service", pa.string()),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("bad", pa.bool_()),
+        ("file", pa.int32()),
+        ("line", pa.int64()),
+        *((name, _TYPES.get(name, pa.string())) for name in Meaning._fields),
     ]
 )
+"""A span on disk or, where `span` is null, the note that a span of this trace could not be read.
+
+Times are nanoseconds since 1970; `end` is null while the span is unfinished. `remote`: its parent ran in another
+process. `service` is the application it came from. `bad`: it lost a value to `skip_bad`, so its workflow is spoiled."""
 CONTENT: Final = tuple(name for name in SPAN_SCHEMA.names if name not in ("file", "line"))
 """The columns in which two reports of one span must agree."""
 

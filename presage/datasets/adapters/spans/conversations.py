@@ -1,12 +1,9 @@
-"""Workflows whose steps lie in several traces, and workflow types that a trace alone does not tell.
+"""Workflows whose steps lie in several traces, and workflow types that one trace does not tell.
 
-Rows wait on disk, partitioned by workflow id, until every trace has been seen. Then the traces of one conversation are
-put in order: steps count over the whole conversation in start order, and a trace waits for the traces that ended before
-it began, by the rule that holds between siblings in `span_tree.py`.
-
-The workflow type is `gen_ai.workflow.name`, else the name of the outermost workflow, chain or agent span, else the
-service. A conversation has the type of its first trace that tells one. A trace without a root has no
-outermost span: it gets the type of the other traces of its service, if those are all of one type.
+Rows wait on disk, partitioned by workflow id, until every trace was read. Steps then count over the whole conversation
+in start order, and a trace waits for the traces that ended before it began, as siblings do in `tree.py`. The workflow
+type is `gen_ai.workflow.name`, else the outermost workflow, chain or agent span, else the service; a trace without a
+root takes the type of the other traces of its service, if they have one type.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ class PendingConversations:
         self._named: dict[str, set[str | None]] = {}  # `gen_ai.workflow.name` of each service, up to `_MANY`
 
     def learn(self, facts: TraceFacts) -> None:
-        """Remember of what type the traces of a service are."""
+        """Record the workflow type of a trace under its service."""
         if facts.workflow is None and not facts.rooted:
             return
         service = facts.service or UNKNOWN_SERVICE
@@ -60,11 +57,11 @@ class PendingConversations:
                 known.add(value)
 
     def add(self, rows: pa.Table) -> None:
-        """Keep rows, as `StepRows.tables` makes them; a row of step -1 says that its trace lost spans."""
+        """Keep rows of `StepRows.tables`; a row of step -1 notes that its trace lost spans."""
         self._waiting.add(rows, "workflow_id")
 
     def workflows(self) -> Iterator[tuple[pa.Table, set[Workflow]]]:
-        """For each partition its rows as workflows, and the workflows that were spoiled, whose rows are left out."""
+        """For each partition the rows of its workflows, and the spoiled workflows, whose rows are left out."""
         for number in range(self._waiting.count):
             table = self._waiting.rows(number)
             if table is not None:
@@ -145,7 +142,7 @@ class PendingConversations:
 
 
 class _Local:
-    """The step numbers that rows have in their traces, made into those of their workflow."""
+    """Step numbers within traces, renumbered within workflows."""
 
     def __init__(self, table: pa.Table) -> None:
         self._step = table.column("step").to_pylist()

@@ -12,15 +12,13 @@ import pyarrow as pa
 
 from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.attributes import Found, interpret
-from presage.datasets.adapters.spans.conventions import SPAN_SCHEMA, Role, Span
+from presage.datasets.adapters.spans.conventions import SPAN_SCHEMA, Meaning, Role
 from presage.errors import TraceError
 
 _BATCH_SPANS: Final = 16384
 _BATCH_BYTES: Final = 32 * 2**20
 _STEPS: Final = (Role.LLM, Role.TOOL)
 _TRACE_IDS: Final = re.compile(rb'"(?:traceId|trace_id)"\s*:\s*"(?:0x)?([^"]{1,64})"')
-
-
 SIGNALS: Final = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics", "resourceProfiles"})
 """Keys of OTLP JSON, one a signal."""
 _JSON_KINDS: Final = {list: "array", str: "string", bool: "true or false", type(None): "null"}
@@ -39,7 +37,7 @@ class Intake:
         lined: whether the line of a span says where it was read: not if there are several files, or none.
 
     Attributes:
-        skipped: how much was skipped for each reason since somebody last cleared it.
+        skipped: skipped spans by reason, since the last clear.
         spans: how many were taken.
         lost: how many were not.
     """
@@ -151,7 +149,7 @@ class Intake:
             self._steps = 0
 
     def _add(self, record: tuple[Any, ...]) -> None:
-        """Put by one span, its fields in the order of `Span`."""
+        """Put by one span, its fields in the order of `SPAN_SCHEMA`."""
         self._batch.append(record)
         if len(self._batch) == _BATCH_SPANS or self._bytes >= _BATCH_BYTES:
             self.flush()
@@ -159,7 +157,7 @@ class Intake:
     def _lost(self, trace: str | None, place: Place) -> None:
         self.lost += 1
         if trace is not None:
-            self._add(Span(trace, None, None, False, None, 0, None, True, *place))
+            self._add((trace, None, None, False, None, 0, None, True, *place, *Meaning()))
 
 
 def described(document: Any) -> str:

@@ -1,13 +1,8 @@
-"""MLflow traces: `--format mlflow` for exported JSON, and an experiment of a live tracking store.
+"""Exported MLflow traces: the documents of `--format mlflow`.
 
-Exports are JSON, one trace a line, one a file, or a list of them: `trace.to_json()`, `mlflow traces get` and `mlflow
-traces search --output json`, and the data frame of `mlflow.search_traces()` written by `to_json(orient="records",
-lines=True)`; of MLflow 3, and of MLflow 2, which called some keys otherwise. Values of attributes are JSON inside JSON.
-
-A live store is read page by page through MLflow's own client. Reading must leave the store as it is. MLflow's client
-makes the tables of a database that has none and the file of one that is not there, so both are looked for first,
-without MLflow; a store of an older schema MLflow refuses by itself. MLflow is loaded when a store is read (about two
-seconds), never when this module is imported.
+Exports are JSON, one trace a line, one a file, or a list: `trace.to_json()`, `mlflow traces get`, `mlflow traces search
+--output json`, and `mlflow.search_traces()` written by `to_json(orient="records", lines=True)`. MLflow 2 called some
+keys otherwise. Values of attributes are JSON inside JSON.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ def read_mlflow_experiment(
         name: the experiment's name.
         tracking_uri: the store; None means MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in the working directory.
         since: only traces that began at or after this time.
-        skip_bad: count what is bad instead of raising; the workflow of a bad span is marked as spoiled.
-        progress: called with the number of requests and tool calls seen since its last call.
+        skip_bad, progress: as for `read_spans`.
 
     Raises:
         TraceError: the store does not answer, is not there, or is of an older schema; there is no such experiment, or
@@ -63,7 +62,7 @@ def read_mlflow_experiment(
     source = f"experiment {name!r} of {_without_password(uri)}"
     with Partitions(_PARTITIONS) as spill:
         intake = Intake([source], partial(spill.add, key="trace"), skip_bad, progress, lined=False)
-        with _speaking(uri):
+        with _one_line_errors(uri):
             for trace in _traces(_client(uri), name, uri, since):
                 take_mlflow(trace, Place(0, 0), intake, service=name)
         intake.flush()
@@ -154,8 +153,8 @@ def _check_database(uri: str) -> None:
 
 
 @contextmanager
-def _speaking(uri: str) -> Iterator[None]:
-    """What MLflow, its database or the network raise as one `TraceError` of one line."""
+def _one_line_errors(uri: str) -> Iterator[None]:
+    """Turn errors of MLflow, its database or the network into a one-line `TraceError`."""
     try:
         yield
     except TraceError:

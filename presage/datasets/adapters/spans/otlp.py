@@ -1,20 +1,11 @@
-"""Files of spans: OTLP JSON lines of OpenTelemetry's collector, and spans as one JSON object each.
+"""Documents of spans: OTLP JSON lines of OpenTelemetry's collector, and spans as one JSON object each.
 
-`--format otel` and `--format openinference` are one reader: one application may write both shapes and both
-conventions, so every document is looked at for itself, and every span for all conventions.
+OTLP ids are hex or base64 (they are only compared), 64-bit numbers may be strings. Lines of logs and metrics, which an
+exporter may write into the same file, are passed over. A single span is what OpenTelemetry's `span.to_json()`, Phoenix
+and its data frames write; keys may be flat ("context.trace_id", "attributes.llm.model_name"), attributes nested:
 
-OTLP as JSON is an envelope of resources, scopes and spans. Ids are hex (or base64, as protobuf's own JSON has it: they
-are only compared), 64-bit numbers may be strings, an attribute's value is wrapped in its type. The envelope is decoded
-into structures of just the fields that are read, which is cheaper than dictionaries. Lines of logs and metrics, which
-an exporter may write into the same file, hold no spans and are passed over.
-
-A single span is what OpenTelemetry's `span.to_json()`, Phoenix and its data frames write:
-
-    {"name": …, "context": {"trace_id": …, "span_id": …}, "parent_id": …,
-     "start_time": …, "end_time": …, "attributes": {…}}
-
-Keys may be flat ("context.trace_id", "attributes.llm.model_name"), attributes may be nested, times are ISO 8601 or
-numbers: nanoseconds, microseconds, milliseconds or seconds since 1970, told apart by their size.
+    {"name": …, "context": {"trace_id": …, "span_id": …}, "parent_id": …, "start_time": …, "end_time": …,
+     "attributes": {…}}
 """
 
 from __future__ import annotations

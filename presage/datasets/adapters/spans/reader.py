@@ -40,13 +40,10 @@ _REPORT_BYTES: Final = 8 * 2**20
 def read_spans(
     path: Path | Sequence[Path], *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
 ) -> Iterator[Source]:
-    """Read OTLP JSON lines or single spans, from a file or from a folder of rotated files, plain or gzip.
+    """Read OTLP JSON lines or single spans, plain or gzip; see `JoiningReader`.
 
-    Args:
-        path: the file or folder; or several, over which a trace may be spread.
-        skip_bad: count what is bad instead of raising. The workflow of a bad span is marked as spoiled, and so are the
-            workflows that a torn line names.
-        progress: called with the number of requests and tool calls seen since its last call.
+    With `skip_bad`, the workflow of a bad span is spoiled, and so are the workflows that an unreadable line names.
+    `progress` counts requests and tool calls.
 
     Raises:
         TraceError: a file cannot be read, a line is no JSON or no spans, a span lacks an id or a start or has an
@@ -64,7 +61,7 @@ def read_documents(
     skip_bad: bool,
     progress: Callable[[int], None] | None,
 ) -> Iterator[Source]:
-    """Read JSON documents of a path that `take` hands to an intake; as `read_spans` otherwise."""
+    """Read JSON documents; `take` hands the spans of each to the intake. Otherwise as `read_spans`."""
     paths = [path] if isinstance(path, Path) else path
     files = [file for one in paths for file in files_of(one)]
     with Partitions(partitions_for(files)) as spill:
@@ -102,27 +99,17 @@ def partitions_for(files: list[Path]) -> int:
 def read_mlflow(
     path: Path | Sequence[Path], *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
 ) -> Iterator[Source]:
-    """Read exported MLflow traces from a file or a folder of files, plain or gzip.
-
-    Args:
-        path: the file or folder; or several, over which a session may be spread.
-        skip_bad: count what is bad instead of raising; the workflow of a bad span is marked as spoiled.
-        progress: called with the number of requests and tool calls seen since its last call.
-
-    Raises:
-        TraceError: as `span_files.read_spans`.
-        OutputError: the disk of temporary files is full.
-    """
+    """Read exported MLflow traces, plain or gzip; as `read_spans`."""
     return read_documents(path, take_mlflow, msgspec.json.decode, skip_bad, progress)
 
 
 class SpanWorkflows:
-    """The workflows of the spans that an intake took in.
+    """The workflows of the spans in `spans`, where `intake` put them.
 
     Args:
-        name: what the user called the source.
-        intake: takes the spans.
-        spans: where it puts them.
+        name: of the source, for messages.
+        intake: counts what is skipped.
+        spans: partitioned by trace.
         skip_bad: leave out traces that are no trees, and workflows that lost a span, instead of raising.
     """
 
@@ -162,7 +149,7 @@ class SpanWorkflows:
             )
 
     def source(self, table: pa.Table | None, spoiled: frozenset[Workflow] = frozenset(), read_bytes: int = 0) -> Source:
-        """A conforming chunk, of no rows where there is no table; what was skipped since the last one goes with it."""
+        """A conforming chunk, empty without a table; carries what was skipped since the last one."""
         first = self._rows + 1
         if table is None:
             conforming = trace_schema().empty_table()
@@ -178,7 +165,7 @@ class SpanWorkflows:
         return Source(conforming, origin, skipped, spoiled, read_bytes)
 
     def _partition(self, table: pa.Table, conversations: PendingConversations) -> Iterator[Source]:
-        """The workflows that this partition tells on its own; the others go to the conversations."""
+        """The workflows that lie in this partition alone; the other steps go to the conversations."""
         columns = TraceColumns(table)
         now, later = StepRows(), StepRows()
         spoiled: set[Workflow] = set()
@@ -204,7 +191,7 @@ class SpanWorkflows:
         later: StepRows,
         conversations: PendingConversations,
     ) -> Workflow | None:
-        """Put the steps of a trace where they belong; gives its workflow if that is known to be spoiled."""
+        """Add the steps of a trace to `now` or `later`; returns its workflow if it is known to be spoiled."""
         bad = columns.any_bad(first, stop)
         if bad:
             first = columns.first_span(first, stop)

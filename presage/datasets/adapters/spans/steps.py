@@ -1,14 +1,4 @@
-"""From spilled spans to workflows, a partition at a time: the second half of every span format.
-
-A trace is a workflow, unless it has a conversation (session) id: then all traces of that conversation are one. Spans
-come partitioned by trace, so a tree is whole in its partition. Steps whose workflow cannot be told from their trace
-alone are spilled once more, by workflow id, and numbered by `conversations.py` when every trace has been seen:
-
-- those of a conversation, whose traces may lie in any partition;
-- those of a trace without a root that does not name its workflow: its type is learnt from the other traces.
-
-Memory holds the numbers of one partition as Python lists, and one stretch of rows with its texts.
-"""
+"""The spans of a partition as columns by trace, and its steps as tables."""
 
 from __future__ import annotations
 
@@ -34,7 +24,7 @@ from presage.datasets.schema.columns import dictionary_encoded
 
 
 class TraceColumns:
-    """The numbers of a partition as Python lists, rows sorted by trace, notes of lost spans first.
+    """The numbers of a partition as Python lists; rows sorted by trace, notes of lost spans first.
 
     Args:
         table: spans, of `SPAN_SCHEMA`.
@@ -63,7 +53,7 @@ class TraceColumns:
         self._bad = table.column("bad").to_numpy()[self.order]
 
     def any_bad(self, first: int, stop: int) -> bool:
-        """Whether a trace lost a span, or a value of one."""
+        """Whether a trace lost a span or a value."""
         return bool(self._bad[first:stop].any())
 
     def first_span(self, first: int, stop: int) -> int:
@@ -99,7 +89,7 @@ class TraceColumns:
         return Place(found["file"], found["line"]), found["span"]
 
     def facts(self, first: int, stop: int, steps: TraceSteps | None) -> TraceFacts:
-        """What is known of a trace as a whole; `steps` is None where its spans are no tree."""
+        """The facts of a trace; `steps` is None where its spans are no tree."""
         root = None if steps is None or steps.root is None else first + steps.root
         top = None if steps is None or steps.top is None else first + steps.top
         begin = root if root is not None else min(range(first, stop), key=self._start.__getitem__)
@@ -122,14 +112,14 @@ class TraceColumns:
         return both[:rows][self.order].tolist(), both[rows:][self.order].tolist()
 
     def _agreed(self, name: str, values: Sequence[int], first: int, stop: int, root: int | None) -> str | None:
-        """The root's value, else the one that all spans agree in that have any."""
+        """The root's value, else the only value among the spans."""
         if root is not None and values[root] >= 0:
             return self._text(name, root)
         found = set(values[first:stop]) - {-1}
         return self._text(name, values.index(found.pop(), first, stop)) if len(found) == 1 else None
 
     def _earliest(self, name: str, values: Sequence[int], first: int, stop: int, root: int | None) -> str | None:
-        """The root's value, else that of the span that started first among those that have one."""
+        """The root's value, else that of the earliest span with one."""
         if root is not None and values[root] >= 0:
             return self._text(name, root)
         rows = [row for row in range(first, stop) if values[row] >= 0]
@@ -151,12 +141,20 @@ _CHUNK_ROWS: Final = 16384
 _CHUNK_BYTES: Final = 32 * 2**20
 _TEXTS: Final = ("system_prompt", "input_text", "output_text")
 _FROM_SPANS: Final = ("model", "input_tokens", "output_tokens", "cached_input_tokens", "finish_reason", *_TEXTS)
+_OF_TRACE: Final = {
+    "workflow_type": ("known_type", pa.string()),
+    **{name: (name, pa.string()) for name in ("workflow_id", "trace", "workflow", "service", "top")},
+    **{name: (name, pa.bool_()) for name in ("complete", "rooted")},
+    "trace_begin": ("begin", pa.int64()),
+    "trace_end": ("end", pa.int64()),
+}
+"""Columns that are facts of the trace: the attribute of `TraceFacts`, the type."""
 _NS_PER_US: Final = 1000
 
 
 @dataclass
 class StepRows:
-    """Steps in the order they were added; rows count in the sorted partition, `trace` in `facts`."""
+    """Steps in the order added; rows index the sorted partition, `trace` indexes `facts`."""
 
     row: list[int] = field(default_factory=list)
     agent: list[int] = field(default_factory=list)
@@ -184,7 +182,7 @@ class StepRows:
         self.facts.append(facts)
 
     def add_spoiled(self, first: int, facts: TraceFacts) -> None:
-        """A trace that lost spans, as one row that is no step (number -1): its conversation has to know."""
+        """Note a trace that lost spans as one row of step -1, so that its conversation is spoiled."""
         lost = TraceSteps([0], [0], [-1], [()], [facts.begin], [facts.end], (), facts.end, None, None, False)
         self.add(lost, first, facts)
         self.step[-1] = -1
@@ -215,19 +213,10 @@ class StepRows:
         first = int(trace.min())
         facts = self.facts[first : int(trace.max()) + 1]
         of_trace = pa.array(trace - first)
-        texts = {
-            "workflow_type": [one.known_type for one in facts],
-            "workflow_id": [one.workflow_id for one in facts],
-            "trace": [one.trace for one in facts],
-            "workflow": [one.workflow for one in facts],
-            "service": [one.service for one in facts],
-            "top": [one.top for one in facts],
+        columns |= {
+            name: pa.array([getattr(one, fact) for one in facts], kind).take(of_trace)
+            for name, (fact, kind) in _OF_TRACE.items()
         }
-        columns |= {name: pa.array(values, pa.string()).take(of_trace) for name, values in texts.items()}
-        truths = {"complete": [one.complete for one in facts], "rooted": [one.rooted for one in facts]}
-        columns |= {name: pa.array(values, pa.bool_()).take(of_trace) for name, values in truths.items()}
-        times = {"trace_begin": [one.begin for one in facts], "trace_end": [one.end for one in facts]}
-        columns |= {name: pa.array(values, pa.int64()).take(of_trace) for name, values in times.items()}
         return pa.table(
             columns
             | {

@@ -56,7 +56,7 @@ class BrokenTreeError(Exception):
 
 @dataclass(frozen=True)
 class TraceSpans:
-    """The spans of one trace, column by column; fields as in `Span`.
+    """The spans of one trace, column by column; names as in `SPAN_SCHEMA`.
 
     Ids, services and nodes are numbers that stand for them, -1 for none: a trace may have millions of spans.
 
@@ -261,10 +261,7 @@ class _Tree:
     def steps(self) -> TraceSteps:
         is_step, wraps = self._which()
         agent, wrapper = self._whose(wraps)
-        spans = self.spans
-        waits = waits_of(
-            LaidOut(self.tops, self.children, self.start, self.end, is_step, spans.node, spans.node_parent)
-        )
+        waits = _Walk(self, is_step).walk()
         rows = sorted((row for row in self.order if is_step[row]), key=self.start.__getitem__)  # ties in tree order
         step = [-1] * len(is_step)
         for place, row in enumerate(rows):
@@ -351,32 +348,6 @@ Steps = tuple[int, ...]
 """Rows of steps."""
 
 
-@dataclass(frozen=True)
-class LaidOut:
-    """A tree of spans whose clocks were adjusted; columns by row.
-
-    Args:
-        tops: the rows without a parent, in start order.
-        children: the rows under each, in start order.
-        start, end: nanoseconds since 1970.
-        is_step: which rows are steps.
-        node, node_parent: place in the agent graph, -1 for none.
-    """
-
-    tops: Sequence[int]
-    children: Sequence[Sequence[int] | None]
-    start: Sequence[int]
-    end: Sequence[int]
-    is_step: Sequence[bool]
-    node: Sequence[int]
-    node_parent: Sequence[int]
-
-
-def waits_of(tree: LaidOut) -> dict[int, Steps]:
-    """The steps that each step waited for."""
-    return _Walk(tree).walk()
-
-
 class Siblings:
     """The children of one span while they are gone through in start order."""
 
@@ -423,16 +394,18 @@ def _by_start(sibling: tuple[int, int, int, Steps]) -> tuple[int, int]:
 class _Walk:
     """One walk over a tree that finds what each step waited for."""
 
-    def __init__(self, tree: LaidOut) -> None:
+    def __init__(self, tree: _Tree, is_step: Sequence[bool]) -> None:
         self.tree = tree
+        self.is_step = is_step
+        self.node, self.node_parent = tree.spans.node, tree.spans.node_parent
         self.waits: dict[int, Steps] = {}
-        self.graph = any(node >= 0 for node in tree.node_parent)
+        self.graph = any(node >= 0 for node in self.node_parent)
         self.ran: dict[int, list[tuple[int, Steps]]] = {}  # (end, last steps) of each run of a node, in tree order
         self.open: list[int] = []  # the nodes around, which a graph names as parents too
 
     def walk(self) -> dict[int, Steps]:
         """What each step waited for."""
-        tree, is_step, children = self.tree, self.tree.is_step, self.tree.children
+        tree, is_step, children = self.tree, self.is_step, self.tree.children
         stack = [Siblings(-1, ())]
         while True:
             frame = stack[-1]
@@ -461,14 +434,14 @@ class _Walk:
                 last = frame.waited_for(math.inf)
             # What goes on inside a span after its end counts as the span: a step waits for what has ended.
             end = max(tree.end[row], frame.latest)
-            if self.graph and tree.node[row] >= 0:
+            if self.graph and self.node[row] >= 0:
                 self._leave(row, end, last)
             if last:  # a span without steps hands on nothing: what comes next waits for what came before it
                 stack[-1].ended(tree.start[row], end, last, stack[-1].at)
 
     def _by_graph(self, row: int, given: Steps) -> Steps:
         """What a span waits for by its place in the agent graph, else `given`."""
-        node, parent = self.tree.node[row], self.tree.node_parent[row]
+        node, parent = self.node[row], self.node_parent[row]
         if parent >= 0 and parent != node and parent not in self.open:
             now = self.tree.start[row]
             given = next((last for end, last in reversed(self.ran.get(parent, [])) if end <= now), given)
@@ -479,4 +452,4 @@ class _Walk:
     def _leave(self, row: int, end: int, last: Steps) -> None:
         self.open.pop()
         if last:
-            self.ran.setdefault(self.tree.node[row], []).append((end, last))
+            self.ran.setdefault(self.node[row], []).append((end, last))
