@@ -1,4 +1,4 @@
-"""What is in a trace: counts, lengths, tokens and the call graph, as plain data. Rendering is left to the command."""
+"""Statistics of a trace as plain data: counts, lengths, tokens and the call graph."""
 
 from __future__ import annotations
 

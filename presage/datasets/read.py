@@ -1,8 +1,4 @@
-"""Traces from any mix of sources: what every command that takes TRACES calls first.
-
-`open_source` finds the reader of a path; `read_traces` keeps everything in memory as one valid table, for training.
-What need not fit in memory goes through `presage.datasets.ingest`.
-"""
+"""Traces from any mix of sources, in memory as one valid table."""
 
 from __future__ import annotations
 
@@ -28,12 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadResult:
-    """A valid trace, and what was left out of it.
+    """A valid trace, and the number of rows or workflows left out of it.
 
     Args:
         table: conforming, validated, in canonical order.
-        skipped: how many rows or workflows were skipped for each reason; empty unless `skip_bad` was asked for, or a
-            recording was read.
+        skipped: their number by reason; without `skip_bad`, only a recording has any.
     """
 
     table: pa.Table
@@ -53,13 +48,13 @@ def read_traces(
         traces: Parquet stores, files of the formats in `presage.datasets.adapters`, and pandas data frames with one
             row a step and the columns of a trace; one of them, or a list that mixes them freely.
         skip_bad: leave out workflows with a bad row and count them, instead of raising.
-        source_format: "auto" goes by the file name; the name of a format reads every path as that format.
+        source_format: the format of every path; "auto" detects it by name and content.
         progress: called with the number of steps read since its last call.
 
     Raises:
         TraceError: a path is missing or of an unknown kind, a file is damaged, a row or a workflow breaks the schema (a
-            row of a frame is named by its place, from 0 as in `frame.iloc`), a workflow stands in two sources, states
-            differ in size, or nothing is left.
+            row of a frame is named by its index, as in `frame.iloc`), two sources have the same workflow, states differ
+            in size, or nothing is left.
     """
     given = [traces] if isinstance(traces, str | Path) or is_frame(traces) else list(traces)
     if not given:
@@ -91,7 +86,7 @@ def read_traces(
 
 
 def _collected(name: str, begin: Chunks) -> Source:
-    """All chunks of a reading as one."""
+    """All chunks of a source as one."""
     chunks = list(begin()) or [Source(trace_schema().empty_table(), Origin.of(name, 0))]
     skipped = Counter[str]()
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""The forecasts of a recording beside what came true, which is read from the steps and ends recorded later."""
+"""The forecasts of a recording with their outcomes, from steps and ends recorded later."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SCHEMA: Final = pa.schema(
         ("came_tokens", pa.int64()),
     ]
 )
-"""FORECASTS, the engine that made them, and: `came`, the agents that came 1, 2, … K steps later, END last where the run
-ended before, shorter where nobody knows; `came_tokens`, output tokens of the step and all later ones of its run, null
-where one is not known. At the completion of a step its own tokens are not among them."""
+"""FORECASTS, the engine, and the outcomes. `came`: the agents 1, 2, … K steps later, END last where the run ended
+before, shorter where later steps are unknown. `came_tokens`: output tokens of this and all later steps of the run (at
+completion of the later ones alone), null where one is unknown."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Run:
     steps: int | None = None
 
     def came(self, step: int, horizon: int) -> list[str]:
-        """What followed a step, as far as it is known without a gap."""
+        """The outcomes after a step, up to the first unknown one."""
         found: list[str] = []
         for later in range(step + 1, step + 1 + horizon):
             if later == self.steps:
@@ -63,7 +63,7 @@ class _Run:
 
 
 def read_forecasts(path: str | Path) -> tuple[pa.Table, Mapping[str, int]]:
-    """All forecasts of a recording, with what came true.
+    """All forecasts of a recording, with their outcomes.
 
     Keeps the agents and tokens of all recorded steps of one engine in memory, and all forecasts.
 
@@ -71,7 +71,7 @@ def read_forecasts(path: str | Path) -> tuple[pa.Table, Mapping[str, int]]:
         path: the folder of a recording, or of one engine in it.
 
     Returns:
-        A table of SCHEMA, and what could not be read, by reason.
+        A table of SCHEMA, and counts of what could not be read, by reason.
 
     Raises:
         TraceError: there is no recording, or one of another version.
@@ -79,7 +79,7 @@ def read_forecasts(path: str | Path) -> tuple[pa.Table, Mapping[str, int]]:
     lost = Counter[str]()
     tables = [SCHEMA.empty_table()]
     for engine in engines(Path(path)):
-        # In the order in which truth is ahead of what is asked of it: forecasts, ends, steps.
+        # In this order, an outcome is on disk before it is looked up.
         made = [batch for batch, _ in batches(engine, "forecasts", None, lost)]
         runs: dict[int, _Run] = defaultdict(_Run)
         for batch, _ in batches(engine, "ends", ("run", "steps", "how"), lost):
@@ -90,11 +90,11 @@ def read_forecasts(path: str | Path) -> tuple[pa.Table, Mapping[str, int]]:
             for row in batch.to_pylist():
                 run = runs[row["run"]]
                 run.agents[row["step"]], run.tokens[row["step"]] = row["agent"], row["output_tokens"]
-        tables += [_with_truth(pa.Table.from_batches([batch]), engine.name, runs) for batch in made]
+        tables += [_with_outcomes(pa.Table.from_batches([batch]), engine.name, runs) for batch in made]
     return pa.concat_tables(tables), lost
 
 
-def _with_truth(made: pa.Table, instance: str, runs: Mapping[int, _Run]) -> pa.Table:
+def _with_outcomes(made: pa.Table, instance: str, runs: Mapping[int, _Run]) -> pa.Table:
     came, tokens = [], []
     rows = zip(*(made[name].to_pylist() for name in ("run", "step", "moment")), strict=True)
     widths = [

@@ -1,15 +1,12 @@
-"""The form of a recording: what an engine's recorder writes, and ingestion reads. Knows columns and names of files.
+"""The format of a recording, which an engine's recorder writes and ingestion reads: columns and file names.
 
-    RECORDING/engine-INSTANCE/lock                        held for as long as the engine records
+    RECORDING/engine-INSTANCE/lock                        held while the engine records
                               steps-000001.arrows         whole
-                              steps-000002.open.arrows    being written, or left by an engine that was killed
-                              forecasts-…, ends-…         likewise; what has one number was written together
+                              steps-000002.open.arrows    being written, or left by a killed engine
+                              forecasts-…, ends-…         likewise; files of one number were written together
 
-Files are Arrow IPC streams: a stream is readable up to its last whole batch whatever happened to its end, which a
-Parquet file without its footer is not, and a file that is full needs but another name, not to be written again.
-
-States are raw bytes, float16 in the byte order of this machine: as a Parquet or Arrow list of numbers they cost the
-engine's machine ten times as much.
+Files are Arrow IPC streams, readable up to the last whole batch wherever they end (Parquet is not). States are raw
+bytes, float16 in the byte order of this machine: lists of numbers would cost the engine's machine ten times as much.
 """
 
 from __future__ import annotations
@@ -34,9 +31,9 @@ WHOLE: Final = ".arrows"
 FILE_NAME: Final = re.compile(r"(steps|forecasts|ends)-\d{6,}(\.open)?\.arrows")
 
 SAID: Final = "said"
-"""A client said that the workflow has ended."""
+"""The client ended the workflow."""
 SILENT: Final = "silent"
-"""The workflow was silent for its time to live."""
+"""The workflow expired: no request within its time to live."""
 
 STEPS: Final = pa.schema(
     [
@@ -58,8 +55,8 @@ STEPS: Final = pa.schema(
         *((state, pa.large_binary()) for state in STATE_COLUMNS),
     ]
 )
-"""A step that is over. `run` counts the workflows of an engine, `step` the steps of a run in the order they began, both
-from 0; `client_step` is what the client said of it, `step_id` the engine's name of the request."""
+"""A finished step. `run` counts the workflows of an engine, `step` the steps of a run in the order they began, both
+from 0; `client_step` is the client's number, `step_id` the engine's request id."""
 
 FORECASTS: Final = pa.schema(
     [
@@ -83,7 +80,7 @@ FORECASTS: Final = pa.schema(
         ("remaining_tokens", pa.list_(pa.float64())),
     ]
 )
-"""A forecast made at a moment of a step: `probabilities` are K rows of len(agents) + 1 numbers, END last."""
+"""A forecast at a moment of a step; `probabilities` are K rows of len(agents) + 1 numbers, END last."""
 
 ENDS: Final = pa.schema(
     [
@@ -95,13 +92,13 @@ ENDS: Final = pa.schema(
         pa.field("ended_at", TIMESTAMP, False),
     ]
 )
-"""A run that has ended after so many steps. Written after the last of them."""
+"""The end of a run, written after its last step."""
 
 TABLES: Final = {"steps": STEPS, "forecasts": FORECASTS, "ends": ENDS}
 
 
 def described(schema: pa.Schema, instance: str, model: str | None, state_layer: int | None = None) -> pa.Schema:
-    """The schema of a file of one engine: its rows carry who wrote them, and which layer their states are of."""
+    """The schema of a file, with the engine, its model and the layer of its states in the metadata."""
     facts = {VERSION_KEY: VERSION.encode(), INSTANCE_KEY: instance.encode()}
     if model is not None:
         facts[MODEL_KEY] = model.encode()

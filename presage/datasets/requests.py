@@ -1,14 +1,9 @@
-"""Traces of plain requests: when each came and how long it was, and no workflow it belongs to.
+"""Traces of plain requests, for replay: when each came and how long it was, without workflows or text.
 
-Two forms, told apart by content:
-
-JSON lines    `timestamp` (milliseconds), `input_length`, `output_length` (tokens) and perhaps `hash_ids`, as Mooncake
-              publishes them (Qin et al., "Mooncake", FAST 2025): one id for each 512 tokens of the prompt, the same
-              wherever these and all tokens before them are the same.
-CSV           `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`, as the Azure LLM inference traces (Patel et al.,
-              "Splitwise", ISCA 2024).
-
-They are no trace of steps: nothing can be learnt from them about agents, and they hold no text. A replay takes them.
+JSON lines: `timestamp` (milliseconds), `input_length`, `output_length` (tokens) and perhaps `hash_ids`, one for each
+512 tokens of the prompt, equal where these and all earlier tokens are equal (Qin et al., "Mooncake", FAST 2025). CSV:
+`TIMESTAMP`, `ContextTokens`, `GeneratedTokens`, as the Azure LLM inference traces (Patel et al., "Splitwise", ISCA
+2024).
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from presage.datasets.schema import KNOWN_COLUMNS
 from presage.errors import TraceError
 
 HASH_TOKENS: Final = 512
-"""Tokens of a prompt that one of its `hash_ids` stands for; the last may stand for fewer."""
+"""Tokens of a prompt per hash id; the last id may cover fewer."""
 
 _CSV_SUFFIXES: Final = (".csv", ".csv.gz")
 _CSV: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -59,7 +54,7 @@ class _Line(msgspec.Struct):
 
 
 def holds_requests(path: Path) -> bool:
-    """Whether a file is one of these: by its first line alone, so also where something else is wrong with it."""
+    """Whether a file is a trace of plain requests, judged by its first line."""
     if path.is_dir():
         return False
     if path.name.endswith(_CSV_SUFFIXES):

@@ -1,12 +1,9 @@
 """Training and test sets of whole tasks: by time where the traces permit it, else at random.
 
-A group is everything that was asked with one `task` string, across workflow types, or a workflow without a task. A
-group is never divided, so no task stands on both sides. Each set of workflow types that share no task with others is
-divided on its own, which puts every type with at least two groups on both sides wherever the groups allow it.
-
-By time means: each workflow of the test set starts after each of the training set. That separates traces of a running
-service. It cannot separate a benchmark that runs each task several times over weeks; such types fall back to a random
-split by task, and the split says so.
+A group is all workflows with one `task` string, across workflow types, or a workflow without a task. Groups are never
+divided. Workflow types that share no task with others are divided on their own, so every type with at least two groups
+is in both sets where possible. By time means that each test workflow starts after each training workflow; types whose
+tasks are run repeatedly over weeks fall back to a random split, and `Split.rule` says so.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Split:
-    """Two parts of a trace, rows in the order given; `rule` says in words how they were told apart."""
+    """Two parts of a trace, rows in the order given; `rule` describes how they were divided."""
 
     train: pa.Table
     test: pa.Table

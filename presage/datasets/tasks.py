@@ -1,8 +1,6 @@
-"""What a workflow was asked: the unit that never stands on both sides of a split, by name and by a short key.
+"""Tasks: what workflows were asked, as names, 8-byte keys and folds.
 
-A key is eight bytes of a hash, so that a model can carry which tasks it learnt from and say so when it is judged on
-them, without carrying their names. Folds divide rows by task: what is learnt from one fold's tasks says nothing of its
-own rows.
+A split never divides a task. A model carries the keys of the tasks that it learnt from, not their names.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ def task_of(table: pa.Table) -> pa.ChunkedArray:
 
 
 def task_keys(table: pa.Table) -> NDArray[np.uint64]:
-    """A key for the task of every step, uint64 [rows]; equal tasks have equal keys in every trace."""
+    """The key of the task of every step, uint64 [rows], equal for equal tasks in any trace."""
     encoded = dictionary_encoded(task_of(table))
     digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in encoded.dictionary.to_pylist()]
     keys = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
@@ -44,7 +42,7 @@ def task_folds(task: NDArray[np.int32], seed: int, folds: int = FOLDS) -> NDArra
 
 
 def parts(fold: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The rows of each fold, and those of all others to learn from; where there is a single fold, its own."""
+    """(rows of a fold, rows of all others) for each fold; a single fold gets its own rows as the others."""
     for number in np.unique(fold):
         inside, others = (np.flatnonzero(rows) for rows in (fold == number, fold != number))
         yield inside, others if len(others) else inside

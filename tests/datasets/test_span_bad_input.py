@@ -88,7 +88,7 @@ BREAKS: list[tuple[Callable[[dict[str, Any]], Any], str, str]] = [
     (lambda document: of(document, 2).pop("startTimeUnixNano"), r"span 0+2: no start time", "without a start time"),
     (lambda document: of(document, 2).pop("spanId"), r"line 1: a span without a span id", "without a span id"),
     (cycle, r"line 1, span 0+[12]: it is its own ancestor", "cycle of spans"),
-    (twice, r"line 1, span 0+2: its id stands there twice", "span id twice"),
+    (twice, r"line 1, span 0+2: its id appears twice", "span id twice"),
 ]  # fmt: skip
 
 

@@ -228,7 +228,7 @@ def test_cut_gzip_is_named_and_its_last_workflow_is_not_kept(tmp_path: Path) -> 
         ("", "an empty file; a line with the names of the columns is wanted"),
         (HEADER, "an empty trace"),
         (HEADER.replace(",", ";") + "t;w;0;a;1;x\n", "separated by semicolons; commas are wanted"),
-        (HEADER.replace("agent", "agent,agent") + "t,w,0,a,a,1,x\n", "column 'agent' stands there twice"),
+        (HEADER.replace("agent", "agent,agent") + "t,w,0,a,a,1,x\n", "column 'agent' appears twice"),
         (HEADER.replace("workflow_id", "Workflow_ID"), "column 'Workflow_ID' is called 'workflow_id' in a trace"),
         (HEADER.replace("input_tokens", "Input Tokens"), "column 'Input Tokens' is called 'input_tokens'"),
         (
@@ -256,7 +256,7 @@ def test_a_frame_that_is_no_trace_is_refused() -> None:
     frame = pd.DataFrame(workflow("w", 3, input_tokens=1))
     assert "no column 'agent'; found: workflow_type, workflow_id, step" in refused(frame.drop(columns="agent"))
     assert "column 'Agent' is called 'agent' in a trace" in refused(frame.rename(columns={"agent": "Agent"}))
-    assert "DataFrame: column 'agent' stands there twice" in refused(pd.concat([frame, frame[["agent"]]], axis=1))
+    assert "DataFrame: column 'agent' appears twice" in refused(pd.concat([frame, frame[["agent"]]], axis=1))
     assert "DataFrame: an empty trace" in refused(frame[:0])
     assert 'DataFrame, row 0, column "workflow_id": type int64, a string' in refused(
         frame.assign(workflow_id=[7, 7, 7])

@@ -27,10 +27,10 @@ from presage.errors import TraceError
 _STORE: Final = "store"
 
 Chunks = Callable[[], Iterator[Source]]
-"""Begins a reading."""
+"""Starts reading a source."""
 
 JOINING: Final[Mapping[str, JoiningReader]] = {"otel": read_spans, "openinference": read_spans, "mlflow": read_mlflow}
-"""Formats whose workflows may be spread over files: rotation cuts where it likes, and each service has its own file."""
+"""Formats whose workflows may be spread over files: rotated files, or one file a service."""
 
 READERS: Final[Mapping[str, Reader]] = {
     "jsonl": read_jsonl,
@@ -49,7 +49,7 @@ SUFFIXES: Final[Mapping[str, str]] = {
 
 
 def detect(path: Path) -> str | None:
-    """The format of a file, or of the files in a folder, by name and first document; None if they tell none."""
+    """The format of a file or folder, by name and first document; None if unknown."""
     if path.is_dir() and is_recording(path):
         return "recording"
     if path.is_dir() or path.name.endswith(JSON_SUFFIXES):
@@ -64,7 +64,7 @@ def detect(path: Path) -> str | None:
 
 
 def join(paths: Sequence[str | Path], source_format: str) -> list[tuple[Path, ...]]:
-    """The paths as sources: files of spans are one together, as if they lay in a folder; any other path is one.
+    """Group paths into sources: all files of spans are one source, any other path is one.
 
     Raises:
         TraceError: a path is missing or of an unknown kind.
@@ -90,11 +90,11 @@ def open_source(
     skip_bad: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Chunks:
-    """What reads a source when called; arguments as `read_traces`.
+    """A function that reads a source; arguments as `read_traces`.
 
     Args:
         path: of the source.
-        more: the other files of it, where `join` gave several.
+        more: its other files, where `join` gave several.
 
     Raises:
         TraceError: the path is missing or of an unknown kind.
@@ -110,13 +110,13 @@ def open_source(
 
 
 def _format(path: Path, source_format: str) -> str:
-    """The format to read a path as.
+    """The format of a path.
 
     Raises:
         TraceError: the path is missing or of an unknown kind.
     """
     if not path.exists():
-        raise TraceError(f"{path}: no such file or folder; a trace is wanted here: check the path")
+        raise TraceError(f"{path}: no such file or folder; a trace is wanted: check the path")
     if source_format != "auto":
         if source_format not in READERS:
             raise TraceError(f"unknown trace format {source_format!r}; known: auto, {', '.join(READERS)}")

@@ -1,23 +1,17 @@
-"""`--format recording`: the folder of an engine's recorder (`presage.datasets.recording`), also while it is written.
+"""Reads `--format recording`: the folder of an engine's recorder, also while the engine writes it.
 
-The reader makes two passes in bounded memory: the first reads numbers alone and decides what becomes a row (`plan`),
-the second reads everything, a chunk at a time. It counts what it leaves out whether or not bad rows are skipped: a
-recording is cut wherever its engine was, and clients name their workflows as they like.
+Two passes in bounded memory: `plan` reads numbers alone and decides what becomes a row, then the rows are read in
+chunks. Files may grow, be torn at the end, renamed or removed meanwhile; whole batches are taken, other bytes counted.
 
-A file may be growing, torn at its end, renamed or removed while it is read. The reader takes its whole batches and
-counts the remaining bytes.
+A workflow is named `ID@INSTANCE.RUN`, which keeps apart engines that served the same id, and restarts of one engine.
+A store takes a workflow once, so what is decided about a run must never change:
 
-A workflow is named `ID@INSTANCE.RUN`. So two engines that served workflows of the same id, or one engine after its
-restart, are kept apart, always, and what a store has of one recording does not depend on what else was ingested.
-
-A run is a workflow as one engine saw it. Decisions about it must never change, because a store takes a workflow once:
-
-- A run waits while its engine records and has not said that it ended.
-- Steps count in the order they began. A step that is not there (dropped, in a file that was lost, running when the
-  engine was killed, of an agent without a name) cuts the run: what came before it stays, and is right-censored.
-- Where the client numbered every step, and none twice, a number that is missing is a step that this engine never saw:
-  it cuts the run likewise. A run that does not begin with the first step is left out.
-- A run is complete if the client ended it or it expired, and no step of it is missing.
+- A run waits while its engine records and the run has not ended.
+- Steps count in the order they began. A missing step (dropped, lost, still running at a kill, of an unnamed agent) cuts
+  the run: the steps before it are kept as right-censored.
+- Where the client numbered every step, each once, a missing number is a step that this engine never saw, and cuts the
+  run too. A run that does not begin with the first step is left out.
+- A run is complete if the client ended it or it expired, and no step is missing.
 """
 
 from __future__ import annotations
@@ -74,12 +68,10 @@ _AS_THEY_ARE: Final = (
 def read_recording(
     path: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
 ) -> Iterator[Source]:
-    """Read a recording, or one engine of it.
+    """Read the folder of a recording, or one of its `engine-…` folders; see `Reader`.
 
-    Args:
-        path: the folder of the recorder's settings, or one of its `engine-…` folders.
-        skip_bad: makes no difference.
-        progress: called with the number of steps read since its last call.
+    `skip_bad` makes no difference: clients name their workflows as they like, and a recording is cut wherever its
+    engine was, so bad steps are always counted and left out.
 
     Raises:
         TraceError: this is no recording, it is of another version, states of its engines differ in size, or there is
@@ -116,7 +108,7 @@ def _taken(skipped: Counter[str]) -> dict[str, int]:
 
 
 def _tables(engine: RecordedEngine, planned: RowPlan, skipped: Counter[str]) -> Iterator[pa.Table]:
-    """The rows of an engine, raw, in tables of bounded size."""
+    """The raw rows of an engine, in tables of bounded size."""
     waiting: list[pa.Table] = []
     seen = np.zeros(len(planned.keys), bool)
     for batch, served in batches(engine, "steps", None, skipped):
@@ -202,7 +194,7 @@ class RowPlan:
     complete: NDArray[np.bool_]
 
     def find(self, runs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The place of each of n recorded steps in the plan, int64 [n]; -1 for those that become no row."""
+        """The index of each of n recorded steps in the plan, int64 [n]; -1 for steps that become no row."""
         wanted = key(runs, steps)
         places = np.searchsorted(self.keys, wanted)
         found = np.zeros(len(wanted), bool)
@@ -212,20 +204,20 @@ class RowPlan:
 
 
 def key(runs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One number for run and step, int64 [n]."""
+    """Run and step as one number, int64 [n]."""
     return runs << 32 | steps
 
 
 def plan(
     steps: Iterable[pa.RecordBatch], ends: Iterable[pa.RecordBatch], records: bool, skipped: Counter[str]
 ) -> RowPlan:
-    """What becomes of the steps of one engine.
+    """Decide which steps of an engine become rows.
 
     Args:
         steps: columns NUMBERS of its steps.
         ends: columns END_NUMBERS of its ends, which were read before the steps.
-        records: whether it still records.
-        skipped: counts what is left out.
+        records: whether the engine still records.
+        skipped: counts what is left out, by reason.
     """
     ended = _ended(ends)
     run, step, client = _numbers(steps, skipped)
@@ -262,7 +254,7 @@ def _unbroken(step: NDArray[np.int64], client: NDArray[np.int64]) -> NDArray[np.
 
 
 def _ended(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
-    """By run, after how many steps it ended."""
+    """The number of steps of each ended run."""
     found: dict[int, int] = {}
     for batch in ends:
         known = batch.filter(pc.is_in(batch["how"], pa.array([SAID, SILENT])))
@@ -273,8 +265,7 @@ def _ended(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
 def _numbers(
     steps: Iterable[pa.RecordBatch], skipped: Counter[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Run, step and client's step (UNNUMBERED where there is none) of all steps with names, by run and step, each once;
-    int64 [n] each."""
+    """Run, step and client's step (or UNNUMBERED) of all named steps, each once, sorted; int64 [n] each."""
     columns: list[list[NDArray[np.int64]]] = [[np.empty(0, np.int64)] for _ in range(3)]
     for batch in steps:
         named = _named(batch)
@@ -306,7 +297,7 @@ class RecordedEngine:
     Attributes:
         folder: its folder.
         name: of the instance.
-        records: whether it still records; then what it has not finished may yet go on.
+        records: whether it still records, so that unfinished runs may go on.
     """
 
     folder: Path
@@ -328,12 +319,12 @@ class Served:
 
 
 def is_recording(path: Path) -> bool:
-    """Is this the folder of a recording, or that of one engine in it?"""
+    """Whether a folder is a recording, or one engine of it."""
     return bool(_folders(path))
 
 
 def engines(path: Path) -> list[RecordedEngine]:
-    """The engines of a recording, by name; or the one whose folder this is.
+    """The engines of a recording, sorted by name; or the one engine whose folder this is.
 
     Raises:
         TraceError: there is none.
@@ -350,13 +341,13 @@ def engines(path: Path) -> list[RecordedEngine]:
 def batches(
     engine: RecordedEngine, table: str, columns: Sequence[str] | None, lost: Counter[str]
 ) -> Iterator[tuple[pa.RecordBatch, Served]]:
-    """All whole batches of a table in the order they were written, each with what was served.
+    """All whole batches of a table in the order written, each with what the engine served.
 
     Args:
-        engine: whose.
+        engine: the engine.
         table: steps, forecasts or ends.
-        columns: those that are wanted, the others are not read; None for all.
-        lost: counts what cannot be read.
+        columns: the columns to read; None for all.
+        lost: counts what cannot be read, by reason.
 
     Raises:
         TraceError: a file is of another version, or is no file of a recording.
@@ -377,7 +368,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _records(lock: Path) -> bool:
-    """Whether somebody holds the lock. A copy of a folder has a lock that nobody holds."""
+    """Whether an engine holds the lock; the lock of a copied folder is free."""
     try:
         handle = os.open(lock, os.O_RDONLY)
     except OSError:

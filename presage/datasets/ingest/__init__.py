@@ -1,10 +1,9 @@
-"""Traces into a store, however large, in two passes of bounded memory.
+"""Ingestion: traces of any size into a store, in two passes of bounded memory.
 
-The first pass reads the sources chunk by chunk into sorted runs on disk (`spill.py`), inside the store's folder. The
-second takes a range of workflows at a time: whole workflows by then, it leaves out those given twice and those the
-store has, checks the rest and writes their parts. One commit at the end brings all parts in, so a reader sees the store
-before or after. An ingestion that was killed leaves its journal, and the same command goes on from there; one that
-ends with an error leaves nothing. Bounded is what is in memory but for one thing: a workflow is looked at as a whole.
+The first pass reads the sources into sorted runs on disk. The second takes a range of workflows at a time: it drops
+workflows that are repeated or stored already, validates the others and writes their parts. One commit adds all parts. A
+killed ingestion resumes when the same command is run again; one that fails leaves nothing. A single workflow must fit
+in memory.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ _NO_TIME: Final = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What an ingestion did.
+    """The result of an ingestion.
 
     Args:
         workflows: added.
         steps: added.
         already_present: workflows that the store had, with the same content.
-        repeated: workflows that a second source gave again, with the same content.
-        skipped: how many rows or workflows were left out for each reason.
-        resumed: sources that need not be read again, since an ingestion that was stopped had read them.
+        repeated: workflows that several sources had, with the same content.
+        skipped: number of rows or workflows left out, by reason.
+        resumed: sources that a stopped ingestion had read.
     """
 
     workflows: int
@@ -66,22 +65,22 @@ def ingest(
     on_ray: bool = False,
     progress: Progress = lambda _doing, _share: None,
 ) -> IngestReport:
-    """Check traces and add them to a store, which is created if it is not there; all or nothing.
+    """Validate traces and add them to a store, creating it if needed; all or nothing.
 
     Args:
         sources: paths as for `read_traces`, and feeds.
         store: folder of the store.
         since: take only workflows that began at this time or later, with a zone; without a start time none is taken.
         skip_bad: leave out workflows with a bad row and count them, instead of raising.
-        source_format: "auto" goes by the file name; the name of a format reads every path as that format.
-        on_ray: read the paths with Ray Data, a group of them at a time on each worker; all see the same file system.
-        progress: called with what is being done and the share that is done.
+        source_format: as for `read_traces`.
+        on_ray: read the paths with Ray Data, in groups; all workers share a file system.
+        progress: called with the current activity and the share done.
 
     Raises:
-        TraceError: as `read_traces`; a workflow is in the store with other content, or in two sources with different
-            content; the folder holds something else than a store.
-        OutputError: the store could not be written; it reads as it did before.
-        ConfigurationError: Ray is asked for and not installed.
+        TraceError: as `read_traces`; the store or another source has a workflow with other content; the folder is not a
+            store.
+        OutputError: the store could not be written and is unchanged.
+        ConfigurationError: `on_ray`, and Ray is not installed.
     """
     if not sources:
         raise TraceError("no traces given: name at least one store, file, folder of spans or MLflow experiment")
@@ -116,7 +115,7 @@ def ingest(
 
 
 class _SecondPass:
-    """Checks and writes a range of workflows at a time, then commits."""
+    """Validates and writes a range of workflows at a time, then commits."""
 
     def __init__(
         self,
@@ -144,7 +143,7 @@ class _SecondPass:
         return ", ".join(self._names[:5]) + (f" and {more} more" if more > 0 else "")
 
     def write(self, progress: Progress) -> list[RangeWritten]:
-        """Every range, and the commit."""
+        """Write every range, then commit."""
         held = self._root / MANIFEST
         plan = Planned(
             hashlib.sha256(held.read_bytes() if held.exists() else b"").hexdigest(),
@@ -187,10 +186,10 @@ class _SecondPass:
         return RangeWritten(number, parts, workflow_count(fresh), fresh.num_rows, present, repeated, dict(skipped))
 
     def report(self, done: Sequence[RangeWritten]) -> IngestReport:
-        """The sum of what was done.
+        """The sum over all ranges.
 
         Raises:
-            TraceError: every workflow was left out for a fault.
+            TraceError: every workflow broke a rule.
         """
         skipped = Counter[str]()
         for source in self._gathered.sources:
@@ -213,7 +212,7 @@ class _SecondPass:
 
 
 def _begun_since(table: pa.Table, origin: Origin, since: dt.datetime) -> tuple[pa.Table, Origin, dict[str, int]]:
-    """The rows of workflows that began at this time or later, their origin, and how many others there were."""
+    """The rows of workflows that began at this time or later, their origin, and the number of others by reason."""
     if not table.num_rows:
         return table, origin, {}
     codes = workflow_codes(table)
@@ -231,16 +230,16 @@ def _begun_since(table: pa.Table, origin: Origin, since: dt.datetime) -> tuple[p
 
 
 def drop_repeats(table: pa.Table, origin: Origin) -> tuple[pa.Table, Origin, int]:
-    """Leave out every workflow of a source that an earlier source has with the same content.
+    """Drop every workflow that an earlier source has with the same content.
 
-    One that a source before has with other content stays, for the checks to name.
+    One with other content stays, for `validate` to name.
 
     Args:
         table: a conforming table in any order.
         origin: of its rows.
 
     Returns:
-        The remaining rows, their origin, and how many times a workflow was left out.
+        The remaining rows, their origin, and the number of dropped repeats.
     """
     if len(origin.names) < 2 or not table.num_rows:
         return table, origin, 0

@@ -1,8 +1,7 @@
-"""The sources of an ingestion, read a group at a time here or on Ray Data, and remembered in its journal.
+"""The first pass of an ingestion: sources read in groups, here or on Ray Data, and recorded in the journal.
 
-Here and on Ray the same function reads a group of paths (`PathsToSpill.spill`). Ray is imported in `spill_on_ray` and
-nowhere else. Without a cluster named by `RAY_ADDRESS` it starts one of its own on this machine. The workers write their
-runs where the store is, so they must see the same file system.
+Ray is imported in `spill_on_ray` only. Without `RAY_ADDRESS` it starts a cluster on this machine. Workers write their
+runs into the store's folder, so they must share its file system.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from presage.errors import ConfigurationError, OutputError, PresageError, TraceE
 GROUP_BYTES: Final = 32 * 2**20
 
 Progress = Callable[[str, float | None], None]
-"""Called with what is being done and the share that is done, 0 to 1, or None if unknown."""
+"""Called with the current activity and the share done, 0 to 1, or None if unknown."""
 
 
 @dataclass(frozen=True)
 class Feed:
-    """A source that is no path: an experiment on a tracking server, which is always read anew, or joined files."""
+    """A source that is no single path: an MLflow experiment, which is always read again, or joined files."""
 
     name: str
     begin: Chunks
@@ -41,7 +40,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Input:
-    """A source, what tells whether it has changed, and its bytes on disk where that is known."""
+    """A source; `identity` changes when the source does, `size` is in bytes, None if unknown."""
 
     source: Path | Feed
     name: str
@@ -54,10 +53,10 @@ class Gathered:
     """All sources as runs on disk.
 
     Args:
-        sources: what is known of each, by its number.
-        runs: all of them, in the order of the sources.
-        schema: of their rows and of the store together.
-        resumed: how many sources had been read by an ingestion that was stopped.
+        sources: by number.
+        runs: all runs, in source order.
+        schema: common to their rows and the store.
+        resumed: number of sources that a stopped ingestion had read.
     """
 
     sources: list[Spilled]
@@ -103,17 +102,16 @@ def gather(
     on_ray: bool,
     progress: Progress,
 ) -> Gathered:
-    """Read what the journal does not have yet.
+    """Read the sources that the journal does not have.
 
     Args:
         inputs: the sources.
         journal: of this ingestion.
         held: schema of the store.
         store: name of the store, for errors.
-        source_format: as for `read_traces`.
-        skip_bad: as for `read_traces`.
+        source_format, skip_bad: as for `read_traces`.
         on_ray: read paths with Ray Data.
-        progress: called with the share of bytes that were read.
+        progress: called with the share of bytes read.
 
     Raises:
         TraceError: as the readers; states of two sources, or of the store, differ in size.
@@ -162,7 +160,7 @@ def gather(
 
 
 class _Meter:
-    """Tells the share of the bytes of all sources that were read."""
+    """Reports the share of the bytes of all sources read so far."""
 
     def __init__(self, inputs: Sequence[Input], known: set[int], progress: Progress) -> None:
         sizes = [one.size for one in inputs]
@@ -176,7 +174,7 @@ class _Meter:
 
 
 def _groups(inputs: Sequence[Input], known: set[int]) -> Iterator[list[int]]:
-    """The numbers of sources that are read and remembered together: one feed, or paths up to a size."""
+    """The numbers of sources that make one journal entry: one feed, or paths up to a size."""
     waiting: list[int] = []
     size = 0
     for number, one in enumerate(inputs):
@@ -195,7 +193,7 @@ def _groups(inputs: Sequence[Input], known: set[int]) -> Iterator[list[int]]:
 
 
 def _identity(path: Path) -> tuple[str, int]:
-    """Changes when a file, or a file in a folder, is written; and the bytes on disk."""
+    """(identity, bytes on disk) of a file or folder."""
     if not path.is_dir():
         stat = path.stat()
         return f"{stat.st_size}:{stat.st_mtime_ns}", stat.st_size
@@ -205,7 +203,7 @@ def _identity(path: Path) -> tuple[str, int]:
 
 
 class PathsToSpill(msgspec.Struct):
-    """A group of paths to read, and how; says everything, so that another process can do it."""
+    """A group of paths to read; complete, so that another process can read it."""
 
     numbers: list[int]
     paths: list[str]
@@ -223,7 +221,7 @@ class PathsToSpill(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """What a worker gives back; an error travels as its words, since an exception may not survive the journey."""
+    """The answer of a worker; an error is its message, since an exception may not be serialisable."""
 
     sources: list[Spilled] = []
     runs: list[SortedRun] = []
@@ -235,7 +233,7 @@ class _Answer(msgspec.Struct):
 def spill_on_ray(
     tasks: Sequence[PathsToSpill], progress: Callable[[int], None]
 ) -> Iterator[tuple[list[Spilled], list[SortedRun]]]:
-    """Read groups of paths, in whatever order they end.
+    """Read groups of paths on Ray, yielded as they finish.
 
     Args:
         tasks: the groups.
@@ -252,7 +250,7 @@ def spill_on_ray(
         import ray.data
     except ImportError as error:
         raise ConfigurationError(
-            "Ray is not installed, which is wanted to read traces on a cluster: pip install 'presage[distributed]', or "
+            "Ray is not installed; reading traces on a cluster needs it: pip install 'presage[distributed]', or "
             "leave --ray out"
         ) from error
     if not tasks:

@@ -1,15 +1,12 @@
-"""What an ingestion keeps on disk while it runs: sources as sorted runs, and the journal it resumes from after a kill.
+"""What an ingestion keeps on disk while it runs: sorted runs of rows, and the journal it resumes from after a kill.
 
-Each workflow has a key: a hash of its type, then a hash of its id. Rows are gathered up to a limit, sorted by key and
-written as one run: an Arrow IPC file of small batches, of which the first and last key are remembered. A range of keys
-takes from every run the few batches it touches, so memory does not grow with the data, the number of ranges is chosen
-when the size of everything is known, and the workflows of one type lie side by side. Reading a range costs one small
-batch more than it needs from each run; past some hundred GB that begins to show.
+Each workflow has a key: a hash of its type, then a hash of its id. Rows are gathered, sorted by key and written as a
+run: an Arrow IPC file of small batches whose first and last keys are known. A range of keys reads only the batches that
+it touches, so memory does not grow with the data.
 
-A folder `.ingest/<digest of the command>` in the store holds the runs of the first pass, the parts of the second, and
-`journal.jsonl`: a line for each group of sources that was read and for each range that was written. A line counts once
-it is whole, and is written after the files it names. A source that changed since (its size, its time) is read again.
-Whoever holds the store is alone with its journals.
+`.ingest/<digest of the command>` in the store holds the runs of the first pass, the parts of the second, and
+`journal.jsonl`: a line for each group of sources read and each range written, after the files it names. A source that
+changed since (size or time) is read again.
 """
 
 from __future__ import annotations
@@ -60,14 +57,14 @@ class SortedRun:
 
 @dataclass
 class Spilled:
-    """What is known of a source after its rows were spilled.
+    """A source whose rows were spilled.
 
     Args:
-        number: its place among all sources of the ingestion.
-        rows: how many.
+        number: its index among the sources of the ingestion.
+        rows: their number.
         lined: whether its rows are lines.
         sizes: widths of its states.
-        skipped: how many rows were skipped for each reason.
+        skipped: number of skipped rows by reason.
         spoiled: workflows that lost a row.
     """
 
@@ -80,14 +77,14 @@ class Spilled:
 
 
 class Schemas:
-    """The schema that tables have in common, and who had which states first."""
+    """The common schema of tables, and which of them had states first."""
 
     def __init__(self) -> None:
         self.common = trace_schema()
         self._tables, self._names = [self.common.empty_table()], ["nobody"]
 
     def add(self, schema: pa.Schema, name: str) -> None:
-        """One more table.
+        """Add a table.
 
         Raises:
             TraceError: its states have another size than those of a table before.
@@ -134,7 +131,7 @@ def spill(
 
 
 def ranges(runs: Sequence[SortedRun], wanted_bytes: int) -> list[int]:
-    """The last key of each of as many ranges as the runs fill, each of about `wanted_bytes` in memory."""
+    """The last key of each range; a range takes about `wanted_bytes` of memory."""
     batches = sorted(((low + high) // 2, size) for run in runs for low, high, size in run.batches)
     ends, filled = [], 0
     for middle, size in batches:
@@ -149,7 +146,7 @@ def ranges(runs: Sequence[SortedRun], wanted_bytes: int) -> list[int]:
 def read_range(
     folder: Path, runs: Iterable[SortedRun], low: int, high: int, names: Sequence[str], lined: Sequence[bool]
 ) -> tuple[pa.Table, Origin]:
-    """The rows with a key from `low` to `high`, both included, in the order they were read for each workflow.
+    """The rows with a key from `low` to `high`, both included; those of a workflow in the order they were read.
 
     Args:
         folder: where the runs are.
@@ -220,7 +217,7 @@ class _Writer:
         return self._runs
 
     def _write(self) -> None:
-        """Write what was gathered as a run."""
+        """Write the gathered rows as a run."""
         extra = [_KEY, _SOURCE, _PLACE]
         names = [column.name for column in extra]
         schema = concat(
@@ -261,7 +258,7 @@ class SourcesRead(msgspec.Struct, tag="sources read"):
 
 
 class Planned(msgspec.Struct, tag="planned"):
-    """The ranges of the second pass: what follows counts for this plan only."""
+    """The ranges of the second pass; the entries after it belong to this plan."""
 
     store: str
     runs: list[str]
@@ -288,7 +285,7 @@ class Journal:
 
     Args:
         root: folder of the store, held by its only writer.
-        command: what the ingestion was asked for; the same words find the same journal.
+        command: the arguments of the ingestion; equal arguments find the same journal.
     """
 
     def __init__(self, root: Path, command: list[str]) -> None:
@@ -305,7 +302,7 @@ class Journal:
         return len(self._entries)
 
     def sources_read(self, identities: list[str]) -> list[SourcesRead]:
-        """The groups that were read and have not changed since, in the order of the sources; other runs are removed."""
+        """The groups that were read and have not changed since, in source order; removes all other runs."""
         found: dict[int, SourcesRead] = {}
         taken = set[int]()
         for entry in reversed(self._entries):
@@ -323,11 +320,11 @@ class Journal:
         return [found[number] for number in sorted(found)]
 
     def next_prefix(self) -> str:
-        """A name for new runs that no run before had."""
+        """A fresh prefix for the names of runs."""
         return f"run-{len(self._entries)}"
 
     def ranges_written(self, plan: Planned) -> dict[int, RangeWritten]:
-        """By number the ranges of this very plan that were written; what belongs to another plan is removed."""
+        """The written ranges of this plan, by number; removes the parts of any other plan."""
         plans = [place for place, entry in enumerate(self._entries) if isinstance(entry, Planned)]
         if plans and self._entries[plans[-1]] == plan:
             later = self._entries[plans[-1] :]
@@ -339,7 +336,7 @@ class Journal:
         return {}
 
     def add(self, entry: _Entry) -> None:
-        """Remember."""
+        """Append an entry to the file."""
         with self._path.open("ab") as sink:
             sink.write(msgspec.json.encode(entry) + b"\n")
             sink.flush()
@@ -347,7 +344,7 @@ class Journal:
         self._entries.append(entry)
 
     def discard(self) -> None:
-        """Forget all of it."""
+        """Remove the journal and its files."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):
             self.folder.parent.rmdir()
@@ -362,13 +359,13 @@ class Journal:
                         break
                     entries.append(msgspec.json.decode(line, type=_Entry))
                 except msgspec.MsgspecError:
-                    break  # of another release, or damaged: what follows is done again
+                    break  # of another release, or damaged: redo what follows
                 whole += len(line)
             os.truncate(self._path, whole)
         return entries
 
     def _sweep_abandoned(self) -> None:
-        """Remove the journals of commands that were not repeated within a day."""
+        """Remove journals that no command has resumed within a day."""
         for folder in self.folder.parent.glob("*"):
             with suppress(OSError):
                 if folder != self.folder and time.time() - _touched(folder) > _ABANDONED_S:

@@ -1,12 +1,8 @@
-"""Outcomes in files: what every command that takes OUTCOMES reads first, and the file that one writes.
+"""Files of outcomes: JSONL, CSV or Parquet, read in portions.
 
 A row is a prompt, a model and whether the model solved it, and optionally the task, output tokens and cost; other
-columns are ignored. Files are JSONL, Parquet or CSV (gzip is recognised by content) and are read in portions; what is
-kept is each prompt once and five numbers a row. No message shows a prompt.
-
-Rows of one prompt are joined across files. Where a model has several rows for a prompt, its label is their mean, and
-so are its tokens and its cost; the reading says how many rows that concerns, and how many prompts and models are
-contradicted.
+columns are ignored. Rows of one prompt are joined across files; several rows of one prompt and model count with their
+mean. No message shows a prompt.
 """
 
 from __future__ import annotations
@@ -39,14 +35,14 @@ _TELL_EVERY: Final = 8192
 
 @dataclass(frozen=True)
 class OutcomesRead:
-    """Outcomes, and what was found on the way.
+    """Outcomes, and counts of their rows.
 
     Attributes:
         outcomes: of all files together.
         rows: with a label.
         duplicates: rows beyond the first of their prompt and model.
         contradictions: pairs of a prompt and a model whose rows have different labels.
-        skipped: how many rows were left out for each reason: those without a label, and under `skip_bad` the bad ones.
+        skipped: number of rows left out by reason: those without a label, and under `skip_bad` the bad ones.
     """
 
     outcomes: Outcomes
@@ -59,7 +55,7 @@ class OutcomesRead:
 def read_outcomes(
     paths: Sequence[str | Path], skip_bad: bool = False, progress: Callable[[int], None] | None = None
 ) -> OutcomesRead:
-    """Reads outcomes.
+    """Read outcomes.
 
     Args:
         paths: `.jsonl`, `.jsonl.gz`, `.json`, `.csv`, `.csv.gz` and `.parquet` files, or folders of them.
@@ -98,7 +94,7 @@ def read_outcomes(
 
 
 class _Gathered:
-    """Rows on their way into a matrix."""
+    """Rows that become a matrix."""
 
     def __init__(self) -> None:
         self.prompts: list[str] = []
@@ -185,7 +181,7 @@ class OutcomeRow(NamedTuple):
 
 
 class OnBad(Protocol):
-    """Called with a row that cannot be taken; raises to stop, or returns to continue with the next row."""
+    """Called with a bad row; raises to stop, or returns to continue."""
 
     def __call__(self, message: str, reason: str) -> None:
         """`message` names file, row and column; `reason` is a short phrase to count by."""
@@ -193,7 +189,7 @@ class OnBad(Protocol):
 
 
 class _BadRowError(Exception):
-    """What is wrong with a row: column, message, reason."""
+    """A row that cannot be taken."""
 
     def __init__(self, column: str, message: str, reason: str) -> None:
         self.column, self.message, self.reason = column, message, reason
@@ -255,7 +251,7 @@ def _csv(file: Path, on_bad: OnBad) -> Iterator[tuple[str, Any]]:
 
 
 def _meant(field: str) -> bool | float | str | None:
-    """What a field of CSV means that is no text; a string where it means nothing known."""
+    """The number or truth value of a CSV field; the field itself where it is neither."""
     word = field.strip().lower()
     if word in ("true", "false"):
         return word == "true"
@@ -272,7 +268,7 @@ def _check_columns(file: Path, names: Sequence[str]) -> None:
             "wanted: rename them"
         )
     if twice := [name for name in (*REQUIRED, *OPTIONAL) if names.count(name) > 1]:
-        raise TraceError(f'{file}: column "{twice[0]}" stands there twice, one is wanted: drop or rename the other')
+        raise TraceError(f'{file}: column "{twice[0]}" appears twice, one is wanted: drop or rename the other')
 
 
 def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
@@ -354,7 +350,7 @@ def _amount(row: Mapping[str, Any], column: str) -> float:
 
 
 def write_outcomes(outcomes: Outcomes, path: Path) -> int:
-    """Writes a `.jsonl` file, whole or not at all, in the place of one that is there; returns the number of rows.
+    """Write a `.jsonl` file, whole or not at all, replacing an old one; returns the number of rows.
 
     Raises:
         OutputError: it cannot be written.

@@ -1,7 +1,7 @@
-"""What is known of which model solved which prompt, as one matrix.
+"""Which model solved which prompt, as one matrix.
 
-Prompts are the unit of every split, so two spellings of one prompt must be one row: they are compared after Unicode
-normalisation (NFKC), case folding and collapsing of white space. A prompt is kept as it was first written.
+Splits are by prompt, so two spellings of a prompt are one row: prompts are compared after Unicode normalisation (NFKC),
+case folding and collapsing of white space, and kept as first written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 def normalise(prompt: str) -> str:
-    """What two spellings of one prompt share; empty where there is no text."""
+    """The normal form of a prompt; empty where there is no text."""
     return " ".join(unicodedata.normalize("NFKC", prompt).casefold().split())
 
 
@@ -61,7 +61,7 @@ class Outcomes:
         )
 
     def of_models(self, models: Sequence[str]) -> Outcomes:
-        """The same prompts and these models, in this order; one that is not here has no labels."""
+        """The same prompts with these models, in this order; an unknown model has no labels."""
         place = {name: i for i, name in enumerate(self.models)}
         blank = np.full((len(self), 1), np.nan, np.float32)
         columns = np.array([place.get(name, len(place)) for name in models], np.int64)
@@ -72,12 +72,12 @@ class Outcomes:
 
 
 def prompt_keys(outcomes: Outcomes) -> NDArray[np.uint64]:
-    """A key for each prompt, uint64 [n]: equal prompts have equal keys in every set, and no key tells its prompt."""
+    """A hash key for each prompt, uint64 [n], equal for equal prompts in any set."""
     return keys_of(outcomes.prompts)
 
 
 def keys_of(prompts: Sequence[str]) -> NDArray[np.uint64]:
-    """The same of texts, uint64 [n]; a lone surrogate, which JSON can spell, counts as any other character."""
+    """`prompt_keys` of texts, uint64 [n]; lone surrogates, which JSON can hold, are allowed."""
     digests = [
         hashlib.blake2b(normalise(prompt).encode("utf-8", "surrogatepass"), digest_size=8).digest()
         for prompt in prompts

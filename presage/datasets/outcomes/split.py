@@ -1,7 +1,6 @@
-"""Sets of whole prompts, which models there is enough of to learn, and which benchmark family a prompt belongs to.
+"""Sets of whole prompts, the models with enough labels, and benchmark families.
 
-Which side a prompt stands on depends on the prompt and the seed alone: the same prompt falls on the same side whatever
-file it came in and whatever else was read with it.
+The side of a prompt depends on the prompt and the seed alone, whatever it was read with.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ MIN_LABELS: Final = 20
 
 
 def split_outcomes(outcomes: Outcomes, fraction: float, seed: int) -> tuple[Outcomes, Outcomes]:
-    """Divides outcomes by prompt.
+    """Divide outcomes by prompt.
 
     Args:
         outcomes: of at least two prompts.
-        fraction: of the prompts that go to the second part, between 0 and 1; at least one stands on each side.
+        fraction: share of the prompts in the second part, between 0 and 1; each part gets at least one.
         seed: of the choice.
 
     Returns:
-        What is kept, and what is set apart.
+        The first and the second part.
 
     Raises:
         ConfigurationError: the fraction lies not between 0 and 1.
@@ -59,7 +58,7 @@ def _draw(keys: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Outcomes of the models that can be learnt.
+    """Outcomes of the models with enough labels.
 
     Attributes:
         outcomes: of these models; prompts that only others answered are left out.
@@ -71,7 +70,7 @@ class Chosen:
 
 
 def choose_models(outcomes: Outcomes, minimum: int = MIN_LABELS) -> Chosen:
-    """Leaves out the models with fewer labels than `minimum`.
+    """Leave out the models with fewer labels than `minimum`.
 
     Raises:
         TraceError: fewer than two models are left, or all their labels are one and the same.

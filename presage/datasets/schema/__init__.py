@@ -1,9 +1,7 @@
-"""The trace: one row a step, its columns, and the way any table becomes one.
+"""The trace: one row a step, its columns, and the conversion of any table to them.
 
-This module knows columns and single rows. What holds between the rows of a workflow is `validate.py`; files are the
-business of `adapters/` and `store.py`. Serving imports it too, so it stands on pyarrow and NumPy alone.
-
-Text columns are `large_string`: a million steps of 4,000 characters are past the 2 GB an Arrow `string` chunk can hold.
+Serving imports this module, so it needs pyarrow and NumPy alone. Text columns are `large_string`: a million steps of
+4,000 characters exceed the 2 GB of an Arrow `string` chunk.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ COLUMN_TYPES: Final[Mapping[str, pa.DataType]] = {
     **{alias: _COLUMNS[column] for alias, column in ALIASES.items()},
     **dict.fromkeys(STATE_COLUMNS, pa.list_(pa.float16())),
 }
-"""Every column that is read, under any name, and what it becomes; a state has a fixed size then."""
+"""The type of every column that is read, under any name; a state gets a fixed size later."""
 KNOWN_COLUMNS: Final = frozenset(COLUMN_TYPES)
 _NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,39}")
 
@@ -99,10 +97,10 @@ def merged_sizes(
 
 
 def check_version(metadata: dict[bytes, bytes] | None, source: str) -> bool:
-    """Whether a Parquet file or store was written as a trace, in the schema version this release reads.
+    """Check the schema version in the metadata of a file.
 
     Returns:
-        False where the metadata have no version: a table that somebody else wrote.
+        Whether it was written as a trace; False for a table that another program wrote.
 
     Raises:
         TraceError: another version.
@@ -119,14 +117,13 @@ def check_version(metadata: dict[bytes, bytes] | None, source: str) -> bool:
 def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int | None] = (None, None)) -> pa.Table:
     """Cast a raw table to the schema, row by row.
 
-    Fills `kind` with "llm" and `complete` with true, takes the JSONL spellings (`task_id`, `start_time`, `end_time`),
-    adds the optional columns that are absent as nulls and drops those it does not know.
-    A state column is kept only where its width is known: from a fixed-size list, or from a row that has a state.
+    Fills `kind` with "llm" and `complete` with true, accepts `task_id`, `start_time` and `end_time`, adds absent
+    columns as nulls and drops unknown ones. A state column is kept only where its width is known.
 
     Args:
         table: any table with at least the required columns.
         source: the name for errors, or the origin of the rows.
-        sizes: widths of the prefill and the completion state, where earlier rows have determined them.
+        sizes: widths of the prefill and the completion state, where earlier rows have them.
 
     Returns:
         A table of `trace_schema(...)`, rows in the order given.
@@ -155,7 +152,7 @@ def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int 
 
 
 def check_columns(names: Sequence[str], source: str) -> None:
-    """Check that a table has every required column, and no known one twice or under a name that is nearly right.
+    """Check for missing, repeated and misspelt columns.
 
     Raises:
         TraceError: names what was found and what was wanted.
@@ -169,11 +166,11 @@ def check_columns(names: Sequence[str], source: str) -> None:
         )
     twice = sorted({column for column in names if names.count(column) > 1} & KNOWN_COLUMNS)
     if twice:
-        raise TraceError(f"{source}: column {twice[0]!r} stands there twice, one is wanted: drop or rename the other")
+        raise TraceError(f"{source}: column {twice[0]!r} appears twice, one is wanted: drop or rename the other")
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names of columns: a table without a header has values in their place, and a value may be a prompt."""
+    """Column names for a message; without a header they are values, so what may be a prompt is left out."""
     return ", ".join(name if _NAME.fullmatch(name) else "…" for name in names[:20]) or "none"
 
 
@@ -198,7 +195,7 @@ def _letters(name: str) -> str:
 
 
 def _column(table: pa.Table, column: str, data_type: pa.DataType, origin: Origin) -> pa.ChunkedArray:
-    """The column under its own name, filled up from its JSONL spelling; nulls where neither is there."""
+    """The column, filled up from its JSONL spelling; nulls where both are absent."""
     spellings = [column, *(alias for alias, canonical in ALIASES.items() if canonical == column)]
     found = [
         cast_column(table.column(spelling), data_type, spelling, origin)
@@ -252,14 +249,14 @@ def concat(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
 
 
 def with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A conforming table under a schema that may have state columns the table lacks: they are null."""
+    """A conforming table under a wider schema; state columns that it lacks are null."""
     if table.schema.equals(schema, check_metadata=True):
         return table
     return filled({name: table.column(name) for name in table.column_names}, table.num_rows, schema)
 
 
 def filled(columns: Mapping[str, Any], rows: int, schema: pa.Schema) -> pa.Table:
-    """A table of a schema out of columns by name; those that are not there are null."""
+    """A table of a schema from columns by name; absent columns are null."""
     return pa.table(
         [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in schema],
         schema=schema,
@@ -304,16 +301,14 @@ def _ranks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int]:
     return places[encoded.indices.to_numpy(zero_copy_only=False)], len(places)
 
 
-_ADDED: Final = frozenset({"finish_reason", "state_layer"})
-"""Columns that the schema did not have from the start."""
+_ADDED: Final = frozenset({"finish_reason", "state_layer"})  # later than the first release
 
 
 def digest(table: pa.Table) -> str:
     """SHA-256 over the content of a conforming table, as 64 hexadecimal digits.
 
-    Equal for equal rows in any order, chunking or row-group layout. A state column, or one that
-    joined the schema later, counts as absent where it has no value: so a table keeps its digest when a store adds the
-    column, and when a release does.
+    Equal for equal rows in any order, chunking or row-group layout. A state column, or a column that was added to the
+    schema later, does not count while it is empty: adding it to a store or a release keeps the digest.
     """
     table = take_rows(table, canonical_order(table))
     total = hashlib.sha256(str(table.num_rows).encode())
@@ -327,7 +322,7 @@ def digest(table: pa.Table) -> str:
 
 
 def _column_digest(column: pa.ChunkedArray) -> bytes:
-    """Shapes (or validity) and values are hashed apart, so a chunk border leaves no mark in either stream."""
+    """Shapes (or validity) and values are hashed apart, so that chunk borders do not matter."""
     shapes, values = hashlib.sha256(), hashlib.sha256()
     for chunk in column.chunks:
         data_type = chunk.type

@@ -1,7 +1,7 @@
-"""Casting single columns to the types of the trace, each refusal naming its row.
+"""Casts of single columns to the types of the trace; an error names the first bad row.
 
-Casts are Arrow's, over whole columns. Only where one fails is the first row that fails looked for, by halving.
-Values never enter a message: a column may hold a prompt.
+Casts are Arrow's, over whole columns; the first bad row is found by halving. Values never enter a message: a column may
+hold a prompt.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _YEAR_10000_S = 253_402_300_800
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 REFUSALS: Final = (OverflowError, TypeError, UnicodeEncodeError, pa.ArrowException)
-"""What Arrow raises for Python values that are not of a type."""
+"""Errors of Arrow for Python values of a wrong type."""
 
 
 def dictionary_encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """A column of strings as indices into its distinct values, in one chunk even where the strings fill several."""
+    """A column of strings as indices into its distinct values, in one chunk."""
     encoded = column.combine_chunks().dictionary_encode()
     return encoded.unify_dictionaries().combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
 
@@ -38,7 +38,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin:
     from timestamps, ISO 8601 strings (both are UTC where they have no zone) or epoch seconds. NaN is no value.
 
     Raises:
-        TraceError: the column's type cannot be meant, or a value does not fit; names the first such row.
+        TraceError: the column has a wrong type, or a value does not fit; names the first such row.
     """
     column = _plain(column)
     source = column.type
@@ -59,7 +59,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin:
 
 
 def _wrong_type(row: int, name: str, message: str, origin: Origin) -> TraceError:
-    """Of the whole column: no row can be skipped to mend it, so this is no RowError."""
+    """No RowError: the whole column is wrong, so skipping rows does not help."""
     return TraceError(f'{origin.at(row)}, column "{name}": {message}: convert the column')
 
 
@@ -128,7 +128,7 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def _from_iso(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """Arrow reads strings with a zone and up to six digits of a second; any other takes Python twenty times as long."""
+    """Arrow parses strings with a zone and up to six digits of a second; Python, 20 times slower, the others."""
     try:
         return column.cast(target)
     except pa.ArrowInvalid:
@@ -137,7 +137,7 @@ def _from_iso(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def _iso_us(text: str) -> int:
-    """Microseconds since 1970 of a date and time; what is finer is cut, and what has no zone is UTC."""
+    """Microseconds since 1970, finer digits cut; UTC where there is no zone."""
     text = text.strip()
     if text[4:5] != "-" or text[7:8] != "-":  # Python takes some numbers for a date
         raise pa.ArrowInvalid("no ISO 8601")
@@ -150,7 +150,7 @@ def _iso_us(text: str) -> int:
 
 
 def first_failure(column: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
-    """The first row whose cast raises ArrowInvalid, given that the cast of the whole column does."""
+    """The first row whose cast raises ArrowInvalid; the cast of the whole column must raise it."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -164,7 +164,7 @@ def first_failure(column: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], pa.
 
 
 def first_refused(values: Sequence[Any], arrow_type: pa.DataType, *, from_pandas: bool = False) -> int:
-    """The first of some values that Arrow refuses to take for this type, given that it refuses them together."""
+    """The first value that Arrow does not take for this type; it must refuse all of them together."""
     for row, value in enumerate(values):
         try:
             pa.array([value], arrow_type, from_pandas=from_pandas)
@@ -185,10 +185,7 @@ def _from_epoch_s(column: pa.ChunkedArray, name: str, origin: Origin, target: pa
 
 
 def state_size(column: pa.ChunkedArray) -> int | None:
-    """The width of a state column: of its type, else of its first row that has a state; None if there is none.
-
-    0 where the column holds something else than lists, which no cast takes.
-    """
+    """The width of a state column, by its type or its first state; None without a state, 0 if it holds no lists."""
     if pa.types.is_fixed_size_list(column.type):
         return int(column.type.list_size)
     if column.null_count == len(column):

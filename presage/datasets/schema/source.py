@@ -1,9 +1,4 @@
-"""Rows on their way in: the chunks that every reader gives, and where each row came from.
-
-A table forgets its files: chunks are joined, rows are sorted. What is kept beside it is one `Origin`: for each row the
-source it came from, and its line or its place in there, so that an error names file, row and column. It costs twelve
-bytes a row and is dropped as soon as the table is valid.
-"""
+"""Chunks of rows, as every reader yields them, and the origin of each row for error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from presage.errors import TraceError
 class RowError(TraceError):
     """A row of a trace breaks the schema.
 
-    `row` counts from 0 in the table that was being checked; `reason` is a short phrase to count by under `--skip-bad`.
+    `row` counts from 0 in the table being checked; `reason` is a short phrase to count by under `--skip-bad`.
     """
 
     def __init__(self, message: str, *, row: int, reason: str) -> None:
@@ -33,14 +28,13 @@ class RowError(TraceError):
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of each row of a table.
+    """The source of each row of a table, twelve bytes a row.
 
     Args:
         names: one name a source, as the user gave it.
         sources: index into `names` of each row, int32 [rows].
-        places: the line of each row, or its place in its source where rows are no lines, int64 [rows], from 1; in a
-            data frame from 0, as `frame.iloc` counts.
-        lined: for each source, whether its rows are lines.
+        places: the line of each row, else its number in the source, int64 [rows], from 1; in a data frame from 0.
+        lined: for each source, whether `places` are lines.
     """
 
     names: tuple[str, ...]
@@ -50,13 +44,13 @@ class Origin:
 
     @classmethod
     def of(cls, name: str, rows: int, lines: NDArray[np.int64] | None = None, *, first: int = 1) -> Origin:
-        """`rows` rows of one source: their `lines`, int64 [rows], or the place of the `first` of them."""
+        """The origin of rows of one source: their `lines`, int64 [rows], else numbers from `first` on."""
         places = np.arange(first, first + rows) if lines is None else lines
         return cls((name,), np.zeros(rows, np.int32), places, (lines is not None,))
 
     @classmethod
     def join(cls, origins: Sequence[Origin]) -> Origin:
-        """The origin of the tables of different sources joined in this order."""
+        """The origin of the joined tables of different sources."""
         starts = np.cumsum([0, *(len(origin.names) for origin in origins)], dtype=np.int32)
         return cls(
             tuple(name for origin in origins for name in origin.names),
@@ -67,7 +61,7 @@ class Origin:
 
     @classmethod
     def chunks(cls, origins: Sequence[Origin]) -> Origin:
-        """The origin of the chunks of one source joined in this order; at least one."""
+        """The origin of the joined chunks of one source, at least one."""
         first = origins[0]
         places = np.concatenate([origin.places for origin in origins])
         return cls(first.names, np.zeros(len(places), np.int32), places, first.lined)
@@ -81,7 +75,7 @@ class Origin:
         return Origin(self.names, self.sources[start:stop], self.places[start:stop], self.lined)
 
     def first(self, rows: NDArray[np.int64]) -> int:
-        """The one of these rows, int64 [n], that stands first in the first of their sources."""
+        """The earliest of some rows, int64 [n]: by source, then by place."""
         return int(rows[np.lexsort((self.places[rows], self.sources[rows]))[0]])
 
     def at(self, row: int) -> str:
@@ -90,7 +84,7 @@ class Origin:
         return f"{self.names[source]}, {'line' if self.lined[source] else 'row'} {self.places[row]}"
 
     def bad(self, row: int, column: str, message: str, reason: str) -> RowError:
-        """The error for one row and column; `message` says what came, what was wanted and what to do."""
+        """An error for a row and column; `message` says what came, what was wanted and what to do."""
         return RowError(f'{self.at(row)}, column "{column}": {message}', row=row, reason=reason)
 
 
@@ -100,20 +94,17 @@ Workflow = tuple[str, str]
 
 @dataclass(frozen=True)
 class Source:
-    """A bounded chunk of the rows of one source, a few ten thousand or a few dozen MiB at most.
+    """A chunk of the rows of one source, at most some ten thousand rows or some dozen MiB.
 
-    The rows of one workflow may be spread over chunks. A workflow may be named as spoiled in any chunk, before or after
-    its rows.
+    A workflow may be spread over chunks, and any chunk may name it as spoiled.
 
     Args:
-        table: conforming rows, not yet checked as workflows.
-        origin: where they came from. All chunks of a reading carry one and the same name: a workflow that stands
-            under two names stands in two sources, which is refused.
-        skipped: how many rows were skipped for each reason since the chunk before; empty unless bad rows are skipped,
-            or this is a recording, which is cut wherever its engine was.
-        spoiled: workflows that lost a row that way. They must not be kept: what is left of one may look whole, and
-            its last step would teach a false END.
-        read_bytes: bytes of the source on disk read since the chunk before, for progress; 0 where that is not known.
+        table: conforming rows; whole workflows are validated later.
+        origin: of the rows; all chunks of a source have one name, since a workflow with two names is refused.
+        skipped: number of rows skipped since the last chunk, by reason.
+        spoiled: workflows that lost a row. They are dropped as a whole: the rest may look complete, and its last step
+            would teach a false END.
+        read_bytes: bytes on disk read since the last chunk, for progress; 0 where unknown.
     """
 
     table: pa.Table
@@ -124,13 +115,13 @@ class Source:
 
 
 def named(paths: Sequence[Path]) -> str:
-    """What a source of one path or several is called."""
+    """The name of a source of one path or several."""
     more = len(paths) - 1
     return f"{paths[0]}{f' and {more} more' if more else ''}"
 
 
 class Reader(Protocol):
-    """Reads one file, or one folder, as chunks."""
+    """Reads a file or a folder as chunks."""
 
     def __call__(self, path: Path, *, skip_bad: bool, progress: Callable[[int], None] | None) -> Iterator[Source]:
         """Read a path lazily: reading starts, and errors are raised, as chunks are taken. No rows may give no chunk.
@@ -156,16 +147,16 @@ class JoiningReader(Protocol):
 def salvage(
     rows: int, build: Callable[[int, int], pa.Table], on_bad: Callable[[int, RowError], None]
 ) -> list[tuple[int, int, pa.Table]]:
-    """Build a table from all rows but the bad ones.
+    """Build tables of all rows but the bad ones.
 
     Args:
         rows: number of rows.
-        build: makes the table of the rows `start` (included) to `stop` (excluded), or raises the RowError of one row,
-            counted from `start`.
+        build: makes the table of the rows from `start` to `stop` (excluded), or raises a RowError that counts rows from
+            `start`.
         on_bad: called with each bad row, counted from 0, and its error.
 
     Returns:
-        (start, stop, table) of each stretch without a bad row, in order.
+        (start, stop, table) of each run of good rows, in order.
     """
     done: list[tuple[int, int, pa.Table]] = []
     waiting = [(0, rows)]
@@ -181,4 +172,4 @@ def salvage(
             # Halving what follows keeps a batch of nothing but bad rows from costing the square of its length.
             middle = (bad + 1 + stop) // 2
             waiting += [(middle, stop), (bad + 1, middle), (start, bad)]
-    return sorted(done, key=lambda stretch: stretch[0])
+    return sorted(done, key=lambda run: run[0])

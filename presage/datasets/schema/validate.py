@@ -1,8 +1,7 @@
-"""What has to hold between the rows of a workflow, and the canonical order of a trace.
+"""Rules between the rows of a workflow, which is the pair (workflow type, workflow id).
 
-Works on conforming tables and knows no files. Every check runs over whole columns at once, so a million steps take
-seconds; each finds the rows that break one rule, and the caller decides whether that ends the reading (`validate`) or
-costs the workflow its place (`drop_invalid`). A workflow is the pair (workflow type, workflow id).
+Every check runs over whole columns and yields the rows that break one rule. `validate` raises for the first;
+`drop_invalid` drops their workflows.
 """
 
 from __future__ import annotations
@@ -27,14 +26,7 @@ _TOKENS = ("input_tokens", "output_tokens", "cached_input_tokens")
 
 @dataclass(frozen=True)
 class _Problem:
-    """Rows that break one rule.
-
-    Args:
-        rows: the rows, int64 [n], in the order of the table.
-        column: the column to name.
-        reason: a short phrase to count by.
-        message: what to say of one of the rows.
-    """
+    """Rows, int64 [n] in table order, that break one rule; `reason` is a short phrase to count by."""
 
     rows: NDArray[np.int64]
     column: str
@@ -66,11 +58,11 @@ def validate(table: pa.Table, source: str | Origin) -> pa.Table:
 
 
 def drop_invalid(table: pa.Table, source: str | Origin) -> tuple[pa.Table, dict[str, int]]:
-    """The same checks, but a workflow that breaks a rule is left out as a whole.
+    """Drop every workflow that breaks a rule of `validate`.
 
     Returns:
-        The remaining rows in canonical order, and the number of workflows left out for each reason; a workflow is
-        counted once, under the first rule it breaks.
+        The remaining rows in canonical order, and the number of workflows dropped by reason, each under the first rule
+        it breaks.
 
     Raises:
         TraceError: nothing is left.
@@ -92,7 +84,7 @@ def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> Non
 
 
 def sort_out(table: pa.Table, origin: Origin) -> tuple[pa.Table, dict[str, int]]:
-    """As `drop_invalid`, but nothing may be given and nothing may be left."""
+    """As `drop_invalid`, for a table that may be or become empty."""
     if not table.num_rows:
         return table, {}
     codes = workflow_codes(table)
@@ -268,7 +260,7 @@ def _workflow(table: pa.Table, row: int) -> str:
 
 
 def without(table: pa.Table, origin: Origin, workflows: set[Workflow]) -> tuple[pa.Table, Origin, int]:
-    """The rows of all but some workflows, their origin, and how many workflows were to be taken out."""
+    """The rows of all workflows but some, their origin, and the number of workflows to take out."""
     if not workflows:
         return table, origin, 0
     suspects = np.flatnonzero(

@@ -1,15 +1,12 @@
 """The trace store: a Parquet dataset partitioned by workflow type, appended to safely and read lazily.
 
     store/
-      _manifest.json                                 what is in the store; the only file a reader believes
+      _manifest.json                                 the parts of the store; replacing it, in one rename, commits
       workflow_type=autocoderover/part-<digest>.parquet
       .lock                                          held while writing
-      .ingest/                                       what is being written and not committed
+      .ingest/                                       what is not committed yet
 
-An append writes its part files aside, renames them into place, and then replaces `_manifest.json` in one rename: that
-rename is the commit. Whatever happens before it (a full disk, a kill) leaves a store that reads as it did; what nobody
-committed is swept away by the next append. Small parts of a workflow type are joined once there are many
-(`presage.datasets.store.parts`). A trace that need not fit in memory is brought in by `presage.datasets.ingest`.
+A writer that fails before the commit leaves the store unchanged; the next writer removes its files.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ _KEYS: Final = ("workflow_type", "workflow_id", "step")
 
 @dataclass(frozen=True)
 class AppendReport:
-    """What an append did: workflows and steps added, and workflows that were there already."""
+    """Workflows and steps added, and workflows that the store already had."""
 
     workflows: int
     steps: int
@@ -71,16 +68,16 @@ class AppendReport:
 def append(table: pa.Table, store: str | Path) -> AppendReport:
     """Add workflows to a store, which is created if it is not there.
 
-    A workflow that is in the store with the same content is passed over. Two appends at a time wait for each other.
+    A workflow that the store has with the same content is not added again. Concurrent appends wait for each other.
 
     Args:
         table: a trace; it is conformed and validated first.
         store: folder of the store.
 
     Raises:
-        TraceError: the trace is not valid, a workflow is in the store with other content, its states have another
-            size than the store's, or the folder holds something else than a store.
-        OutputError: the store could not be written; it reads as it did before.
+        TraceError: the trace is not valid, the store has a workflow with other content, or states of another size, or
+            the folder is not a store.
+        OutputError: the store could not be written and is unchanged.
     """
     root = Path(store)
     table = validate(conform(table, "trace to append"), "trace to append")
@@ -112,7 +109,7 @@ def unwritten(root: Path, error: OSError) -> OutputError:
 
 
 def open_store(store: str | Path) -> ds.Dataset:
-    """The store as a lazy Arrow dataset with the schema of the trace; rows stand part by part, not in canonical order.
+    """The store as a lazy Arrow dataset with the schema of the trace; rows come part by part, not in canonical order.
 
     A filter on `workflow_type` opens only the parts of that type.
 
@@ -185,7 +182,7 @@ def scan_store(store: str | Path, *, progress: Callable[[int], None] | None = No
 
 
 def not_yet_in(table: pa.Table, root: Path, manifest: Manifest) -> tuple[pa.Table, int]:
-    """The workflows that a store lacks, and how many it has already.
+    """The workflows that a store lacks, and the number of those it has.
 
     Args:
         table: a valid trace in canonical order.
@@ -220,7 +217,7 @@ def _check_same(
     there: NDArray[np.int64],
     store: str,
 ) -> None:
-    """Both tables in canonical order, each with the code of the workflow of each row."""
+    """Both tables are in canonical order; `here` and `there` are the workflow codes of their rows."""
     # One schema for both: a column only one of them has is null in the other, which is a difference if it has states.
     schema = concat([stored.slice(0, 0), given.slice(0, 0)], [store, "the trace to append"]).schema
     lengths = [np.bincount(codes, minlength=int(there.max()) + 1) for codes in (there, here)]

@@ -1,13 +1,8 @@
-"""The part files of a trace store, and the manifest that says which of them count.
+"""The part files of a trace store, and the manifest that lists them.
 
-The manifest is the only file a reader believes; replacing it, in one rename, is what commits a change. Writers hold
-`.lock`, write part files aside, and bring them in by one commit, which joins the parts of a workflow type where they
-are many and small. What lies in the folders of the parts and not in the manifest was left by a writer that never
-committed.
-
-States are plain Parquet lists: Parquet knows no fixed-size list, and Arrow cannot read one with nulls back. The
-workflow type stands in the folder name and in the manifest, not in the parts, as other Parquet readers expect of a
-partition.
+Writers hold `.lock`, write part files aside and commit them by replacing the manifest. States are plain Parquet lists:
+Parquet has no fixed-size list, and Arrow cannot read one with nulls back. The workflow type is in the folder name and
+the manifest, not in the parts, as other Parquet readers expect of a partition.
 """
 
 from __future__ import annotations
@@ -50,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is in a store."""
+    """The parts of a store, and the widths of its states."""
 
     parts: tuple[Part, ...] = ()
     prefill_state_size: int | None = None
@@ -68,7 +63,7 @@ class Manifest:
 
 
 def is_store(path: str | Path) -> bool:
-    """Does a trace store stand at this path?"""
+    """Whether a path is a trace store."""
     return (Path(path) / MANIFEST).is_file()
 
 
@@ -102,7 +97,7 @@ def load(root: Path) -> Manifest:
 
 
 def save(manifest: Manifest, root: Path) -> None:
-    """Replace the manifest in one rename: this commits."""
+    """Commit: replace the manifest in one rename."""
     content = {
         "format": _FORMAT,
         "schema_version": SCHEMA_VERSION,
@@ -125,16 +120,16 @@ def save(manifest: Manifest, root: Path) -> None:
 
 @contextmanager
 def writing(root: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Manifest]:
-    """Hold a store, which is made if it is not there, as its only writer; gives what is in it.
+    """Lock a store for writing, creating it if needed; yields its manifest.
 
-    What a failure leaves of a store that held nothing before is removed again.
+    After a failure, a store that was created here and is still empty is removed.
 
     Args:
         root: folder of the store.
-        waiting: called once if another writer has to be waited for.
+        waiting: called once if another writer holds the store.
 
     Raises:
-        TraceError: something else than a store lives there, or its manifest cannot be read.
+        TraceError: the folder is not a store, or its manifest cannot be read.
     """
     made = not root.exists()
     with _lock(root, waiting):
@@ -163,7 +158,7 @@ def _lock(root: Path, waiting: Callable[[], None]) -> Iterator[None]:
             except BlockingIOError:
                 waiting()
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            # Whoever held it may have removed the store it could not make; then this is the lock of nothing.
+            # The writer before may have removed a store that it failed to create, and this lock with it.
             with suppress(FileNotFoundError):
                 if os.fstat(lock.fileno()).st_ino == (root / _LOCK).stat().st_ino:
                     yield
@@ -171,7 +166,7 @@ def _lock(root: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _claim(root: Path) -> None:
-    """Make the folder, unless something that is no store lives there."""
+    """Make the folder, unless it holds other files."""
     if root.exists() and not root.is_dir():
         raise TraceError(f"{root}: a file; the folder of a store is wanted: give another path")
     if root.is_dir() and not is_store(root):
@@ -183,7 +178,7 @@ def _claim(root: Path) -> None:
 
 
 def sweep(root: Path, manifest: Manifest) -> None:
-    """Remove parts that earlier writers left and never committed."""
+    """Remove parts that were never committed."""
     committed = {root / part.path for part in manifest.parts}
     for folder in root.glob("workflow_type=*"):
         for path in folder.iterdir():
@@ -194,7 +189,7 @@ def sweep(root: Path, manifest: Manifest) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Make renames in a folder outlive a power cut."""
+    """Flush renames in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -203,7 +198,7 @@ def sync(folder: Path) -> None:
 
 
 def part_folder(workflow_type: str) -> str:
-    """The folder of a workflow type; long names are cut and told apart by a hash, since names end at 255 bytes."""
+    """The folder of a workflow type; a long name is cut and gets a hash, since file names end at 255 bytes."""
     quoted = quote(workflow_type, safe="")
     if len(quoted) > 200:
         quoted = f"{quoted[:180]}-{hashlib.sha256(workflow_type.encode()).hexdigest()[:16]}"
@@ -218,7 +213,7 @@ _DICTIONARY: Final = ["workflow_id", "agent", "task", "kind", "model", "finish_r
 
 
 def write_parts(table: pa.Table, staging: Path) -> list[Part]:
-    """Write rows as one part a workflow type, under `staging` as they will lie in the store.
+    """Write rows as one part a workflow type, under `staging` in the layout of the store.
 
     Args:
         table: a valid trace in canonical order.
@@ -233,9 +228,9 @@ def write_parts(table: pa.Table, staging: Path) -> list[Part]:
 
 
 def commit(parts: Sequence[Part], staging: Path, root: Path, manifest: Manifest, schema: pa.Schema) -> None:
-    """Bring parts from `staging` into the store, which stays as it was until the very end.
+    """Move parts from `staging` into the store and commit; until then the store is unchanged.
 
-    A workflow type that has many small parts by then has them joined into one.
+    Many small parts of a workflow type are joined into one.
 
     Args:
         parts: as `write_parts` gave them.
@@ -276,7 +271,7 @@ def commit(parts: Sequence[Part], staging: Path, root: Path, manifest: Manifest,
 
 
 def part_rows(folder: Path, part: Part, sizes: tuple[int | None, int | None]) -> Iterator[tuple[pa.Table, int]]:
-    """(conforming rows, bytes on disk up to there) of a part, in portions.
+    """(conforming rows, bytes on disk read so far) of a part, in portions.
 
     Args:
         folder: of the store.
@@ -292,7 +287,7 @@ def part_rows(folder: Path, part: Part, sizes: tuple[int | None, int | None]) ->
 
 
 def rows_of(ids: pa.Array, root: Path, part: Part, sizes: tuple[int | None, int | None]) -> Iterator[pa.Table]:
-    """The conforming rows of a part whose workflow id is one of `ids`; as `part_rows`."""
+    """The conforming rows of a part with a workflow id in `ids`."""
     with _opened(root, part) as file:
         for group in range(file.num_row_groups):
             wanted = pc.is_in(file.read_row_group(group, ["workflow_id"])["workflow_id"], ids)
@@ -319,7 +314,7 @@ def _opened(folder: Path, part: Part) -> Iterator[pq.ParquetFile]:
 
 
 def unreadable(root: Path, error: Exception) -> TraceError:
-    """The error of a store with a part that cannot be read."""
+    """The error for a part that cannot be read."""
     return TraceError(f"{root}: a part cannot be read ({first_line(error)}): restore it or ingest again")
 
 
@@ -329,7 +324,7 @@ def _conforming(rows: pa.Table, part: Part, folder: Path, sizes: tuple[int | Non
 
 
 def _write(workflow_type: str, tables: Iterable[pa.Table], schema: pa.Schema, staging: Path) -> Part:
-    """Write conforming rows of one workflow type as a part named by its content."""
+    """Write conforming rows of one workflow type as a part, named by the digest of its content."""
     fields = [
         pa.field(field.name, pa.list_(pa.float16()), field.nullable)
         if pa.types.is_fixed_size_list(field.type)

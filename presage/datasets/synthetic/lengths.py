@@ -44,7 +44,7 @@ _MOST_REPEATS: Final = 12
 
 @dataclass(frozen=True)
 class _Stage:
-    """An agent's place in an application: how much it writes, how widely that varies, how often it is called again."""
+    """An agent of an application: mean output, spread, and probability of another call."""
 
     agent: str
     tokens: float
@@ -88,8 +88,8 @@ class GeneratedLengths:
 
     Attributes:
         table: the trace, conforming, in canonical order.
-        oracle: for quantiles in (0, 1), the true ones of the output tokens of this and all later steps, given all that
-            is known before a step's output, float64 [rows, quantiles].
+        oracle: maps quantiles in (0, 1) to the true quantiles of the output tokens of this and all later steps, given
+            all that is known before a step's output, float64 [rows, quantiles].
     """
 
     table: pa.Table
@@ -97,7 +97,7 @@ class GeneratedLengths:
 
 
 def generate_lengths(workflows: int, seed: int, *, censored: float = 0.0) -> GeneratedLengths:
-    """Draws workflows; a share of `censored` of them is cut after a random step, the last one included.
+    """Draw workflows; a share `censored` of them is cut after a random step, perhaps the last.
 
     Raises:
         ConfigurationError: fewer than one workflow, or a share outside 0..1.

@@ -1,9 +1,8 @@
 """Outcomes of four synthetic models, and the true probability that each model solves a prompt.
 
-A prompt has a topic and a difficulty, and shows both in its words: most of them are of the topic, and words of effort
-stand in proportion to the difficulty. Of four models the small one solves what is easy, the large one nearly all at ten
-times the price, the specialist is best at its topic and poor elsewhere, and the slow one is the large one's match on
-what is hard and wastes itself on the rest. Each label is drawn from its probability; some are missing.
+A prompt has a topic and a difficulty, and its words show both. The small model solves easy prompts, the large one
+nearly all at ten times the price; the specialist is best at its topic and poor elsewhere; the slow one matches the
+large one on hard prompts only. Labels are drawn from the probabilities; some are missing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _TOKENS: Final = np.array([300.0, 900.0, 220.0, 260.0])
 
 @dataclass(frozen=True, eq=False)
 class DrawnOutcomes:
-    """Outcomes and their oracle.
+    """Outcomes and their true probabilities.
 
     Attributes:
         outcomes: n prompts of the four models.
@@ -49,7 +48,7 @@ class DrawnOutcomes:
 
 
 def generate_outcomes(prompts: int, seed: int, *, missing: float = 0.1) -> DrawnOutcomes:
-    """Draws prompts and what became of them; a share `missing` of the labels is not known.
+    """Draw prompts and outcomes; a share `missing` of the labels is unknown.
 
     Cost is in thousandths of a unit of the small model's price, tokens times price.
 
@@ -91,7 +90,7 @@ def _prompt(topic: int, difficulty: float, rng: np.random.Generator) -> str:
 
 
 def _distinct(texts: list[str]) -> list[str]:
-    """The texts, a number behind any that repeats another."""
+    """The texts, with a number appended to repeated ones."""
     seen: set[str] = set()
     for i, text in enumerate(texts):
         if normalise(text) in seen:

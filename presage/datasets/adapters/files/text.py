@@ -1,17 +1,9 @@
-"""UTF-8 text files, plain or gzip, as numbered lines, as JSON documents and as CSV rows.
+"""UTF-8 text files, plain or gzip, as numbered lines, JSON documents or CSV rows.
 
-Gzip is recognised by content and a byte order mark is passed over. A file that is no UTF-8 text as a whole (UTF-16, a
-ZIP archive or a spreadsheet, zstd) is refused at its first line. Single bytes that are no UTF-8 are left to the reader,
-which may skip a line: `not_utf8` says which byte it is. Memory is bounded by the longest line, or the longest CSV field
-that is allowed.
-
-JSON documents stand one a line, or a whole file is one document: a file that is one pretty-printed document or one
-array, as people export by hand, is parsed as a whole, and refused where that would take too much memory. A path may be
-a folder: of rotated files of a collector, which are one trace, cut anywhere.
-
-The CSV dialect is what pandas, spreadsheets and databases write by default: commas, quotes doubled inside quotes, line
-ends of any system, a header. Python's reader is used, not Arrow's, which cannot say on which line a row stands and
-guesses at types.
+Gzip is detected by content, a byte order mark is skipped. A file in another encoding or archive format is refused at
+its first line; a single line that is no UTF-8 is left to the reader, which may skip it. JSON documents are one a line,
+or a whole file is one document or array. CSV is the dialect of pandas, spreadsheets and databases; Python's reader is
+used because Arrow's cannot name lines and guesses types. Memory is bounded by the longest line or CSV field.
 """
 
 from __future__ import annotations
@@ -61,7 +53,7 @@ class NumberedLines:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes on disk read so far; 0 of a pipe, which cannot tell."""
+        """Bytes on disk read so far; 0 for a pipe."""
         return self._raw.tell() if self._raw.seekable() else 0
 
 
@@ -99,7 +91,7 @@ def numbered_lines(path: Path) -> Iterator[NumberedLines]:
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """What to say of a line that is no UTF-8, or of the first in a file; which line it is, the caller says."""
+    """The message for a line that is no UTF-8; the caller adds the line number."""
     byte = error.start - error.object.rfind(b"\n", 0, error.start)
     return (
         f"byte {byte} of the line is no UTF-8; text in UTF-8 is wanted: save or convert the file as UTF-8 (from "
@@ -123,7 +115,7 @@ def utf8_text(path: Path) -> str:
 
 
 def whole_characters(json: str) -> str:
-    r"""JSON in which halves of a surrogate pair (`\ud83d` alone, where a text was cut) became U+FFFD."""
+    r"""JSON with U+FFFD in place of half a surrogate pair (`\ud83d` alone, where a text was cut)."""
     return _HALF_OF_A_PAIR.sub(r"\\ufffd", json)
 
 
@@ -142,7 +134,7 @@ class Place(NamedTuple):
 
 
 class OnTorn(Protocol):
-    """Called with a line that cannot be read; raises to stop, or returns to continue with the next line."""
+    """Called with an unreadable line; raises to stop, or returns to continue."""
 
     def __call__(self, place: Place, message: str, reason: str, line: bytes) -> None:
         """`message` says what came and what to do, `reason` is a short phrase to count by."""
@@ -167,7 +159,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def first_document(path: Path) -> Any:
-    """The first document of a path, to tell its format; None where the path begins with something else.
+    """The first document of a path, to detect its format; None if it begins with none.
 
     Raises:
         TraceError: a file cannot be read, or is no UTF-8 text.
@@ -196,15 +188,14 @@ def _decode_any_bytes(text: bytes) -> Any:
 
 
 class Documents:
-    """Every JSON document of some files, with its place; arrays are given element by element.
+    """Iterates over the JSON documents of files, with their places; arrays element by element.
 
-    Iterating raises `TraceError` where a file cannot be read or is no UTF-8 text, and what `on_torn` raises. NaN and
-    infinity, which Python writes though JSON has none, are null; half a surrogate pair, where a text was cut, is
-    U+FFFD.
+    Raises `TraceError` where a file cannot be read or is no UTF-8 text, and what `on_torn` raises. NaN and infinity
+    become null, half a surrogate pair U+FFFD.
 
     Args:
-        files: what to read, in this order.
-        on_torn: called with what cannot be read.
+        files: read in this order.
+        on_torn: called with unreadable lines.
         decode: makes a document of its bytes, or raises `msgspec.DecodeError`.
     """
 
@@ -260,7 +251,7 @@ class Documents:
         self._on_torn(place, message, "no JSON", text)
 
     def _whole(self, index: int, file: Path, first: bytes) -> Any:
-        """The one document that a file is, given that its first line is none; None if the file is no document."""
+        """The file as one document, when its first line is none; None if the file is none either."""
         if first[:1] not in (b"{", b"["):
             return None
         with file.open("rb") as raw:
@@ -292,10 +283,10 @@ class CsvRow(NamedTuple):
     """One row.
 
     Args:
-        line: the one it begins on, from 1; of text that is no UTF-8, that very line.
-        fields: as they stand there; of a bad row, what could be read.
-        problem: what is wrong with it; empty if nothing is.
-        reason: a short phrase to count it by.
+        line: its first line, from 1; for text that is no UTF-8, that very line.
+        fields: as written; of a bad row, those that could be read.
+        problem: what is wrong; empty for a good row.
+        reason: a short phrase to count by.
     """
 
     line: int

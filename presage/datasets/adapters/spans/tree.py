@@ -179,7 +179,7 @@ class _Tree:
         for row, span in enumerate(spans.span):
             first = rows.setdefault(span, row)
             if first != row and not spans.same(first, row):
-                message = "its id stands there twice with different content; one span an id is wanted: export again"
+                message = "its id appears twice with different content; one span an id is wanted: export again"
                 raise BrokenTreeError(row, message, "span id twice with different content")
         orphans = []
         for row in rows.values():
