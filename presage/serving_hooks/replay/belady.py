@@ -1,16 +1,11 @@
-"""When each block will be read next: the truth of the trace, for Belady's rule.
+"""Belady's rule: evict the free block whose next use is furthest away, as the trace knows it.
 
-Which steps will read a block is known for certain: those whose prompts begin with it. When they will is known as far as
-a policy does not decide it itself. Here a step comes when its parents have ended and its pause is over, as the trace
-says; a step that has not ended is taken to last as many seconds as the steps so far took for each output token, waiting
-and prefill included. So the order of reads within a workflow is exact, and between workflows as good as that estimate.
+The trace tells which steps read a block: those whose prompts begin with it. A step reads it when its parents have ended
+and its pause is over; a step that has not ended is assumed to take the mean seconds per output token so far, waiting
+and prefill included. So the order of reads is exact within a workflow, and an estimate between workflows.
 
-Belady (1966) is optimal for a sequence of reads that is given. Here the sequence depends on what was evicted, misses
-cost time, and a block is of use only if all before it are there too: this is a strong clairvoyant rule for hits, not a
-proof that no policy could be faster.
-
-What several workflows read, an opening, is due when the first of those under way reads it; where none of them will, at
-the pace at which workflows have come so far.
+Belady (1966) is optimal for a given sequence of reads. Here the sequence depends on evictions, misses cost time, and a
+block is useless without those before it: a strong clairvoyant rule for hits, not a bound on speed.
 """
 
 from __future__ import annotations
@@ -30,24 +25,27 @@ from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 _FIRST_S_PER_TOKEN: Final = 0.03
-"""Until a step has ended; whatever it is, it is the same for all."""
+"""Until a step has ended; its value does not matter, since it is the same for all."""
 
 _NEW: Final = 0.05
-"""What the step that ended last counts in the mean."""
+"""Weight of the latest step in the mean."""
 
 NEVER: Final = 0
-"""The group of blocks that nobody reads again."""
+"""The group of blocks that no step reads again."""
 
 
 class NextUses:
-    """Next uses of blocks. A block belongs to the group of those with the same readers.
+    """Next uses of blocks, in groups with the same readers.
+
+    A block of several workflows is due when the first running one reads it; if none will, at the pace of arrivals so
+    far.
 
     Args:
         jobs: that are replayed.
-        hashes: of each job, of each step: those of the blocks of its prompt and output.
+        hashes: of the blocks of each prompt and output, by job and step.
 
     Attributes:
-        due: of each group, seconds of the virtual clock; infinity for never. float64 [groups].
+        due: float64 [groups], seconds of the virtual clock; infinity for never.
     """
 
     def __init__(self, jobs: Sequence[ReplayJob], hashes: Sequence[Sequence[Hashes]]) -> None:
@@ -67,7 +65,7 @@ class NextUses:
         self._begun = 0
 
     def group(self, block_hash: bytes) -> tuple[int, int]:
-        """The group of a block by its hash, and how many blocks come before it in a prompt."""
+        """The group of a block, and its position in the prompt."""
         return self._group_of.get(block_hash, (NEVER, 0))
 
     def began(self, number: int, at_s: float) -> None:
@@ -76,15 +74,15 @@ class NextUses:
         self._look(number, at_s)
 
     def asked(self, number: int, index: int, at_s: float) -> None:
-        """A step of it has come."""
+        """A step has arrived."""
         self._asked[number][index] = at_s
         self._look(number, at_s)
 
     def selected(self, number: int, index: int, at_s: float) -> None:
-        """A step of it is computed; until it has ended it may have to read its blocks again."""
+        """A step has begun; until it ends it may have to read its blocks again."""
 
     def finished(self, number: int, index: int, at_s: float) -> None:
-        """A step of it has ended."""
+        """A step has ended."""
         took_s = at_s - self._asked[number][index]
         tokens = self._jobs[number].steps[index].output_tokens
         self._s_per_token += _NEW * (took_s / tokens - self._s_per_token)
@@ -92,7 +90,7 @@ class NextUses:
         self._look(number, at_s)
 
     def _look(self, number: int, now: float) -> None:
-        """When the blocks of a job are due, as seen now."""
+        """Updates when the blocks of a job are due."""
         coming = self._coming(number, now)
         for group in self._groups[number]:
             self.due[group] = min([coming[step] for step in self._readers[group] if step in coming], default=math.inf)
@@ -108,7 +106,7 @@ class NextUses:
             self.due[group] = min(soonest.values(), default=later)
 
     def _coming(self, number: int, now: float) -> dict[int, float]:
-        """Of each step of a job that has not ended, when it reads its prompt."""
+        """When each unfinished step of a job reads its prompt, by step."""
         asked, ended = self._asked[number], self._ended[number]
         found: dict[int, float] = {}
         ends: dict[int, float] = {}
@@ -124,7 +122,7 @@ class NextUses:
         return found
 
     def _sort(self, hashes: Sequence[Sequence[Hashes]]) -> None:
-        """Groups blocks by who reads them."""
+        """Groups blocks by their readers."""
         readers: dict[bytes, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         places: dict[bytes, int] = {}
         for number, of in enumerate(hashes):
@@ -154,34 +152,31 @@ class NextUses:
 
 
 _A_PLACE_S: Final = 1e-6
-"""How much later a block counts as due for each block before it in its prompt: less than times differ by."""
+"""Added to the due time for each block before it in its prompt; smaller than any difference of times."""
 
 
 class BeladyBlocks:
-    """Free blocks by Belady's rule, in place of vLLM's queue: the next use furthest away is given up first.
+    """Takes the place of vLLM's queue of free blocks; evicts by Belady's rule.
 
-    vLLM's own queue stays underneath and hears of everything, as in `vllm/blocks.py`. Blocks due at one time are given
-    up from the end of their prompts, since a block is of no use without those before it. Which to give up is looked for
-    among all free blocks each time: a few operations on arrays.
-
-    Has the methods of vLLM's queue of free blocks, and takes what the hooks tell an order of blocks.
+    vLLM's queue stays underneath and gets every call, as in `vllm/blocks.py`. Blocks due at the same time are evicted
+    from the end of their prompts, since a block is useless without those before it.
 
     Args:
-        queue: vLLM's queue as it stands.
+        queue: vLLM's queue.
         blocks: all blocks of the pool, each at its id.
-        foresight: when blocks are read next.
+        next_uses: when blocks are read next.
 
     Attributes:
-        given_up, watched: for the status of the hooks; this order has no classes of blocks.
-        acts: set by the hooks; nothing here is ever in shadow.
+        given_up, watched: for the status of the hooks; empty, this order has no classes of blocks.
+        acts: set by the hooks; this order is never in shadow.
     """
 
-    def __init__(self, queue: Any, blocks: Sequence[Any], foresight: NextUses) -> None:
+    def __init__(self, queue: Any, blocks: Sequence[Any], next_uses: NextUses) -> None:
         self.given_up: dict[str, int] = {}
         self.watched: dict[str, int] = {}
         self.acts = True
         self.switch = Switch("eviction", EventCounts())
-        self._queue, self._blocks, self._foresight = queue, blocks, foresight
+        self._queue, self._blocks, self._next_uses = queue, blocks, next_uses
         self._free = np.zeros(len(blocks), np.bool_)
         self._free[[block.block_id for block in queue.get_all_free_blocks()]] = True
         self._group = np.full(len(blocks), NEVER, np.int64)
@@ -193,11 +188,11 @@ class BeladyBlocks:
         return int(self._queue.num_free_blocks)
 
     def popleft(self) -> Any:
-        """The next free block to be given up."""
+        """The next free block to evict."""
         return self.popleft_n(1)[0] if self._queue.num_free_blocks else self._queue.popleft()
 
     def popleft_n(self, n: int) -> list[Any]:
-        """The next n free blocks to be given up."""
+        """The next n free blocks to evict."""
         given = [self._blocks[block_id] for block_id in self._furthest(n)]
         for block in given:
             self._queue.remove(block)
@@ -211,56 +206,56 @@ class BeladyBlocks:
         self._free[block.block_id] = False
 
     def append(self, block: Any) -> None:
-        """A block is free, and keeps what it holds until it is given up."""
+        """A block is free, and keeps its content until it is evicted."""
         self.append_n([block])
 
     def append_n(self, blocks: list[Any]) -> None:
-        """These blocks are free, and keep what they hold until they are given up."""
+        """Blocks are free, and keep their content until they are evicted."""
         self._queue.append_n(blocks)
         self._free[[block.block_id for block in blocks]] = True
 
     def prepend_n(self, blocks: list[Any]) -> None:
-        """These blocks are free and hold nothing."""
+        """Blocks without content are free."""
         self._queue.prepend_n(blocks)
         ids = [block.block_id for block in blocks]
         self._free[ids], self._group[ids] = True, NEVER
 
     def get_all_free_blocks(self) -> list[Any]:
-        """All free blocks, the next to be given up first."""
+        """All free blocks, the next to evict first."""
         return [self._blocks[block_id] for block_id in self._furthest(int(self._free.sum()))]
 
     def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
-        """Free blocks in the order they are given up, those after `cursor`; all, if it is None or not free."""
+        """Free blocks in the order of eviction after `cursor`; all, if it is None or not free."""
         blocks = self.get_all_free_blocks()
         at = next((i for i, block in enumerate(blocks) if block is cursor), -1)
         return iter(blocks[at + 1 :])
 
     def filled(self, request: Any, blocks: Sequence[Any]) -> None:
-        """A request has written blocks that the cache knows now."""
+        """A request has filled blocks, which are cached now."""
         for block in blocks:
-            group, place = self._foresight.group(bytes(block.block_hash[:-4]))  # without the group of layers
+            group, place = self._next_uses.group(bytes(block.block_hash[:-4]))  # without the group of layers
             self._group[block.block_id], self._later[block.block_id] = group, place * _A_PLACE_S
 
     def settle(self) -> None:
-        """Nothing waits: what a block holds is looked up when it is written."""
+        """Nothing to do: blocks are looked up when they are filled."""
 
     def lost(self, blocks: Iterable[int]) -> None:
-        """What these blocks held is not in the cache any more, be they free or in use."""
+        """The content of these blocks is no longer cached; they may be free or in use."""
         self._group[list(blocks)] = NEVER
 
     def begins(self, request_id: str, found: list[int]) -> None:
         """A request is selected for the first time."""
 
     def forecast(self, step: Any, lookahead: Any) -> None:
-        """The truth needs no forecasts."""
+        """Ignored: the trace is known."""
 
     def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
-        """A workflow has ended; nobody reads its blocks any more, and that is known."""
+        """Ignored: the trace is known."""
 
     def _furthest(self, n: int) -> list[int]:
-        """The first n free blocks by their next use, the furthest away first; for equals, the end of a prompt first."""
+        """Ids of the n free blocks to evict first: furthest next use, then the end of a prompt."""
         free = np.flatnonzero(self._free)
-        due = self._foresight.due[self._group[free]] + self._later[free]
+        due = self._next_uses.due[self._group[free]] + self._later[free]
         if n == 1:
             return [int(free[np.argmax(due)])]
         if 0 < n < len(free):

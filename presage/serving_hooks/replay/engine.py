@@ -1,9 +1,7 @@
-"""An engine in virtual time: requests come, vLLM's scheduler decides, the cost model says how long it took.
+"""An engine in virtual time: requests arrive, vLLM's scheduler decides, the cost model says how long it took.
 
-A step is asked for when its last parent has ended and its pause is over; a job ends with its last step, and the hooks
-are told. An iteration begins with all requests that have come by then; they are answered when it is over.
-
-Nothing here is random, and no real time is looked at.
+A step arrives once its last parent has ended and its pause is over. An iteration begins with all requests that have
+arrived by then and answers them at its end. Nothing here is random or reads real time.
 """
 
 from __future__ import annotations
@@ -25,16 +23,16 @@ from presage.serving_hooks.replay.vllm_scheduler import make_request
 from presage.serving_hooks.replay.workload import ReplayJob, again_tokens
 
 _LOOK_AGAIN_S: Final = 0.01
-"""Where requests wait, none is let in and none is computed, an engine asks its scheduler again after so long."""
+"""How soon an engine asks its scheduler again when requests wait and none is admitted."""
 
 _MOST_IDLE: Final = 1_000_000
 
 _JOB: Final = -1
-"""In the place of a step's number: the whole job comes."""
+"""In place of a step number: the whole job arrives."""
 
 
 class Watcher(Protocol):
-    """Is told what happens to jobs; times in seconds of the virtual clock."""
+    """Observes jobs and their steps; times in seconds of the virtual clock."""
 
     def began(self, number: int, at_s: float) -> None: ...  # noqa: D102
     def asked(self, number: int, index: int, at_s: float) -> None: ...  # noqa: D102
@@ -44,7 +42,7 @@ class Watcher(Protocol):
 
 @dataclass
 class _UnderWay:
-    """A job that has begun."""
+    """A running job."""
 
     conversation: JobConversation
     began_s: float
@@ -56,15 +54,15 @@ class ReplayEngine:
     """Runs jobs through a scheduler.
 
     Args:
-        jobs: to be run.
+        jobs: to run.
         prompts: their tokens.
-        schedule: when they come.
+        schedule: when they arrive.
         scheduler: a `FastPathScheduler`, with or without hooks.
         cost: of an iteration.
         block_tokens: of a block.
-        clock: that the scheduler looks at.
-        at_once: jobs under way at once; those that come beyond it wait, the first that came first. None for all.
-        watchers: told what happens to jobs.
+        clock: that the scheduler reads.
+        at_once: limit on running jobs; more wait in the order of arrival. None for no limit.
+        watchers: observe the jobs.
     """
 
     def __init__(
@@ -88,15 +86,15 @@ class ReplayEngine:
         self._then = list(reversed(schedule.then))
         self._at_once, self._watchers = at_once, watchers
         self._under_way: dict[int, _UnderWay] = {}
-        self._held: deque[tuple[float, int]] = deque()  # jobs that came and may not begin yet
+        self._held: deque[tuple[float, int]] = deque()  # jobs waiting to begin
         self._asked: dict[str, RequestOutcome] = {}
         self.run = PolicyRun()
 
     def play(self) -> PolicyRun:
-        """To the end of all jobs.
+        """Runs all jobs to their ends.
 
         Raises:
-            EngineError: requests wait and none is ever let in.
+            EngineError: requests wait and none is ever admitted.
         """
         for at_s, number in self._schedule.first:
             self._come(at_s, number, _JOB)
@@ -112,7 +110,7 @@ class ReplayEngine:
                 continue
             idle += 1
             if idle > _MOST_IDLE:
-                raise EngineError(f"{len(self._asked)} requests wait and none is let in: a policy holds them for ever")
+                raise EngineError(f"{len(self._asked)} requests wait and none is admitted: a policy holds them forever")
             self._scheduler.update_from_output(output, model_output(self._scheduler, output, {}))
             self._clock.now += _LOOK_AGAIN_S
         self.run.end_s = self._clock.now
@@ -120,7 +118,7 @@ class ReplayEngine:
         return self.run
 
     def _begin(self, number: int, at_s: float) -> None:
-        """A job that came at `at_s` begins now, or waits for another to end."""
+        """Starts a job that arrived at `at_s`, or lets it wait for another to end."""
         if self._at_once is not None and len(self._under_way) >= self._at_once:
             self._held.append((at_s, number))
             return
@@ -161,7 +159,7 @@ class ReplayEngine:
         )
         request = make_request(name, prompt, step.output_tokens, at_s, sent, known, self._block_tokens)
         again = again_tokens(job, index) // self._block_tokens * self._block_tokens
-        came_s = at_s if step.parents else self._under_way[number].began_s  # also where the job had to wait since
+        came_s = at_s if step.parents else self._under_way[number].began_s  # also if the job had to wait
         self._asked[name] = RequestOutcome(number, index, step.agent, came_s, step.prompt_tokens, again)
         self._scheduler.says[name] = conversation.says(index)
         for watcher in self._watchers:
@@ -184,12 +182,12 @@ class ReplayEngine:
         run.iterations += scheduler.fast_forward(self._clock, self._cost, comes_s)
 
     def _in_full(self, output: Any) -> float:
-        """What an iteration of vLLM's general code costs, in seconds; notes who begins and who was interrupted."""
+        """Seconds of an iteration of vLLM's general code; notes new and preempted requests."""
         run = self.run
         prefilled, decoded, context = self._load(output)
         run.prefilled_tokens += prefilled
         loads: Mapping[str, int] = {}
-        if output.kv_connector_metadata is not None:  # there is a host
+        if output.kv_connector_metadata is not None:  # a host tier
             loads = output.kv_connector_metadata.tokens
             run.loaded_tokens = (run.loaded_tokens or 0) + sum(loads.values())
         for new in output.scheduled_new_reqs:
@@ -218,7 +216,7 @@ class ReplayEngine:
     def _answered(self, answer: Any) -> None:
         asked = self._asked.get(answer.request_id)
         if asked is None:
-            return  # the engine's own
+            return  # a prefetch
         if answer.new_token_ids and asked.first_token_s is None:
             asked.first_token_s = self._clock.now
         if answer.finish_reason is not None:
@@ -260,17 +258,16 @@ ACTIVE: Final = "active"
 
 
 class Evictions:
-    """Counts blocks that are given up: that held nothing, of ended workflows, or of workflows under way.
+    """Counts evicted blocks: blank, of ended workflows, or of running ones.
 
-    Counted alike under every policy, vLLM's own order of free blocks included, and by the definition of the metric
-    `presage_evicted_blocks_total`: a workflow uses a block once a step of it that has begun reads or writes it, and a
-    block is retired when all that used it have ended. What serving tells apart of active blocks by what was forecast of
-    them (worthless, unknown, forecast) is one class here, since most policies forecast nothing. A plain request is of
-    no workflow that could end, so its blocks stay active, as in serving.
+    Counts alike under every policy, vLLM's own included, as the metric `presage_evicted_blocks_total` does: a workflow
+    uses a block once a step of it that has begun reads or writes it, and a block is retired when all workflows that
+    used it have ended. Serving divides active blocks by their forecasts; here they are one class, since most policies
+    forecast nothing. A plain request belongs to no workflow that could end, so its blocks stay active.
 
     Args:
         jobs: that are replayed.
-        prompts: theirs, hashed.
+        prompts: their prompts, hashed.
 
     Attributes:
         counts: blocks by class.
@@ -283,7 +280,7 @@ class Evictions:
         self._using: set[int | None] = set()  # jobs with a step that has begun, which have not ended
 
     def gives_up(self, blocks: Iterable[Any]) -> None:
-        """Free blocks are taken for something else; what they hold is still known."""
+        """Free blocks are about to be reused; they still have their hashes."""
         owner, sharers, using = self._owner, self._sharers, self._using
         blank = retired = active = 0
         for block in blocks:
@@ -301,17 +298,17 @@ class Evictions:
         self.counts[ACTIVE] += active
 
     def began(self, number: int, at_s: float) -> None:
-        """A job begins; it uses nothing yet."""
+        """Nothing to count."""
 
     def asked(self, number: int, index: int, at_s: float) -> None:
-        """A step of it has come; it uses nothing yet."""
+        """Nothing to count."""
 
     def selected(self, number: int, index: int, at_s: float) -> None:
-        """A step of it begins."""
+        """A step begins: its job uses blocks."""
         self._using.add(number)
 
     def finished(self, number: int, index: int, at_s: float) -> None:
-        """A step of it has ended."""
+        """A step ends; the last one retires the blocks of its job."""
         self._left[number] -= 1
         if not self._left[number] and self._jobs[number].workflow_type:
             self._using.discard(number)

@@ -1,13 +1,9 @@
-"""Who foretells in a replay: the truth, the truth with noise, counts learnt on the way, or a trained model.
+"""Sources of forecasts in a replay: the oracle, the oracle with noise, online counts, or a trained model.
 
-The truth is that of the trace: agents in the order of step numbers, END after the last, whether the workflow was cut
-there or not. `noise:x` mixes it with a share x of the uniform distribution over all outcomes, so a forecast is right
-as often but says so less surely; at 1 it says nothing. What it says of remaining tokens is mixed alike, with those of
-a step drawn at random from all steps: at 1 it is that of some other step.
-
-`counts` counts what it sees while it serves, as the hooks do where there is no model: it begins knowing nothing.
-A model is asked as it is in serving, without texts and states; that it was not trained on these workflows is the
-caller's business.
+The oracle reads the trace: agents in the order of step numbers, END after the last, even if the workflow was cut.
+`noise:x` mixes it with a share x of the uniform distribution over outcomes, and its remaining tokens with those of a
+random step. `counts` starts empty and counts while it serves, as the hooks do without a model. A model is asked as in
+serving, without texts and states; callers leave out the workflows it was trained on.
 """
 
 from __future__ import annotations
@@ -37,15 +33,15 @@ if TYPE_CHECKING:
 
 
 HORIZON: Final = 3
-"""Steps the truth looks ahead: K of the score's default."""
+"""Steps the oracle looks ahead: the default K of the score."""
 
 COUNTS: Final = "counts"
 _PATIENT: Final = Budget(deadline_s=math.inf, hang_s=None)
-"""Seconds of a predictor are not those of the virtual clock; how long it takes is measured elsewhere."""
+"""The virtual clock does not advance while a predictor runs, so it has no deadline."""
 
 
 class OracleForecaster:
-    """Says what the trace says, mixed with a share of chance.
+    """Forecasts what the trace says, mixed with noise.
 
     Args:
         jobs: that are replayed.
@@ -59,7 +55,7 @@ class OracleForecaster:
         self._columns = {agent: column for column, agent in enumerate(self._agents)}
         self._noise = noise
         self._at: dict[tuple[str, str], int] = {}
-        self._said: dict[tuple[int, ...], NDArray[np.float32]] = {}
+        self._rows: dict[tuple[int, ...], NDArray[np.float32]] = {}
 
     def on_prefill(
         self,
@@ -70,12 +66,12 @@ class OracleForecaster:
         step: int | None = None,
         input_tokens: int | None = None,
     ) -> LiveForecast:
-        """What comes after this step."""
+        """The next agents after this step."""
         self._at[workflow_type, workflow_id] = step or 0
         return self._after(workflow_type, workflow_id, PREFILL)
 
     def on_completion(self, workflow_type: str, workflow_id: str, *, output_tokens: int | None = None) -> LiveForecast:
-        """The same, once it has completed."""
+        """The same, after its output."""
         return self._after(workflow_type, workflow_id, COMPLETION)
 
     def close(self, workflow_type: str, workflow_id: str) -> None:
@@ -90,18 +86,18 @@ class OracleForecaster:
         key = workflow_type, workflow_id
         steps, at = self._jobs[key].steps, self._at[key]
         coming = tuple(self._columns[one.agent] for one in steps[at + 1 : at + 1 + HORIZON])
-        rows = self._said.get(coming)
+        rows = self._rows.get(coming)
         if rows is None:
             end = len(self._agents)
             rows = np.full((HORIZON, end + 1), self._noise / (end + 1), np.float32)
             for k in range(HORIZON):
                 rows[k, coming[k] if k < len(coming) else end] += 1.0 - self._noise
-            self._said[coming] = rows
+            self._rows[coming] = rows
         return LiveForecast("champion", len(steps), moment, rows, self._agents, None)
 
 
 class OutputLengthOracle:
-    """Says how long the answer to a request will be, and nothing of its workflow: for the shortest request first.
+    """Knows the output length of each request and nothing of its workflow: for shortest request first.
 
     Args:
         jobs: that are replayed.
@@ -116,10 +112,10 @@ class OutputLengthOracle:
 
 
 class LengthsOnly:
-    """A source that hears of steps, so that it can say how much is left, and whose forecasts of agents nobody reads.
+    """Passes steps to a source that forecasts remaining tokens, and blanks its forecasts of agents.
 
     Args:
-        source: that says how much is left.
+        source: forecasts remaining tokens.
     """
 
     def __init__(self, source: NextAgents) -> None:
@@ -143,7 +139,7 @@ def _blank(forecast: LiveForecast) -> LiveForecast:
 
 
 def _left(jobs: Sequence[ReplayJob], noise: float) -> dict[tuple[str, str], list[float]]:
-    """Output tokens of each step and all later ones of its workflow, mixed with those of steps drawn at random."""
+    """Remaining output tokens of each step, mixed with those of random steps."""
     true = [np.cumsum([step.output_tokens for step in job.steps][::-1])[::-1] for job in jobs]
     everybody = np.concatenate(true)
     chance = np.split(np.random.default_rng(0).choice(everybody, len(everybody)), np.cumsum([len(of) for of in true]))
@@ -154,11 +150,11 @@ def _left(jobs: Sequence[ReplayJob], noise: float) -> dict[tuple[str, str], list
 
 
 Source = Callable[[Sequence[ReplayJob], Callable[[], float]], "_Both"]
-"""Makes a source of forecasts for one run, from its jobs and its clock."""
+"""Makes the source of forecasts of one run, from its jobs and clock."""
 
 
 def known(name: str) -> bool:
-    """Whether a source goes by this name, and it is no model."""
+    """Whether this names a source that is not a model."""
     return name in ("oracle", COUNTS) or name.startswith("noise:")
 
 
@@ -167,10 +163,10 @@ def source(name: str, lengths: str | None = None) -> Source:
 
     Args:
         name: oracle, noise:x with x from 0 to 1, counts, or the folder of a next-agent model.
-        lengths: folder of a remaining-length model, which says what is left beside a next-agent model or counts.
+        lengths: folder of a remaining-length model beside a next-agent model or counts.
 
     Raises:
-        ConfigurationError: it is none of these, or says itself what is left and `lengths` is given.
+        ConfigurationError: unknown name, or `lengths` beside a source that has its own remaining tokens.
     """
     check_lengths(name, lengths)
     if name == "oracle":
@@ -182,14 +178,14 @@ def source(name: str, lengths: str | None = None) -> Source:
 
 
 def check_lengths(name: str, lengths: str | None) -> None:
-    """Refuses a remaining-length model beside a source that says itself how much is left.
+    """Checks that a remaining-length model does not stand beside a source with its own remaining tokens.
 
     Raises:
-        ConfigurationError: there is one.
+        ConfigurationError: it does.
     """
     if lengths is not None and known(name) and name != COUNTS:
         raise ConfigurationError(
-            f"--lengths beside --forecasts {name}: {name} says itself how many tokens are left; give --forecasts a "
+            f"--lengths with --forecasts {name}: {name} already forecasts remaining tokens; give --forecasts a "
             f"next-agent model or {COUNTS}, or leave --lengths out"
         )
 
@@ -222,7 +218,7 @@ def _model(folder: Path | None, lengths: str | None) -> Source:
                 f"--forecasts {folder}: the model knows none of the {len(agents)} agents of these traces; it was "
                 "trained on other applications: train one on traces of these"
             )
-        # Counts stand behind a model as they do in serving.
+        # Counts are the fallback of a model, as in serving.
         back_off = OnlineCounts(BackoffConfig(horizon=HORIZON))
         return _asked(Forecaster(predictor, lengths=left, back_off=back_off, budget=_PATIENT, clock=clock))
 

@@ -108,7 +108,7 @@ def test_a_policy_switches_everything_else_off() -> None:
 
 @pytest.mark.parametrize("forecasts", ["oracle", "noise:0.2"])
 def test_who_says_itself_what_is_left_is_asked_without_a_model_of_lengths(forecasts: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"--forecasts {forecasts}: {forecasts} says itself"):
+    with pytest.raises(ConfigurationError, match=f"--forecasts {forecasts}: {forecasts} already forecasts"):
         source(forecasts, lengths="lengths")
 
 
