@@ -103,7 +103,7 @@ def _fetch(registry: Registry, name: str, version: int, cache: Path | None) -> P
     found = registry.version(name, version)
     with speaking(registry.uri, f"locating {name!r} version {version}"):
         location = registry.client.get_model_version_download_uri(name, str(version))
-    local = _local_path(location)
+    local = local_path(location)
     if local is not None:
         folder = local / "artifacts" / "artefact"
         if not folder.is_dir():
@@ -140,7 +140,8 @@ def _download(registry: Registry, name: str, version: int, location: str, folder
             Path(fetched).rename(folder)
 
 
-def _local_path(location: str) -> Path | None:
+def local_path(location: str) -> Path | None:
+    """The path of an MLflow location on this machine; None for a remote one."""
     parsed = urlparse(location)
     if parsed.scheme == "file":
         return Path(unquote(parsed.path))

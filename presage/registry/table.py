@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
-from presage.errors import ArtefactError, TraceError
-from presage.predictors.common.artefact import read_artefact
+from presage.errors import TraceError
+from presage.predictors.common.artefact import KINDS, read_artefact
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
@@ -34,13 +34,6 @@ OPTIONAL: Final = {
     "prefill_state": "array",
     "completion_state": "array",
 }
-
-_CLASSES: Final = {
-    "next-agent": ("presage.predictors.next_agent.predictor", "NextAgentPredictor"),
-    "remaining-length": ("presage.predictors.length.predictor", "RemainingLengthPredictor"),
-    "router": ("presage.predictors.router.predictor", "RouterPredictor"),
-}
-"""Module and class of each kind; imported on first use."""
 
 _INTEGERS: Final = ("step", "input_tokens", "output_tokens")
 
@@ -67,10 +60,7 @@ def load_predictor(folder: str | Path) -> Predictor:
     Raises:
         ArtefactError: not an artefact, or of an unknown kind.
     """
-    kind = read_artefact(Path(folder)).kind
-    if kind not in _CLASSES:
-        raise ArtefactError(f"{folder}: a predictor of kind {kind!r} cannot be served from a table of steps.")
-    module, name = _CLASSES[kind]
+    module, _, name = KINDS[read_artefact(Path(folder)).kind].partition(":")
     predictor: Predictor = getattr(import_module(module), name).load(Path(folder))
     return predictor
 

@@ -41,7 +41,7 @@ def test_the_same_generator_state_gives_the_same_interval() -> None:
 def test_chunks_change_memory_and_not_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     correct, positions = rng(1).integers(0, 5, 30), np.full(30, 5)
     whole = ratio_ci(correct, positions, rng())
-    monkeypatch.setattr(bootstrap, "_CHUNK", 77)
+    monkeypatch.setattr(bootstrap, "CHUNK", 77)
     assert ratio_ci(correct, positions, rng()) == whole
 
 

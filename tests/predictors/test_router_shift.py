@@ -14,8 +14,8 @@ from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import ArtefactError
 from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.predictors.router.calibration import FOLDS, Opinions, Widening, leave_out_folds
-from presage.predictors.router.evidence import Novelty, PromptEvidence
 from presage.predictors.router.factors import logit, sigmoid
+from presage.predictors.router.novelty import Novelty, PromptEvidence
 from presage.predictors.router.predictor import KIND, RouterPredictor
 from presage.training.router.metrics import measure
 

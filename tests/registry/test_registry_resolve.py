@@ -78,7 +78,7 @@ def test_from_elsewhere_it_is_copied_once_and_again_when_the_copy_is_cut(
     registry: Registry, registered: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registered("remote")
-    monkeypatch.setattr(resolve_module, "_local_path", lambda _: None)
+    monkeypatch.setattr(resolve_module, "local_path", lambda _: None)
     found = resolve("models:/remote/1", lambda: registry, cache=tmp_path)
     assert found.folder.parent == tmp_path
     written = (found.folder / "config.json").stat().st_mtime_ns

@@ -1,1 +1,1 @@
-"""What the predictors of every kind share."""
+"""Code that all kinds of predictor share."""

@@ -1,18 +1,14 @@
-"""The folder a trained predictor is kept in: data only, one format for every kind of predictor.
+"""The artefact: a folder with a trained predictor, data only, one format for all kinds.
 
     FOLDER/
       config.json          format, version, kind, the predictor's configuration, digest of the training data
       model.safetensors    the tensors
-      NAME.json            further data of some predictors (a tokenizer): listed in config.json, digest and all
-      ...                  files of others (metrics.json, report.md): never read, never removed here
+      NAME.json            further data of some predictors (a tokenizer), listed in config.json with their digests
+      ...                  other files (metrics.json, report.md): never read, never removed here
 
-`config.json` carries the SHA-256 of every file of the artefact and of itself, so a cut or edited artefact is refused
-instead of answering wrongly. The digests guard against accidents, not against an author who recomputes them; against
-such an author the guard is that nothing here can execute: the folder holds JSON and raw numbers, and one that holds
-anything like a pickle is refused as a whole.
-
-The same model gives the same bytes: keys are sorted and no clock is read. Knows nothing of torch, MLflow or of what the
-tensors mean.
+`config.json` holds the SHA-256 of all files and of itself, so truncated or edited artefacts are refused. Digests detect
+accidents, not an attacker who recomputes them; but nothing in an artefact can execute: it holds JSON and raw numbers,
+and a folder with anything like a pickle is refused. Equal models give equal bytes.
 """
 
 import hashlib
@@ -41,8 +37,12 @@ FORMAT_VERSION: Final = 3
 READS: Final = (FORMAT_VERSION,)
 """The format versions `read_artefact` reads."""
 
-KINDS: Final = ("next-agent", "remaining-length", "router")
-"""The kinds of predictor this version of Presage knows."""
+KINDS: Final = {
+    "next-agent": "presage.predictors.next_agent.predictor:NextAgentPredictor",
+    "remaining-length": "presage.predictors.length.predictor:RemainingLengthPredictor",
+    "router": "presage.predictors.router.predictor:RouterPredictor",
+}
+"""All kinds of predictor, and the class of each (module:name), which is imported on first use."""
 
 CONFIG_FILE: Final = "config.json"
 TENSORS_FILE: Final = "model.safetensors"
@@ -55,14 +55,14 @@ _PICKLE_SUFFIXES: Final = frozenset({".pkl", ".pickle", ".joblib", ".pt", ".pth"
 
 @dataclass(frozen=True)
 class Artefact:
-    """What an artefact folder holds, checked.
+    """The checked content of an artefact folder.
 
     Attributes:
         kind: one of `KINDS`.
         config: the predictor's own configuration.
         tensors: arrays by name, in the dtypes they were written in.
-        training_data: what the predictor was fitted on (digest, counts).
-        digest: `"sha256:…"` over the configuration and, through their digests, all files; equal for equal models.
+        training_data: digest and counts of the training data.
+        digest: `"sha256:…"` of the configuration and all files; equal for equal models.
         files: further data files by name.
     """
 
@@ -83,13 +83,13 @@ def write_artefact(
     training_data: Mapping[str, Any],
     files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write an artefact folder, whole or not at all.
+    """Write an artefact folder atomically.
 
-    The folder may be absent, empty, or an earlier artefact. An earlier artefact is replaced by renaming a finished
-    sibling into its place; files in it that are not the artefact's own (metrics, reports) are carried over.
+    The folder may be absent, empty, or an earlier artefact. An earlier artefact is replaced by renaming a complete
+    sibling; other files in it (metrics, reports) are copied over.
 
     Args:
-        folder: where the artefact shall stand; missing parents are made.
+        folder: the artefact folder; missing parents are created.
         kind: one of `KINDS`.
         config: JSON values only; finite numbers.
         tensors: arrays of floats, integers or booleans; floats finite.
@@ -97,10 +97,10 @@ def write_artefact(
         files: further data by file name, JSON text each, such as a tokenizer's.
 
     Raises:
-        ArtefactError: what was handed over is not data (an object array, a value JSON has no word for) or not finite.
-        OutputError: the folder holds something else, or could not be written; what was there is untouched.
+        ArtefactError: an argument is not data (an object array, a value that JSON cannot express) or not finite.
+        OutputError: the folder holds something else or cannot be written; its content is unchanged.
     """
-    folder = Path(folder).resolve()  # a link keeps pointing at the folder, whose name is what gets replaced
+    folder = Path(folder).resolve()  # resolved, so that a symlink to the folder stays valid
     contents = {TENSORS_FILE: _pack_tensors(folder, tensors), **_check_files(folder, files)}
     config_bytes = _pack_config(folder, kind, config, training_data, contents)
 
@@ -109,14 +109,14 @@ def write_artefact(
         empty = folder.is_dir() and not any(folder.iterdir())
     except PermissionError as error:
         raise OutputError(f"{folder}: may not be looked into ({_reason(error)}). Choose another folder.") from error
-    # An empty folder is filled in place: it may be a mounted volume or somebody's working directory.
+    # Fill an empty folder in place: it may be a mounted volume or a working directory.
     fresh = (folder if empty else folder.parent) / f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.new"
     try:
         fresh.mkdir(parents=True)
         for name, content in {**contents, CONFIG_FILE: config_bytes}.items():
             _write_synced(fresh / name, content)
         if empty:
-            for name in (*contents, CONFIG_FILE):  # without its configuration last in place it is no artefact
+            for name in (*contents, CONFIG_FILE):  # the configuration last: without it the folder is no artefact
                 (fresh / name).rename(folder / name)
         else:
             _swap_in(fresh, folder, foreign)
@@ -134,10 +134,10 @@ def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
 
     Args:
         folder: an artefact folder.
-        kind: the kind the caller can use; `None` takes any of `KINDS`.
+        kind: the kind that the caller expects; None: any of `KINDS`.
 
     Raises:
-        ArtefactError: names the file, what was found in it and what is read.
+        ArtefactError: not a valid artefact; names the file, what it holds and what is expected.
     """
     folder = Path(folder)
     manifest = _read_config(folder)
@@ -170,10 +170,10 @@ def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
 
 @contextmanager
 def rebuilding(folder: str | Path, kind: str) -> Iterator[None]:
-    """Around the making of a predictor from what `read_artefact` gave: what is missing or misshapen becomes one error.
+    """Context in which a predictor is built from an artefact; turns missing or malformed parts into one error.
 
     Raises:
-        ArtefactError: the configuration or the tensors are not those of a whole predictor.
+        ArtefactError: incomplete or inconsistent configuration or tensors.
     """
     try:
         yield
@@ -184,12 +184,12 @@ def rebuilding(folder: str | Path, kind: str) -> Iterator[None]:
 
 
 def under(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """The tensors whose names begin with the prefix, by the rest of their names."""
+    """The tensors with this prefix, by the rest of their names."""
     return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
 
 
 def artefact_digest(folder: Path) -> str:
-    """The digest of an artefact, `"sha256:…"`, from its configuration alone: the tensors are not read again.
+    """The digest of an artefact, `"sha256:…"`, read from its configuration alone.
 
     Raises:
         ArtefactError: the configuration is missing, altered or of an unknown version.
@@ -198,10 +198,10 @@ def artefact_digest(folder: Path) -> str:
 
 
 def artefact_size_bytes(folder: Path) -> int:
-    """Bytes of the artefact's own files; files of others in the folder do not count.
+    """Bytes of the artefact's own files; other files do not count.
 
     Raises:
-        ArtefactError: the folder is no artefact, or a file of it is missing.
+        ArtefactError: not an artefact, or a file is missing.
     """
     folder = Path(folder)
     names = [CONFIG_FILE, *_read_config(folder)["files"]]
@@ -212,12 +212,12 @@ def artefact_size_bytes(folder: Path) -> int:
 
 
 def find_pickles(folder: Path) -> list[Path]:
-    """Every file under `folder` that is, or may hide, a pickle: by name, by its first bytes, or as a zip archive.
+    """All files under `folder` that are or may hide a pickle: by name, by their first bytes, or as a zip archive.
 
-    Text pickles (protocols 0 and 1) have no first bytes of their own and are found by name only.
+    Text pickles (protocols 0 and 1) have no magic bytes and are found by name only.
 
     Raises:
-        ArtefactError: a file cannot be opened, so it cannot be said what it is.
+        ArtefactError: a file cannot be opened.
     """
     found = []
     for root, _, names in os.walk(folder):
@@ -254,7 +254,7 @@ def _pack_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> bytes:
 
 
 def _check_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The further files in the order of their names; refuses what is no JSON, and names that are others'."""
+    """Further files sorted by name; refuses reserved names and content that is not JSON."""
     for name, content in files.items():
         if not _FURTHER_FILE.fullmatch(name) or name in _OTHERS:
             _refuse(folder, f"a further file {name!r}", f"a name like tokenizer.json, none of {', '.join(_OTHERS)}")
@@ -295,10 +295,10 @@ def _pack_config(
 
 
 def foreign_entries(folder: Path) -> list[Path]:
-    """What stands in a folder beside an artefact; nothing, where the folder is absent or empty.
+    """Files in an artefact folder that are not the artefact's own; none if the folder is absent or empty.
 
     Raises:
-        OutputError: it is a file, or a folder that holds something else: no artefact may be written there.
+        OutputError: a file, or a folder that is not an artefact: nothing may be written there.
     """
     if not folder.exists():
         return []
@@ -322,7 +322,7 @@ def foreign_entries(folder: Path) -> list[Path]:
 
 
 def _swap_in(fresh: Path, folder: Path, foreign: list[Path]) -> None:
-    """Put `fresh` where `folder` is, with a copy of what stood beside the earlier artefact."""
+    """Replace `folder` by `fresh`, with copies of the files beside the earlier artefact."""
     for entry in foreign:
         if entry.is_dir() and not entry.is_symlink():
             shutil.copytree(entry, fresh / entry.name, symlinks=True)
@@ -344,7 +344,7 @@ def _write_synced(path: Path, content: bytes) -> None:
     with path.open("xb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())  # a full disk may show only here, and the rename must not come before the bytes
+        os.fsync(file.fileno())  # a full disk may show only here; and the bytes must be on disk before the rename
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """Intervals by bootstrap over workflows.
 
-The steps of one workflow are not independent, so whole workflows are drawn, with replacement, and every step of a drawn
-workflow comes with it. The statistic is always a ratio of sums (correct forecasts to positions), never a mean of
-ratios: a long workflow weighs what its steps weigh.
-
-Percentile intervals. They are honest from some tens of workflows on; below about ten they are too narrow, and a single
-workflow gives an interval of no width. Callers state how many workflows stand behind an interval.
+The steps of one workflow are not independent, so whole workflows are drawn, with replacement. The statistic is a ratio
+of sums (correct forecasts to positions), not a mean of ratios: long workflows weigh more. Percentile intervals are too
+narrow below about ten workflows, and have no width for one; callers report the number of workflows.
 """
 
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_CHUNK = 4_000_000
+CHUNK = 4_000_000
 """Weights drawn at a time: 32 MB, whatever the number of workflows."""
 
 _Z95 = 1.959964
@@ -65,7 +62,7 @@ def ratio_cis(
     workflows, ratios = numerators.shape
     sums = np.concatenate([numerators, denominators], axis=1).astype(np.float64)  # [W, 2M]
     found = []
-    for start in range(0, resamples, rows := max(1, _CHUNK // workflows)):
+    for start in range(0, resamples, rows := max(1, CHUNK // workflows)):
         draws = min(rows, resamples - start)
         weights = rng.multinomial(workflows, np.full(workflows, 1 / workflows), size=draws)  # [draws, W]
         found.append(weights @ sums)

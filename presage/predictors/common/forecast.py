@@ -1,4 +1,4 @@
-"""A forecast of the next steps of one workflow, as users and hooks read it."""
+"""Forecast of the next steps of one workflow."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ class Forecast:
     """The next K steps of a workflow.
 
     Attributes:
-        source: `champion` when the whole model answered; `back-off` when it had seen too little of this agent in this
-            workflow type: then the network is left out, and of a type hardly seen the n-gram answers alone; `none`
-            when there is nothing to say.
+        source: `champion`: the whole model; `back-off`: too little training data of this agent in this workflow type,
+            so forecast without the network, or of this type, so by the n-gram alone; `none`: no forecast.
         evidence: training steps of this agent in this workflow type.
         moment: of the last step.
-        agents: for each horizon, every known agent's probability of being the one called, given that the workflow
-            has not finished before.
-        end: for each horizon, the probability that the workflow finishes there, likewise.
+        agents: for each horizon, the probability of each known agent to be called, given that the workflow has not
+            ended before.
+        end: for each horizon, the probability that the workflow ends there, likewise.
     """
 
     source: Source

@@ -1,4 +1,4 @@
-"""Arithmetic on forecasts: softmax, cross-entropy over the labels that count, and how far confidence is from right."""
+"""Softmax, cross-entropy of masked labels, and expected calibration error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOOR = 1e-9
 
 def softmax(logits: NDArray[Number]) -> NDArray[Number]:
     """Softmax over the last axis, in the type given."""
-    # Outcomes first while it is worked on: NumPy reduces over a short last axis four times as slowly.
+    # Outcomes on the first axis: NumPy reduces over a short last axis four times as slowly.
     rows = np.ascontiguousarray(np.moveaxis(logits, -1, 0))
     rows = np.exp(rows - rows.max(axis=0))
     rows /= rows.sum(axis=0)

@@ -1,4 +1,4 @@
-"""The steps of one workflow as mappings with the names of the trace's columns: what a request for a forecast brings."""
+"""Steps of one workflow as mappings keyed by column names of traces: the input of `forecast`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def check_steps(steps: Sequence[Mapping[str, Any]]) -> None:
 
 
 def has_output(step: Mapping[str, Any]) -> bool:
-    """Whether anything shows that the step has produced its output."""
+    """Whether the step has any output."""
     return any(step.get(name) is not None for name in _SIGNS_OF_OUTPUT)
 
 
 def log_tokens(step: Mapping[str, Any], side: Literal["input", "output"]) -> float:
-    """log(1 + x) of a side's token count, 0 where unknown: as `Prefixes.sizes`.
+    """log(1 + x) of the input or output tokens, 0 if unknown: as `Prefixes.sizes`.
 
     Raises:
-        InputError: a negative or no number of tokens, whose logarithm would spoil every number after it.
+        InputError: a negative token count, or not a number.
     """
     tokens = count_of(step, f"{side}_tokens")
     return 0.0 if isnan(tokens) else float(np.log1p(np.float32(tokens)))

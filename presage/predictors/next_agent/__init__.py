@@ -1,1 +1,1 @@
-"""The next agents of a workflow."""
+"""Which agents a workflow calls next."""

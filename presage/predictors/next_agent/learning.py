@@ -28,18 +28,19 @@ from presage.predictors.next_agent.parts import (
     NextAgentParts,
     project_all,
     unrolled,
+    widths_of,
 )
 
 NGRAM_ORDER: Final = 3
 _EVEN_SHARE: Final = np.float32(1 / 3)
 _IDS_SHARE: Final = 0.4
 _TOKENS_SHARE: Final = 0.15
-"""Of the trees that fit, how many may read ids alone and how many token counts; the others read states."""
+"""Shares of all trees that read ids alone and token counts; the others read states."""
 
 
 @dataclass(frozen=True)
 class Stopping:
-    """When learning stopped on held-out prefixes: epochs of the network, trees of each ensemble."""
+    """Early stopping found on held-out prefixes: epochs of the network, trees of each ensemble."""
 
     epochs: int
     rounds: Mapping[str, int]
@@ -47,13 +48,13 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Projected:
-    """Positions as one source of states shows them.
+    """Training examples with projected states.
 
     Attributes:
-        train: what is learnt from; its states may be out of fold.
-        projections: of the states of each moment.
+        train: training prefixes; their states may be out of fold.
+        projections: of states, by moment.
         examples: input vectors of `train`, projected out of fold.
-        held_out: those of the validation prefixes; the same examples where there are none.
+        held_out: input vectors of the validation prefixes; `examples` if there are none.
     """
 
     train: Prefixes
@@ -63,13 +64,12 @@ class Projected:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """p and c, of the projected states; 0 where a moment has none."""
-        p, c = (self.projections[m].size if m in self.projections else 0 for m in MOMENTS)
-        return p, c
+        """Widths of the projected states at both moments."""
+        return widths_of(self.projections)
 
 
 def project(train: Prefixes, validation: Prefixes | None, config: NextAgentConfig, seed: int) -> Projected:
-    """Fits the projections on training prefixes and makes the input vectors."""
+    """Fit the projections on training prefixes and make the input vectors."""
 
     def fit(moment: Moment) -> tuple[Projection, NDArray[np.float32]]:
         kept = {
@@ -79,7 +79,7 @@ def project(train: Prefixes, validation: Prefixes | None, config: NextAgentConfi
         components, discriminants = kept[moment]
         return fit_projection(train, moment, components=components, discriminants=discriminants, seed=seed)
 
-    # Matrix products release the interpreter: both moments side by side. Each in one thread: more of them than cores
+    # Matrix products release the GIL, so both moments run in parallel, each in one thread: more threads than cores
     # only wait for each other.
     with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:
         fitted = dict(zip(train.states, pool.map(fit, train.states), strict=True))
@@ -97,14 +97,14 @@ def grow(
     rounds: Mapping[str, int] | None = None,
     grown: Mapping[str, TreeEnsemble] | None = None,
 ) -> dict[str, TreeEnsemble]:
-    """The ensembles of trees, by the names of `TREES`.
+    """Grow the ensembles of trees, by the names of `TREES`.
 
     Args:
-        of: the positions.
-        config: how.
-        seed: of everything drawn.
-        rounds: trees of each ensemble; None lets the held-out positions decide.
-        grown: ensembles that read no state, grown on the same positions with another source of states.
+        of: training examples.
+        config: settings.
+        seed: of all random draws.
+        rounds: trees of each ensemble; None: early stopping on held-out examples.
+        grown: ensembles from which to take those that read no state, grown on the same prefixes.
     """
     history = history_size(len(of.train.vocabulary.agents)) + 1
     ids, tokens = np.arange(history), np.arange(history, history + SIZE_COUNT)
@@ -160,7 +160,7 @@ def grow(
         of_states = fit(names[1], moment, (has[0][1], has[1][1]), (begun[0], begun[1]), ids, states, limit)
         return dict(zip(names, (of_tokens, of_states), strict=True))
 
-    with ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:  # growing releases the interpreter
+    with ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:  # growing releases the GIL
         found = list(pool.map(of_moment, range(len(MOMENTS))))
     return {TREES[0]: of_ids, **found[0], **found[1]}
 
@@ -168,7 +168,7 @@ def grow(
 def tree_logits(
     data: Examples, trees: Mapping[str, TreeEnsemble], widths: tuple[int, int], moment: int
 ) -> NDArray[np.float32]:
-    """What the trees say of every position at a moment, float32 [n, K (V+1)]: `kernels.tree_logits` for many rows."""
+    """Logits of the trees for all positions at a moment, float32 [n, K (V+1)]: `kernels.tree_logits` for many rows."""
     inputs = data.inputs[moment]
     out = trees[TREES[0]].logits(inputs)
     for name, rows in zip(TREES[1 + 2 * moment : 3 + 2 * moment], known(inputs, moment, *widths), strict=True):
@@ -185,15 +185,15 @@ def learn(
     stopping: Stopping | None = None,
     progress: Callable[[float], None],
 ) -> tuple[NextAgentParts, Stopping]:
-    """Learns everything but the mixture, whose shares are left even.
+    """Fit all parts; the mixture has equal weights.
 
     Args:
-        of: the positions.
-        config: what to learn.
-        seed: of everything drawn.
-        trees: where they are grown already.
-        stopping: when to stop, found in an earlier round; None lets the held-out positions decide.
-        progress: told the share of the epochs that are done.
+        of: training examples.
+        config: settings.
+        seed: of all random draws.
+        trees: already grown ensembles, or None.
+        stopping: found in an earlier fit; None: early stopping on held-out examples.
+        progress: receives the share of epochs done.
     """
     train = of.train
     epochs = stopping.epochs if stopping is not None else None

@@ -1,4 +1,4 @@
-"""What a next-agent predictor consists of: its configuration and its learnt parts, as an artefact keeps them."""
+"""Configuration and learnt parts of a next-agent predictor, as an artefact keeps them."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from presage.predictors.next_agent.ngram import BackoffNgram
 Component = Literal["network", "trees", "n-gram"]
 
 COMPONENTS: Final[tuple[Component, ...]] = ("network", "trees", "n-gram")
-"""What answers, in the order of the mixture's weights."""
+"""The components of the mixture, in the order of its weights."""
 
 TREES: Final = ("ids", "tokens.prefill", "states.prefill", "tokens.completion", "states.completion")
-"""The ensembles of trees, whose logits add up. The first reads ids alone and serves both moments. Upon it come those of
-the moment: one that reads token counts too, where the step has any, and one that reads ids and states, where the step
-has a state. So a step without a source is answered by trees that never asked for it."""
+"""The ensembles of trees; their logits add up. The first reads ids alone and serves both moments. Each moment adds one
+that also reads token counts, if the step has any, and one that reads ids and states, if the step has a state. So trees
+never read an input that the step lacks."""
 
 PATTERNS: Final = 4
-"""Which sources a step has: 1 for token counts and 2 for a state."""
+"""Number of patterns of inputs that a step has: bit 1 for token counts, bit 2 for a state."""
 
 
 @dataclass(frozen=True)
 class NextAgentConfig:
-    """What a fit needs to know.
+    """Settings of a fit.
 
     Attributes:
-        components, discriminants: of the prefill states, how many principal components and directions that tell
-            outcomes apart to keep. Half-precision products by 17 columns take twice as long as by 16.
-        completion_components, completion_discriminants: of the completion states, where the agent says whom it calls.
-        min_evidence: training steps of an agent in a workflow type below which the network is left out (`back-off`),
-            and of a whole workflow type below which the n-gram answers alone.
-        refit: learn again on training and validation prefixes together once rounds, epochs and weights are known.
-        mixture: the components that take part, at least one out of COMPONENTS.
+        components, discriminants: principal components and discriminant directions kept of prefill states.
+            Half-precision products with 17 columns take twice as long as with 16.
+        completion_components, completion_discriminants: the same of completion states, which know the agent's output.
+        min_evidence: with fewer training steps of an agent in a workflow type the network is left out (`back-off`);
+            with fewer of the workflow type the n-gram forecasts alone.
+        refit: fit again on training and validation prefixes with the rounds, epochs and weights found.
+        mixture: components to use, at least one of COMPONENTS.
         network: sizes and schedule of the network.
-        boosting: how trees are grown; 0 rounds leave them out.
+        boosting: settings of the trees; 0 rounds leave them out.
     """
 
     components: int = 8
@@ -72,16 +72,15 @@ class NextAgentConfig:
 
 @dataclass(frozen=True)
 class NextAgentParts:
-    """What is learnt.
+    """The learnt parts.
 
     Attributes:
-        projections: of the states of each moment that training had states for.
-        network: its weights.
-        trees: the ensembles by the names of TREES.
-        ngram: counted on the same traces.
-        evidence: int32 [T+1, V+1], training steps of each agent in each workflow type; the unknown have none.
-        shares: float32 [PATTERNS, 2, 3, K], mixture weights of COMPONENTS by the sources a step has, by moment and
-            horizon.
+        projections: of states, by moment; moments without states in training are absent.
+        network: weights.
+        trees: ensembles by the names of TREES.
+        ngram: counts of the same traces.
+        evidence: int32 [T+1, V+1], training steps by workflow type and agent; 0 for unknown ones.
+        shares: float32 [PATTERNS, 2, 3, K], mixture weights by inputs of the step, moment, component and horizon.
     """
 
     projections: Mapping[Moment, Projection]
@@ -93,9 +92,8 @@ class NextAgentParts:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """p and c, of the projected states; 0 where a moment has none."""
-        p, c = (self.projections[m].size if m in self.projections else 0 for m in MOMENTS)
-        return p, c
+        """Widths of the projected states at both moments."""
+        return widths_of(self.projections)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """Arrays by "part/name"."""
@@ -135,7 +133,7 @@ class NextAgentParts:
         return loaded
 
     def _check(self, agents: int, types: int, horizon: int) -> None:
-        """Raises ValueError unless all parts fit each other: compiled code reads them without looking."""
+        """Raises ValueError unless the shapes of all parts match; compiled code does not check them."""
         for projection in self.projections.values():
             if not projection.scale.shape == projection.bias.shape == (projection.size,):
                 raise ValueError(f"a projection to {projection.size} numbers has scales and biases of other lengths")
@@ -151,8 +149,14 @@ class NextAgentParts:
             raise ValueError(f"shares have the shape {self.shares.shape}; wanted {wanted}")
 
 
+def widths_of(projections: Mapping[Moment, Projection]) -> tuple[int, int]:
+    """p and c, the widths of projected prefill and completion states; 0 without a projection."""
+    p, c = (projections[m].size if m in projections else 0 for m in MOMENTS)
+    return p, c
+
+
 def project_all(prefixes: Prefixes, projections: Mapping[Moment, Projection]) -> dict[Moment, NDArray[np.float32]]:
-    """The states of each moment that the model projects, float32 [n, m]; zeros where these prefixes have none."""
+    """Projected states by moment, float32 [n, m]; zeros for prefixes without states."""
     return {
         moment: projection(prefixes.states[moment])
         if moment in prefixes.states
@@ -164,7 +168,7 @@ def project_all(prefixes: Prefixes, projections: Mapping[Moment, Projection]) ->
 def with_presence(
     prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]], moment: Moment
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Projected states of a moment, float32 [n, m] (m = 0 if the model has none), and which steps have one."""
+    """Projected states of a moment, float32 [n, m] (m = 0 without a projection), and steps with a state, bool [n]."""
     if moment not in projected:
         return np.zeros((prefixes.steps, 0), np.float32), np.zeros(prefixes.steps, bool)
     raw = prefixes.states.get(moment)
@@ -175,7 +179,7 @@ def with_presence(
 def unrolled(
     prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The input vectors of every step at prefill and at completion, two float32 [n, F] (`features/inputs.py`)."""
+    """Input vectors of all steps at prefill and at completion, two float32 [n, F] (`features/inputs.py`)."""
     first, second = unroll(
         prefixes.offsets,
         prefixes.workflow_type,

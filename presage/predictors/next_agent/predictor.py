@@ -1,16 +1,12 @@
-"""The next-agent predictor: who is called in the next K steps, or whether the workflow ends.
+"""The next-agent predictor: the agents of the next K steps, and whether the workflow ends.
 
-Three components answer and are mixed by weights found on held-out traces: a network (GraphSAGE agents, ordered
-prefix, projected states: PBKV §4.1 with the changes `network.py` names), trees with vector leaves on the same input
-vector, and a back-off n-gram. Where an agent was hardly seen the forecast backs off to trees and n-gram, where a
-workflow type was, to the n-gram alone.
+A mixture, with weights found on held-out traces, of a network (GraphSAGE, ordered prefix, projected states: PBKV §4.1
+with the changes `network.py` names), trees with vector leaves on the same inputs, and a back-off n-gram. For agents
+with little training data the forecast backs off to trees and n-gram; for such workflow types, to the n-gram alone.
 
-`fit` learns on training prefixes, stops and weighs on validation prefixes, then learns again on both with what it
-found. Every forecast, in training, evaluation and serving, is made by the kernels of `kernels.py`.
-
-One model answers whatever a step brings: token counts or none, a state or none (`features/input_profiles.py`). The
-network learns with whole sources dropped, trees that read a source stand apart from those that do without it, and each
-combination of sources has mixture weights of its own.
+One model serves steps with and without token counts and states (`features/input_profiles.py`): the network is trained
+with inputs dropped, separate trees read each input, and each combination has its own mixture weights. Training,
+evaluation and serving all forecast with `kernels.py`.
 """
 
 from __future__ import annotations
@@ -55,18 +51,18 @@ from presage.predictors.common.probabilities import FLOOR, softmax
 
 KIND: Final = "next-agent"
 PRIOR_WEIGHTS: Final = (0.45, 0.6, 0.05)
-"""Mixture weights before any evidence, about what the real traces settled on."""
+"""Prior mixture weights, close to those found on the real traces."""
 
 Progress = Callable[[str, float], None]
-"""Told what is being done and the share of it that is done, 0..1."""
+"""Progress callback: current stage and the share of it that is done, 0..1."""
 
 
 Workflow = NDArray[np.float32]
-"""A running workflow: one row of floats that `NextAgentPredictor` moves step by step."""
+"""State of a running workflow: one row of floats that `NextAgentPredictor` updates at each step."""
 
 
 class NextAgentPredictor:
-    """Ours. `fit` or `load` makes one that answers."""
+    """Forecasts the next K agents; `fit` it or `load` it."""
 
     name = "presage"
 
@@ -92,17 +88,15 @@ class NextAgentPredictor:
         trained_on: NDArray[np.uint64] | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Learns from `train`; `validation` (other tasks) decides when to stop and how to mix.
+        """Fit on `train`; `validation` (other tasks) decides early stopping and mixture weights.
 
         Args:
             train, validation: prefixes over one vocabulary, with states from `source`.
-            source: where the states come from; kept with the model so that serving makes the same ones.
-            whole: both parts together as `source` sees them, where it was fitted on `train` alone before; None joins
-                the two.
-            grown: what `project`, and perhaps `grow`, made of exactly these prefixes, where the caller has it.
-            trained_on: keys of the tasks that both parts come from; kept with the model so that it is never judged
-                on them unnoticed.
-            progress: told what is being done.
+            source: of the states; stored with the model so that serving computes the same ones.
+            whole: both parts together with states from `source` fitted on both; None joins the two.
+            grown: results of `project`, and optionally of `grow`, for exactly these prefixes.
+            trained_on: keys of the tasks of both parts; stored with the model to keep them out of evaluations.
+            progress: receives the current stage.
         """
         report = progress or (lambda _, __: None)
         self.vocabulary, self.horizon = train.vocabulary, train.horizon
@@ -129,9 +123,8 @@ class NextAgentPredictor:
         return self
 
     def _weigh(self, parts: NextAgentParts, validation: Prefixes) -> NDArray[np.float32]:
-        """Mixture weights float32 [PATTERNS, 2, 3, K]: each component answers alone on held-out prefixes that lack
-        what the pattern lacks, then they are mixed. A pattern that no held-out step has is weighed as the one that it
-        contains."""
+        """Mixture weights float32 [PATTERNS, 2, 3, K], from forecasts of each component alone on held-out prefixes
+        without the inputs that a pattern lacks. A pattern of no held-out step gets the weights of one it contains."""
         self._hold(parts)
         prior = [weight * (name in self.config.mixture) for name, weight in zip(COMPONENTS, PRIOR_WEIGHTS, strict=True)]
         shares = np.empty_like(parts.shares)
@@ -153,7 +146,7 @@ class NextAgentPredictor:
         return shares
 
     def _patterns(self, prefixes: Prefixes) -> list[NDArray[np.int64]]:
-        """Which sources each step has at each moment, as `parts.PATTERNS` numbers them, int64 [n] each."""
+        """The pattern of inputs of each step (`parts.PATTERNS`) at each moment, int64 [n] each."""
         inputs = unrolled(prefixes, project_all(prefixes, self.parts.projections))
         found = []
         for moment, row in enumerate(inputs):
@@ -179,14 +172,14 @@ class NextAgentPredictor:
 
     @property
     def reads(self) -> Sources:
-        """The sources of inputs that its forecasts go by, where they are at hand."""
+        """The optional inputs that its forecasts use."""
         found: set[Source] = {TOKENS}
         if self.source.kind != "none":
             found.add(TEXT if self.source.reads_text else STATES)
         return frozenset(found)
 
     def observed(self, prefixes: Prefixes, sources: Sources) -> Prefixes:
-        """The prefixes as this predictor sees them where only these sources are at hand."""
+        """The prefixes without the inputs that are not among `sources`."""
         seen = prefixes if TOKENS in sources else prefixes.without_tokens()
         return seen if self.reads - {TOKENS} <= sources else seen.with_states({})
 
@@ -215,7 +208,7 @@ class NextAgentPredictor:
         return out
 
     def open(self, workflow_type: str) -> Workflow:
-        """A workflow of this type before its first step."""
+        """The state of a new workflow of this type."""
         widths = self.parts.widths
         width = inputs_size(len(self.vocabulary.agents), *widths) + sums_size(*widths)
         workflow = np.empty(width + self.parts.network.prefix_size, np.float32)
@@ -223,7 +216,7 @@ class NextAgentPredictor:
         return workflow
 
     def project(self, moment: Moment, state: NDArray[np.float32] | None) -> NDArray[np.float32]:
-        """A raw state float32 [d] as the kernels take it, float32 [p] or [c]; empty for none."""
+        """Project a raw state float32 [d] to float32 [p] or [c] for the kernels; empty if there is none."""
         if state is None or moment not in self._columns:
             return _NOTHING
         columns, bias = self._columns[moment]
@@ -232,12 +225,12 @@ class NextAgentPredictor:
         return out
 
     def projection(self, moment: Moment) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """W float32 [d, p] and b [p], for a worker that projects itself as `project_state` does; None: no states."""
+        """W float32 [d, p] and b [p], for workers that call `project_state` themselves; None: no states."""
         return self._weights.get(moment)
 
     @property
     def back_off(self) -> BackoffNgram:
-        """The n-gram inside, which answers alone where a workflow type was hardly seen."""
+        """The n-gram component, which forecasts alone for workflow types with little training data."""
         return self.parts.ngram
 
     def prefilled(
@@ -256,14 +249,14 @@ class NextAgentPredictor:
         return completed(workflow, tokens, state, self._engine, out)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> Forecast:
-        """What comes after the given steps of one workflow.
+        """Forecast one workflow after the given steps.
 
         Args:
-            steps: in order, with the names of the trace's columns; `workflow_type` and `agent` are required. If the
-                last one has any sign of an output the forecast is of its completion, else of its prefill.
+            steps: in order, keyed by column names of traces; `workflow_type` and `agent` are required. The forecast
+                is of the completion of the last step if it has any output, else of its prefill.
 
         Raises:
-            InputError: no step, steps of different workflows, an agent that is no name, a state of another width.
+            InputError: no step, steps of different workflows, an invalid agent, or a state of another width.
         """
         check_steps(steps)
         workflow = self.open(steps[0]["workflow_type"])
@@ -291,12 +284,12 @@ class NextAgentPredictor:
     # --- keeping ---
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
-        """Writes the artefact: config.json and model.safetensors, nothing executable."""
+        """Write an artefact folder."""
         config, tensors = self.to_artefact()
         write_artefact(Path(folder), kind=KIND, config=config, tensors=tensors, training_data=training_data or {})
 
     def to_artefact(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Configuration (JSON values) and tensors, as an artefact keeps them."""
+        """Configuration (JSON values) and tensors of the artefact."""
         config = {
             "predictor": asdict(self.config),
             "vocabulary": self.vocabulary.to_dict(),
@@ -313,10 +306,10 @@ class NextAgentPredictor:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Reads an artefact.
+        """Load an artefact folder.
 
         Raises:
-            ArtefactError: the folder is not a sound artefact of this kind.
+            ArtefactError: not a valid artefact of this kind.
         """
         artefact = read_artefact(Path(folder), kind=KIND)
         with rebuilding(folder, KIND):
@@ -327,7 +320,7 @@ class NextAgentPredictor:
         """Inverse of `to_artefact`.
 
         Raises:
-            LookupError, TypeError, ValueError: they are not those of a whole predictor.
+            LookupError, TypeError, ValueError: incomplete or inconsistent data.
         """
         predictor = cls(NextAgentConfig.from_dict(config["predictor"]), config["seed"])
         predictor.vocabulary = Vocabulary.from_dict(config["vocabulary"])
@@ -346,7 +339,7 @@ _NOTHING: Final = np.empty(0, np.float32)
 
 
 PRIOR_STRENGTH: Final = 50.0
-"""Pull towards the prior weights, in nats a squared unit: a few held-out workflows cannot silence a component."""
+"""Penalty on the distance to the prior weights, nats a squared unit: a few workflows cannot switch a component off."""
 
 
 def fit_weights(

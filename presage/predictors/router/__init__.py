@@ -1,1 +1,1 @@
-"""The parts of the router: what scores prompts, what makes probabilities of it, and when there is too little to say."""
+"""Which model solves a prompt: scorers, calibration, distance from the training prompts, and the choice of a model."""

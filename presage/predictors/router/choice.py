@@ -41,8 +41,8 @@ def pick(probabilities: NDArray[np.float32], base: NDArray[np.float64], trust: f
         trust: 0..1.
     """
     centre = logit(base)
-    said = logit(np.clip(probabilities.astype(np.float64), _EDGE, 1.0 - _EDGE))
-    return np.asarray((centre + trust * (said - centre)).argmax(axis=1), np.int64)
+    odds = logit(np.clip(probabilities.astype(np.float64), _EDGE, 1.0 - _EDGE))
+    return np.asarray((centre + trust * (odds - centre)).argmax(axis=1), np.int64)
 
 
 def learn_trust(probabilities: NDArray[np.float32], correct: NDArray[np.float32], base: NDArray[np.float64]) -> float:
@@ -56,11 +56,11 @@ def learn_trust(probabilities: NDArray[np.float32], correct: NDArray[np.float32]
     whole = ~np.isnan(correct).any(axis=1)
     if whole.sum() < 2:
         return 0.0
-    said, truth = probabilities[whole], correct[whole].astype(np.float64)
+    judged, truth = probabilities[whole], correct[whole].astype(np.float64)
     alone = truth[:, int(base.argmax())]
     surest, found = 0.0, 0.0
     for trust in TRUSTS[1:]:
-        gain = np.take_along_axis(truth, pick(said, base, trust)[:, None], axis=1)[:, 0] - alone
+        gain = np.take_along_axis(truth, pick(judged, base, trust)[:, None], axis=1)[:, 0] - alone
         least = float(gain.mean() - SURE * gain.std(ddof=1) / np.sqrt(len(gain)))
         if least > surest:
             surest, found = least, trust
@@ -73,8 +73,8 @@ class ModelChoice:
 
     Attributes:
         model: its name.
-        reason: why this one, for people.
-        kept: whether the limit that was asked for is kept; true without one.
+        reason: for people.
+        kept: whether the limit is kept; True without one.
     """
 
     model: str
@@ -90,7 +90,7 @@ def choose(
     max_cost: float | None = None,
     min_quality: float | None = None,
 ) -> ModelChoice:
-    """Picks a model.
+    """Pick a model for a prompt.
 
     Args:
         probabilities: that each model solves the prompt, 0..1.

@@ -2,7 +2,7 @@
 
 Whether one model solves a prompt is a noisy label; what all models say together is a better one. So the residuals of
 the labels, each model's scaled to variance one, are taken apart by singular values, and a scorer learns the factors
-instead of the labels. Factors that prompts do not tell cost little: they are shrunk one by one.
+instead of the labels. Factors that prompts do not predict cost little: each is shrunk on its own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One logistic regression a model throws away that models agree on what is hard. Here the factors of the labels
 (`factors.py`) are learnt instead, each with a penalty of its own, chosen on prompts that it did not learn from; a
-factor that prompts do not tell is dropped. A sentence encoder may stand beside the terms.
+factor that prompts do not predict is dropped. A sentence encoder may add features.
 
 One prompt and many are one arithmetic, without BLAS, so training and serving agree to the last bit (an encoder's own
 sums aside).
@@ -151,9 +151,9 @@ class PromptRows:
         away = np.clip((prompt_form(prompts) - self.middle) / self.scale, -_FARTHEST, _FARTHEST) * _FORM_SHARE
         if self.encoder is None:
             return np.asarray(away, np.float32)
-        said = self.encoder.encode_one(prompts[0])[None] if len(prompts) == 1 else self.encoder.encode(prompts)
-        length = np.linalg.norm(said, axis=1, keepdims=True)
-        return np.concatenate([away, said / np.maximum(length, 1e-12)], axis=1).astype(np.float32)
+        embedded = self.encoder.encode_one(prompts[0])[None] if len(prompts) == 1 else self.encoder.encode(prompts)
+        length = np.linalg.norm(embedded, axis=1, keepdims=True)
+        return np.concatenate([away, embedded / np.maximum(length, 1e-12)], axis=1).astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,10 +161,10 @@ class LinearScorer:
     """A fitted linear head for M models.
 
     Attributes:
-        inputs: what it sees.
-        factors: what it has learnt to tell.
+        inputs: features of prompts.
+        factors: of the labels.
         penalties: float64 [r], of each factor.
-        told: bool [r], the factors that prompts tell; the others are left out.
+        predictable: bool [r], factors that the features predict; the others are left out.
         weights: float32 [F, r].
     """
 
@@ -173,7 +173,7 @@ class LinearScorer:
     inputs: PromptRows
     factors: Factors
     penalties: NDArray[np.float64]
-    told: NDArray[np.bool_]
+    predictable: NDArray[np.bool_]
     weights: NDArray[np.float32]
 
     @classmethod
@@ -227,22 +227,22 @@ class LinearScorer:
         held, truth = inputs.rows(tuning), factors.targets(tuning_correct)
         width = truth.shape[1]
         lost = np.stack([((truth - held.times(path.weights(np.full(width, p)))) ** 2).sum(axis=0) for p in PENALTIES])
-        told = lost.min(axis=0) < (truth**2).sum(axis=0)
+        predictable = lost.min(axis=0) < (truth**2).sum(axis=0)
         penalties = np.asarray(PENALTIES)[lost.argmin(axis=0)]
-        head = cls(inputs, factors, penalties, told, path.weights(penalties) * told)
+        head = cls(inputs, factors, penalties, predictable, path.weights(penalties) * predictable)
         away = np.zeros(correct.shape)
         for fold in np.unique(folds) if folds.any() else ():
             apart = folds == fold
             others = factors.again(correct[~apart])
             rest = RidgePath.fit(rows.take(~apart), others.targets(correct[~apart]), _FEW_STEPS)
-            away[apart] = rows.take(apart).times(rest.weights(penalties) * told) @ others.to_logits()[1]
+            away[apart] = rows.take(apart).times(rest.weights(penalties) * predictable) @ others.to_logits()[1]
         return head, away
 
     def learn_again(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> LinearScorer:
         """The same factors and penalties, learnt from other prompts."""
         inputs, factors = PromptRows.fit(prompts, self.inputs.encoder), self.factors.again(correct)
         path = RidgePath.fit(inputs.rows(prompts), factors.targets(correct))
-        return replace(self, inputs=inputs, factors=factors, weights=path.weights(self.penalties) * self.told)
+        return replace(self, inputs=inputs, factors=factors, weights=path.weights(self.penalties) * self.predictable)
 
     def logits(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """Log-odds float32 [n, M]."""
@@ -271,7 +271,7 @@ class LinearScorer:
             "base": self.factors.base,
             "loadings": self.factors.loadings,
             "penalties": self.penalties,
-            "told": self.told,
+            "told": self.predictable,
             "weights": self.weights,
         }
 

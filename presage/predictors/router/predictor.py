@@ -1,12 +1,9 @@
-"""The router: for each request the probability that each served model solves it.
+"""The router: the probability that each served model solves a request.
 
-Ni et al., "Chimera", §3.3: an encoder with a sigmoid a model. Here whatever reads the prompts (a scorer) says log-odds,
-and the same parts stand on top of each: calibration on prompts of their own, missing labels left out; probabilities
-that draw near to the base rates with the distance from the training prompts, and are base rates for a model with few
-labels; and which model to pick, which is another question than which probability is highest (`routing/choice.py`).
-
-The head "linear" needs no transformer and trains here; "transformer" is fine-tuned by `presage.training.router` and
-handed in.
+Ni et al., "Chimera", §3.3, use an encoder with one sigmoid a model. Here a scorer gives log-odds, and the router adds
+calibration on separate prompts; probabilities that shrink to base rates with the distance from the training prompts,
+and are base rates for models with few labels; and the choice of a model (`choice.py`), which is not simply the highest
+probability. The head "linear" is trained here; `presage.training.router` fine-tunes the head "transformer".
 """
 
 from __future__ import annotations
@@ -27,9 +24,9 @@ from presage.predictors.common.artefact import read_artefact, rebuilding, under,
 from presage.predictors.common.forecast import Source
 from presage.predictors.router.calibration import Calibration, Opinions, Widening, leave_out_folds
 from presage.predictors.router.choice import learn_trust, pick
-from presage.predictors.router.evidence import Novelty, PromptEvidence, Seen, words_of
 from presage.predictors.router.factors import base_rates
 from presage.predictors.router.linear import RANK, LinearScorer
+from presage.predictors.router.novelty import Novelty, PromptEvidence, TrainingPrompts, words_of
 
 if TYPE_CHECKING:
     from presage.predictors.router.transformer import TransformerScorer
@@ -37,33 +34,29 @@ if TYPE_CHECKING:
 
 
 class Scorer(Protocol):
-    """Reads prompts, says of each how likely each of M models is to solve it, up to calibration.
-
-    A scorer knows prompts and nothing of labels, thresholds or the name of a command; calibration, evidence and
-    back-off stand on top of it and are the same for every scorer.
-    """
+    """Gives uncalibrated log-odds that each of M models solves a prompt; everything else is the router's."""
 
     name: ClassVar[str]
-    """What `RouterConfig.head` calls it."""
+    """The value of `RouterConfig.head`."""
 
     def logits(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """Finite log-odds float32 [n, M], one column a model in the order it was fitted on; n may be 0."""
 
     def to_config(self) -> dict[str, Any]:
-        """What it is rebuilt from beside its tensors: JSON values, finite numbers."""
+        """Configuration as JSON values; finite numbers."""
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """Arrays by name, finite, without a prefix: the router puts them under `scorer/`."""
+        """Finite arrays by name; the router adds the prefix `scorer/`."""
 
     def to_files(self) -> dict[str, bytes]:
-        """Further data files of the artefact by file name, such as a tokenizer's; none of most scorers."""
+        """Further files of the artefact by name, such as a tokenizer; empty for most scorers."""
 
     @classmethod
     def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], folder: Path) -> Self:
-        """Inverse of `to_config`, `to_tensors` and `to_files`; `folder` is the artefact's, its digests checked.
+        """Inverse of `to_config`, `to_tensors` and `to_files`; `folder` is the checked artefact folder.
 
         Raises:
-            ArtefactError, LookupError, TypeError or ValueError: a part is missing or is not what a scorer consists of.
+            ArtefactError, LookupError, TypeError or ValueError: a part is missing or malformed.
         """
 
 
@@ -72,19 +65,19 @@ HEADS: Final = ("linear", "transformer")
 MIN_EVIDENCE: Final = 50
 
 Progress = Callable[[str, float], None]
-"""Told what is being done and the share of it that is done, 0..1."""
+"""Progress callback: current stage and the share of it that is done, 0..1."""
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """What a router is made of.
+    """Settings of a router.
 
     Attributes:
         head: "linear", or "transformer".
-        encoder: of the head "linear": a folder or hub name of a sentence encoder beside its terms, or "" for none.
-        rank: of the head "linear": factors that models share, at most.
-        min_evidence: labels of a model below which its base rate is forecast.
-        refit: learn again on training and calibration prompts together once calibrated; of the head "linear".
+        encoder: of the head "linear": folder or hub name of a sentence encoder to add to the terms, or "".
+        rank: of the head "linear": most factors that models share.
+        min_evidence: with fewer labels a model gets its base rate.
+        refit: of the head "linear": fit again on training and calibration prompts after calibration.
     """
 
     head: Literal["linear", "transformer"] = "linear"
@@ -111,16 +104,16 @@ class RouterConfig:
 
 @dataclass(frozen=True)
 class RouteForecast:
-    """What each model would make of a request.
+    """The forecast for one request.
 
     Attributes:
-        probabilities: that the model solves the request, by model.
-        pick: the model to take where only success counts.
-        source: `champion`, or `back-off` where the prompt is so far from the training prompts that there is not enough
-            evidence: then all are near the base rates.
-        evidence: labels of each model in training; below the router's `min_evidence` its probability is a base rate.
-        known: how known the words of the prompt are, 0..1.
-        distance: how far it is from the training prompts, 0..1: the share of prompts held out that are nearer.
+        probabilities: that each model solves the request.
+        pick: the model to use if only success counts.
+        source: `champion`, or `back-off` if the prompt is too far from the training prompts: then all probabilities
+            are near the base rates.
+        evidence: training labels of each model; with fewer than `min_evidence` its probability is a base rate.
+        known: weighted share of known words, 0..1.
+        distance: from the training prompts, 0..1: the share of held-out prompts that are nearer.
     """
 
     probabilities: dict[str, float]
@@ -136,7 +129,7 @@ class RouteForecast:
 
 
 class RouterPredictor:
-    """Ours. `fit` or `load` makes one that answers."""
+    """Forecasts which models solve a prompt; `fit` it or `load` it."""
 
     name = "presage"
 
@@ -148,8 +141,8 @@ class RouterPredictor:
     trust: float
     """How far picks follow the probabilities, 0..1."""
     widening: Widening | None
-    """How opinions shrink with distance; None where no families could be left out, and of a head that is handed in:
-    then a prompt with not enough evidence gets base rates."""
+    """How deviations from the base rates shrink with distance. None if no families could be left out, or the scorer was
+    passed to `fit`: then a prompt that is too far gets base rates."""
     trained_on: NDArray[np.uint64]
 
     def __init__(self, config: RouterConfig | None = None, seed: int = 0) -> None:
@@ -158,7 +151,7 @@ class RouterPredictor:
 
     @property
     def scorer(self) -> Scorer:
-        """What reads the prompts."""
+        """Gives log-odds of prompts."""
         return self._scorer
 
     def fit(
@@ -174,7 +167,7 @@ class RouterPredictor:
         scorer: Scorer | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Learns from `prompts`; `calibration`, other prompts, makes probabilities of what was learnt.
+        """Fit the scorer on `prompts` and the calibration on other prompts.
 
         Args:
             prompts: n texts.
@@ -182,15 +175,15 @@ class RouterPredictor:
             calibration: other texts.
             calibration_correct: float32 [len(calibration), M], likewise.
             models: M names.
-            groups: the family of each of `prompts`, such as its task: what is left out in turn to learn what an
-                opinion on new topics is worth. Without three families nothing is learnt of that.
+            groups: the family of each of `prompts`, such as its task. Families are left out in turn to measure the
+                forecast on new topics; this needs three families.
             trained_on: keys of all these prompts (`presage.datasets.outcomes.schema.prompt_keys`).
-            scorer: already fitted on `prompts`; None learns a linear one.
-            progress: told what is being done.
+            scorer: already fitted on `prompts`; None fits a linear one.
+            progress: receives the current stage.
 
         Raises:
-            ConfigurationError: the configuration is out of range, or of a head that has to be handed in.
-            TraceError: labels do not fit prompts and models, lie outside 0..1, or there are none.
+            ConfigurationError: a setting out of range, or a head that needs `scorer`.
+            TraceError: no labels, labels outside 0..1, or of another shape.
             InputError: no two prompts share a term.
         """
         self.config.check()
@@ -200,15 +193,15 @@ class RouterPredictor:
             )
         _check_labels(prompts, correct, len(models))
         _check_labels(calibration, calibration_correct, len(models))
-        tell = progress or (lambda _, __: None)
-        tell("learning", 0.0)
+        report = progress or (lambda _, __: None)
+        report("learning", 0.0)
         words, forms = words_of(prompts), prompt_form(prompts)
         folds, away = np.zeros(len(prompts), np.int64), np.zeros(0)
         if scorer is None:
             folds = leave_out_folds(groups if groups is not None else [None] * len(prompts))
             learnt_head, away = self._learn(prompts, correct, calibration, calibration_correct, folds)
         self._scorer: Scorer = learnt_head if scorer is None else scorer
-        tell("calibrating", 0.6)
+        report("calibrating", 0.6)
         everything = np.concatenate([correct, calibration_correct])
         self.models, self.base = tuple(models), base_rates(everything)
         self.labels = np.asarray((~np.isnan(everything)).sum(axis=0), np.int64)
@@ -217,9 +210,9 @@ class RouterPredictor:
         logits = self._scorer.logits(calibration)
         self.calibration = Calibration.fit(logits, calibration_correct, learnt)
         held, held_forms = words_of(calibration), prompt_form(calibration)
-        seen = Seen.of(words, forms)
-        self.evidence = PromptEvidence.of(seen, held, held_forms)
-        novelty = seen.novelty(held, held_forms)
+        training = TrainingPrompts.of(words, forms)
+        self.evidence = PromptEvidence.of(training, held, held_forms)
+        novelty = training.novelty(held, held_forms)
         distance = self.evidence.distance(novelty)
         self.widening = None
         if folds.any():
@@ -227,7 +220,7 @@ class RouterPredictor:
             self.widening = Widening.fit(self._left_out(folds, away, words, forms, correct), known)
         self.trust = learn_trust(self._probabilities(logits, distance, novelty), calibration_correct, learnt)
         if scorer is None and self.config.refit:
-            tell("learning again on all", 0.7)
+            report("learning again on all", 0.7)
             assert isinstance(self._scorer, LinearScorer)
             self._scorer = self._scorer.learn_again([*prompts, *calibration], everything)
         return self
@@ -257,19 +250,18 @@ class RouterPredictor:
         forms: NDArray[np.float32],
         correct: NDArray[np.float32],
     ) -> list[Opinions]:
-        """What was made of each fold without it: log-odds `away` [n, M] from those of base rates."""
+        """Forecasts of each fold by a router without it; `away` [n, M]: log-odds less those of the base rates."""
         found = []
         for fold in np.unique(folds):
             apart, rest = np.flatnonzero(folds == fold).tolist(), np.flatnonzero(folds != fold).tolist()
-            novelty = Seen.of([words[i] for i in rest], forms[rest]).novelty([words[i] for i in apart], forms[apart])
+            others = TrainingPrompts.of([words[i] for i in rest], forms[rest])
+            novelty = others.novelty([words[i] for i in apart], forms[apart])
             opinion = self.calibration.opinion(self.calibration.base + away[apart])
             found.append(Opinions(opinion, base_rates(correct[rest]), self.evidence.distance(novelty), correct[apart]))
         return found
 
     def at_precision(self, precision: Precision, device: str = "cpu") -> Self:
-        """A copy for serving, its transformer at another precision; the router itself stays what was trained.
-
-        `presage evaluate --precision` shows what a precision costs in accuracy and gains in time.
+        """A copy with its transformer at another precision; `presage evaluate --precision` compares precisions.
 
         Args:
             precision: "fp32"; "bf16"; "int8", on a CPU only.
@@ -285,28 +277,28 @@ class RouterPredictor:
         return served
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
-        """That each model solves each prompt, float32 [n, M]; base rates where there is too little to go by."""
+        """Probability that each model solves each prompt, float32 [n, M]; base rates where evidence is too little."""
         novelty = self.evidence.novelty(prompts)
         return self._answer(prompts, self.evidence.distance(novelty), novelty)
 
     def picks(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The model to take for each of n prompts where only success counts, int64 [n]."""
+        """The model for each of n prompts if only success counts, int64 [n]."""
         return pick(probabilities, self.base, self.trust)
 
     def forecast(self, prompt: str) -> RouteForecast:
-        """What each model would make of one request.
+        """Forecast one request.
 
         Raises:
-            InputError: the prompt is no text.
+            InputError: the prompt is not a string.
         """
         if not isinstance(prompt, str):
             raise InputError(f"a prompt of type {type(prompt).__name__}; a string is wanted")
         novelty = self.evidence.novelty([prompt])
         distance = self.evidence.distance(novelty)
-        said = self._answer([prompt], distance, novelty)
+        found = self._answer([prompt], distance, novelty)
         return RouteForecast(
-            probabilities=dict(zip(self.models, said[0].tolist(), strict=True)),
-            pick=self.models[int(self.picks(said)[0])],
+            probabilities=dict(zip(self.models, found[0].tolist(), strict=True)),
+            pick=self.models[int(self.picks(found)[0])],
             source="back-off" if self.evidence.is_far(distance)[0] else "champion",
             evidence=dict(zip(self.models, self.labels.tolist(), strict=True)),
             known=float(novelty.known[0]),
@@ -314,22 +306,22 @@ class RouterPredictor:
         )
 
     def _answer(self, prompts: Sequence[str], distance: NDArray[np.float64], novelty: Novelty) -> NDArray[np.float32]:
-        said = self._probabilities(self._scorer.logits(prompts), distance, novelty)
-        return np.where(self.labels < self.config.min_evidence, self.base.astype(np.float32), said)
+        found = self._probabilities(self._scorer.logits(prompts), distance, novelty)
+        return np.where(self.labels < self.config.min_evidence, self.base.astype(np.float32), found)
 
     def _probabilities(
         self, logits: NDArray[np.float32], distance: NDArray[np.float64], novelty: Novelty
     ) -> NDArray[np.float32]:
         """Calibrated probabilities of log-odds [n, M], as near to the base rates as the distance [n] asks."""
         if self.widening is None:
-            said, unsure = self.calibration.probabilities(logits), self.evidence.is_far(distance)
+            found, unsure = self.calibration.probabilities(logits), self.evidence.is_far(distance)
         else:
             opinion = self.calibration.opinion(logits)
-            said, unsure = (
+            found, unsure = (
                 self.widening.probabilities(opinion, self.calibration.base, distance),
                 novelty.known == 0.0,
             )
-        return np.where(unsure[:, None], self.base.astype(np.float32), said)
+        return np.where(unsure[:, None], self.base.astype(np.float32), found)
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Writes the artefact: config.json, model.safetensors and what files the scorer has, nothing executable."""

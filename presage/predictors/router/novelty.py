@@ -1,10 +1,9 @@
-"""How far a prompt is from the training prompts: in its words, and in its form.
+"""Distance of a prompt from the training prompts, by its words and its form.
 
-A prompt is known by the share of its words that training prompts have, each counted by how much it tells (its inverse
-document frequency; a word never seen counts as the rarest). A new benchmark is often written in known words but in a
-form of its own, so the distance of the form to the nearest training prompts counts as well. Both are turned into shares
-of prompts held out from training that are as far or farther, and joined as Fisher's method joins two tests. A prompt
-farther than nearly all held-out prompts has not enough evidence. Words are kept as hashes; of forms, a few.
+Words: the share of the prompt's words that training prompts contain, weighted by inverse document frequency. A new
+benchmark often has known words but a form of its own, so the distance of the form to the nearest training prompts
+counts as well. Both become p-values (the share of held-out prompts that are as far or farther), combined by Fisher's
+method. A prompt farther than nearly all held-out prompts has too little evidence. Words are stored as hashes.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 from presage.features.prompt_terms import FORM_SIZE, prompt_form, word_hashes
 
 FAR_SHARE: Final = 0.07
-"""Share of held-out prompts that are flagged: what is new at the price of so many that are not."""
+"""Share of held-out prompts that are flagged as too far: the false positive rate."""
 
 LANDMARKS: Final = 256
-"""Training prompts whose form is kept."""
+"""Training prompts whose form is stored."""
 
 _MOST_WORDS: Final = 200_000
 _NEAREST: Final = 4
@@ -36,11 +35,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Novelty:
-    """n prompts beside training prompts.
+    """Novelty of n prompts.
 
     Attributes:
-        known: float64 [n], how known the words of each are, 0..1; 0 of one without words.
-        away: float64 [n], distance of its form to the nearest forms, in deviations.
+        known: float64 [n], weighted share of known words, 0..1; 0 for a prompt without words.
+        away: float64 [n], distance of the form to the nearest training forms, in standard deviations.
     """
 
     known: Floats
@@ -48,8 +47,8 @@ class Novelty:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """What was seen of words and forms.
+class TrainingPrompts:
+    """Words and forms of the training prompts.
 
     Attributes:
         words: uint32 [W], hashes, rising.
@@ -67,8 +66,8 @@ class Seen:
     forms: NDArray[np.float32]
 
     @classmethod
-    def of(cls, words: Sequence[Hashes], forms: NDArray[np.float32]) -> Seen:
-        """Counts the distinct words of each of n prompts, and keeps some of their forms [n, 15]."""
+    def of(cls, words: Sequence[Hashes], forms: NDArray[np.float32]) -> TrainingPrompts:
+        """Count the distinct words of n prompts, and keep some of their forms [n, 15]."""
         found, counts = np.unique(np.concatenate([np.zeros(0, np.uint32), *words]), return_counts=True)
         kept = np.sort(np.lexsort((found, -counts))[:_MOST_WORDS])
         idf = np.log((1.0 + len(words)) / (1.0 + counts[kept])) + 1.0
@@ -81,61 +80,62 @@ class Seen:
         return cls(found[kept], idf.astype(np.float32), unseen, middle, scale, some.astype(np.float32))
 
     def novelty(self, words: Sequence[Hashes], forms: NDArray[np.float32]) -> Novelty:
-        """Distinct words and forms [n, 15] of n prompts beside these."""
+        """The novelty of n prompts, from their distinct words and forms [n, 15]."""
         known = np.array([_known(of, self.words, self.idf, self.unseen) for of in words], np.float64)
         return Novelty(known, _nearest(forms, self.middle, self.scale, self.forms))
 
 
 @dataclass(frozen=True, eq=False)
 class PromptEvidence:
-    """What was seen, and how far from it prompts are that belong there.
+    """The training prompts, and the novelty of held-out prompts from the same source.
 
     Attributes:
-        seen: words and forms of training prompts.
+        training: words and forms of training prompts.
         known, away, joint: float64 [q], rising quantiles of held-out prompts' novelty and of both joined.
     """
 
-    seen: Seen
+    training: TrainingPrompts
     known: Floats
     away: Floats
     joint: Floats
 
     @classmethod
     def fit(cls, prompts: Sequence[str], held_out: Sequence[str]) -> PromptEvidence:
-        """Counts training prompts, and learns what is usual by prompts held out from them; without any, nothing is."""
-        return cls.of(Seen.of(words_of(prompts), prompt_form(prompts)), words_of(held_out), prompt_form(held_out))
+        """Fit on training prompts and on prompts held out from them, if any."""
+        training = TrainingPrompts.of(words_of(prompts), prompt_form(prompts))
+        return cls.of(training, words_of(held_out), prompt_form(held_out))
 
     @classmethod
-    def of(cls, seen: Seen, words: Sequence[Hashes], forms: NDArray[np.float32]) -> PromptEvidence:
-        """The same of words and forms already taken from the held-out prompts."""
-        novelty = seen.novelty(words, forms)
+    def of(cls, training: TrainingPrompts, words: Sequence[Hashes], forms: NDArray[np.float32]) -> PromptEvidence:
+        """The same from words and forms of the held-out prompts."""
+        novelty = training.novelty(words, forms)
         known, away = _quantiles(novelty.known), _quantiles(novelty.away)
-        return cls(seen, known, away, _quantiles(_join(novelty.known, novelty.away, known, away)))
+        return cls(training, known, away, _quantiles(_join(novelty.known, novelty.away, known, away)))
 
     def novelty(self, prompts: Sequence[str]) -> Novelty:
-        """Prompts beside the training prompts."""
-        return self.seen.novelty(words_of(prompts), prompt_form(prompts))
+        """The novelty of prompts."""
+        return self.training.novelty(words_of(prompts), prompt_form(prompts))
 
     def distance(self, novelty: Novelty) -> Floats:
-        """How far prompts are, float64 [n], 0..1: the share of held-out prompts that are nearer; 1 if no word is."""
+        """Distances, float64 [n], 0..1: the share of held-out prompts that are nearer; 1 if no word is known."""
         return _distances(novelty.known, novelty.away, self.known, self.away, self.joint)
 
     def far(self, prompts: Sequence[str]) -> NDArray[np.bool_]:
-        """The prompts with not enough evidence, bool [n]."""
+        """Whether prompts are too far from the training prompts, bool [n]."""
         return self.is_far(self.distance(self.novelty(prompts)))
 
     def is_far(self, distance: Floats) -> NDArray[np.bool_]:
-        """The same of what `distance` gave, bool [n]."""
+        """The same from distances, bool [n]."""
         return np.asarray(distance > 1.0 - FAR_SHARE)
 
     def to_config(self) -> dict[str, float]:
-        """The number."""
-        return {"unseen": self.seen.unseen}
+        """JSON values beside the tensors."""
+        return {"unseen": self.training.unseen}
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """The words, the forms and what is usual."""
-        seen = {name: getattr(self.seen, name) for name in ("words", "idf", "middle", "scale", "forms")}
-        return {**seen, "known": self.known, "away": self.away, "joint": self.joint}
+        """Words, forms, and quantiles of held-out prompts."""
+        training = {name: getattr(self.training, name) for name in ("words", "idf", "middle", "scale", "forms")}
+        return {**training, "known": self.known, "away": self.away, "joint": self.joint}
 
     @classmethod
     def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> PromptEvidence:
@@ -147,8 +147,8 @@ class PromptEvidence:
             raise ValueError(f"the forms are not {FORM_SIZE} numbers each")
         if not len(tensors["known"]) == len(tensors["away"]) == len(tensors["joint"]):
             raise ValueError("the quantiles of held-out prompts are not of one length")
-        seen = Seen(words, idf, float(config["unseen"]), tensors["middle"], tensors["scale"], forms)
-        return cls(seen, tensors["known"], tensors["away"], tensors["joint"])
+        training = TrainingPrompts(words, idf, float(config["unseen"]), tensors["middle"], tensors["scale"], forms)
+        return cls(training, tensors["known"], tensors["away"], tensors["joint"])
 
 
 def words_of(prompts: Sequence[str]) -> list[Hashes]:
