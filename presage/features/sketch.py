@@ -162,8 +162,9 @@ class Corpus:
         """How often each of T terms, rising, occurs in each text, scipy CSR int64 [D, T]."""
         from scipy.sparse import csr_matrix
 
-        here = np.flatnonzero(np.isin(terms, self.vocabulary))
-        found = self.counts[:, np.searchsorted(self.vocabulary, terms[here])]
+        column = np.minimum(np.searchsorted(self.vocabulary, terms), len(self.vocabulary) - 1)
+        here = np.flatnonzero(self.vocabulary[column] == terms)
+        found = self.counts[:, column[here]]
         found.sort_indices()
         return csr_matrix((found.data, here[found.indices], found.indptr), shape=(found.shape[0], len(terms)))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol, Self
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError
 from presage.features.moment import PREFILL, Moment
 from presage.features.prefixes import Prefixes
+from presage.predictors.common.threads import lightgbm_threads
 
 
 class NextAgentEstimator(Protocol):
@@ -41,8 +41,6 @@ class NextAgentEstimator(Protocol):
 
 Make = Callable[[int, int], NextAgentEstimator]
 """Makes a baseline from a seed and the number of steps it will learn from."""
-
-_STEPS_A_THREAD: Final = 50_000
 
 
 @dataclass(frozen=True)
@@ -75,10 +73,7 @@ def _boosted(use_states: bool) -> NextAgentBaseline:
     def make(seed: int, steps: int) -> NextAgentEstimator:
         from presage.predictors.next_agent.baselines import BoostedTrees
 
-        # LightGBM's threads wait for each other by spinning: on little data, beside anything else that runs, two of
-        # them took over three times as long as one.
-        threads = min(os.cpu_count() or 1, 1 + steps // _STEPS_A_THREAD)
-        return BoostedTrees(use_states=use_states, seed=seed, threads=threads)
+        return BoostedTrees(use_states=use_states, seed=seed, threads=lightgbm_threads(steps))
 
     return NextAgentBaseline(make, validates=False)
 

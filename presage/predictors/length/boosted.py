@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.predictors.common.threads import lightgbm_threads, side_by_side
 from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, Whole
 from presage.predictors.length.trees import FlatTrees, Tree, flatten, sum_of_leaves
 
@@ -60,7 +61,13 @@ class Ensemble:
         """Grows so many trees on inputs float32 [n, D]."""
         import lightgbm
 
-        settings = {**_SETTINGS, "objective": objective, "seed": seed, **more}
+        settings = {
+            **_SETTINGS,
+            "objective": objective,
+            "seed": seed,
+            "num_threads": lightgbm_threads(len(labels)),
+            **more,
+        }
         data = lightgbm.Dataset(inputs, labels, params={"verbosity": -1})
         return cls.of(lightgbm.train(settings, data, num_boost_round=rounds))
 
@@ -130,14 +137,19 @@ class BoostedLengths(LogEstimator):
     name = "boosted"
 
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
-        middles = [self._middle(fold.inputs, fold.above) for fold in folds]
+        *middles, middle_of_all = side_by_side(
+            lambda of: self._middle(*of), [*((fold.inputs, fold.above) for fold in folds), whole]
+        )
         said = [np.stack([middle(of) for of in fold.shown]) for middle, fold in zip(middles, folds, strict=True)]
         error = np.empty(len(whole.above))
         for middle, fold in zip(said, folds, strict=True):
             above = np.take_along_axis(fold.left - middle, fold.drawn[None], axis=0)[0]
             error[fold.inside] = np.log(np.abs(above) + _LEAST_SCALE)
-        doubts = [self._doubt(fold.inputs, error[fold.learning]) for fold in folds]
-        self._parts = {"middle": self._middle(*whole), "doubt": self._doubt(whole.inputs, error)}
+        *doubts, doubt_of_all = side_by_side(
+            lambda of: self._doubt(*of),
+            [*((fold.inputs, error[fold.learning]) for fold in folds), (whole.inputs, error)],
+        )
+        self._parts = {"middle": middle_of_all, "doubt": doubt_of_all}
         return [
             self._quantiles_of(middle, np.stack([doubt(of) for of in fold.shown]))
             for middle, doubt, fold in zip(said, doubts, folds, strict=True)

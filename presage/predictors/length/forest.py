@@ -22,6 +22,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from presage.predictors.common.threads import side_by_side
 from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, Whole
 from presage.predictors.length.trees import FlatTrees, Tree, find_leaves, flatten
 
@@ -120,7 +121,7 @@ class ForestLengths(LogEstimator):
     name = "forest"
 
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
-        forests = [grow(fold.inputs, fold.above, self.seed + number) for number, fold in enumerate(folds)]
+        forests = side_by_side(lambda of: grow(of[1].inputs, of[1].above, self.seed + of[0]), list(enumerate(folds)))
         self._forest = FlatForest.joined(forests)
         return [
             _bands(np.stack([forest.quantiles(of, self.quantiles) for of in fold.shown]))

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from presage.datasets.tasks import task_folds
 from presage.features.history import PROGRESS
 from presage.features.lengths import PROMPT, LengthRows
+from presage.predictors.common.threads import lightgbm_threads
 
 MISSING: Final = np.float32(-2.0)
 """Stands for a number that is not known: below all counts and all numbers of a sketch."""
@@ -214,8 +215,10 @@ def trial(
     if len(drawn) > _TRIAL_ROWS:
         drawn = np.sort(np.random.default_rng(seed).choice(drawn, _TRIAL_ROWS, replace=False))
     data = lightgbm.Dataset(inputs[drawn], labels[drawn], params={"verbosity": -1})
-    trees = lightgbm.train({**_TRIAL, "alpha": quantile, "seed": seed}, data, num_boost_round=_TRIAL_ROUNDS)
-    above = labels[judged] - np.asarray(trees.predict(inputs[judged]), np.float64)
+    threads = lightgbm_threads(len(drawn))
+    settings = {**_TRIAL, "alpha": quantile, "seed": seed, "num_threads": threads}
+    trees = lightgbm.train(settings, data, num_boost_round=_TRIAL_ROUNDS)
+    above = labels[judged] - np.asarray(trees.predict(inputs[judged], num_threads=threads), np.float64)
     return np.maximum(quantile * above, (quantile - 1.0) * above)
 
 
