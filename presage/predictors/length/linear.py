@@ -14,7 +14,7 @@ Alone it is a baseline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -196,30 +196,43 @@ def line_helps(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: L
     if held.all() or not held.any():
         return False
     line = LogLine.fit(inputs[~held], labels[~held])(inputs)
-    plain, above = (trial(inputs, labels - base, ~held, held, seed).mean() for base in (np.zeros_like(line), line))
-    return bool(above < plain)
+    plain, above = trials(inputs, [(labels, 0.5), (labels - line, 0.5)], ~held, held, seed)
+    return bool(above.mean() < plain.mean())
 
 
-def trial(
+def trials(
     inputs: NDArray[np.float32],
-    labels: NDArray[np.float64],
+    wanted: Sequence[tuple[NDArray[np.float64], float]],
     learning: NDArray[np.bool_],
     judged: NDArray[np.bool_],
     seed: int,
-    quantile: float = 0.5,
-) -> NDArray[np.float64]:
-    """Pinball losses of a few boosted trees on the rows `judged`, float64 [m], learnt from the rows `learning`."""
+) -> list[NDArray[np.float64]]:
+    """Pinball losses of a few boosted trees on the rows `judged`, learnt from the rows `learning`.
+
+    Args:
+        inputs: float32 [n, D].
+        wanted: of each trial the labels, float64 [n], and the quantile.
+        learning, judged: bool [n].
+        seed: of the rows and of the trees.
+
+    Returns:
+        Of each trial, float64 [m].
+    """
     import lightgbm
 
     drawn = np.flatnonzero(learning)
     if len(drawn) > _TRIAL_ROWS:
         drawn = np.sort(np.random.default_rng(seed).choice(drawn, _TRIAL_ROWS, replace=False))
-    data = lightgbm.Dataset(inputs[drawn], labels[drawn], params={"verbosity": -1})
     threads = lightgbm_threads(len(drawn))
-    settings = {**_TRIAL, "alpha": quantile, "seed": seed, "num_threads": threads}
-    trees = lightgbm.train(settings, data, num_boost_round=_TRIAL_ROUNDS)
-    above = labels[judged] - np.asarray(trees.predict(inputs[judged], num_threads=threads), np.float64)
-    return np.maximum(quantile * above, (quantile - 1.0) * above)
+    data = lightgbm.Dataset(inputs[drawn], params={"verbosity": -1})
+    shown, losses = inputs[judged], []
+    for labels, quantile in wanted:
+        data.set_label(labels[drawn])
+        settings = {**_TRIAL, "alpha": quantile, "seed": seed, "num_threads": threads}
+        trees = lightgbm.train(settings, data, num_boost_round=_TRIAL_ROUNDS)
+        above = labels[judged] - np.asarray(trees.predict(shown, num_threads=threads), np.float64)
+        losses.append(np.maximum(quantile * above, (quantile - 1.0) * above))
+    return losses
 
 
 def with_line(inputs: NDArray[np.float32], said: NDArray[np.float32]) -> NDArray[np.float32]:

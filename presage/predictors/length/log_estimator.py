@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -110,6 +111,71 @@ class Fold:
     drawn: NDArray[np.int64]
 
 
+class EncodedRows:
+    """Training rows as all estimators read them, encoded once.
+
+    Args:
+        train: rows of one target.
+        observed: the rows made of some sources alone.
+        seed: of the profiles drawn, of the folds and of the trial of the line.
+
+    Raises:
+        TraceError: no row has a label.
+    """
+
+    def __init__(self, train: LengthRows, observed: Observe, seed: int) -> None:
+        self.rows, self.labels = labels_of(train)
+        self.seed = seed
+        self._profiles = [observed(self.rows, sources) for sources in LEARNT_PROFILES]
+        self._models = int(max(train.model.max(), 0)) + 1
+        self._drawn = np.random.default_rng(seed).choice(len(LEARNT_PROFILES), len(self.rows), p=_SHARES)
+        self.encoding = InputEncoding.fit(self.rows, self.labels, self._models)
+        self._inputs = _drawn(self.encoding, self._profiles, self._drawn, np.arange(len(self.rows)))
+        self.line = LogLine.fit(self._inputs, self.labels)
+
+    @cached_property
+    def line_helps(self) -> bool:
+        """Whether a trial shows that it helps to start from the line."""
+        return line_helps(self._inputs, self.labels, self.rows, self.seed)
+
+    def whole(self, start: np.float32) -> Whole:
+        """All rows, for an estimator that starts from the line (1) or from nothing (0)."""
+        line = self.line(self._inputs)
+        return Whole(with_line(self._inputs, line), self.labels - start * line)
+
+    def folds(self, start: np.float32) -> list[Fold]:
+        """The folds of tasks, for an estimator that starts from the line (1) or from nothing (0)."""
+        return [
+            replace(fold, above=fold.above - start * line, left=fold.left - start * lines)
+            for fold, line, lines in self._folds
+        ]
+
+    @cached_property
+    def _folds(self) -> list[tuple[Fold, NDArray[np.float32], NDArray[np.float32]]]:
+        """Each fold as one that starts from nothing, and its line for the rows `learning` and `inside`."""
+        return [self._fold(*of) for of in parts(task_folds(self.rows.task, self.seed, ERROR_FOLDS))]
+
+    def _fold(
+        self, inside: NDArray[np.int64], learning: NDArray[np.int64]
+    ) -> tuple[Fold, NDArray[np.float32], NDArray[np.float32]]:
+        encoding = InputEncoding.fit(self._profiles[-1].take(learning), self.labels[learning], self._models)
+        inputs = _drawn(encoding, self._profiles, self._drawn, learning)
+        line = LogLine.fit(inputs, self.labels[learning])
+        shown = np.stack([encoding.inputs(of.take(inside)) for of in self._profiles])
+        said, lines = line(inputs), np.stack([line(of) for of in shown])
+        labels = np.broadcast_to(self.labels[inside], lines.shape)
+        fold = Fold(
+            inside,
+            learning,
+            with_line(inputs, said),
+            self.labels[learning],
+            with_line(shown, lines),
+            labels,
+            self._drawn[inside],
+        )
+        return fold, said, lines
+
+
 class LogEstimator(ABC):
     """A `LengthEstimator` on the logarithm. `fit` or `from_tensors` makes one that answers."""
 
@@ -137,6 +203,7 @@ class LogEstimator(ABC):
         quantiles: Sequence[float],
         observed: Observe = lambda rows, _: rows,
         *,
+        encoded: EncodedRows | None = None,
         again: bool = False,
     ) -> Self:
         """Learns from `train`, calibrates on that out of fold and on `calibration`, which may be empty.
@@ -148,31 +215,22 @@ class LogEstimator(ABC):
             train, calibration: rows of one target; those without a label, or with a bound, teach nothing.
             quantiles: Q, rising.
             observed: the rows made of some sources alone, `LengthEncoder.observed`.
+            encoded: of `train`, `observed` and the seed, where several estimators share it.
             again: it was fitted before, and whether it starts from the line stays as it is.
 
         Raises:
             TraceError: no training row has a label.
         """
         self.quantiles, self._train, self._observed = tuple(quantiles), train, observed
-        rows, labels = labels_of(train)
-        profiles = [observed(rows, sources) for sources in LEARNT_PROFILES]
-        models = int(max(train.model.max(), 0)) + 1
+        of = encoded or EncodedRows(train, observed, self.seed)
+        rows = of.rows
         self._holds(_evidence(rows))
-        drawn = np.random.default_rng(self.seed).choice(len(LEARNT_PROFILES), len(rows), p=_SHARES)
-        everything = np.arange(len(rows))
-        self._encoding = InputEncoding.fit(rows, labels, models)
-        inputs = _drawn(self._encoding, profiles, drawn, everything)
+        self._encoding, self._line = of.encoding, of.line
         if not again:
-            self._start = np.float32(self.starts or line_helps(inputs, labels, rows, self.seed))
-        self._line = LogLine.fit(inputs, labels)
-        line = self._line(inputs)
-        whole = Whole(with_line(inputs, line), labels - self._start * line)
-        folds = [
-            self._fold(profiles, labels, drawn, inside, learning, models)
-            for inside, learning in parts(task_folds(rows.task, self.seed, ERROR_FOLDS))
-        ]
+            self._start = np.float32(self.starts or of.line_helps)
+        folds = of.folds(self._start)
         unseen = np.empty((len(LEARNT_PROFILES), len(rows), len(self.quantiles)))
-        for fold, bands in zip(folds, self._learn(folds, whole), strict=True):
+        for fold, bands in zip(folds, self._learn(folds, of.whole(self._start)), strict=True):
             unseen[:, fold.inside] = _scores(fold.left, *bands)
         held = calibration.take(calibration.labelled)
         tokens = np.log1p(held.remaining.astype(np.float64))
@@ -188,31 +246,6 @@ class LogEstimator(ABC):
             task=np.concatenate([rows.task, held.task]),
         )
         return self
-
-    def _fold(
-        self,
-        profiles: Sequence[LengthRows],
-        labels: NDArray[np.float64],
-        drawn: NDArray[np.int64],
-        inside: NDArray[np.int64],
-        learning: NDArray[np.int64],
-        models: int,
-    ) -> Fold:
-        encoding = InputEncoding.fit(profiles[-1].take(learning), labels[learning], models)
-        inputs = _drawn(encoding, profiles, drawn, learning)
-        line = LogLine.fit(inputs, labels[learning])
-        said = line(inputs)
-        shown = [encoding.inputs(of.take(inside)) for of in profiles]
-        lines = np.stack([line(of) for of in shown])
-        return Fold(
-            inside,
-            learning,
-            with_line(inputs, said),
-            labels[learning] - self._start * said,
-            with_line(np.stack(shown), lines),
-            labels[inside] - self._start * lines,
-            drawn[inside],
-        )
 
     @property
     def numbers(self) -> int:

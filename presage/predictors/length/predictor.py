@@ -29,7 +29,14 @@ from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import check_steps
 from presage.predictors.length.boosted import BoostedLengths
 from presage.predictors.length.forest import ForestLengths
-from presage.predictors.length.log_estimator import FLOOR, MIN_EVIDENCE, LogEstimator, RidgeLengths, labels_of
+from presage.predictors.length.log_estimator import (
+    FLOOR,
+    MIN_EVIDENCE,
+    EncodedRows,
+    LogEstimator,
+    RidgeLengths,
+    labels_of,
+)
 
 KIND: Final = "remaining-length"
 ESTIMATORS: Final[Mapping[str, type[LogEstimator]]] = MappingProxyType(
@@ -175,12 +182,13 @@ class RemainingLengthPredictor:
         self.target, self.encoder = train.target, encoder
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
         names = tuple(ESTIMATORS) if self.config.estimator == AUTO else (self.config.estimator,)
+        encoded = EncodedRows(train, encoder.observed, self.seed)
         fitted: dict[str, LogEstimator] = {}
         for index, name in enumerate(names):
             if progress is not None:
                 progress(f"learning ({name})", index / len(names))
             estimator = ESTIMATORS[name](self.seed, self.config.floor, self.config.min_evidence)
-            fitted[name] = estimator.fit(train, calibration, self.quantiles, encoder.observed)
+            fitted[name] = estimator.fit(train, calibration, self.quantiles, encoder.observed, encoded=encoded)
         self.losses = {name: self._losses(estimator, train, calibration) for name, estimator in fitted.items()}
         self._estimator = min(fitted.items(), key=lambda e: sum(self.losses[e[0]]))[1]
         if self.config.refit:

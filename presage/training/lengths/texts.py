@@ -23,7 +23,7 @@ from presage.errors import ConfigurationError, InputError
 from presage.features.lengths import LengthEncoder, LengthRows, prompts_and_answers
 from presage.features.sketch import Corpus, Sketch
 from presage.features.states import Candidate
-from presage.predictors.length.linear import trial
+from presage.predictors.length.linear import trials
 from presage.training.selection import simplest
 
 Texts = Literal["auto", "text", "none"]
@@ -208,8 +208,9 @@ def choose_texts(
         _, index, steps = np.unique(rows.task[judged], return_inverse=True, return_counts=True)
         share = 1.0 / steps[index]
         for name, seen in tried.items():
-            own = [trial(_inputs(seen), labels, ~apart & rows.labelled, judged, seed, of) for of in _JUDGED]
-            errors[name] = np.stack([sum(own, np.zeros(len(own[0]))) * share, share])
+            asked = [(labels, quantile) for quantile in _JUDGED]
+            own = trials(_inputs(seen), asked, ~apart & rows.labelled, judged, seed)
+            errors[name] = np.stack([np.sum(own, axis=0) * share, share])
         chosen, losses = simplest(errors, rows.task[judged])
     if chosen == "none" or read is None:
         return TextChoice(chosen, encoder, rows, losses, refused)
