@@ -1,21 +1,20 @@
-"""vLLM's schedulers with the policies in them: `--scheduler-cls presage.serving_hooks.vllm.WorkflowScheduler`.
+"""vLLM's schedulers with Presage's policies: `--scheduler-cls presage.serving_hooks.vllm.WorkflowScheduler`.
 
-The policies choose among what vLLM would do anyway: which waiting request first, which free block to give up. They
-change no token, start and stop no request of a client; admission lets some wait longer. Each can be switched off by
-configuration, and switches itself off when it fails.
+The policies choose among what vLLM would do anyway: which waiting request runs first, which free block is evicted. They
+change no token and start or stop no client's request; admission lets some wait longer. Configuration can switch each
+policy off, and a policy that fails switches itself off.
 
-What can wait is done while the model runs. vLLM asks for the grammar of an iteration as soon as the model has been
-started on it: then is the time to note what the iteration has begun, to ask for forecasts, to rank blocks by them, and
-to decide who is admitted and who has aged before the next. What comes later is thus told one iteration later. Where
-vLLM does not ask, or nothing runs, all of this is done before the next iteration is scheduled.
+Deferrable work is done while the model runs: vLLM asks for the grammar of an iteration right after it has started the
+model. Then the hooks note what the iteration has started, request forecasts, rank blocks, and decide about admission
+and ageing before the next iteration; later events count one iteration later. If vLLM does not ask, or nothing runs,
+this work is done before the next iteration is scheduled.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any, ClassVar
@@ -35,9 +34,9 @@ from presage.serving_hooks.vllm.modes import POLICIES, Evidence, Mode, Modes, Sw
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.priorities import Priorities
+from presage.serving_hooks.vllm.queues import QueuePolicies
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.vllm.step_times_file import TimedSteps
-from presage.serving_hooks.vllm.waiting import ShadowOrder, WaitingQueue, holds_none
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, workflow_key
 from presage.serving_hooks.workflows.table import EndReason, WorkflowTable
 
@@ -50,42 +49,47 @@ logger = logging.getLogger(__name__)
 
 
 class Policies(engine.SchedulerSeam):
-    """The policies, as a mixin that stands before a vLLM scheduler class.
+    """The policies, as a mixin before a vLLM scheduler class.
+
+    Attributes:
+        workflow_table: the running workflows.
+        step_forecasts: forecasts for their steps.
+        queue_policies: priority and admission.
+        block_order: eviction; None if it is not configured.
+        prefetcher: None if prefetch is not configured or not possible.
+        upkeep: of the models; None if there is none.
 
     Raises:
-        ConfigurationError: when the engine starts, if `additional_config["presage"]` is no good.
-        EngineError: when the engine starts, if this scheduler is not the one the hooks know.
+        ConfigurationError: `additional_config["presage"]` is invalid.
+        EngineError: the scheduler is not a supported one.
     """
 
     clock: ClassVar[Callable[[], float]] = time.monotonic
     schedules_ahead: ClassVar[bool] = False
-    """Whether the model runs already when the output of the iteration before is read."""
+    """Whether the model already runs when the output of the previous iteration is read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         port = self._port = EnginePort(self)
         engine.log_as_vllm_does()
-        caches = port.caches_prefixes
         config = read_config(port.config.additional)
         self._state_layer = counted_from_1(config.state_layer, port.config.layers)
         forecasts = self.forecasts(config)
-        self._config, self._medians = config, forecasts.medians
-        self._models, self._upkeep = forecasts.models, forecasts.upkeep
-        self._iteration = 0
+        self._models, self.upkeep = forecasts.models, forecasts.upkeep
         self._unnoted: tuple[Any, float] | None = None
         self._prepared = False
         self._counts = EventCounts(FORECASTS)
-        # Of steps that have begun: all tokens of their prompts, and those that need not be computed by where they were.
+        # Prompt tokens of steps that have started: all, and those found in the cache and by a connector.
         self._prompt_tokens = {"tokens": 0, "local_tokens": 0, "external_tokens": 0}
-        self._workflows = WorkflowTable(config.time_to_live_s, type(self).clock, self._counts)
-        self._observing = Observing(port, config.recorder, self._workflows, self._counts, self._state_layer)
+        self.workflow_table = WorkflowTable(config.time_to_live_s, type(self).clock, self._counts)
+        self._observing = Observing(port, config.recorder, self.workflow_table, self._counts, self._state_layer)
         self._evidence = Evidence(config.evidence, lambda: self._modes.changed()) if config.evidence else None
         self._last_forecasts = LastForecasts(config.explain, type(self).clock) if config.explain else None
-        said, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
-        policies = {str(policy): mode for policy, mode in said.policies.items()}
-        self._modes = Modes(said.default, policies, said.workflow_types, suffices)
-        self._step_forecasts = StepForecasts(
-            self._workflows,
+        given, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
+        policies = {str(policy): mode for policy, mode in given.policies.items()}
+        self._modes = Modes(given.default, policies, given.workflow_types, suffices)
+        self.step_forecasts = StepForecasts(
+            self.workflow_table,
             forecasts,
             config.score_settings(),
             self._counts,
@@ -95,28 +99,37 @@ class Policies(engine.SchedulerSeam):
             evidence=self._evidence,
             last=self._last_forecasts,
         )
-        self._prefetch: Prefetcher | None = None
-        fetching = Switch("prefetch", self._counts)
-        self._eviction = Switch("eviction", self._counts, takes=(fetching,))
-        self._ranking = Switch("priority", self._counts) if config.priority else None
-        self._admission = Switch("admission", self._counts) if config.admission and caches else None
-        takes = (self._eviction,) if self._admission is None else (self._eviction, self._admission)
+        prefetch, caches = Switch("prefetch", self._counts), port.caches_prefixes
+        eviction = Switch("eviction", self._counts, takes=(prefetch,))
+        admission = Switch("admission", self._counts) if config.admission and caches else None
+        takes = (eviction,) if admission is None else (eviction, admission)
         self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=takes)
-        self._priorities: Priorities | None = None
-        self._shadow: ShadowOrder | None = None
-        self._admission_controller: AdmissionController | None = None
-        self._scored = self._hook_blocks(config) if config.eviction and caches else None
-        if config.prefetch and self._scored is not None:
-            self._prefetch = self._hook_prefetch(config, self._scored, fetching)
-        for owner in (self._prefetch, self._scored):  # prefetch first: it gives its blocks back
+        self.queue_policies = QueuePolicies(
+            port,
+            self._modes,
+            self.workflow_table,
+            Switch("priority", self._counts) if config.priority else None,
+            admission,
+            lambda switch: Priorities(config.priority_settings(), forecasts.medians, port.by_priority, switch),
+            partial(self.make_admission, config),
+        )
+        self.block_order = self.make_block_order(config, eviction) if config.eviction and caches else None
+        self.prefetcher = (
+            self._make_prefetcher(config, self.block_order, prefetch)
+            if config.prefetch and self.block_order is not None
+            else None
+        )
+        for owner in (self.prefetcher, self.block_order):  # prefetch first: it gives its blocks back
             if owner is not None:
-                self._workflows.subscribe(owner.ended)
+                self.workflow_table.subscribe(owner.ended)
         self._apply_modes()
         recorded = config.recorder.states if config.recorder is not None else "off"
-        self._states = StatesOfSteps(port, forecasts, self._step_forecasts, self._workflows, self._observing, recorded)
+        self._states = StatesOfSteps(
+            port, forecasts, self.step_forecasts, self.workflow_table, self._observing, recorded
+        )
         self._renewal = Switch("reload of models", self._counts)
-        if self._upkeep is not None:
-            self._renewal.attempt(self._upkeep.start)
+        if self.upkeep is not None:
+            self._renewal.attempt(self.upkeep.start)
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """The sources of forecasts; called once."""
@@ -132,23 +145,14 @@ class Policies(engine.SchedulerSeam):
         comes = self._acts and request.request_id not in self._port.requests
         if comes:
             self._bookkeeping.attempt(self._arrives, request)
-            step = self._workflows.step(request.request_id)
-            stats_key, left = step.stats_key if step else "", None
+            step = self.workflow_table.step(request.request_id)
+            stats_key, remaining = step.stats_key if step else "", None
             if self._modes.of("priority", stats_key) or self._modes.of("admission", stats_key):
-                left = self._step_forecasts.remaining_tokens(request.request_id, request.num_prompt_tokens)
-            if self._priorities is not None:
-                ranked = self._modes.of("priority", stats_key) is Mode.ON
-                self._priorities.add(request, self._iteration, step.workflow_type if step else "", left, ranked)
-            if self._admission_controller is not None and step is not None:
-                asked = request.num_prompt_tokens, self._port.prompt_hashes(request)
-                self._admission_controller.switch.attempt(
-                    self._admission_controller.arrives, request.request_id, step, *asked, left
-                )
+                remaining = self.step_forecasts.remaining_tokens(request.request_id, request.num_prompt_tokens)
+            self.queue_policies.arrives(request, step, remaining)
         super().add_request(request)  # type: ignore[misc]
-        if comes and self._holds(request):
-            self._port.defer(request, True)
-        if comes and self._shadow is not None:
-            self._shadow.arrives(request)
+        if comes:
+            self.queue_policies.queued(request)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """One iteration."""
@@ -159,14 +163,10 @@ class Policies(engine.SchedulerSeam):
         self._prepared = False
         if not self._acts:
             return super().schedule(throttle_prefills)  # type: ignore[misc]
-        self._iteration += 1
         began_at = type(self).clock()
-        if self._admission_controller is not None and self._port.stalled():
-            self._refile(self._admission_controller.decide(idle=True))
-            if self._port.stalled():
-                self._refile(self._admission_controller.let_one_in())
-        if self._prefetch is not None:
-            self._prefetch.before()
+        self.queue_policies.before()
+        if self.prefetcher is not None:
+            self.prefetcher.before()
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
         self._unnoted = output, began_at
         return output
@@ -182,71 +182,57 @@ class Policies(engine.SchedulerSeam):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """What an iteration has computed, hidden states first, and without what nobody asked for."""
         self._note()
-        if self._admission_controller is not None:
-            self._admission_controller.switch.attempt(
-                self._admission_controller.times.updated, scheduler_output, type(self).clock()
-            )
+        self.queue_policies.updated(scheduler_output, type(self).clock())
         self._bookkeeping.attempt(self._states.read, model_runner_output)
         answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if self.schedules_ahead:
-            self._bookkeeping.attempt(self._step_forecasts.flush)
-        if self._prefetch is not None:
-            self._prefetch.done(scheduler_output, answers)
+            self._bookkeeping.attempt(self.step_forecasts.flush)
+        if self.prefetcher is not None:
+            self.prefetcher.done(scheduler_output, answers)
         return answers
 
     def has_requests(self) -> bool:
         """Whether the engine has anything to do."""
         if super().has_requests():  # type: ignore[misc]
             return True
-        if self._prefetch is None:
+        if self.prefetcher is None:
             return False
-        self._bookkeeping.attempt(self._step_forecasts.flush)  # an idle engine has no iterations
-        return self._prefetch.wants()
+        self._bookkeeping.attempt(self.step_forecasts.flush)  # an idle engine has no iterations
+        return self.prefetcher.wants()
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """vLLM's own; no block is held for nobody's sake."""
-        if self._prefetch is not None:
-            self._prefetch.drop()
+        if self.prefetcher is not None:
+            self.prefetcher.drop()
         return bool(super().reset_prefix_cache(*args, **kwargs))  # type: ignore[misc]
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's own, of the requests of clients."""
         stats = super().make_stats(*args, **kwargs)  # type: ignore[misc]
-        if self._prefetch is not None:
-            self._prefetch.hide_from_stats(stats)
+        if self.prefetcher is not None:
+            self.prefetcher.hide_from_stats(stats)
         return stats
 
     def request_left(self, request: EngineRequest) -> None:
         """A request has finished or was aborted."""
         super().request_left(request)
         self._note()
-        if self._prefetch is not None:
-            self._prefetch.left(request, self._workflows.step(request.request_id))
+        if self.prefetcher is not None:
+            self.prefetcher.left(request, self.workflow_table.step(request.request_id))
         completed = engine.completed(request)
         if completed:
             self._bookkeeping.attempt(self._states.completed, request.request_id)
         self._observing.left(request)
         self._bookkeeping.attempt(
-            self._step_forecasts.finished, request.request_id, completed, request.num_output_tokens
+            self.step_forecasts.finished, request.request_id, completed, request.num_output_tokens
         )
-        if self._admission_controller is not None:
-            self._admission_controller.switch.attempt(
-                self._admission_controller.leaves,
-                request.request_id,
-                self._port.computed_hashes(request),
-                completed,
-                request.num_output_tokens,
-            )
-        if self._priorities is not None:
-            self._priorities.left(request.request_id)
-        if self._shadow is not None:
-            self._shadow.left(request.request_id)
+        self.queue_policies.left(request, completed)
 
     def shutdown(self) -> None:
         """vLLM's own, once what waits to be recorded is written."""
         self._observing.close()
-        if self._upkeep is not None:
-            self._renewal.attempt(self._upkeep.close)
+        if self.upkeep is not None:
+            self._renewal.attempt(self.upkeep.close)
         super().shutdown()  # type: ignore[misc]
 
     # What operators and the routes call.
@@ -256,7 +242,7 @@ class Policies(engine.SchedulerSeam):
         if not self._bookkeeping.on:
             return False
         try:
-            return self._workflows.end(workflow_key(workflow_type, workflow_id), EndReason.FINISHED)
+            return self.workflow_table.end(workflow_key(workflow_type, workflow_id), EndReason.FINISHED)
         except Exception as error:
             self._bookkeeping.off(error)
             return False
@@ -264,30 +250,33 @@ class Policies(engine.SchedulerSeam):
     def presage_status(self) -> dict[str, Any]:
         """Which policies are on, who forecasts, what was counted, and how many workflows are alive."""
         self._note()
-        self._bookkeeping.attempt(self._step_forecasts.flush)
+        self._bookkeeping.attempt(self.step_forecasts.flush)
         self._renewal.attempt(self._renew)  # an idle engine has no iterations
-        eviction = self._eviction if self._scored is not None else None
-        switches = {"priority": self._ranking, "eviction": eviction, "admission": self._admission}
+        eviction = self.block_order.switch if self.block_order is not None else None
+        switches = {**self.queue_policies.switches, "eviction": eviction}
+        priorities, admission = self.queue_policies.priorities, self.queue_policies.admission
         whole = self._modes.whole
         models = {kind: ModelStatus(model) if isinstance(model, str) else model for kind, model in self._models.items()}
         return {
-            "on": {name: of is not None and of.on and whole[name] is Mode.ON for name, of in switches.items()},
+            "on": {
+                name: (of := switches[name]) is not None and of.on and whole[name] is Mode.ON
+                for name in ("priority", "eviction", "admission")
+            },
             "modes": self.modes(),
-            "workflows": len(self._workflows),
-            "expired": self._workflows.ends[EndReason.EXPIRED],
+            "workflows": len(self.workflow_table),
+            "expired": self.workflow_table.ends[EndReason.EXPIRED],
             "models": {kind: str(model) for kind, model in models.items()},
             "model_versions": {kind: asdict(model) for kind, model in models.items()},
             "states": self._states.told,
             "state_layer": self._state_layer,
-            "prefetch": {"on": False} if self._prefetch is None else self._prefetch.status(),
+            "prefetch": {"on": False} if self.prefetcher is None else self.prefetcher.status(),
             "counts": self._counts.by_key(),
-            "counted": self._counts.by_metric()
-            | (self._admission_controller.counts.by_metric() if self._admission_controller is not None else {}),
-            "ended": sum(n for reason, n in self._workflows.ends.items() if reason is not EndReason.EXPIRED),
+            "counted": self._counts.by_metric() | (admission.counts.by_metric() if admission is not None else {}),
+            "ended": sum(n for reason, n in self.workflow_table.ends.items() if reason is not EndReason.EXPIRED),
             "prompts": dict(self._prompt_tokens),
-            "given_up": self._scored.given_up if self._scored is not None else None,
-            "ageing": self._priorities.aged() if self._priorities is not None else None,
-            "admission": self._admission_controller.status() if self._admission_controller is not None else None,
+            "given_up": self.block_order.given_up if self.block_order is not None else None,
+            "ageing": priorities.aged() if priorities is not None else None,
+            "admission": admission.status() if admission is not None else None,
             "recorder": {**self._observing.status(), "states": self._states.kept},
             **self._upkept(),
         }
@@ -305,9 +294,10 @@ class Policies(engine.SchedulerSeam):
 
     def modes(self) -> dict[str, Any]:
         """How far policies go, what those in shadow would have done, and what forecasts have shown."""
+        shadow = self.queue_policies.shadow
         would = {
-            "priority": self._shadow.counts if self._shadow is not None else {},
-            "eviction": self._scored.watched if self._scored is not None else {},
+            "priority": shadow.counts if shadow is not None else {},
+            "eviction": self.block_order.watched if self.block_order is not None else {},
         }
         return {
             **self._modes.status(),
@@ -318,7 +308,7 @@ class Policies(engine.SchedulerSeam):
     def explain(self, workflow_type: str, workflow_id: str) -> dict[str, Any]:
         """What is known of a workflow, what was decided about it, and why; see explain.py."""
         workflow = workflow_key(workflow_type, workflow_id)
-        running = self._workflows.get(workflow)
+        running, admission = self.workflow_table.get(workflow), self.queue_policies.admission
         stats_key = scoped(tenant_of(workflow_id), workflow_type)
         told = {
             **plain(workflow_type, workflow_id),
@@ -326,10 +316,8 @@ class Policies(engine.SchedulerSeam):
             "modes": {policy: self._modes.of(policy, stats_key).word for policy in POLICIES},
             "forecasts": self._last_forecasts.of(workflow) if self._last_forecasts is not None else [],
             "requests": [self._explain(name, step) for name, step in running.requests.items()] if running else [],
-            "admission": self._admission_controller.explain(workflow)
-            if self._admission_controller is not None
-            else None,
-            "blocks": self._scored.explain(workflow) if self._scored is not None else None,
+            "admission": admission.explain(workflow) if admission is not None else None,
+            "blocks": self.block_order.explain(workflow) if self.block_order is not None else None,
         }
         return {**told, "reasons": reasons(told)}
 
@@ -339,11 +327,12 @@ class Policies(engine.SchedulerSeam):
             "vLLM requests": len(self._port.requests),
             "waiting": len(self._port.waiting_queues[0]),
             "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
-            **self._workflows.debug_state(),
-            **self._step_forecasts.debug_state(),
+            **self.workflow_table.debug_state(),
+            **self.step_forecasts.debug_state(),
             **self._observing.debug_state(),
         }
-        for part in (self._priorities, self._scored, self._admission_controller, self._prefetch):
+        queues = self.queue_policies
+        for part in (queues.priorities, self.block_order, queues.admission, self.prefetcher):
             if part is not None:
                 found |= part.debug_state()
         return found
@@ -352,8 +341,7 @@ class Policies(engine.SchedulerSeam):
 
     @property
     def _acts(self) -> bool:
-        off = self._priorities is None and self._step_forecasts.retention is None and self._admission_controller is None
-        return not off or self._observing.on
+        return self.queue_policies.active or self.step_forecasts.retention is not None or self._observing.on
 
     def _note(self) -> None:
         """What the last iteration has begun, if that is not known yet."""
@@ -361,87 +349,45 @@ class Policies(engine.SchedulerSeam):
             return
         output, began_at = self._unnoted
         self._unnoted = None
-        if self._scored is not None:
-            self._scored.settle()
+        if self.block_order is not None:
+            self.block_order.settle()
         self._observing.scheduled(self._port, output)
         self._bookkeeping.attempt(self._begun, output)
-        if self._admission_controller is not None:
-            self._admission_controller.switch.attempt(self._computes, self._admission_controller, output, began_at)
-        if self._prefetch is not None:
-            self._prefetch.after(output)
-        if self._shadow is not None:
-            self._bookkeeping.attempt(self._shadow.begun, [new.req_id for new in output.scheduled_new_reqs])
-        if self._priorities is not None:
-            for request_id in self._priorities.selected(output.num_scheduled_tokens, self._iteration):
-                self._priorities.switch.attempt(self._moved, request_id)
+        self.queue_policies.started(output, began_at)
+        if self.prefetcher is not None:
+            self.prefetcher.after(output)
+        if self.queue_policies.shadow is not None:
+            new = [new.req_id for new in output.scheduled_new_reqs]
+            self._bookkeeping.attempt(self.queue_policies.shadow.begun, new)
+        self.queue_policies.selected(output)
 
     def _begun(self, output: Iteration) -> None:
         for request_id in output.preempted_req_ids or ():
-            self._step_forecasts.preempted(request_id)
+            self.step_forecasts.preempted(request_id)
         for request_id in self._port.resumed(output):
-            self._step_forecasts.resumed(request_id)
+            self.step_forecasts.resumed(request_id)
         for request, found in self._port.found_blocks(output):
-            if self._prefetch is not None and self._prefetch.begins(request.request_id, found):
+            if self.prefetcher is not None and self.prefetcher.begins(request.request_id, found):
                 continue
-            if self._scored is not None and self._step_forecasts.retention is not None:
-                self._scored.begins(request.request_id, found)
-            if self._workflows.step(request.request_id) is not None:
+            if self.block_order is not None and self.step_forecasts.retention is not None:
+                self.block_order.begins(request.request_id, found)
+            if self.workflow_table.step(request.request_id) is not None:
                 for found_in, tokens in zip(self._prompt_tokens, engine.prompt_by_tier(request), strict=True):
                     self._prompt_tokens[found_in] += tokens
-            self._step_forecasts.started(request.request_id, request.num_prompt_tokens)
-
-    def _computes(self, gate: AdmissionController, output: Iteration, began_at: float) -> None:
-        gate.times.scheduled(output, *self._port.iteration_tokens(output), began_at)
-        for request, found in self._port.found_tokens(output):
-            gate.begins(request.request_id, found, self._port.prompt_hashes(request))
-
-    def _moved(self, request_id: str) -> None:
-        if self._priorities is not None:
-            self._priorities.fold(self._port.requests[request_id])
-            if self._shadow is not None:
-                self._shadow.moved(request_id)
-            if not self._priorities.acts:
-                return
-        for queue in self._port.waiting_queues:
-            queue.moved(request_id)
+            self.step_forecasts.started(request.request_id, request.num_prompt_tokens)
 
     def _prepare(self) -> None:
         """For the next iteration."""
-        self._bookkeeping.attempt(self._workflows.expire)
+        self._bookkeeping.attempt(self.workflow_table.expire)
         if not self._acts:
             return
-        self._bookkeeping.attempt(self._step_forecasts.flush)
+        self._bookkeeping.attempt(self.step_forecasts.flush)
         self._renewal.attempt(self._renew)
-        self._age()
-        if self._admission_controller is not None:
-            self._refile(self._admission_controller.decide(idle=False))
+        self.queue_policies.prepare()
 
     def _renew(self) -> None:
-        if self._upkeep is not None and self._upkeep.renew():
+        if self.upkeep is not None and self.upkeep.renew():
             self._states.renew()
-
-    def _age(self) -> None:
-        priorities = self._priorities
-        if priorities is None:
-            return
-        for request_id in priorities.age(self._iteration + 1):
-            priorities.switch.attempt(self._moved, request_id)
-        if not priorities.switch.on:
-            for request in self._port.requests.values():
-                priorities.give_back(request)
-            self._port.restore_waiting()
-            self._priorities = self._shadow = None
-            if self._admission_controller is not None:
-                self._port.hook_waiting(self._queue)
-
-    def _refile(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            request = self._port.requests.get(request_id)
-            if request is not None:
-                self._port.waiting.refile(request_id)
-                if self._shadow is not None:
-                    self._shadow.refile(request_id)
-                self._port.defer(request, self._holds(request) and request in self._port.waiting)
 
     # Of one request.
 
@@ -449,122 +395,58 @@ class Policies(engine.SchedulerSeam):
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
         step: Step | None = read(sent, request.session_id, self._counts)
         if step is not None:
-            self._step_forecasts.arrived(request.request_id, step)
-            if self._prefetch is not None:
-                self._prefetch.arrives(step, request)
+            self.step_forecasts.arrived(request.request_id, step)
+            if self.prefetcher is not None:
+                self.prefetcher.arrives(step, request)
 
     def _step_of(self, request_id: str) -> Step | None:
-        step = self._workflows.step(request_id)
-        return self._prefetch.step(request_id) if step is None and self._prefetch is not None else step
-
-    def _holds(self, request: EngineRequest) -> bool:
-        return (
-            self._admission_controller is not None
-            and self._admission_controller.holds(request.request_id)
-            and engine.untouched(request)
-        )
+        step = self.workflow_table.step(request_id)
+        return self.prefetcher.step(request_id) if step is None and self.prefetcher is not None else step
 
     def _add_internal(self, request: EngineRequest) -> None:
-        if self._priorities is not None:
-            self._priorities.add(request, self._iteration, "", math.inf)
+        self.queue_policies.arrives_internally(request)
         super().add_request(request)  # type: ignore[misc]
 
     def _explain(self, request_id: str, step: Step) -> dict[str, Any]:
-        request, waiting = self._port.requests[request_id], self._port.waiting
-        line = [one.request_id for one in waiting]
-        told: dict[str, Any] = {
+        request = self._port.requests[request_id]
+        return {
             "agent": step.agent,
             "step": step.number,
             "state": engine.state(request),
             "prompt_tokens": request.num_prompt_tokens,
             "output_tokens": request.num_output_tokens,
-            "held": self._holds(request),
-            "place": line.index(request_id) + 1 if request_id in line else None,
-            "waiting": len(line),
-            "key": None,
+            **self.queue_policies.explain(request),
         }
-        if self._priorities is not None:
-            given, level, remaining, _ = self._priorities.wanted(request)
-            tokens = remaining if math.isfinite(remaining) else None
-            told["key"] = {"class": given, "level": level, "remaining_tokens": tokens}
-        return told
 
-    # How far policies go. Off, a policy's own tables are dropped and vLLM's queues stand where ours stood; it begins
-    # anew from what it finds when it is on again. Between shadow and on nothing is lost. What concerns only some
-    # workflow types holds for a workflow from its next event on.
+    # Modes. Off, the tables of a policy are dropped and vLLM's queues replace ours; on again, it starts from what is in
+    # the engine. Between shadow and on nothing is lost. Settings for some workflow types hold for a workflow from its
+    # next event on.
 
     def _follow_modes(self) -> None:
-        """Policies go as far as is said now. Between two iterations only."""
+        """Applies changed modes. Between two iterations only."""
         if self._modes.changes != self._modes_applied:
             self._bookkeeping.attempt(self._apply_modes)
 
     def _apply_modes(self) -> None:
-        self._modes_applied, whole = self._modes.changes, self._modes.whole
-        self._apply_to_blocks(whole["eviction"])
-        self._apply_to_admission(whole["admission"])
-        self._apply_to_priority(whole["priority"])
-        self._queue_again()
+        self._modes_applied = self._modes.changes
+        self._apply_to_blocks(self._modes.whole["eviction"])
+        self.queue_policies.apply_modes()
 
     def _apply_to_blocks(self, mode: Mode) -> None:
-        scored = self._scored
+        scored = self.block_order
         if scored is None:
             return
         attends = self._port.free_queue is scored
         if mode is Mode.OFF and attends:
-            if self._prefetch is not None:
-                self._prefetch.drop()
-                self._prefetch.begin()
+            if self.prefetcher is not None:
+                self.prefetcher.drop()
+                self.prefetcher.begin()
             self._port.swap_blocks(scored.vllms, engine.NoBlockEvents())
         elif mode is not Mode.OFF and not attends:
             scored.switch.attempt(scored.begin)
             self._port.swap_blocks(scored, scored)
         scored.acts = mode is Mode.ON
-        self._step_forecasts.retention = None if mode is Mode.OFF else self._prefetch or scored
-
-    def _apply_to_admission(self, mode: Mode) -> None:
-        if self._admission_controller is not None and mode is Mode.OFF:
-            self._workflows.unsubscribe(self._admission_controller.ended)
-            self._refile(self._admission_controller.close())
-            self._admission_controller = None
-        elif self._admission_controller is not None:
-            self._admission_controller.reconsider()
-        elif self._admission is not None and self._admission.on and mode is not Mode.OFF:
-            self._admission_controller = self._make_admission_controller(self._admission)
-            self._workflows.subscribe(self._admission_controller.ended)
-
-    def _apply_to_priority(self, mode: Mode) -> None:
-        if self._ranking is None or not self._ranking.on:
-            return
-        steps = {name: self._workflows.step(name) for name in self._port.requests}
-        if self._priorities is None and mode is not Mode.OFF:
-            self._priorities = self._make_priorities(self._ranking)
-            self._priorities.acts = mode is Mode.ON
-            for name, request in self._port.requests.items():
-                step = steps[name]
-                self._priorities.add(request, self._iteration, step.workflow_type if step else "", None)
-        priorities = self._priorities
-        if priorities is None:
-            return
-        priorities.acts = mode is Mode.ON
-        for name, request in self._port.requests.items():
-            step = steps[name]
-            priorities.rank(name, self._modes.of("priority", step.stats_key if step else "") is Mode.ON)
-            (priorities.fold if priorities.acts else priorities.give_back)(request)
-        if mode is Mode.OFF:
-            self._priorities = None
-
-    def _queue_again(self) -> None:
-        """The queues of waiting requests are those of the policies that act; who waits comes along."""
-        self._port.restore_waiting()
-        if self._admission_controller is not None or (self._priorities is not None and self._priorities.acts):
-            self._port.hook_waiting(self._queue)
-        self._shadow, shadow = None, self._shadow
-        if self._priorities is not None and self._modes.shadows("priority"):
-            self._shadow = ShadowOrder(self._priorities.wanted, self._holds, self._priorities.unranked)
-            self._shadow.counts = shadow.counts if shadow is not None else self._shadow.counts
-            for request in self._port.requests.values():
-                if not request.num_computed_tokens:
-                    self._shadow.arrives(request)
+        self.step_forecasts.retention = None if mode is Mode.OFF else self.prefetcher or scored
 
     def _forecast_enabled(self, stats_key: str) -> bool:
         """Eviction uses forecasts of next agents; a source of remaining tokens has to hear of every step, too."""
@@ -576,34 +458,20 @@ class Policies(engine.SchedulerSeam):
         whole = self._modes.whole["eviction"]
         return whole is not Mode.ON or self._modes.of("eviction", stats_key) is Mode.ON
 
-    # The parts.
+    # Parts. Subclasses may replace the public ones.
 
-    def _hook_blocks(self, config: PresageConfig) -> ScoredBlocks:
-        scored = ScoredBlocks(
-            self._port.free_queue,
-            self._port.blocks,
-            config.eviction_settings(),
-            self._step_of,
-            self._eviction,
-        )
-        self._port.hook_blocks(scored, scored)
-        return scored
+    def make_block_order(self, config: PresageConfig, switch: Switch) -> ScoredBlocks:
+        """The order of free blocks; called once if eviction is configured."""
+        port = self._port
+        order = ScoredBlocks(port.free_queue, port.blocks, config.eviction_settings(), self._step_of, switch)
+        port.hook_blocks(order, order)
+        return order
 
-    def _hook_prefetch(self, config: PresageConfig, scored: ScoredBlocks, switch: Switch) -> Prefetcher | None:
-        reason = self._port.why_no_prefetch()
-        if reason is not None:
-            logger.warning("prefetch is off on this engine: %s", reason)
-            return None
-        most_bytes, clock = config.prefetch_memory_mb * 2**20, type(self).clock
-        mode = partial(self._modes.of, "prefetch")
-        return Prefetcher(
-            self._port, self._add_internal, scored, config.prefetch_settings(), most_bytes, switch, clock, mode
-        )
-
-    def _make_admission_controller(self, switch: Switch) -> AdmissionController:
+    def make_admission(self, config: PresageConfig, switch: Switch) -> AdmissionController:
+        """Admission; called whenever it is switched on."""
         return AdmissionController(
-            self._config.admission_settings(),
-            self._config.held_at_most_s,
+            config.admission_settings(),
+            config.held_at_most_s,
             self._port.cache_tokens(),
             self._port.hash_tokens,
             self._port.most_running,
@@ -612,19 +480,20 @@ class Policies(engine.SchedulerSeam):
             partial(self._modes.of, "admission"),
         )
 
-    def _make_priorities(self, switch: Switch) -> Priorities:
-        return Priorities(self._config.priority_settings(), self._medians, self._port.by_priority, switch)
-
-    def _queue(self) -> WaitingQueue:
-        held = self._holds if self._admission_controller is not None else holds_none
-        priorities = self._priorities
-        if priorities is None or not priorities.acts:
-            return self._port.vllm_order(held)
-        return WaitingQueue(priorities.key, held)
+    def _make_prefetcher(self, config: PresageConfig, order: ScoredBlocks, switch: Switch) -> Prefetcher | None:
+        reason = self._port.why_no_prefetch()
+        if reason is not None:
+            logger.warning("prefetch is off on this engine: %s", reason)
+            return None
+        most_bytes, clock = config.prefetch_memory_mb * 2**20, type(self).clock
+        mode = partial(self._modes.of, "prefetch")
+        return Prefetcher(
+            self._port, self._add_internal, order, config.prefetch_settings(), most_bytes, switch, clock, mode
+        )
 
     def _upkept(self) -> Mapping[str, Any]:
         try:
-            return self._upkeep.status() if self._upkeep is not None else {}
+            return self.upkeep.status() if self.upkeep is not None else {}
         except Exception as error:
             self._counts.add(ERRORS, "status of models", type(error).__name__)
             return {}

@@ -1,0 +1,245 @@
+"""Priority and admission in the engine: both order or hold waiting requests, in one pair of queues.
+
+While a policy is off its tables are dropped, and vLLM's own queues replace ours if no policy acts; when it is switched
+on again it starts from the requests in the engine. Nothing is lost between shadow and on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.admission import AdmissionController
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
+from presage.serving_hooks.vllm.modes import Mode, Modes, Switch
+from presage.serving_hooks.vllm.priorities import Priorities
+from presage.serving_hooks.vllm.waiting import ShadowOrder, WaitingQueue, holds_none
+from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.table import WorkflowTable
+
+
+class QueuePolicies:
+    """The policies over waiting requests.
+
+    Args:
+        port: to the scheduler.
+        modes: of policies.
+        workflows: steps of requests; admission subscribes to ends of workflows.
+        priority, admission: their switches; None where a policy is not configured.
+        make_priorities, make_admission: construct a policy with its switch when its mode is first not off.
+
+    Attributes:
+        priorities: None while priority is off.
+        admission: None while admission is off.
+        shadow: what priority would do for workflow types for which it is in shadow; None if there are none.
+    """
+
+    def __init__(
+        self,
+        port: EnginePort,
+        modes: Modes,
+        workflows: WorkflowTable,
+        priority: Switch | None,
+        admission: Switch | None,
+        make_priorities: Callable[[Switch], Priorities],
+        make_admission: Callable[[Switch], AdmissionController],
+    ) -> None:
+        self.priorities: Priorities | None = None
+        self.admission: AdmissionController | None = None
+        self.shadow: ShadowOrder | None = None
+        self.switches = {"priority": priority, "admission": admission}
+        self._port, self._modes, self._workflows = port, modes, workflows
+        self._make_priorities, self._make_admission = make_priorities, make_admission
+        self._iteration = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether any of the policies is on or in shadow."""
+        return self.priorities is not None or self.admission is not None
+
+    # Requests.
+
+    def arrives(self, request: EngineRequest, step: Step | None, remaining_tokens: float | None) -> None:
+        """A request is about to be queued."""
+        if self.priorities is not None:
+            ranked = self._modes.of("priority", step.stats_key if step else "") is Mode.ON
+            workflow_type = step.workflow_type if step else ""
+            self.priorities.add(request, self._iteration, workflow_type, remaining_tokens, ranked)
+        if self.admission is not None and step is not None:
+            hashes = self._port.prompt_hashes(request)
+            asked = request.num_prompt_tokens, hashes, remaining_tokens
+            self.admission.switch.attempt(self.admission.arrives, request.request_id, step, *asked)
+
+    def arrives_internally(self, request: EngineRequest) -> None:
+        """A prefetch is about to be queued, behind all others."""
+        if self.priorities is not None:
+            self.priorities.add(request, self._iteration, "", math.inf)
+
+    def queued(self, request: EngineRequest) -> None:
+        """vLLM has queued a request that arrived."""
+        if self.holds(request):
+            self._port.defer(request, True)
+        if self.shadow is not None:
+            self.shadow.arrives(request)
+
+    def left(self, request: EngineRequest, completed: bool) -> None:
+        """A request has left the engine."""
+        if self.admission is not None:
+            hashes = self._port.computed_hashes(request)
+            ended = request.request_id, hashes, completed, request.num_output_tokens
+            self.admission.switch.attempt(self.admission.leaves, *ended)
+        if self.priorities is not None:
+            self.priorities.left(request.request_id)
+        if self.shadow is not None:
+            self.shadow.left(request.request_id)
+
+    def holds(self, request: EngineRequest) -> bool:
+        """Whether admission holds a request."""
+        return self.admission is not None and self.admission.holds(request.request_id) and engine.untouched(request)
+
+    # Iterations.
+
+    def prepare(self) -> None:
+        """Ages requests and decides about admission for the next iteration."""
+        if self.priorities is not None:
+            for request_id in self.priorities.age(self._iteration + 1):
+                self.priorities.switch.attempt(self._moved, request_id)
+            if not self.priorities.switch.on:
+                self._drop_priorities()
+        if self.admission is not None:
+            self._refile(self.admission.decide(idle=False))
+
+    def before(self) -> None:
+        """An iteration is about to be scheduled; an engine that would stand still admits a workflow."""
+        self._iteration += 1
+        if self.admission is not None and self._port.stalled():
+            self._refile(self.admission.decide(idle=True))
+            if self._port.stalled():
+                self._refile(self.admission.let_one_in())
+
+    def started(self, output: Iteration, began_at: float) -> None:
+        """An iteration has been scheduled: admission learns which requests it starts."""
+        if self.admission is not None:
+            self.admission.switch.attempt(self._started, self.admission, output, began_at)
+
+    def selected(self, output: Iteration) -> None:
+        """Ageing counts the requests of a scheduled iteration."""
+        if self.priorities is not None:
+            for request_id in self.priorities.selected(output.num_scheduled_tokens, self._iteration):
+                self.priorities.switch.attempt(self._moved, request_id)
+
+    def updated(self, output: object, now: float) -> None:
+        """The output of an iteration has come."""
+        if self.admission is not None:
+            self.admission.switch.attempt(self.admission.times.updated, output, now)
+
+    # Modes and status.
+
+    def apply_modes(self) -> None:
+        """Follows changed modes. Between two iterations only."""
+        self._apply_to_admission(self._modes.whole["admission"])
+        self._apply_to_priority(self._modes.whole["priority"])
+        self._replace_queues()
+
+    def explain(self, request: EngineRequest) -> dict[str, Any]:
+        """The place of a request among those that wait."""
+        line = [one.request_id for one in self._port.waiting]
+        found: dict[str, Any] = {
+            "held": self.holds(request),
+            "place": line.index(request.request_id) + 1 if request.request_id in line else None,
+            "waiting": len(line),
+            "key": None,
+        }
+        if self.priorities is not None:
+            given, level, remaining, _ = self.priorities.wanted(request)
+            tokens = remaining if math.isfinite(remaining) else None
+            found["key"] = {"class": given, "level": level, "remaining_tokens": tokens}
+        return found
+
+    def _apply_to_admission(self, mode: Mode) -> None:
+        switch = self.switches["admission"]
+        if self.admission is not None and mode is Mode.OFF:
+            self._workflows.unsubscribe(self.admission.ended)
+            self._refile(self.admission.close())
+            self.admission = None
+        elif self.admission is not None:
+            self.admission.reconsider()
+        elif switch is not None and switch.on and mode is not Mode.OFF:
+            self.admission = self._make_admission(switch)
+            self._workflows.subscribe(self.admission.ended)
+
+    def _apply_to_priority(self, mode: Mode) -> None:
+        switch = self.switches["priority"]
+        if switch is None or not switch.on:
+            return
+        steps = {name: self._workflows.step(name) for name in self._port.requests}
+        if self.priorities is None and mode is not Mode.OFF:
+            self.priorities = self._make_priorities(switch)
+            self.priorities.acts = mode is Mode.ON
+            for name, request in self._port.requests.items():
+                step = steps[name]
+                self.priorities.add(request, self._iteration, step.workflow_type if step else "", None)
+        priorities = self.priorities
+        if priorities is None:
+            return
+        priorities.acts = mode is Mode.ON
+        for name, request in self._port.requests.items():
+            step = steps[name]
+            priorities.rank(name, self._modes.of("priority", step.stats_key if step else "") is Mode.ON)
+            (priorities.fold if priorities.acts else priorities.give_back)(request)
+        if mode is Mode.OFF:
+            self.priorities = None
+
+    def _replace_queues(self) -> None:
+        self._port.restore_waiting()
+        if self.admission is not None or (self.priorities is not None and self.priorities.acts):
+            self._port.hook_waiting(self._queue)
+        self.shadow, shadow = None, self.shadow
+        if self.priorities is not None and self._modes.shadows("priority"):
+            self.shadow = ShadowOrder(self.priorities.wanted, self.holds, self.priorities.unranked)
+            self.shadow.counts = shadow.counts if shadow is not None else self.shadow.counts
+            for request in self._port.requests.values():
+                if not request.num_computed_tokens:
+                    self.shadow.arrives(request)
+
+    def _drop_priorities(self) -> None:
+        """Priority has failed: vLLM's order is restored."""
+        if self.priorities is not None:
+            for request in self._port.requests.values():
+                self.priorities.give_back(request)
+        self._port.restore_waiting()
+        self.priorities = self.shadow = None
+        if self.admission is not None:
+            self._port.hook_waiting(self._queue)
+
+    def _queue(self) -> WaitingQueue:
+        held = self.holds if self.admission is not None else holds_none
+        if self.priorities is None or not self.priorities.acts:
+            return self._port.vllm_order(held)
+        return WaitingQueue(self.priorities.key, held)
+
+    def _started(self, admission: AdmissionController, output: Iteration, began_at: float) -> None:
+        admission.times.scheduled(output, *self._port.iteration_tokens(output), began_at)
+        for request, found in self._port.found_tokens(output):
+            admission.begins(request.request_id, found, self._port.prompt_hashes(request))
+
+    def _moved(self, request_id: str) -> None:
+        if self.priorities is not None:
+            self.priorities.fold(self._port.requests[request_id])
+            if self.shadow is not None:
+                self.shadow.moved(request_id)
+            if not self.priorities.acts:
+                return
+        for queue in self._port.waiting_queues:
+            queue.moved(request_id)
+
+    def _refile(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            request = self._port.requests.get(request_id)
+            if request is not None:
+                self._port.waiting.refile(request_id)
+                if self.shadow is not None:
+                    self.shadow.refile(request_id)
+                self._port.defer(request, self.holds(request) and request in self._port.waiting)
