@@ -129,7 +129,7 @@ class Worked(Engine):
 
     def _watch(self, scheduler: Any) -> None:
         """Records when a score made with a state is there, counting the steps scheduled before."""
-        forecasts, scored = scheduler._step_forecasts, scheduler._scored
+        forecasts, scored = scheduler.step_forecasts, scheduler.block_order
         prefill, leaves, forecast = forecasts.prefill_state, forecasts.finished, scored.forecast
         untold: dict[str, list[tuple[str, str]]] = defaultdict(list)
 

@@ -188,8 +188,8 @@ def pausing(hooked: type[Any]) -> type[Any]:
     """A scheduler with pause and restore in the place of the hooks' admission."""
 
     class PausingScheduler(hooked):  # type: ignore[misc]
-        def _make_admission_controller(self, switch: Switch) -> Any:
-            return PauseRestore(self._port.cache_tokens(), type(self).clock, switch)
+        def make_admission(self, config: Any, switch: Switch) -> Any:
+            return PauseRestore(self.engine_port.cache_tokens(), type(self).clock, switch)
 
     return PausingScheduler
 

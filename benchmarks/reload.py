@@ -155,7 +155,7 @@ def spell(
     kind: str, load: Load, registry: Registry, seconds: float, looks: int, model_s: float
 ) -> list[tuple[float, float]]:
     """Wall and CPU milliseconds per step of one phase."""
-    reload, taken, looked, over = load.engine.scheduler._upkeep._reload, [], [], threading.Event()
+    reload, taken, looked, over = load.engine.scheduler.upkeep._reload, [], [], threading.Event()
     registry.client.set_registered_model_alias("next-agent", "champion", str(BROKEN if kind == "refusing" else GOOD))
     beside = reload._registry
     if kind == "within":
@@ -222,9 +222,9 @@ def timed(scheduler: Any, took: list[float]) -> None:
     renew = scheduler._renew
 
     def timing() -> None:
-        before, begun = scheduler._upkeep._renewed, time.perf_counter()
+        before, begun = scheduler.upkeep._renewed, time.perf_counter()
         renew()
-        if scheduler._upkeep._renewed > before:
+        if scheduler.upkeep._renewed > before:
             took.append(1000 * (time.perf_counter() - begun))
 
     scheduler._renew = timing
@@ -270,7 +270,7 @@ def main() -> None:
             rounds[kind].append(spell(kind, load, registry, args.seconds, args.looks, model_s))
         status = scheduler.presage_status()
         served = len(load.engine.ended)
-        held, reload = {}, scheduler._upkeep._reload
+        held, reload = {}, scheduler.upkeep._reload
         for kind in ("looking", "reloading", "within"):
             registry.client.set_registered_model_alias("next-agent", "champion", str(GOOD))
             held[kind] = longest_hold(reload, registry, kind, 1 + args.looks)

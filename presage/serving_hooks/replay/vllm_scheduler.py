@@ -30,6 +30,7 @@ from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.prompts import Hashes
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.scheduler import Policies
 
 _HASH: Final = get_hash_fn_by_name("sha256")  # vLLM's default
@@ -154,12 +155,11 @@ class HookedScheduler(Policies, FastPathScheduler):
 
     def may_fast_forward(self) -> bool:
         """Only an order of free blocks has nothing to do in a decode-only iteration."""
-        return self._priorities is None and self._admission_controller is None and self._prefetch is None
+        return not self.queue_policies.active and self.prefetcher is None
 
     def on_fast_forward(self) -> None:
         """Expires workflows, and hands the forecasts of the iteration before to the order of free blocks."""
-        self._bookkeeping.attempt(self._workflows.expire)
-        self._bookkeeping.attempt(self._step_forecasts.flush)
+        self.catch_up()
 
 
 class BeladyScheduler(HookedScheduler):
@@ -167,9 +167,12 @@ class BeladyScheduler(HookedScheduler):
 
     next_uses: ClassVar[NextUses]
 
-    def _hook_blocks(self, config: PresageConfig) -> Any:
-        blocks = BeladyBlocks(self._port.free_queue, self._port.blocks, type(self).next_uses)
-        self._port.hook_blocks(blocks, blocks)
+    def make_block_order(self, config: PresageConfig, switch: Switch) -> Any:
+        """The order by Belady's rule."""
+        port = self.engine_port
+        blocks = BeladyBlocks(port.free_queue, port.blocks, type(self).next_uses)
+        blocks.switch = switch
+        port.hook_blocks(blocks, blocks)
         return blocks
 
 

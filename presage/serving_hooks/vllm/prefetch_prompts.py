@@ -155,6 +155,10 @@ class LastConversations:
         agent = next(reversed(self._agents.get(workflow, {})), None)
         return None if agent is None else self.own(workflow, agent)
 
+    def sizes(self) -> dict[Key, int]:
+        """Bytes of each conversation, the least recently used first."""
+        return {key: conversation.size for key, conversation in self._kept.items()}
+
     def end(self, workflow: str) -> None:
         """Forgets a workflow; unknown ones are ignored."""
         for agent in list(self._agents.get(workflow, ())):

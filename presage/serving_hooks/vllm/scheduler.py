@@ -52,6 +52,7 @@ class Policies(engine.SchedulerSeam):
     """The policies, as a mixin before a vLLM scheduler class.
 
     Attributes:
+        engine_port: to this scheduler.
         workflow_table: the running workflows.
         step_forecasts: forecasts for their steps.
         queue_policies: priority and admission.
@@ -70,7 +71,7 @@ class Policies(engine.SchedulerSeam):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        port = self._port = EnginePort(self)
+        port = self.engine_port = EnginePort(self)
         engine.log_as_vllm_does()
         config = read_config(port.config.additional)
         self._state_layer = counted_from_1(config.state_layer, port.config.layers)
@@ -135,14 +136,14 @@ class Policies(engine.SchedulerSeam):
         """The sources of forecasts; called once."""
         from presage.serving_hooks.vllm.registered import load_forecasts  # the registry's side, where it is wanted
 
-        return load_forecasts(config, self._port.config.served_model, self._state_layer)
+        return load_forecasts(config, self.engine_port.config.served_model, self._state_layer)
 
     # What vLLM calls.
 
     def add_request(self, request: EngineRequest) -> None:
         """A request, or the next part of one that streams its input."""
         self._follow_modes()
-        comes = self._acts and request.request_id not in self._port.requests
+        comes = self._acts and request.request_id not in self.engine_port.requests
         if comes:
             self._bookkeeping.attempt(self._arrives, request)
             step = self.workflow_table.step(request.request_id)
@@ -158,7 +159,7 @@ class Policies(engine.SchedulerSeam):
         """One iteration."""
         self._follow_modes()
         self._note()
-        if not self._prepared or not self._port.running:  # an engine with nothing to do has time now
+        if not self._prepared or not self.engine_port.running:  # an engine with nothing to do has time now
             self._prepare()
         self._prepared = False
         if not self._acts:
@@ -324,8 +325,8 @@ class Policies(engine.SchedulerSeam):
     def debug_state(self) -> dict[str, int]:
         """Entries of each table that grows with requests and workflows, to find leaks."""
         found = {
-            "vLLM requests": len(self._port.requests),
-            "waiting": len(self._port.waiting_queues[0]),
+            "vLLM requests": len(self.engine_port.requests),
+            "waiting": len(self.engine_port.waiting_queues[0]),
             "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
             **self.workflow_table.debug_state(),
             **self.step_forecasts.debug_state(),
@@ -351,7 +352,7 @@ class Policies(engine.SchedulerSeam):
         self._unnoted = None
         if self.block_order is not None:
             self.block_order.settle()
-        self._observing.scheduled(self._port, output)
+        self._observing.scheduled(self.engine_port, output)
         self._bookkeeping.attempt(self._begun, output)
         self.queue_policies.started(output, began_at)
         if self.prefetcher is not None:
@@ -364,9 +365,9 @@ class Policies(engine.SchedulerSeam):
     def _begun(self, output: Iteration) -> None:
         for request_id in output.preempted_req_ids or ():
             self.step_forecasts.preempted(request_id)
-        for request_id in self._port.resumed(output):
+        for request_id in self.engine_port.resumed(output):
             self.step_forecasts.resumed(request_id)
-        for request, found in self._port.found_blocks(output):
+        for request, found in self.engine_port.found_blocks(output):
             if self.prefetcher is not None and self.prefetcher.begins(request.request_id, found):
                 continue
             if self.block_order is not None and self.step_forecasts.retention is not None:
@@ -375,6 +376,11 @@ class Policies(engine.SchedulerSeam):
                 for found_in, tokens in zip(self._prompt_tokens, engine.prompt_by_tier(request), strict=True):
                     self._prompt_tokens[found_in] += tokens
             self.step_forecasts.started(request.request_id, request.num_prompt_tokens)
+
+    def catch_up(self) -> None:
+        """Expires workflows and passes the latest forecasts to the block order; for iterations that skip `schedule`."""
+        self._bookkeeping.attempt(self.workflow_table.expire)
+        self._bookkeeping.attempt(self.step_forecasts.flush)
 
     def _prepare(self) -> None:
         """For the next iteration."""
@@ -408,7 +414,7 @@ class Policies(engine.SchedulerSeam):
         super().add_request(request)  # type: ignore[misc]
 
     def _explain(self, request_id: str, step: Step) -> dict[str, Any]:
-        request = self._port.requests[request_id]
+        request = self.engine_port.requests[request_id]
         return {
             "agent": step.agent,
             "step": step.number,
@@ -436,15 +442,15 @@ class Policies(engine.SchedulerSeam):
         scored = self.block_order
         if scored is None:
             return
-        attends = self._port.free_queue is scored
+        attends = self.engine_port.free_queue is scored
         if mode is Mode.OFF and attends:
             if self.prefetcher is not None:
                 self.prefetcher.drop()
                 self.prefetcher.begin()
-            self._port.swap_blocks(scored.vllms, engine.NoBlockEvents())
+            self.engine_port.swap_blocks(scored.vllms, engine.NoBlockEvents())
         elif mode is not Mode.OFF and not attends:
             scored.switch.attempt(scored.begin)
-            self._port.swap_blocks(scored, scored)
+            self.engine_port.swap_blocks(scored, scored)
         scored.acts = mode is Mode.ON
         self.step_forecasts.retention = None if mode is Mode.OFF else self.prefetcher or scored
 
@@ -462,7 +468,7 @@ class Policies(engine.SchedulerSeam):
 
     def make_block_order(self, config: PresageConfig, switch: Switch) -> ScoredBlocks:
         """The order of free blocks; called once if eviction is configured."""
-        port = self._port
+        port = self.engine_port
         order = ScoredBlocks(port.free_queue, port.blocks, config.eviction_settings(), self._step_of, switch)
         port.hook_blocks(order, order)
         return order
@@ -472,23 +478,23 @@ class Policies(engine.SchedulerSeam):
         return AdmissionController(
             config.admission_settings(),
             config.held_at_most_s,
-            self._port.cache_tokens(),
-            self._port.hash_tokens,
-            self._port.most_running,
+            self.engine_port.cache_tokens(),
+            self.engine_port.hash_tokens,
+            self.engine_port.most_running,
             type(self).clock,
             switch,
             partial(self._modes.of, "admission"),
         )
 
     def _make_prefetcher(self, config: PresageConfig, order: ScoredBlocks, switch: Switch) -> Prefetcher | None:
-        reason = self._port.why_no_prefetch()
+        reason = self.engine_port.why_no_prefetch()
         if reason is not None:
             logger.warning("prefetch is off on this engine: %s", reason)
             return None
         most_bytes, clock = config.prefetch_memory_mb * 2**20, type(self).clock
         mode = partial(self._modes.of, "prefetch")
         return Prefetcher(
-            self._port, self._add_internal, order, config.prefetch_settings(), most_bytes, switch, clock, mode
+            self.engine_port, self._add_internal, order, config.prefetch_settings(), most_bytes, switch, clock, mode
         )
 
     def _upkept(self) -> Mapping[str, Any]:

@@ -78,6 +78,10 @@ class StepTimesFile:
         if not busy and not self._file.closed:
             self._file.flush()
 
+    def close(self) -> None:
+        """Writes what is buffered and closes the file."""
+        self._file.close()
+
     def _write(self, tokens: tuple[int, int, int], seconds: float) -> None:
         prefilled, decoded, context = tokens
         if self._file.closed or not prefilled + decoded:
@@ -117,12 +121,13 @@ class TimedSteps:
         ConfigurationError: the file cannot be created when the engine starts.
     """
 
-    clock: ClassVar[Callable[[], float]]  # that of the policies
+    clock: ClassVar[Callable[[], float]]  # this and the port belong to the policies
+    engine_port: EnginePort
     _counts: EventCounts  # theirs, too
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        port = self._timed = EnginePort(self)
+        port = self.engine_port
         path = read_config(port.config.additional).step_times_file
         self._timing = Switch("step times", self._counts)
         self._step_times = None if path is None else StepTimesFile(Path(path), port.described())
@@ -142,8 +147,14 @@ class TimedSteps:
             return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         now = type(self).clock()
         answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        self._timing.attempt(self._step_times.updated, scheduler_output, now, self._timed.busy)
+        self._timing.attempt(self._step_times.updated, scheduler_output, now, self.engine_port.busy)
         return answers
+
+    def shutdown(self) -> None:
+        """Closes the file, then shuts vLLM's scheduler down."""
+        if self._step_times is not None:
+            self._timing.attempt(self._step_times.close)
+        super().shutdown()  # type: ignore[misc]
 
     def presage_status(self) -> dict[str, Any]:
         """The status of the policies, and that of the file."""
@@ -154,5 +165,5 @@ class TimedSteps:
         return status
 
     def _scheduled(self, file: StepTimesFile, output: Iteration, began_at: float) -> None:
-        decoded, prefilled = self._timed.iteration_tokens(output)
-        file.scheduled(output, (prefilled, decoded, self._timed.context_tokens(output)), began_at)
+        decoded, prefilled = self.engine_port.iteration_tokens(output)
+        file.scheduled(output, (prefilled, decoded, self.engine_port.context_tokens(output)), began_at)

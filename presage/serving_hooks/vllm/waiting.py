@@ -126,6 +126,11 @@ class WaitingQueue:
         """Whether a request can be chosen."""
         return len(self._waiting) > len(self._held)
 
+    @property
+    def num_choosable(self) -> int:
+        """Waiting requests that are not held."""
+        return len(self._line)
+
     def __len__(self) -> int:
         """Waiting requests, held ones included."""
         return len(self._waiting)

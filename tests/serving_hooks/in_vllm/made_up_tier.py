@@ -13,6 +13,7 @@ class MadeUpTier(KVConnectorBase_V1):
         takes: iterations of a load, drawn from these.
         loading: iterations that each load still takes, by request id.
         loaded: blocks, of each request id.
+        has: hashes of its blocks.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -21,7 +22,7 @@ class MadeUpTier(KVConnectorBase_V1):
         self.loading: dict[str, int] = {}
         self.loaded: dict[str, int] = {}
         self._draw = random.Random(0)
-        self._has: set[bytes] = set()
+        self.has: set[bytes] = set()
 
     def done(self) -> set[str]:
         """An iteration is over: the loads that are done with it."""
@@ -32,7 +33,7 @@ class MadeUpTier(KVConnectorBase_V1):
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         found = num_computed_tokens // 16
         for known in request.block_hashes[found : request.num_prompt_tokens // 16]:
-            if known not in self._has:
+            if known not in self.has:
                 break
             found += 1
         tokens = found * 16 - num_computed_tokens
@@ -45,7 +46,7 @@ class MadeUpTier(KVConnectorBase_V1):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         if request.status.name != "FINISHED_ABORTED":
-            self._has.update(request.block_hashes)
+            self.has.update(request.block_hashes)
         return False, None
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:

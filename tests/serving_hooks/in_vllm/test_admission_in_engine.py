@@ -13,7 +13,7 @@ from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, Workflow
 from presage.serving_hooks.policies.workload import IterationCost
 from presage.serving_hooks.vllm.admission import AdmissionController, IterationTimes
-from presage.serving_hooks.vllm.admission_accounts import Account
+from presage.serving_hooks.vllm.admission_accounts import Account, Columns
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
@@ -133,8 +133,8 @@ def test_whatever_is_decided_every_request_is_answered_and_every_block_free(
     assert not engine.scheduler.deferred_waiting
     engine.clock.now += 10
     engine.scheduler.schedule()
-    engine.scheduler._admission_controller.decide(idle=False)
-    assert not engine.scheduler._admission_controller._workflow_of
+    engine.scheduler.queue_policies.admission.decide(idle=False)
+    assert engine.scheduler.debug_state()["admission requests"] == 0
 
 
 def test_who_is_held_is_counted_seen_and_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_when_priority_fails_who_is_held_stays_held_in_vllms_own_order(
     for name in ("a1", "b1"):
         engine.scheduler.add_request(work(name))
     engine.step()
-    engine.scheduler._priorities.switch.off(RuntimeError())
+    engine.scheduler.queue_policies.priorities.switch.off(RuntimeError())
     for _ in range(20):
         engine.step()
     assert engine.ended == ["b1"]
@@ -316,14 +316,24 @@ def test_when_priority_fails_who_is_held_stays_held_in_vllms_own_order(
     assert sorted(engine.ended) == ["a1", "b1", "other"]
 
 
-def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache_no_longer_has(tmp_path: Path) -> None:
+def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache_no_longer_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE, blocks=90)
     seen: list[tuple[float, float]] = []
-    observe = engine.scheduler._admission_controller._admission.observe
-    engine.scheduler._admission_controller._admission.observe = lambda lost, reusable, *more: (
-        seen.append((lost, reusable)),
-        observe(lost, reusable, *more),
-    )
+    refreshed: list[Any] = []
+    observe, refresh = Admission.observe, Columns.refresh
+
+    def observed(policy: Admission, lost: float, reusable: float, *more: float) -> None:
+        seen.append((lost, reusable))
+        observe(policy, lost, reusable, *more)
+
+    def kept(columns: Columns) -> Any:
+        refreshed.append(refresh(columns))
+        return refreshed[-1]
+
+    monkeypatch.setattr(Admission, "observe", observed)
+    monkeypatch.setattr(Columns, "refresh", kept)
 
     def step(name: str, start: int, tokens: int) -> None:
         prompt = [(start + i) % 500 for i in range(tokens)]
@@ -336,8 +346,9 @@ def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache
     step("b2", 150, 768)  # takes what a had
     step("a3", 0, 672)  # a2 had computed 656
     assert [one for one in seen if one[1]] == [(0, 640), (656, 656)]
-    engine.scheduler.presage_status()  # what happened is looked at
-    footprints = {w.id: w.footprint_tokens for w in engine.scheduler._admission_controller._columns.refresh()}
+    engine.clock.now += 10
+    engine.scheduler.queue_policies.admission.decide(idle=False)
+    footprints = {w.id: w.footprint_tokens for w in refreshed[-1]}
     assert footprints["t\0a"] == pytest.approx(672 + 672 / 3 + 2)
 
 
@@ -347,21 +358,23 @@ def test_a_common_history_is_counted_once_and_own_conversations_each(tmp_path: P
         turns = Turns(tmp_path / prompts, SyncWorkflowScheduler, draw(1, 3), prompts, 1, blocks=4000)
         works = draw(1, 3)[0]
         turns.makespan()
-        account = turns.engine.scheduler._admission_controller._accounts["loop\0w0"]
+        known = turns.engine.scheduler.queue_policies.admission.explain("loop\0w0")["known_tokens"]
         said = sum(len(new) + output for _, new, output, _ in works.steps)
         agents = len({agent for agent, *_ in works.steps})
         # Where an instruction stands at the end, the answer behind it is not where the next prompt has it.
         aside = sum(output + 40 for _, _, output, _ in works.steps)
         expected = 300 + said + (aside if prompts == "shared" else 200 * agents)
-        sizes[prompts] = len(account.blocks) * 16 / expected
+        sizes[prompts] = known / expected
     assert sizes == {"shared": pytest.approx(1, abs=0.1), "own": pytest.approx(1, abs=0.1)}
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_iterations_take_what_the_engine_took_also_where_they_overlap(ahead: bool) -> None:
+def test_iterations_take_what_the_engine_took_also_where_they_overlap(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each takes 0.1 s; ahead, the next is scheduled 0.07 s before the last is done."""
     times, seen = IterationTimes(), []
-    times._times.observe = lambda *one: seen.append(one)  # type: ignore[method-assign]
+    monkeypatch.setattr(IterationCost, "observe", lambda cost, *one: seen.append(one))
     outputs = [object() for _ in range(5)]
     for number, output in enumerate(outputs):
         times.scheduled(output, 3, 100, 0.1 * number + (0.03 - 0.1 if ahead and number else 0.0))

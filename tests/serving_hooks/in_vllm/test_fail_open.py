@@ -136,7 +136,7 @@ def test_a_failed_priority_leaves_vllms_own_queues_and_the_clients_own_numbers(t
     scheduler = build(tmp_path, GuessingSync, blocks=70, policy="priority", seqs=1, presage=alone)
     for number, priority in enumerate([3, 1, 2]):
         scheduler.add_request(ask(f"r{number}", [1, 2, 3], 2, arrival=number, priority=priority))
-    scheduler._priorities.switch.off(RuntimeError(SECRET))
+    scheduler.queue_policies.priorities.switch.off(RuntimeError(SECRET))
     engine, requests = Engine(scheduler), list(scheduler.requests.values())
     engine.run()
     assert [request.priority for request in requests] == [3, 1, 2]

@@ -122,7 +122,7 @@ def test_every_request_is_answered_and_none_suffers(tmp_path: Path, ahead: bool,
     assert done["on"]
     assert min(done["started"], done["used_tokens"], done["wasted_tokens"]) > 100
     assert ahead == (done["aborted"] > 0)
-    assert len(engine.scheduler._priorities._policy) == 0
+    assert engine.scheduler.debug_state()["priority keys"] == 0
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.interface import PauseState
 from vllm_samples import TIER, ask, everything_is_free
 
+from presage.serving_hooks.vllm.prefetch import Pace
+
 pytestmark = pytest.mark.vllm
 BOTH = pytest.mark.parametrize("ahead", [False, True])
 
@@ -100,12 +102,13 @@ def test_beside_a_request_that_decodes_nothing_is_prefilled(tmp_path: Path, ahea
 
 
 @BOTH
-def test_an_iteration_fetches_no_more_than_a_decode_step_has_time_for(tmp_path: Path, ahead: bool) -> None:
+def test_an_iteration_fetches_no_more_than_a_decode_step_has_time_for(
+    tmp_path: Path, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = prefetching(tmp_path, ahead=ahead)
     evicted(engine)
-    pace = engine.scheduler._prefetch._pace
-    pace._decode.value = 100 / pace.prefilled_per_s  # 100 prompt tokens take as long as a decode step
-    most = pace.prefilled_per_s * pace.step_s
+    most = 100  # prompt tokens take as long as a decode step
+    monkeypatch.setattr(Pace, "step_s", property(lambda pace: most / pace.prefilled_per_s))
     begun = len(engine.log)
     engine.settle()
     fetched = [sum(tokens.values()) for tokens, *_ in engine.log[begun:]]
@@ -121,7 +124,7 @@ def test_beside_a_request_that_decodes_it_loads_what_a_tier_has_and_leaves_the_r
         engine = prefetching(tmp_path, ahead=ahead, connector=TIER, stats=True)
         evicted(engine)
         tier = engine.scheduler.connector
-        tier._has = tier._has if has else set()
+        tier.has = tier.has if has else set()
         asked(engine, "r1", prompt(300, 20), output=60)
         begun = len(engine.log)
         while "r1" not in engine.ended:
@@ -175,8 +178,8 @@ def test_a_workflow_that_ends_during_its_prefetch_leaves_only_retired_blocks(tmp
     engine.scheduler.workflow_ended("t", "a")
     assert not [name for name in engine.scheduler.requests if name.startswith("presage")]
     engine.settle()
-    order = engine.scheduler._scored._order
-    assert order.spare() == len(order) == 89
+    order = engine.scheduler.block_order
+    assert order.spare(()) == len(order.get_all_free_blocks()) == 89
     assert everything_is_free(engine.scheduler)
 
 
@@ -184,11 +187,10 @@ def test_fetched_blocks_belong_to_the_workflow_they_were_fetched_for(tmp_path: P
     engine = prefetching(tmp_path)
     evicted(engine)
     engine.settle()
-    order = engine.scheduler._scored._order
-    running = order._index.running["t\0a"]
-    assert {frozenset(group.workflows) for group in running.groups} == {frozenset({"t\0a"})}
-    assert sum(group.size for group in running.groups) == 40
-    assert order.sharing.rates("t") == {}
+    found = engine.scheduler.block_order.explain("t\0a")
+    assert {group["users"] for group in found["groups"]} == {1}
+    assert found["blocks"] == 40
+    assert engine.scheduler.debug_state()["sharing types"] == 0
 
 
 def test_a_salted_prompt_is_fetched_for_those_who_have_the_salt(tmp_path: Path) -> None:

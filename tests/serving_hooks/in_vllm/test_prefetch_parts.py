@@ -51,17 +51,18 @@ def test_the_memory_never_exceeds_its_bytes_and_forgets_the_oldest(
             continue
         kept.keep(workflow, agent, talk(counted(0, blocks)))
         order = [key for key in order if key != (workflow, agent)] + [(workflow, agent)]
-        held = [key for key in order if key in kept._kept]
+        sizes = kept.sizes()
+        held = [key for key in order if key in sizes]
         assert held == order[-len(held) :]
         order = held
-        assert kept.bytes == sum(c.size for c in kept._kept.values()) <= 4 * ENTRY
+        assert kept.bytes == sum(sizes.values()) <= 4 * ENTRY
         assert len(kept) == len(held)
 
 
 def test_a_conversation_counts_for_what_it_takes() -> None:
     one = talk(counted(0, 1000))
     assert one.tokens.dtype == "int32"
-    held = sys.getsizeof(one) + sys.getsizeof(one.tokens) + sys.getsizeof(one._hashes)
+    held = sys.getsizeof(one) + sys.getsizeof(one.tokens) + sys.getsizeof(b"".join(one.hashes(len(one))))
     assert one.size - ENTRY == 1000 * (4 * BLOCK + 32) <= held <= one.size
 
 

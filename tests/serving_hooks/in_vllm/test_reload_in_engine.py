@@ -63,7 +63,7 @@ def test_an_engine_without_a_model_gets_one_a_newer_one_and_never_a_broken_one(
 ) -> None:
     promote(registry, None)
     scheduler, engine = following(registry, tmp_path)
-    look = scheduler._upkeep.look
+    look = scheduler.upkeep.look
     serve(engine, 2)
     assert said(scheduler).startswith("none: ")
     assert "forecast: champion" not in scheduler.presage_status()["counts"]
@@ -121,7 +121,7 @@ def test_never_is_never(registry: Registry, tmp_path: Path) -> None:
     promote(registry, 1)
     scheduler, _ = following(registry, tmp_path, reload_s=None)
     promote(registry, 2)
-    scheduler._upkeep.look()
+    scheduler.upkeep.look()
     assert said(scheduler).endswith("version 1")
     assert scheduler.presage_status()["reload"]["on"] is False
 
@@ -152,7 +152,7 @@ def test_a_changed_workflow_type_is_noticed_told_once_and_forecast_by_counts(
     assert status["counts"]["forecast: back-off"] == before + 24
     assert sum("'retry' has changed" in record.getMessage() for record in caplog.records) == 1
     promote(registry, 2)
-    scheduler._upkeep.look()
+    scheduler.upkeep.look()
     assert scheduler.presage_status()["truth"]["alarms"] == {}, "another version is held against figures of its own"
     serve(engine, 1, first=2000)
     assert scheduler.presage_status()["counts"]["forecast: champion"] == champions + 6

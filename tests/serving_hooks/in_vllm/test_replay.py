@@ -201,7 +201,7 @@ def test_every_policy_is_quick_and_step_by_step_alike(policy: Policy, tokens: in
 
 def test_pause_and_restore_stand_where_the_hooks_have_their_admission() -> None:
     kind = scheduler_class(THUNDERAGENT, None, VirtualClock())
-    assert kind._make_admission_controller is not HookedScheduler._make_admission_controller
+    assert kind.make_admission is not HookedScheduler.make_admission
 
 
 def test_who_knows_the_next_use_finds_more_than_who_knows_the_last() -> None:

@@ -77,7 +77,7 @@ def test_without_the_setting_nothing_is_timed(tmp_path: Path) -> None:
 def file(tmp_path: Path) -> Iterator[StepTimesFile]:
     made = StepTimesFile(tmp_path / "s.jsonl", {"model": "m"}, most=3)
     yield made
-    made._file.close()
+    made.close()
 
 
 def seconds(file: StepTimesFile) -> list[float]:
