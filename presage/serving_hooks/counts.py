@@ -23,6 +23,13 @@ MetadataField = Literal[
 ]  # fmt: skip
 """`workflows`: the table of running workflows is full, so the request is served as one without a workflow."""
 
+Part = Literal[
+    "priority", "eviction", "admission", "prefetch", "bookkeeping of workflows", "forecasts of next agents",
+    "forecasts of remaining tokens", "evidence of forecasts", "reload of models", "status of models", "recorder",
+    "step times",
+]  # fmt: skip
+"""What can fail on its own; `presage_errors_total` counts by it."""
+
 AdmissionChange = Literal["held", "paused", "restored", "exempt", "let in"]
 Reason = Literal[
     "missing", "wrong type", "too long", "not printable", "no number from 0", "neither true nor false", "too many",
@@ -63,10 +70,6 @@ class EventCounts:
     def add(self, metric: CounterMetric[*Labels], *labels: *Labels, times: int = 1) -> None:
         """Counts an event."""
         self._counts[metric, labels] += times
-
-    def count(self, metric: CounterMetric[*Labels], *labels: *Labels) -> int:
-        """How many events of these label values were counted."""
-        return self._counts[metric, labels]
 
     def by_key(self) -> dict[str, int]:
         """All counts by their keys in the JSON status."""
@@ -112,7 +115,7 @@ ADMISSION_CHANGES: Final = CounterMetric[AdmissionChange](
     lambda change: "let in, since nothing ran" if change == "let in" else change,
     (("held",), ("paused",), ("restored",), ("exempt",), ("let in",)),
 )
-ERRORS: Final = CounterMetric[str, str](
+ERRORS: Final = CounterMetric[Part, str](
     "presage_errors_total",
     ("what", "reason"),
     "Failures in our code, by what has failed and the kind of exception; each but the first came of the first.",

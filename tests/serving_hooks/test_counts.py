@@ -9,6 +9,7 @@ from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS, counted
 
 ROOT = Path(__file__).resolve().parents[2]
+TAKES_APART = {"split", "rsplit", "partition", "rpartition", "startswith", "removeprefix", "replace"}
 DECLARED = {name: of for name, of in vars(counts).items() if isinstance(of, CounterMetric)}
 
 
@@ -37,6 +38,17 @@ def test_every_metric_is_documented() -> None:
     assert [one.name for one in (*METRICS, *HISTOGRAMS) if f"| `{one.name}` |" not in text] == []
 
 
+def test_no_code_takes_the_key_of_a_count_apart() -> None:
+    taken = [
+        path
+        for path in (ROOT / "presage" / "serving_hooks").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TAKES_APART
+        if node.args and isinstance(node.args[0], ast.Constant) and str(node.args[0].value).endswith(": ")
+    ]
+    assert taken == []
+
+
 def test_counts_as_data_and_by_the_keys_of_the_json_status() -> None:
     of = EventCounts(FORECASTS)
     of.add(FORECASTS, "next-agent", "champion")
@@ -45,7 +57,6 @@ def test_counts_as_data_and_by_the_keys_of_the_json_status() -> None:
     of.add(HIDDEN_STATES, "prefill", "late")
     of.add(METADATA_LEFT_OUT, "agent", "too long")
     of.add(ERRORS, "a policy: with a colon", "ValueError")
-    assert of.count(FORECASTS, "next-agent", "champion") == 3
     assert of.by_key() == {
         "forecast: champion": 3,
         "forecast of lengths: none": 1,

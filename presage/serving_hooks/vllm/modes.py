@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.counts import ERRORS, EventCounts
+from presage.serving_hooks.counts import ERRORS, EventCounts, Part
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.monitoring.drift import SHARES
 from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker, Tally, model_of
@@ -70,7 +70,7 @@ class Switch:
 
     __slots__ = ("_counts", "_takes", "name", "on", "reason")
 
-    def __init__(self, name: str, counts: EventCounts, takes: tuple[Switch, ...] = ()) -> None:
+    def __init__(self, name: Part, counts: EventCounts, takes: tuple[Switch, ...] = ()) -> None:
         self.name = name
         self.on = True
         self.reason: str | None = None

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError, InputError
-from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS
 from presage.serving_hooks.policies.admission import (
     FULL,
     PAUSED,
@@ -48,7 +47,7 @@ def test_without_a_measured_loss_nobody_is_held() -> None:
     decision = admission.decide(CROWD, HISTORY_FIRST, 0.0)
     assert (len(decision.run), decision.held) == (40, {})
     assert decision.everybody.load == pytest.approx(4.0)
-    assert admission.counts.count(ADMISSION_DECISIONS, "held") == 0
+    assert admission.counts.by_key()["decisions that held somebody"] == 0
 
 
 def test_while_the_engine_is_not_measured_nobody_is_held_but_losses_count_at_their_load() -> None:
@@ -67,7 +66,7 @@ def test_where_holding_pays_those_with_least_left_run_and_the_others_are_told_wh
     assert len(decision.run) + len(decision.held) == 40
     assert decision.chosen.steps_per_s > 1.1 * decision.everybody.steps_per_s
     assert decision.everybody.miss_share == pytest.approx(0.9, abs=0.02)
-    assert admission.counts.count(ADMISSION_CHANGES, "held") == len(decision.held)
+    assert admission.counts.by_key()["held"] == len(decision.held)
 
 
 def test_where_a_miss_costs_little_the_same_loss_holds_nobody() -> None:
@@ -94,8 +93,8 @@ def test_of_those_whose_tool_runs_the_smallest_are_paused_and_stay_so_until_it_e
     small = crowd[0]
     again = admission.decide([small, ready("new")], HISTORY_FIRST, 2.0)
     assert (again.run, admission.waited_s(small, 2.0)) == ({"new", "w00"}, 0.0)
-    assert admission.counts.count(ADMISSION_CHANGES, "paused") >= len(decision.held)
-    assert admission.counts.count(ADMISSION_CHANGES, "restored") == 1
+    assert admission.counts.by_key()["paused"] >= len(decision.held)
+    assert admission.counts.by_key()["restored"] == 1
 
 
 def test_who_was_let_in_comes_before_who_has_less_left_for_the_cache_has_what_it_needs() -> None:
