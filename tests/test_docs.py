@@ -21,19 +21,21 @@ PASSES_OPTIONS_ON = {"serve"}
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PATH = re.compile(r"(?<![\w/~.-])(?:presage|docs|tests|benchmarks|notebooks|tools)/[\w./-]*\w")
+FILE = re.compile(r"`(\w+\.py)`")
 MODULE = re.compile(
     r"(?<![\w/.-])presage\.(?:datasets|features|predictors|training|registry|serving_hooks|cli)[\w.]*\w"
 )
 TEST = re.compile(r"`(\w+\.py|…)::(\w+)`")
 RETIRED = re.compile(
     r"\b(?:GoesAsFar|NextAgentChampion|learnt_as|tapes?|worthless|foretells?|foretold|known laws?|the law|leaps?"
-    r"|(?:at|of) (?:prefill|completion)|the circle|fallen silent)\b",
+    r"|at (?:prefill|completion)|the circle|fallen silent)\b",
     re.IGNORECASE,
 )
 
 
 def prose(text: str) -> str:
-    """The page without code, which quotes names as they are."""
+    """The page without code and without the help texts of metrics, which quote names as they are."""
+    text = re.sub(r"^\| `presage_.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"^ {4}.*$|`[^`\n]*`", "", text, flags=re.MULTILINE)
 
@@ -112,7 +114,9 @@ def test_links_paths_and_modules_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     links = [target for target in LINK.findall(text) if "://" not in target]
     missing = [target for target in links if not (page.parent / target.split("#")[0]).exists()]
-    missing += [path for path in PATH.findall(text) if not (ROOT / path).exists()]
+    paths = [path.removesuffix("/KIND") for path in PATH.findall(text)]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    missing += [file for file in FILE.findall(text) if not any(ROOT.glob(f"[!.]*/**/{file}"))]
     missing += [dotted for dotted in MODULE.findall(text) if not resolves(dotted)]
     assert missing == []
 
