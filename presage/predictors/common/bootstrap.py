@@ -33,7 +33,7 @@ def ratio_ci(
         level: coverage of the interval, between 0 and 1.
 
     Returns:
-        Lower and upper end; both NaN where the denominator is zero everywhere.
+        Lower and upper end; both NaN if the denominator is zero everywhere.
 
     Raises:
         ValueError: shapes differ, are not `[W]`, or there is no workflow.
@@ -54,7 +54,7 @@ def ratio_cis(
     resamples: int = 1000,
     level: float = 0.95,
 ) -> list[tuple[float, float]]:
-    """The same of M ratios at once, `[W, M]` each. One draw of workflows serves all: M cost little more than one.
+    """Intervals of M ratios, `[W, M]` each, from the same resamples: M cost little more than one.
 
     Returns:
         Lower and upper end of each ratio; both NaN where its denominator is zero everywhere.
@@ -104,7 +104,7 @@ def pair_ratio_cis(
 def share_ci(
     hits: NDArray[Any], positions: NDArray[Any], rng: np.random.Generator, resamples: int = 1000
 ) -> tuple[float, float]:
-    """95 % interval of a share that may be 0 or 1, where no resample differs: there it is Wilson's, over workflows.
+    """95 % interval of a share; Wilson's interval over workflows if the share is 0 or 1, where resamples do not differ.
 
     Args:
         hits: `[W]`, positions of each workflow that count.
@@ -137,8 +137,7 @@ def paired_difference_ci(
 ) -> tuple[float, float]:
     """Percentile interval of accuracy A − accuracy B, both judged on the same positions of the same workflows.
 
-    Paired: a resample draws the same workflows for both, so what is hard for both cancels and only the difference
-    remains.
+    Paired: a resample draws the same workflows for both, so difficulty that both share cancels.
 
     Args:
         correct_a: `[W]`, correct forecasts of A in each workflow.
@@ -149,7 +148,7 @@ def paired_difference_ci(
         level: coverage of the interval, between 0 and 1.
 
     Returns:
-        Lower and upper end, in accuracy (between −1 and 1); both NaN where nothing was judged.
+        Lower and upper end, between −1 and 1; both NaN if nothing was judged.
 
     Raises:
         ValueError: shapes differ, are not `[W]`, or there is no workflow.

@@ -1,19 +1,16 @@
-"""What the next-agent predictor is compared with: the predictor as published, and gradient-boosted trees.
+"""Baselines of the next-agent predictor: the published predictor, and gradient-boosted trees.
 
-`PublishedGraphSage` is PBKV (Zheng et al., arXiv 2605.06472), appendix B, eq. 3 and 4. An embedding an agent, two
-GraphSAGE layers over the call graph, attention of the current agent over the ones before it, a projection of the hidden
-state, and a two-layer perceptron for all K steps at once. 5120-d states and 7 agents make 0.37 million parameters, nine
-tenths of them the projection (the paper: "roughly 350K"). It cannot see order: attention (4) reads the agents before
-the current one as a multiset. What the paper leaves open is in `PublishedConfig`. It is not PyTorch Geometric's
-`SAGEConv`, which drops edge weights, while eq. 3 aggregates by transition probability, A·H.
+`PublishedGraphSage` is PBKV (Zheng et al., arXiv 2605.06472), appendix B, eq. 3 and 4: agent embeddings, two GraphSAGE
+layers over the call graph, attention of the current agent over earlier ones, a projection of the hidden state, and a
+two-layer perceptron for all K steps. 5120-d states and 7 agents make 0.37 million parameters (the paper: "roughly
+350K"). Its attention cannot see order. `PublishedConfig` holds what the paper leaves open. PyTorch Geometric's
+`SAGEConv` does not fit: it ignores edge weights, while eq. 3 aggregates by transition probability, A·H.
 
-`BoostedTrees` is LightGBM on plain features, one multi-class model for each horizon and moment: on a few hundred real
-workflows the model to beat. A forecast walks over 1,800 trees, too slow for serving. A model sees the history of agents
-(`features/history.py`), the workflow type, the sizes known at its moment, and the states known at its moment, cut to
-their first dimensions: trees gain little from more and their cost grows with each.
+`BoostedTrees` is LightGBM, one multi-class model for each horizon and moment: the strongest baseline on a few hundred
+real workflows, but too slow for serving (1,800 trees a forecast). Its inputs are the history of agents
+(`features/history.py`), workflow type, token counts, and the first dimensions of the states.
 
-n-grams, a component of ours as well, are in `ngram.py`, the other families of the paper in
-`benchmarks/paper_baselines`.
+n-grams are in `ngram.py`; the other families of the paper are in `benchmarks/paper_baselines`.
 """
 
 from __future__ import annotations

@@ -2,17 +2,16 @@
 
 Source: Zheng et al. (arXiv 2605.06472), §4.1 and appendix B. Kept: H^(0) and the two GraphSAGE layers over the
 row-normalised transition matrix (eq. 3), one pass that emits the logits of all K steps, the masked cross-entropy.
-Changed, because it measured better (LIMITS.md): the attention of eq. (4) depends only on the current agent and on how
-often the others came, so it cannot see order; a GRU over [H^(2) ‖ projected states] of the steps so far stands in its
-place, beside the last five agents by name, counts and steps since each. The hidden state comes in projected.
+Changed, because it measured better (LIMITS.md): the attention of eq. (4) cannot see order, since it depends only on the
+current agent and the counts of the others; a GRU over [H^(2) ‖ projected states] of the steps so far replaces it, with
+the last five agents, counts and steps since each agent as further inputs. Hidden states are projected first.
 
 Eq. (3), H^(l) = ReLU([H^(l-1) ‖ A H^(l-1)] W^T), is torch-geometric's `GraphConv` without bias over edges weighted by
-A. H^(2) depends on no request, so `_export` folds it into tables, one row an agent: serving never multiplies by it.
-torch and torch-geometric are needed to train only; `NetworkWeights` is plain arrays.
+A. H^(2) does not depend on requests, so `_export` folds it into tables with one row an agent. Only training needs torch
+and torch-geometric; `NetworkWeights` is plain arrays.
 
-Whole sources of a workflow (token counts; states or texts) are dropped at random while the network learns, so that the
-same weights stand where serving lacks them. An input that never varied in training is dropped for ever: whatever
-serving puts there, its weight was never learnt.
+Training drops whole inputs of a workflow at random (token counts; states or texts), so that the same weights serve
+without them. An input that never varied in training is ignored: its weight was never learnt.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ if TYPE_CHECKING:
 
 
 _STILL: Final = 1e-3
-"""Spread below which a dense input does not vary."""
+"""A dense input with a smaller standard deviation counts as constant."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Positions as the network takes them: input vectors of both moments and labels, workflows one after the other.
+    """Input vectors of both moments and labels, workflow by workflow.
 
     Attributes:
         offsets: int64 [W+1].
@@ -63,13 +62,13 @@ class Examples:
 
 
 class _Batch:
-    """Rows of some workflows, and the padded [w, T] view the GRU needs (rows index the flat part, n is padding).
+    """Rows of some workflows, and their padded [w, T] view for the GRU (indices of rows; n is padding).
 
     Args:
         data: the examples.
         offsets: int64 [W+1].
         workflows: int64 [w].
-        dropped: bool [w, 2], workflows without token counts, and without states and texts; None for none.
+        dropped: bool [w, 2], workflows to use without token counts, and without states and texts; None for none.
     """
 
     def __init__(
@@ -96,11 +95,11 @@ class _Batch:
 
 
 class _Tensors:
-    """The examples of a fit, once, as tensors; dense inputs are standardised.
+    """The examples of a fit as tensors, with standardised dense inputs.
 
     Attributes:
-        tokens, states: the dense columns of each source: token counts; states and what is made of them.
-        absent: float32 [D], what the dense inputs are where no source is there.
+        tokens, states: dense columns of token counts, and of states and their derived inputs.
+        absent: float32 [D], dense inputs of a step without token counts and states.
     """
 
     tokens = slice(0, SIZE_COUNT)
@@ -120,7 +119,7 @@ class _Tensors:
 
 
 class _Dropout(nn.Module):
-    """Dropout by random bytes: torch draws a float for each number, and that was a quarter of a training."""
+    """Dropout by random bytes; torch's draws floats, which took a quarter of the training time."""
 
     def __init__(self, share: float, rng: np.random.Generator) -> None:
         super().__init__()
@@ -232,15 +231,15 @@ def fit_network(
     epochs: int | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> tuple[NetworkWeights, int]:
-    """Trains with early stopping on `validation`.
+    """Train with early stopping on `validation`.
 
     Args:
-        train: examples to learn from; validation: examples that decide when to stop.
+        train: training examples; validation: examples for early stopping.
         transition: A, float32 [V+1, V+1].
         types: T; states: p + c, the width of both projected states together.
         config: sizes and schedule.
         seed: of initialisation, order and dropout.
-        epochs: train exactly so long and ignore `validation`.
+        epochs: number of epochs; None: early stopping on `validation`.
         progress: called after each epoch with its number and the validation loss in nats (NaN with `epochs`).
 
     Returns:
@@ -283,7 +282,7 @@ def _fit(
         optimizer, config.learning_rate, total_steps=total * (per_epoch + 2), pct_start=0.15
     )
     check = batches(np.diff(validation.offsets), 8192, None)
-    # Every other held-out workflow lacks its states, so that stopping suits serving with and without them.
+    # Every other held-out workflow goes without states, so that early stopping fits serving with and without them.
     bare = np.stack([np.zeros(len(validation.offsets) - 1, bool), np.arange(len(validation.offsets) - 1) % 2 == 1], 1)
     weights, followers = tuple(network.parameters()), tuple(average.parameters())
     drops = np.array([config.drop_tokens, config.drop_states if states else 0.0])
@@ -318,17 +317,17 @@ def _fit(
 def _loss(logits: Tensor, outcomes: Tensor) -> Tensor:
     """Sum of both moments' mean cross-entropies: logits [2, rows, K, V+1], outcomes [rows, K]."""
     size = logits.shape[-1]
-    labels = torch.where(outcomes < size, outcomes, -1).reshape(-1)  # an agent never seen is no outcome to learn
+    labels = torch.where(outcomes < size, outcomes, -1).reshape(-1)  # unseen agents are not among the outcomes
     if not bool((labels >= 0).any()):
         return logits.sum() * 0.0
-    # Outcomes before positions: over a short last axis torch's softmax takes three times as long.
+    # Outcomes before positions: torch's softmax is three times as slow over a short last axis.
     by_outcome = logits.reshape(2, -1, size).transpose(1, 2).contiguous()
     return 2.0 * F.cross_entropy(by_outcome, labels.expand(2, -1), ignore_index=-1)
 
 
 @torch.no_grad()
 def _follow(average: tuple[Tensor, ...], weights: tuple[Tensor, ...], keep: float) -> None:
-    """Exponential moving average of the weights: most of an ensemble's gain at the price of one model."""
+    """Exponential moving average of the weights: most of the gain of an ensemble at the cost of one model."""
     torch._foreach_lerp_(average, weights, 1.0 - keep)
 
 
@@ -353,7 +352,7 @@ def _score(
 def _export(
     network: _Network, mean: NDArray[np.float32], spread: NDArray[np.float32], config: NetworkConfig
 ) -> NetworkWeights:
-    """Folds H^(2) and the scaling of the dense inputs into tables and matrices that serving multiplies by."""
+    """Fold H^(2) and the scaling of dense inputs into the tables and matrices of serving."""
     table = torch.cat([network.absent, network.agents()])
     a = config.agent_size
     hidden, rnn = network.recent, dict(network.prefix.named_parameters())
@@ -387,7 +386,7 @@ def _export(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Matrices this small lose time to a second thread, and most of it where other programs want the cores too."""
+    """Use one thread: a second one slows such small matrices down, most of all on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -397,7 +396,7 @@ def one_thread() -> Iterator[None]:
 
 
 def batches(lengths: NDArray[np.int64], steps: int, rng: np.random.Generator | None) -> Sequence[NDArray[np.int64]]:
-    """Workflows in batches of about `steps` rows, workflows of like length together so that padding stays small."""
+    """Batches of workflows with about `steps` rows each, sorted by length to limit padding."""
     key = lengths.astype(float) if rng is None else lengths * rng.uniform(0.8, 1.25, len(lengths))
     order = np.argsort(key, kind="stable")
     group = (np.cumsum(lengths[order]) - 1) // steps
@@ -408,8 +407,7 @@ def batches(lengths: NDArray[np.int64], steps: int, rng: np.random.Generator | N
 def rows_and_padding(
     offsets: NDArray[np.int64], workflows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of some workflows, int64 [m], and the padded view of them, int64 [w, T]: an index of those rows, m the
-    padding behind a workflow's end."""
+    """Rows of some workflows, int64 [m], and their padded view, int64 [w, T]: indices of those rows; m is padding."""
     lengths = (offsets[1:] - offsets[:-1])[workflows]
     rows = np.concatenate([np.arange(offsets[w], offsets[w + 1]) for w in workflows])
     padded = np.full((len(workflows), int(lengths.max())), len(rows))

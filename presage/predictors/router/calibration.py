@@ -1,15 +1,15 @@
-"""From log-odds to probabilities that come true as often as they say, on known topics and on new ones.
+"""Calibrated probabilities from log-odds, on known topics and on new ones.
 
 Platt scaling fits a line a model (`Calibration`):
 
     logit p = logit(base rate) + shift + slope · (log-odds − their mean)
 
-The slopes of models are drawn towards the slope of all labels together, and the shifts towards 0, by as much as two
-hundred labels weigh: a model with few labels is calibrated as the others are. Platt (1999) with the labels as they are;
-the mean of several tries counts as that share.
+Slopes are regularised towards the slope of all labels together and shifts towards 0, with the weight of two hundred
+labels: a model with few labels is calibrated like the others. Platt (1999) without his smoothed labels; the mean of
+several attempts counts as that share.
 
-Calibration on prompts of known topics says nothing of new ones. So families of prompts are left out of the training in
-turn, and from what a router without them made of them is learnt how much of its opinion holds (`Widening`):
+Calibration on known topics does not hold on new ones. So families of prompts are left out in turn, and the forecasts of
+a router without them show how much of its opinion to keep (`Widening`):
 
     logit p = logit(base rate) + shift + drift · distance + (slope − loss · distance) · opinion
 
@@ -31,13 +31,13 @@ from presage.predictors.router.factors import base_rates, logit, sigmoid
 
 PRIOR_LABELS: Final = 200.0
 KNOWN_WEIGHT: Final = 0.5
-"""Of prompts of known families, beside 1 of those left out."""
+"""Weight of known families, relative to 1 of those left out."""
 
 FOLDS: Final = 3
 _LEAST_GROUP: Final = 20
 _NOTHING: Final = np.array([0.0, 0.0, 1.0, 0.0])
 _PRIOR: Final = 20.0
-"""Labels that "an opinion holds, whatever the distance" weighs."""
+"""Weight, in labels, of the prior that opinions hold at any distance."""
 
 _ROUNDS: Final = 50
 _ENOUGH: Final = 1e-9
@@ -66,12 +66,12 @@ class Calibration:
     def fit(
         cls, logits: NDArray[np.float32], correct: NDArray[np.float32], base: NDArray[np.float64] | None = None
     ) -> Calibration:
-        """Fits the lines.
+        """Fit the lines.
 
         Args:
-            logits: [n, M], of prompts the scorer did not learn from.
+            logits: [n, M], of prompts the scorer was not trained on.
             correct: [n, M], 0..1, NaN without a label.
-            base: float64 [M], base rates between 0 and 1 of more labels than these; None takes those of `correct`.
+            base: float64 [M], base rates between 0 and 1, of more labels than these; None: those of `correct`.
         """
         offset = logit(base_rates(correct) if base is None else base)
         middle = logits.mean(axis=0, dtype=np.float64) if len(logits) else offset
@@ -90,11 +90,11 @@ class Calibration:
         return sigmoid(self.base + self.opinion(logits)).astype(np.float32)
 
     def opinion(self, logits: NDArray[np.floating]) -> NDArray[np.float64]:
-        """How far calibrated log-odds of log-odds [n, M] lie from those of the base rates, float64 [n, M]."""
+        """Calibrated log-odds less those of the base rates, float64 [n, M], from log-odds [n, M]."""
         return np.asarray(self.shift + self.slope * (logits - self.middle), np.float64)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """As an artefact keeps it."""
+        """Arrays by name."""
         return {name: getattr(self, name) for name in _TENSORS}
 
     @classmethod
@@ -142,12 +142,12 @@ def _line(x: NDArray[np.float64], offset: float, truth: NDArray[np.float64], slo
 
 @dataclass(frozen=True)
 class Opinions:
-    """What a router without them made of n prompts and M models.
+    """Forecasts of a router for n prompts it was not trained on and M models.
 
     Attributes:
         opinion: [n, M], calibrated log-odds less those of the base rates.
-        base: [M], base rates of what it learnt from.
-        distance: [n], 0..1, of the prompts to what it learnt from.
+        base: [M], base rates of its training data.
+        distance: [n], 0..1, of the prompts from its training data.
         correct: [n, M], 0..1, NaN without a label.
     """
 
@@ -168,11 +168,11 @@ class Widening:
 
     @classmethod
     def fit(cls, left_out: Sequence[Opinions], known: Opinions) -> Widening:
-        """Maximises the likelihood of the labels.
+        """Maximise the likelihood of the labels.
 
         Args:
-            left_out: of each fold, by a router without it.
-            known: of prompts held out whose families were known; all of them weigh half as much as all left out.
+            left_out: forecasts of each fold by a router without it.
+            known: forecasts of held-out prompts of known families; they weigh half as much as `left_out` in total.
         """
         parts = [_flat(part, 1.0) for part in left_out]
         total = sum(len(part[0]) for part in parts)
@@ -181,13 +181,13 @@ class Widening:
         columns = np.stack([np.ones_like(opinion), distance, opinion, -distance * opinion], axis=1)
         free = np.ones(4, np.bool_)
         found = _logistic(columns, free, offset, truth, weight)
-        if found[3] < 0:  # nearer would be less sure: chance
+        if found[3] < 0:  # opinions that grow with distance: chance
             free[3] = False
             found = _logistic(columns, free, offset, truth, weight)
         if found[2] < 0:
             free[2] = False
             found = _logistic(columns, free, offset, truth, weight)
-            found[2] = 0.0  # no opinion holds
+            found[2] = 0.0  # no opinion is kept
         return cls(*map(float, found))
 
     def probabilities(self, opinion: Floats, base: Floats, distance: Floats) -> NDArray[np.float32]:
@@ -195,16 +195,16 @@ class Widening:
         return _widened(opinion, base, distance, self.shift, self.drift, self.slope, self.loss)
 
     def check(self) -> None:
-        """Raises ValueError unless it is one that `fit` gives."""
+        """Raises ValueError unless opinions shrink with distance."""
         if not (np.isfinite([self.shift, self.drift]).all() and self.slope >= 0 and self.loss >= 0):
             raise ValueError("the widening does not shrink opinions with distance")
 
 
 def leave_out_folds(groups: Sequence[str | None]) -> NDArray[np.int64]:
-    """Which of three folds each of n prompts is in, int64 [n]: whole families each, of about one size.
+    """Assign n prompts to three folds of whole families and about equal size, int64 [n].
 
-    All are in fold 0 where fewer than three families are named: two cannot tell what a third would be like. (Clusters
-    of one family's prompts, left out instead, made calibration worse on known and on new families.)
+    With fewer than three families all are in fold 0: two show nothing about a third. (Leaving out clusters of one
+    family's prompts instead made calibration worse on known and on new families.)
     """
     found, place, counts = np.unique([group or "" for group in groups], return_inverse=True, return_counts=True)
     load, fold = np.zeros(FOLDS, np.int64), np.zeros(len(counts), np.int64)

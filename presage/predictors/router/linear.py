@@ -1,11 +1,9 @@
-"""The linear head: terms and form of a prompt, ridge regression on what models have in common. No transformer, no GPU.
+"""The linear head: ridge regression of the common factors of all models on terms and form of a prompt. Needs no GPU.
 
-One logistic regression a model throws away that models agree on what is hard. Here the factors of the labels
-(`factors.py`) are learnt instead, each with a penalty of its own, chosen on prompts that it did not learn from; a
-factor that prompts do not predict is dropped. A sentence encoder may add features.
-
-One prompt and many are one arithmetic, without BLAS, so training and serving agree to the last bit (an encoder's own
-sums aside).
+Separate logistic regressions would ignore that models agree on which prompts are hard. Instead the targets are factors
+of the labels (`factors.py`), each with its own penalty, chosen on held-out prompts; factors that prompts do not predict
+are dropped. A sentence encoder may add features. One prompt and many use the same arithmetic, without BLAS, so training
+and serving agree bit by bit (except for an encoder).
 
 The regression (`RidgePath`) is on sparse rows for several targets, each at every penalty of a grid, from one pass of
 Lanczos. The dual solution of penalty α is (X Xᵀ + α I)⁻¹ t. The Krylov space of X Xᵀ and t does not depend on α, so one
@@ -45,7 +43,7 @@ class Rows:
     dense: NDArray[np.float32]
 
     def take(self, rows: NDArray[np.bool_]) -> Rows:
-        """Some of the rows, by a mask."""
+        """The rows of a mask."""
         return Rows(self.sparse[rows], self.dense[rows])
 
     def times(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -63,7 +61,7 @@ class RidgePath:
     """The solutions of r targets at every penalty.
 
     Attributes:
-        rows: what was learnt from.
+        rows: of the training data.
         basis: float32 [k, n, r], orthonormal over n for each target.
         values, vectors: eigenvalues [r, k] and vectors [r, k, k] of each target's tridiagonal matrix, float64.
         lengths: float64 [r], norm of each target.
@@ -77,7 +75,7 @@ class RidgePath:
 
     @classmethod
     def fit(cls, rows: Rows, targets: NDArray[np.float32], steps: int = STEPS) -> RidgePath:
-        """Builds the basis; targets are float32 [n, r]."""
+        """Build the basis for targets float32 [n, r]."""
         count, width = targets.shape
         steps = min(steps, count)
         basis = np.zeros((steps, count, width), np.float32)
@@ -113,16 +111,16 @@ class RidgePath:
 RANK: Final = 12
 PENALTIES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
-_FEW_STEPS: Final = 10  # of Lanczos, for heads that only serve to be judged
+_FEW_STEPS: Final = 10  # of Lanczos, for heads that are only evaluated
 
 _TERMS_SHARE: Final = np.float32(0.5**0.5)  # words and strings weigh the same, together 1
 _FORM_SHARE: Final = np.float32((0.05 / FORM_SIZE) ** 0.5)
-_FARTHEST: Final = 4.0  # deviations: a form never met must not outweigh all words
+_FARTHEST: Final = 4.0  # standard deviations: an unusual form must not outweigh all words
 
 
 @dataclass(frozen=True, eq=False)
 class PromptRows:
-    """What the head sees of a prompt: F numbers, T of terms, the rest of form and, if there is one, of an encoder.
+    """The F features of a prompt: T of terms, the rest of its form and of an encoder, if any.
 
     Attributes:
         terms: the vocabulary.
@@ -137,7 +135,7 @@ class PromptRows:
 
     @classmethod
     def fit(cls, prompts: Sequence[str], encoder: TextEncoder | None) -> PromptRows:
-        """Chooses terms; raises InputError where no two prompts share one."""
+        """Choose terms; raises InputError if no two prompts share one."""
         shape = prompt_form(prompts)
         spread = shape.std(axis=0)
         return cls(PromptTerms.fit(prompts), shape.mean(axis=0), np.where(spread > 1e-6, spread, 1.0), encoder)
@@ -203,7 +201,7 @@ class LinearScorer:
         rank: int = RANK,
         encoder: TextEncoder | None = None,
     ) -> tuple[LinearScorer, NDArray[np.float64]]:
-        """Learns from `prompts` and chooses the penalties on `tuning`, other prompts.
+        """Fit on `prompts`; choose the penalties on `tuning`, other prompts.
 
         Args:
             prompts: n texts.
@@ -211,12 +209,12 @@ class LinearScorer:
             tuning: other texts.
             tuning_correct: float32 [len(tuning), M], likewise.
             folds: int64 [n], the fold of each prompt.
-            rank: factors at most.
-            encoder: to see prompts through as well.
+            rank: most factors.
+            encoder: adds features.
 
         Returns:
-            The head, and float64 [n, M], log-odds of each prompt less the intercepts, by a head of the same factors and
-            penalties that learnt from the other folds; 0 where all prompts are in one fold.
+            The head, and float64 [n, M], out-of-fold log-odds less the intercepts, by heads of the same factors and
+            penalties; 0 if all prompts are in one fold.
 
         Raises:
             InputError: no two prompts share a term.
@@ -239,7 +237,7 @@ class LinearScorer:
         return head, away
 
     def learn_again(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> LinearScorer:
-        """The same factors and penalties, learnt from other prompts."""
+        """Fit again on other prompts, with the same factors and penalties."""
         inputs, factors = PromptRows.fit(prompts, self.inputs.encoder), self.factors.again(correct)
         path = RidgePath.fit(inputs.rows(prompts), factors.targets(correct))
         return replace(self, inputs=inputs, factors=factors, weights=path.weights(self.penalties) * self.predictable)
@@ -258,12 +256,12 @@ class LinearScorer:
         return found
 
     def to_config(self) -> dict[str, Any]:
-        """The encoder, if there is one: it is not part of the artefact."""
+        """Name and digest of the encoder, if any; it is not part of the artefact."""
         encoder = self.inputs.encoder
         return {"encoder": None if encoder is None else {"name": encoder.name, "digest": encoder.digest}}
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """All that was learnt."""
+        """The fitted arrays."""
         return {
             **{f"terms.{name}": array for name, array in self.inputs.terms.to_tensors().items()},
             "form.middle": self.inputs.middle,
@@ -281,7 +279,7 @@ class LinearScorer:
 
     @classmethod
     def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], folder: Path) -> Self:
-        """Inverse of `to_config` and `to_tensors`; an encoder is loaded by its name and must be the same."""
+        """Inverse of `to_config` and `to_tensors`; the encoder is loaded by name, and its digest must match."""
         terms = PromptTerms.from_tensors(
             {name.removeprefix("terms."): array for name, array in tensors.items() if name.startswith("terms.")}
         )

@@ -1,13 +1,9 @@
-"""The transformer scorer: an encoder reads the prompt, one logit a model says how likely that model solves it.
+"""The transformer scorer: an encoder with one logit a model ("Chimera", §3.3 and appendix B.1).
 
-"Chimera", §3.3 and appendix B.1. What the network is stands in `transformer_model`; it is trained by
-`presage.training.router.finetune`. Rebuilt from an artefact alone: neither the hub nor the folder the encoder came from
-is asked again.
-
-A long prompt keeps its head and its tail: what is asked stands at the end of an agent's prompt, what the agent is at
-its beginning; between them lies what was pasted in. So the first h and the last t tokens are kept and both numbers
-stand in the artefact: serving reads a prompt as training did. Of a prompt far longer than that only the ends are
-tokenised at all.
+`transformer_model` builds the network, `presage.training.router.finetune` trains it. An artefact is self-contained:
+loading needs neither the hub nor the folder of the encoder. Of a long prompt the first h and the last t tokens are
+kept, since an agent's role comes first, its task last, and pasted text between them. The artefact stores h and t. Of
+very long prompts only the ends are tokenised.
 """
 
 from __future__ import annotations
@@ -32,19 +28,17 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 
-_CHARACTERS_A_TOKEN: Final = 32  # more than the tokens of texts have; of runs of blanks less than asked may be kept
+_CHARACTERS_A_TOKEN: Final = 32  # more than tokens of text have; runs of blanks may yield fewer tokens than requested
 
 
 @dataclass(frozen=True, eq=False)
 class PromptTokens:
-    """A tokenizer, data only, and how much of a prompt is kept.
+    """A tokenizer, as data only, and how much it keeps of a long prompt.
 
     Attributes:
-        head: tokens kept of the beginning of a prompt that is too long.
-        tail: tokens kept of its end.
-        before: ids of the special tokens put before every prompt.
-        after: ids of those put after it.
-        padding: id that fills a batch up; masked, so its embedding does not count.
+        head, tail: tokens kept of the beginning and of the end.
+        before, after: ids of the special tokens around a prompt.
+        padding: id of padding tokens, which are masked.
     """
 
     head: int
@@ -59,13 +53,13 @@ class PromptTokens:
         """From a tokenizer of transformers.
 
         Args:
-            tokenizer: any that stands on the `tokenizers` library.
+            tokenizer: one backed by the `tokenizers` library.
             head, tail: tokens to keep of a long prompt.
-            longest: tokens the encoder reads at most, special ones included; None for no limit.
+            longest: the encoder's limit, special tokens included; None for no limit.
             padding: id of the padding token.
 
         Raises:
-            ConfigurationError: it does not stand on that library, or more is to be kept than the encoder reads.
+            ConfigurationError: another tokenizer, or head and tail exceed the limit.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -91,7 +85,7 @@ class PromptTokens:
         return [[*self.before, *self._cut(prompt), *self.after] for prompt in prompts]
 
     def batch(self, rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ids and mask, int64 [n, L] each, L the longest of the n rows and 1 or more."""
+        """Padded ids and mask, int64 [n, L] each; L ≥ 1 is the length of the longest row."""
         length = max(1, *(len(row) for row in rows))
         ids = np.full((len(rows), length), self.padding, np.int64)
         mask = np.zeros((len(rows), length), np.int64)
@@ -101,7 +95,7 @@ class PromptTokens:
         return ids, mask
 
     def _cut(self, prompt: str) -> list[int]:
-        # A lone surrogate, which JSON can spell, is no text to a tokenizer.
+        # JSON can contain lone surrogates; tokenizers reject them.
         text = prompt.encode("utf-8", "replace").decode("utf-8")
         first, last = self.head * _CHARACTERS_A_TOKEN, self.tail * _CHARACTERS_A_TOKEN
         if len(text) > first + last:
@@ -117,7 +111,7 @@ class PromptTokens:
         return ids
 
     def to_config(self) -> dict[str, Any]:
-        """All but the tokenizer itself."""
+        """JSON values beside the tokenizer."""
         return {
             "head": self.head,
             "tail": self.tail,
@@ -136,7 +130,7 @@ class PromptTokens:
         """Inverse of `to_config` and `to_files`.
 
         Raises:
-            ArtefactError: the tokenizer is missing or is none.
+            ArtefactError: the tokenizer is missing or malformed.
         """
         path = folder / TOKENIZER_FILE
         try:
@@ -151,7 +145,7 @@ class PromptTokens:
 
 
 def batches_of_like_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Places of rows in batches, the longest first, each of at most `tokens` with its padding, or of one row."""
+    """Indices of rows in batches, longest first; each has one row, or at most `tokens` tokens with padding."""
     order = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
     done = 0
     while done < len(order):
@@ -161,7 +155,7 @@ def batches_of_like_length(lengths: Sequence[int], tokens: int) -> Iterator[list
 
 
 def _bare(text: str) -> Tokenizer:
-    """A tokenizer that neither cuts nor pads: both are done here."""
+    """A tokenizer without truncation and padding; `PromptTokens` does both."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(text)
@@ -176,7 +170,7 @@ TAIL_TOKENS: Final = 254
 """With ModernBERT's two special tokens a prompt is 512 tokens at most."""
 
 BATCH_TOKENS: Final = 8_192
-"""Tokens of a batch, padding included: bounds memory whatever the lengths."""
+"""Most tokens of a batch, padding included; bounds memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,9 +179,9 @@ class TransformerScorer:
 
     Attributes:
         models: names, in the order of the logits.
-        tokens: what it reads of a prompt.
-        network: of transformers, with the M logits; in evaluation mode.
-        encoder: what it was made from, for the record: a hub name, or a folder's last part.
+        tokens: tokenizes prompts.
+        network: a transformers model with M logits, in evaluation mode.
+        encoder: its origin, for information: a hub name, or the name of a folder.
         precision: of the weights.
     """
 
@@ -210,17 +204,17 @@ class TransformerScorer:
         pooling: Pooling | None = None,
         seed: int = 0,
     ) -> Self:
-        """An encoder with fresh logits, to be trained.
+        """An encoder with untrained logits.
 
         Args:
             encoder: a folder with config.json, a tokenizer and safetensors weights; or a name on the hub.
             models: M names.
-            head_tokens, tail_tokens: what is kept of a prompt longer than both together.
-            pooling: first token or mean of all, of an encoder that has the choice; None keeps its own.
-            seed: of the fresh weights.
+            head_tokens, tail_tokens: tokens kept of a long prompt.
+            pooling: first token or mean, for encoders with that setting; None keeps theirs.
+            seed: of the new weights.
 
         Raises:
-            ConfigurationError: there is no such encoder, a file is missing, or it cannot be read.
+            ConfigurationError: no such encoder, or a file is missing or unreadable.
         """
         folder = find_transformer(encoder, role=transformer_model.ROLE, option="--encoder")
         from transformers import AutoTokenizer
@@ -228,7 +222,7 @@ class TransformerScorer:
         network = transformer_model.from_folder(folder, len(models), pooling, seed)
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # whatever a foreign configuration makes the library raise
+        except Exception as error:  # the library may raise anything for a foreign configuration
             raise load_error(folder, transformer_model.ROLE, error) from error
         longest = getattr(network.config, "max_position_embeddings", None)
         padding = next((i for i in (network.config.pad_token_id, tokenizer.pad_token_id) if i is not None), 0)
@@ -239,7 +233,7 @@ class TransformerScorer:
     def logits(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """Log-odds float32 [n, M].
 
-        A prompt's row depends on the prompts beside it by rounding only: about 1e-6 in fp32, more at other precisions.
+        The other prompts of a batch affect a row by rounding only: about 1e-6 in fp32, more at other precisions.
         """
         import torch
 
@@ -253,7 +247,7 @@ class TransformerScorer:
         return out
 
     def with_models(self, models: Sequence[str], seed: int = 0) -> Self:
-        """The same encoder for other models, to be trained further: known ones keep their logits, new are fresh."""
+        """The encoder for other models, to train further: known models keep their logits, new ones are untrained."""
         self._trained_precision("trained further")
         known = {name: place for place, name in enumerate(self.models)}
         network = transformer_model.with_models(self.network, [known.get(name) for name in models], seed)
@@ -276,7 +270,7 @@ class TransformerScorer:
         return type(self)(self.models, self.tokens, network, self.encoder, precision)
 
     def to_config(self) -> dict[str, Any]:
-        """JSON values; the configuration of the network is transformers' own."""
+        """JSON values; the configuration of the network is that of transformers."""
         return {
             "encoder": self.encoder,
             "models": list(self.models),
@@ -285,7 +279,7 @@ class TransformerScorer:
         }
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """The weights, float32, by the names transformers gives them."""
+        """The weights, float32, by their names in transformers."""
         self._trained_precision("saved")
         return {name: tensor.detach().cpu().numpy() for name, tensor in self.network.state_dict().items()}
 
@@ -298,14 +292,14 @@ class TransformerScorer:
         """Inverse of `to_config`, `to_tensors` and `to_files`, in fp32 on the CPU.
 
         Raises:
-            ArtefactError: the tokenizer is none.
-            LookupError, TypeError or ValueError: a part is missing, or the weights are those of another network.
+            ArtefactError: the tokenizer is malformed.
+            LookupError, TypeError or ValueError: a part is missing, or the weights belong to another network.
         """
         import torch
 
         models = tuple(config["models"])
         tokens = PromptTokens.from_artefact(config["tokens"], folder)
-        # Arrays out of a file may be read-only, and a network is trained further in place.
+        # Copied: arrays of a file may be read-only, and training modifies the network in place.
         weights = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
         return cls(
             models, tokens, transformer_model.from_config(config["network"], len(models), weights), config["encoder"]

@@ -1,9 +1,9 @@
-"""The network behind the transformer scorer: an encoder of transformers with one linear layer of M logits on top.
+"""The network of the transformer scorer: a transformers encoder with one linear layer of M logits.
 
-Ni et al., "Chimera", §3.3: a ModernBERT encoder, the pooled first token h, logits l_m = w_m·h + b_m, one a model. That
-is transformers' own sequence classification with M labels, so it is used as it stands; only its loss is not, for it
-knows no missing label (`presage.training.router.finetune_trainer` has ours). ModernBERT puts a dense layer between
-pooling and the logits, and pools the first token or the mean of all, as its `classifier_pooling` says.
+Ni et al., "Chimera", §3.3: a ModernBERT encoder, the pooled first token h, logits l_m = w_m·h + b_m. This is sequence
+classification of transformers with M labels, except for the loss, which does not handle missing labels
+(`presage.training.router.finetune_trainer` has ours). ModernBERT adds a dense layer before the logits; its
+`classifier_pooling` is the first token or the mean.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 Precision = Literal["fp32", "bf16", "int8"]
-"""Of the weights while serving: as trained, half of the bytes, or linear layers of 8 bits with activations scaled
-as they come. An artefact always holds fp32."""
+"""Of the weights while serving: as trained, bfloat16, or 8-bit linear layers with dynamic activation scaling. Artefacts
+hold fp32."""
 
 Pooling = Literal["cls", "mean"]
 
@@ -34,16 +34,16 @@ _OF_THE_LABELS: Final = ("id2label", "label2id", "problem_type")
 
 
 def from_folder(folder: Path, models: int, pooling: Pooling | None, seed: int) -> Any:
-    """An encoder with fresh logits on top, float32, on the CPU.
+    """An encoder with untrained logits, float32, on the CPU.
 
     Args:
         folder: with config.json and safetensors weights.
         models: M.
-        pooling: of an encoder that has the choice; None keeps what its configuration says.
-        seed: of the fresh weights.
+        pooling: for encoders with that setting; None keeps theirs.
+        seed: of the new weights.
 
     Raises:
-        ConfigurationError: it cannot be read, or its logits are no linear layer.
+        ConfigurationError: unreadable, or its logits are not a linear layer.
     """
     import torch
     from transformers import AutoModelForSequenceClassification
@@ -62,7 +62,7 @@ def from_folder(folder: Path, models: int, pooling: Pooling | None, seed: int) -
                 dtype=torch.float32,
                 **chosen,
             )
-    except Exception as error:  # whatever a foreign configuration makes these libraries raise
+    except Exception as error:  # the libraries may raise anything for a foreign configuration
         raise load_error(folder, ROLE, error) from error
     if not isinstance(getattr(model, "classifier", None), torch.nn.Linear):
         raise ConfigurationError(
@@ -73,16 +73,16 @@ def from_folder(folder: Path, models: int, pooling: Pooling | None, seed: int) -
 
 
 def to_config(model: Any) -> dict[str, Any]:
-    """What the network is rebuilt from beside its weights: JSON values, nothing of the machine it was trained on."""
+    """Configuration of the network as JSON values, without facts of the training machine."""
     left_out = (*_OF_THE_MACHINE, *_OF_THE_LABELS)
     return {key: value for key, value in model.config.to_dict().items() if key not in left_out}
 
 
 def from_config(config: Mapping[str, Any], models: int, weights: Mapping[str, torch.Tensor]) -> Any:
-    """The network of `to_config` with its weights, from nothing but these: no folder, no hub.
+    """Rebuild the network from the values of `to_config` and its weights; needs no folder and no hub.
 
     Raises:
-        ValueError: the weights are not those of this configuration, or transformers does not know it.
+        ValueError: weights and configuration do not match, or transformers does not know the configuration.
     """
     import torch
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
@@ -102,12 +102,12 @@ def from_config(config: Mapping[str, Any], models: int, weights: Mapping[str, to
 
 
 def with_models(model: Any, places: Sequence[int | None], seed: int) -> Any:
-    """A copy with the logits of other models: M' of them, each kept from a place among the old ones, or fresh.
+    """A copy with logits for M' other models, each copied from an old one or untrained.
 
     Args:
         model: a network of this file.
-        places: of each new logit among the M old ones; None for a model it has not seen.
-        seed: of the fresh weights.
+        places: index of each new logit among the M old ones; None for a new model.
+        seed: of the new weights.
     """
     import torch
 
@@ -130,7 +130,7 @@ def with_models(model: Any, places: Sequence[int | None], seed: int) -> Any:
 
 
 def at_precision(model: Any, precision: Precision) -> Any:
-    """A copy that computes at a precision; the logits' own layer stays above 8 bits, it costs nothing.
+    """A copy at another precision; the layer of the logits is never quantised to 8 bits.
 
     Raises:
         ConfigurationError: there is no such precision.
@@ -155,7 +155,7 @@ def at_precision(model: Any, precision: Precision) -> Any:
 
 
 def checkpoint_activations(model: Any, on: bool) -> None:
-    """Whether a training step computes the forward pass twice instead of holding all of it."""
+    """Turn activation checkpointing on or off (recompute the forward pass instead of storing it)."""
     wish = "enable" if on else "disable"
     # Newer versions of transformers warn of the second name, those that vLLM 0.32 takes know no other.
     change = getattr(model, f"activation_checkpointing_{wish}", None) or getattr(
@@ -166,7 +166,7 @@ def checkpoint_activations(model: Any, on: bool) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Transformers tells of fresh logits and draws bars: the first are meant, the second are for commands to draw."""
+    """Silence the warnings of transformers on new logits and its progress bars."""
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
