@@ -37,7 +37,7 @@ def test_the_table_says_what_costs_and_how_far_off_it_is(tmp_path: Path) -> None
 
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
     to = tmp_path / "engine.toml"
-    assert "no step times" in run("calibrate-cost", tmp_path / "nowhere", "--to", to).complaint
+    assert "give a file that an engine wrote" in run("calibrate-cost", tmp_path / "nowhere", "--to", to).complaint
     few = write_steps(tmp_path / "few.jsonl", measured(TIMES.tokens[:9], TIMES.seconds[:9]))
     assert "9 iterations; at least 320" in run("calibrate-cost", few, "--to", to).complaint
     slow = write_steps(tmp_path / "slow.jsonl", measured(TIMES.tokens, 1e5 * TIMES.seconds))

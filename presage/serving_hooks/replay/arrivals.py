@@ -1,8 +1,4 @@
-"""When jobs come: as recorded, at random, in bursts, in phases of load, or one for each that ends.
-
-An order of jobs and, for each, a time; or no times and a number of jobs under way at once. Everything random comes
-from the seed.
-"""
+"""When jobs arrive: as recorded, at random, in phases of load, or whenever another ends (closed loop)."""
 
 from __future__ import annotations
 
@@ -16,16 +12,16 @@ from presage.errors import ConfigurationError, TraceError
 from presage.serving_hooks.replay.workload import ReplayJob
 
 STAGGER_S: Final = 5.0
-"""The first jobs of a closed loop come within so many seconds: an engine is not hit by all of them at once."""
+"""The first jobs of a closed loop arrive within this time, not all at once."""
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """How jobs come; exactly one of the three.
+    """How jobs arrive; give exactly one of `concurrency`, `rate` and `as_recorded`.
 
     Attributes:
-        concurrency: jobs under way at once, the next comes when one ends.
-        rate: jobs a second, gaps gamma distributed.
+        concurrency: closed loop of this many jobs.
+        rate: jobs per second, with gamma-distributed gaps.
         cv: coefficient of variation of the gaps; 1 is a Poisson process, more is bursts.
         as_recorded: as in the trace.
     """
@@ -39,28 +35,28 @@ class Arrivals:
         given = (self.concurrency is not None) + (self.rate is not None) + self.as_recorded
         if given != 1:
             raise ConfigurationError(
-                f"{given} ways for workflows to come were given; give one of --concurrency, --rate and --as-recorded"
+                f"{given} kinds of arrivals were given; give one of --concurrency, --rate and --as-recorded"
             )
         if self.concurrency is not None and self.concurrency < 1:
-            raise ConfigurationError(f"concurrency is {self.concurrency}; at least 1 workflow has to be under way")
+            raise ConfigurationError(f"concurrency is {self.concurrency}; give 1 workflow or more")
         if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise ConfigurationError(f"rate is {self.rate}; give workflows a second, above 0")
+            raise ConfigurationError(f"rate is {self.rate}; give workflows per second, above 0")
         if not 0 < self.cv <= 100:
             raise ConfigurationError(f"cv is {self.cv}; give a coefficient of variation above 0, at most 100")
 
     @property
     def random(self) -> bool:
-        """Whether two seeds differ."""
+        """Whether arrivals depend on the seed."""
         return not self.as_recorded
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which job comes when.
+    """When each job arrives.
 
     Attributes:
         first: (seconds, number of the job), by time.
-        then: numbers of the jobs that come one by one as others end.
+        then: numbers of the jobs that arrive one by one as others end.
     """
 
     first: tuple[tuple[float, int], ...]
@@ -68,16 +64,16 @@ class Schedule:
 
 
 def schedule(arrivals: Arrivals, jobs: Sequence[ReplayJob], seed: int) -> Schedule:
-    """The arrivals of all jobs. But for those as recorded, the jobs come in an order drawn from the seed.
+    """The arrivals of all jobs, in an order drawn from the seed unless they are as recorded.
 
     Raises:
-        TraceError: as recorded is wanted, and a job has no time.
+        TraceError: arrivals as recorded, and a job has no time.
     """
     if arrivals.as_recorded:
         untimed = sum(job.arrives_s is None for job in jobs)
         if untimed:
             raise TraceError(
-                f"{untimed} of {len(jobs)} workflows have no recorded times, so when they came cannot be replayed: "
+                f"{untimed} of {len(jobs)} workflows have no recorded times, so their arrivals cannot be replayed: "
                 "give --concurrency or --rate, or traces with started_at and ended_at"
             )
         return Schedule(tuple(sorted((job.arrives_s or 0.0, number) for number, job in enumerate(jobs))))
@@ -94,11 +90,11 @@ def schedule(arrivals: Arrivals, jobs: Sequence[ReplayJob], seed: int) -> Schedu
 
 @dataclass(frozen=True)
 class Phased:
-    """Jobs that come in phases.
+    """Jobs that arrive in phases.
 
     Attributes:
-        jobs: in the order in which they come, with their times; to be replayed as recorded.
-        ends_s: of each phase, when its last job comes.
+        jobs: in the order of their arrival, with times; replay them as recorded.
+        ends_s: arrival of the last job of each phase.
     """
 
     jobs: tuple[ReplayJob, ...]
@@ -106,11 +102,11 @@ class Phased:
 
 
 def phased(jobs: Sequence[ReplayJob], phases: Sequence[tuple[float, float]], seed: int) -> Phased:
-    """Draws when jobs come: a Poisson process whose rate changes from phase to phase.
+    """Draws arrivals by a Poisson process whose rate changes from phase to phase.
 
     Args:
-        jobs: in any order; the order they come in is drawn.
-        phases: (share of the jobs, jobs a second), one after the other.
+        jobs: in any order; their order is drawn too.
+        phases: (share of the jobs, jobs per second), one after the other.
         seed: of order and times.
 
     Raises:
@@ -118,9 +114,9 @@ def phased(jobs: Sequence[ReplayJob], phases: Sequence[tuple[float, float]], see
     """
     shares = np.asarray([share for share, _ in phases])
     if not phases or not np.isclose(shares.sum(), 1.0) or (shares < 0).any():
-        raise ConfigurationError(f"phases have shares {shares.tolist()} of the workflows; they have to add up to 1")
+        raise ConfigurationError(f"phases have shares {shares.tolist()} of the workflows; they must add up to 1")
     if any(not 0 < rate < float("inf") for _, rate in phases):
-        raise ConfigurationError("a phase has no rate; give workflows a second, above 0")
+        raise ConfigurationError("a phase has no rate; give workflows per second, above 0")
     rng = np.random.default_rng([seed, len(jobs)])
     order = rng.permutation(len(jobs))
     last = np.round(np.cumsum(shares) * len(jobs)).astype(int)

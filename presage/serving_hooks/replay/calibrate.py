@@ -1,15 +1,11 @@
-"""The coefficients of the cost model, fitted to step times measured on an engine.
+"""Fits the cost model to step times measured on an engine (setting `step_times_file`).
 
-Least absolute relative deviations with no coefficient below zero: non-negative least squares (Lawson and Hanson 1974,
-SciPy's) whose rows are divided by what was measured, weighted anew by 1 / |residual| (Schlossmacher 1973) until they
-settle. Relative, because a decode step of milliseconds counts as much as a long prefill; absolute deviations, because a
-compilation or a pause of the machine is one large residual and does not move a median. Such a fit says what a step
-usually takes; what steps take together has the tail in it as well. `total_error` says how much that is.
+Least absolute relative deviations with non-negative coefficients: SciPy's non-negative least squares (Lawson and Hanson
+1974), rows divided by the measured time, reweighted by 1 / |residual| (Schlossmacher 1973) until convergence. Relative,
+so that a decode step of milliseconds counts as much as a long prefill; absolute deviations, so that a compilation or a
+pause of the machine does not move the fit. The fit is the usual step; `total_error` shows how much the tail adds.
 
-Every fifth stretch of 32 iterations is kept out of the fit and judged on: neighbours are alike, so single iterations
-kept out would be judged by their neighbours.
-
-Step times are read from the files that the setting `step_times_file` writes.
+Every fifth segment of 32 iterations is held out. Neighbouring iterations are alike, so single ones would not do.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ _Tokens = Annotated[int, Field(ge=0)]
 
 
 class Measured(BaseModel):
-    """The engine that was measured."""
+    """The measured engine: the first line of a file of step times."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -48,7 +44,7 @@ class Measured(BaseModel):
     chunked_prefill: bool
 
     def limits(self) -> dict[str, Any]:
-        """Cache and limits, as an engine file has them."""
+        """Cache and limits, as in an engine file."""
         return self.model_dump(exclude={FORMAT, "vllm", "model", "device"})
 
 
@@ -63,7 +59,7 @@ class _Step(BaseModel):
 
 @dataclass(frozen=True)
 class StepTimes:
-    """N iterations, in the order in which they were measured.
+    """N measured iterations, in order.
 
     Attributes:
         engine: that was measured.
@@ -77,11 +73,10 @@ class StepTimes:
 
 
 def read_step_times(paths: Sequence[Path]) -> StepTimes:
-    """Reads files of one engine. A last line that was cut by the end of an engine is left out.
+    """Reads the files of one engine. Ignores a last line that was cut off.
 
     Raises:
-        TraceError: a file is missing or none of these, a line is not as wanted (names it), or the files are of
-            different engines.
+        TraceError: a file is missing or has another format, a line is invalid, or the files are of different engines.
     """
     found = [_read(path) for path in paths]
     for path, of in zip(paths[1:], found[1:], strict=True):
@@ -97,7 +92,7 @@ def _read(path: Path) -> StepTimes:
         lines = path.read_text("utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(
-            f"{path}: no step times ({type(error).__name__}); a file is wanted that an engine wrote with the setting "
+            f"{path}: cannot be read ({type(error).__name__}); give a file that an engine wrote with the setting "
             "step_times_file"
         ) from None
     if lines and not lines[-1].endswith("\n"):
@@ -106,8 +101,8 @@ def _read(path: Path) -> StepTimes:
         engine = Measured.model_validate(json.loads(lines[0]) if lines else {})
     except (ValueError, ValidationError):
         raise TraceError(
-            f"{path}: its first line is not that of step times of version 1; a file is wanted that an engine wrote "
-            "with the setting step_times_file"
+            f"{path}: its first line is not that of step times of version 1; give a file that an engine wrote with the "
+            "setting step_times_file"
         ) from None
     steps = [_step(path, number, line) for number, line in enumerate(lines[1:], start=2)]
     tokens = [(step.prefill_tokens, step.decode_tokens, step.context_tokens) for step in steps]
@@ -125,11 +120,11 @@ def _step(path: Path, number: int, line: str) -> _Step:
         ) from None
 
 
-STRETCH: Final = 32
+SEGMENT: Final = 32
 HELD_OUT_OF: Final = 5
-LEAST: Final = 10 * STRETCH
+LEAST: Final = 10 * SEGMENT
 LEAST_OF_A_KIND: Final = 32
-"""Iterations that prefill, and that decode only, below which their costs cannot be told apart."""
+"""Fewest iterations that prefill, and that only decode, from which their costs can be separated."""
 
 _ROUNDS: Final = 50
 _FLOOR: Final = 1e-4
@@ -138,15 +133,15 @@ _SHORTEST_S: Final = 1e-6
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A cost model and how far off it is.
+    """A fitted cost model and its errors on held-out iterations.
 
     Attributes:
         cost: fitted.
         fitted_to: iterations.
-        held_out: iterations it was judged on.
-        median_error: of these, |predicted − measured| / measured.
-        p90_error: its 90th percentile.
-        total_error: sum of the predicted over that of the measured, less 1.
+        held_out: iterations.
+        median_error: of |predicted − measured| / measured.
+        p90_error: 90th percentile of the same.
+        total_error: sum of predicted / sum of measured − 1.
     """
 
     cost: Cost
@@ -158,18 +153,18 @@ class Calibrated:
 
 
 def calibrate(times: StepTimes, source: str = "") -> Calibrated:
-    """Fits and judges.
+    """Fits a cost model and evaluates it on held-out iterations.
 
     Args:
         times: of one engine.
-        source: where they come from, in words; what was fitted to is said behind it.
+        source: where they come from; a description of the fit is appended.
 
     Raises:
-        TraceError: too few iterations, or too few of a kind, to tell the coefficients apart.
+        TraceError: too few iterations, or too few of a kind.
     """
     _check(times)
-    stretch = np.arange(len(times.seconds)) // STRETCH
-    apart = stretch % HELD_OUT_OF == HELD_OUT_OF - 1
+    segment = np.arange(len(times.seconds)) // SEGMENT
+    apart = segment % HELD_OUT_OF == HELD_OUT_OF - 1
     coefficients = fit(times.tokens[~apart], times.seconds[~apart])
     predicted, measured = predict(coefficients, times.tokens[apart]), times.seconds[apart]
     errors = np.abs(predicted - measured) / measured
@@ -187,7 +182,7 @@ def calibrate(times: StepTimes, source: str = "") -> Calibrated:
 
 
 def fit(tokens: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Seconds of an iteration, and of each token prefilled, decoded and attended to: float64 [4], none below 0.
+    """Seconds per iteration and per token prefilled, decoded and attended to: float64 [4], non-negative.
 
     Args:
         tokens: int64 [N, 3]: prefilled, decoded, attended to.
@@ -209,7 +204,7 @@ def fit(tokens: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.f
 
 
 def predict(coefficients: NDArray[np.float64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Seconds of iterations, float64 [N], by what `fit` found; tokens int64 [N, 3]."""
+    """Seconds of iterations, float64 [N], by the coefficients of `fit`; tokens int64 [N, 3]."""
     return np.asarray(_design(tokens) @ coefficients, np.float64)
 
 
@@ -221,13 +216,10 @@ def _check(times: StepTimes) -> None:
     prefills = int(np.count_nonzero(times.tokens[:, 0]))
     decodes = len(times.seconds) - prefills
     if len(times.seconds) < LEAST:
-        raise TraceError(
-            f"{len(times.seconds)} iterations; at least {LEAST} are wanted for a fit and a judgement: let the engine "
-            "serve longer"
-        )
+        raise TraceError(f"{len(times.seconds)} iterations; a fit needs at least {LEAST}: let the engine serve longer")
     for count, kind in ((prefills, "prefill"), (decodes, "only decode")):
         if count < LEAST_OF_A_KIND:
             raise TraceError(
-                f"{count} of {len(times.seconds)} iterations {kind}; at least {LEAST_OF_A_KIND} are wanted, else the "
-                "costs of prefill and decode cannot be told apart: measure under the load you want to replay"
+                f"{count} of {len(times.seconds)} iterations {kind}; separating the costs of prefill and decode needs "
+                f"at least {LEAST_OF_A_KIND}: measure under the load you want to replay"
             )

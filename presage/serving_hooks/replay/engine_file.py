@@ -1,7 +1,7 @@
-"""An engine as a TOML file describes it: its cache, its limits and what its iterations cost.
+"""Engine files (TOML): cache, limits and costs of an engine.
 
-Some come with the package, by name: `invented`, whose costs are made up and fit no machine (only ratios mean
-anything), and `h100-8b-datasheet`, whose costs are computed from data sheets, not measured. Each says so itself.
+Two come with the package: `invented`, whose costs fit no machine (only ratios of results mean anything), and
+`h100-8b-datasheet`, whose costs are computed from data sheets and were not measured.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from presage.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an iteration costs: the one thing of a replay that vLLM does not decide.
+    """Seconds of an iteration: the one part of a replay that vLLM does not decide.
 
         seconds = iteration_s + prefill_token_s · tokens prefilled + decode_token_s · tokens decoded
                   + context_token_s · tokens attended to + host_token_s · tokens loaded from the host
 
-    Linear in what an iteration computes, as published schedulers' cost models are; the terms are those of a batch that
-    is bound by reading weights, by arithmetic, and by reading the cache. The quadratic part of a long prefill's
-    attention is not in it. A load from the host's memory is waited for before the iteration computes, so nothing of it
-    is hidden; what is written to the host goes beside the engine and costs nothing.
+    Linear, as cost models of published schedulers are; the terms stand for reading weights, arithmetic, and reading the
+    cache. It lacks the quadratic part of a long prefill's attention. An iteration waits for loads from the host, so
+    none of their time is hidden; writes to the host cost nothing.
 
     Attributes:
-        iteration_s: whatever is in it.
-        prefill_token_s: each token of a prompt computed.
-        decode_token_s: each token produced.
-        context_token_s: each token of each request in it, cached or computed, that is attended to.
+        iteration_s: per iteration.
+        prefill_token_s: per prompt token computed.
+        decode_token_s: per token produced.
+        context_token_s: per token attended to, cached or computed, of each request.
         source: where the numbers come from.
-        host_token_s: each token loaded from the host: bytes of a token's cache by bytes a second of the way.
+        host_token_s: per token loaded from the host: bytes of a token's cache / bytes per second of the link.
     """
 
     iteration_s: float
@@ -48,7 +47,7 @@ class Cost:
     host_token_s: float = 0.0
 
     def seconds(self, prefill_tokens: int, decode_tokens: int, context_tokens: int, host_tokens: int = 0) -> float:
-        """Of one iteration."""
+        """Seconds of one iteration."""
         return (
             self.iteration_s
             + self.prefill_token_s * prefill_tokens
@@ -75,7 +74,7 @@ class _Costs(BaseModel):
 
 
 class EngineFile(BaseModel):
-    """An engine."""
+    """The content of an engine file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -94,11 +93,11 @@ class EngineFile(BaseModel):
 
     @property
     def host_blocks(self) -> int:
-        """Blocks the host's memory holds."""
+        """Blocks of the host tier."""
         return self.host_cache_tokens // self.block_tokens
 
     def costs(self) -> Cost:
-        """What its iterations cost."""
+        """Its cost model."""
         of = self.cost
         return Cost(
             of.iteration_s,
@@ -117,22 +116,21 @@ def shipped() -> list[str]:
 
 
 def read_engine(name: str, cache_tokens: int | None = None, host_cache_tokens: int | None = None) -> EngineFile:
-    """An engine by its file, or by name if it comes with the package.
+    """Reads an engine file.
 
     Args:
         name: path of a TOML file, or a name of `shipped`.
-        cache_tokens: takes the place of the file's.
-        host_cache_tokens: takes the place of the file's.
+        cache_tokens: overrides the file.
+        host_cache_tokens: overrides the file.
 
     Raises:
-        ConfigurationError: there is no such file, it is no TOML, or a setting is unknown, missing or impossible; names
-            all of them at once.
+        ConfigurationError: no such file, no TOML, or unknown, missing or impossible settings, all of them named.
     """
     text = _text(name)
     try:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{name}: no TOML: {error}; correct the file") from None
+        raise ConfigurationError(f"{name}: not valid TOML: {error}; correct the file") from None
     if cache_tokens is not None:
         given["cache_tokens"] = cache_tokens
     if host_cache_tokens is not None:
@@ -141,14 +139,14 @@ def read_engine(name: str, cache_tokens: int | None = None, host_cache_tokens: i
 
 
 def checked(given: Mapping[str, Any], name: str) -> EngineFile:
-    """An engine by its settings.
+    """Validates the content of an engine file.
 
     Args:
-        given: what an engine file holds.
+        given: the content.
         name: of the file, for errors.
 
     Raises:
-        ConfigurationError: a setting is unknown, missing or impossible; names all of them at once.
+        ConfigurationError: unknown, missing or impossible settings, all of them named.
     """
     try:
         engine = EngineFile.model_validate(given)
@@ -157,7 +155,7 @@ def checked(given: Mapping[str, Any], name: str) -> EngineFile:
             f"{'.'.join(map(str, problem['loc']))}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
             for problem in error.errors()
         )
-        raise ConfigurationError(f"{name}: an engine cannot be so: {said}") from None
+        raise ConfigurationError(f"{name}: invalid engine file: {said}") from None
     if engine.blocks < 2:
         raise ConfigurationError(
             f"{name}: cache_tokens is {engine.cache_tokens}, which is {engine.blocks} blocks of {engine.block_tokens}; "
@@ -187,7 +185,7 @@ def _check_host(engine: EngineFile, name: str) -> None:
 
 
 def engine_text(engine: EngineFile) -> str:
-    """An engine as the TOML that `read_engine` reads."""
+    """The TOML text of an engine, as `read_engine` reads it."""
     given = engine.model_dump(exclude_none=True)
     costs = given.pop("cost")
     lines = [*(f"{name} = {_value(value)}" for name, value in given.items()), "", "[cost]"]
@@ -195,7 +193,7 @@ def engine_text(engine: EngineFile) -> str:
 
 
 def _value(value: bool | float | str) -> str:
-    """As JSON writes it, which for these is TOML, but for the one control character that JSON lets pass."""
+    """A value as JSON, which is TOML here except for one control character that JSON lets pass."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

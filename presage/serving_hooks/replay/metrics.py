@@ -1,8 +1,4 @@
-"""What a run leaves behind: a record of each request, its figures, and their means and intervals over several seeds.
-
-A policy's share of what the oracle gains over stock is a ratio of mean differences, run against run of the same seed.
-It is None where the oracle's gain is not established: its 95 % interval holds 0.
-"""
+"""Records of a run, its figures, and their means and intervals over seeds."""
 
 from __future__ import annotations
 
@@ -28,20 +24,20 @@ class VirtualClock:
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """A request and what became of it; times in seconds of the virtual clock.
+    """The record of a request; times in seconds of the virtual clock.
 
     Attributes:
         job: number of its job.
         step: its number in the job.
-        agent: that asked.
-        came_s: when it came.
+        agent: of the step.
+        came_s: arrival.
         prompt_tokens: of its prompt.
-        again_tokens: of them, in whole blocks, those that an endless cache would have had.
-        hit_tokens: those that were found when the request was first selected, in the cache or the host's.
-        began_s: when that was.
-        first_token_s: when its first token was there.
-        ended_s: when its last was.
-        host_tokens: of those found, the ones that were loaded from the host.
+        again_tokens: prompt tokens, in whole blocks, that an endless cache would have had.
+        hit_tokens: prompt tokens found at the first selection, in the GPU's cache or the host's.
+        began_s: first selection.
+        first_token_s: first output token.
+        ended_s: last output token.
+        host_tokens: hit tokens that were loaded from the host.
     """
 
     job: int
@@ -63,15 +59,15 @@ class PolicyRun:
 
     Attributes:
         asked: requests, in the order in which they ended.
-        completions_s: of each job, from its arrival to its end.
-        end_s: when the last job ended.
+        completions_s: seconds from arrival to end, by job.
+        end_s: end of the last job.
         iterations: of the engine.
-        fast_iterations: of them, done in short.
-        prefilled_tokens: computed of prompts, and of outputs again after preemptions.
+        fast_iterations: those on the decode fast path.
+        prefilled_tokens: prompt tokens computed, and output tokens computed again after preemptions.
         output_tokens: of all requests.
-        preemptions: requests that lost their blocks.
-        evicted: blocks that were given up, by class; empty where nobody counted.
-        loaded_tokens: from the host, also for what no workflow asked for and again after preemptions; None without one.
+        preemptions: of requests.
+        evicted: evicted blocks by class; empty if not counted.
+        loaded_tokens: from the host, including prefetches and reloads after preemptions; None without a host tier.
     """
 
     asked: list[RequestOutcome] = field(default_factory=list)
@@ -103,26 +99,25 @@ Figures = dict[str, float]
 
 
 def figures(run: PolicyRun) -> Figures:
-    """Of one run.
+    """The figures of one run, by name.
 
     Returns:
-        hit_rate: prompt tokens found in the cache at the first selection, the host's included, of all prompt tokens.
-        hit_tokens: how many these were.
-        hit_tokens_gpu, hit_tokens_host: the same by where they were; where there is a cache in the host.
-        loaded_tokens: from the host, also those prefetched and those again after preemptions; where there is one.
-        reusable_share: the same of an endless cache: no policy can have more.
+        hit_rate: share of prompt tokens found at the first selection, in the GPU's cache or the host's.
+        hit_tokens: their number.
+        hit_tokens_gpu, hit_tokens_host: the same by tier; only with a host tier.
+        loaded_tokens: from the host, including prefetches and reloads after preemptions; only with a host tier.
+        reusable_share: hit rate of an endless cache, an upper bound for every policy.
         completion_mean_s, completion_p95_s: of workflows, from arrival to end.
-        makespan_s: until the last has ended.
-        ttft_mean_s, ttft_p95_s: of requests, from arrival to the first token; "ttft_mean_s of AGENT" of an agent's.
+        makespan_s: end of the last workflow.
+        ttft_mean_s, ttft_p95_s: of requests, from arrival to the first token; "ttft_mean_s of AGENT" for an agent.
         queueing_mean_s, longest_wait_s: from arrival to the first selection.
-        throughput_tokens_per_s, workflows_per_s: output tokens, workflows, by makespan.
-        preemptions: how often a running request lost its blocks.
-        recomputed_tokens: prefilled though they had been computed before.
+        throughput_tokens_per_s, workflows_per_s: output tokens and workflows divided by makespan.
+        preemptions: of running requests.
+        recomputed_tokens: prefilled although they had been computed before.
         iterations: of the engine.
-        evicted_blank, evicted_retired, evicted_active: blocks given up that held nothing, whose workflows had ended, or
-            that a workflow under way has used (`engine.Evictions`); where they were counted.
+        evicted_blank, evicted_retired, evicted_active: evicted blocks by class, see `engine.Evictions`; if counted.
 
-    `runs` adds promotions: how often ageing took a request up a level, where requests are ranked.
+    `runs` adds promotions: how often ageing raised a request by a level; only if requests are ranked.
     """
     prompt = sum(asked.prompt_tokens for asked in run.asked)
     hit = sum(asked.hit_tokens for asked in run.asked)
@@ -162,7 +157,7 @@ def _since(run: PolicyRun, moment: str) -> NDArray[np.float64]:
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, and its 95 % interval by Student's t; None for the interval of a single run."""
+    """Mean and its 95 % interval by Student's t; the interval of a single run is None."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return {"mean": mean, "ci95": None}
@@ -173,7 +168,7 @@ def interval(values: Sequence[float]) -> dict[str, Any]:
 
 
 def over_seeds(runs: Sequence[Figures]) -> dict[str, Any]:
-    """Each figure over runs that differ in their seed; of those that all runs have."""
+    """Mean and interval of each figure that all runs have, over runs of different seeds."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
     return {name: interval([run[name] for run in runs]) for name in names}
 
@@ -181,7 +176,9 @@ def over_seeds(runs: Sequence[Figures]) -> dict[str, Any]:
 def shares(
     policy: Mapping[int, Figures], stock: Mapping[int, Figures], oracle: Mapping[int, Figures]
 ) -> dict[str, float | None]:
-    """Of what the oracle gains over stock, the share that a policy gains, figure by figure.
+    """A policy's gain over stock divided by the oracle's, figure by figure: a ratio of differences paired by seed.
+
+    None where the 95 % interval of the oracle's gain contains 0.
 
     Args:
         policy, stock, oracle: figures by seed; seeds that one of them lacks are left out.
@@ -208,9 +205,8 @@ class Timeline:
 
     Attributes:
         begins_s: float64 [W].
-        hit_rate: float64 [W], prompt tokens found in the cache, of those of requests first selected in the window; NaN
-            where there was none.
-        under_way: float64 [W], requests that had come and not ended, on average over the window.
+        hit_rate: float64 [W], of requests first selected in the window; NaN if there is none.
+        under_way: float64 [W], mean number of requests that had arrived and not ended.
     """
 
     begins_s: NDArray[np.float64]
@@ -219,7 +215,7 @@ class Timeline:
 
 
 def course(run: PolicyRun, window_s: float) -> Timeline:
-    """A run in the course of time.
+    """A run over time.
 
     Args:
         run: to its end.

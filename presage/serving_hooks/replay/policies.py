@@ -1,25 +1,23 @@
-"""What is compared: names of policies and what each of them is.
+"""The policies that a replay compares.
 
     stock          vLLM's own scheduler and order of free blocks
-    lifecycle      blocks of ended workflows first, no forecasts (PBKV's lifecycle-aware eviction)
-    hierarchical   the scored order of free blocks (PBKV eq. 2), by the forecasts that were asked for
-    admission      workflows held back or paused, no forecasts, vLLM's order of free blocks
-    full           everything: priority, eviction, admission and prefetch, by the forecasts that were asked for
-    oracle         hierarchical with the truth for a forecast
-    belady         the block whose next use is furthest away is given up first, by the truth: foresight.py
-    best-fixed     oracle, and never more workflows at once than the best fixed number: `runs.tried`
-    shortest-job   shortest total job first by the truth, vLLM's order of free blocks
+    lifecycle      evicts blocks of ended workflows first; no forecasts (PBKV's lifecycle-aware eviction)
+    hierarchical   the scored order of free blocks (PBKV eq. 2), by --forecasts
+    admission      holds back or pauses workflows; no forecasts, vLLM's order of free blocks
+    full           priority, eviction, admission and prefetch, by --forecasts
+    oracle         hierarchical with the oracle's forecasts
+    belady         evicts the block whose next use is furthest away, by the oracle (`belady.py`)
+    best-fixed     oracle with the best fixed number of concurrent workflows (`runs.tried`)
+    shortest-job   shortest total job first by the oracle; vLLM's order of free blocks
 
-Schedulers say who runs next, crossed with any of them:
+Schedulers decide who runs next; each is crossed with every policy:
 
     fcfs           first come, first served: vLLM's own
-    sjf            the request with the shortest output first, by the truth (what Chimera calls shortest job first)
-    stjf           the workflow with the fewest output tokens left first, by the forecasts that were asked for
-    stjf-oracle    the same by the truth
+    sjf            the request with the shortest output first, by the oracle (Chimera's shortest job first)
+    stjf           the workflow with the fewest output tokens left first, by --forecasts
+    stjf-oracle    the same by the oracle
 
-A policy of your own is a `Policy` of a module of yours, named module:NAME; benchmarks/papers.py has some.
-
-A policy needs switches of the hooks; where the hooks at hand lack one it is refused, not left out in silence.
+Your own policy is a `Policy` in a module of yours, named module:NAME; benchmarks/papers.py has some.
 """
 
 from __future__ import annotations
@@ -38,24 +36,24 @@ STOCK: Final = "stock"
 ORACLE: Final = "oracle"
 
 Foreteller = Literal["asked", "oracle", "output"]
-"""Whose word counts: the forecasts asked for, the truth, the request's output."""
+"""The source of forecasts: --forecasts, the oracle, or the output length of the request."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """One of those compared.
+    """A policy to replay.
 
     Attributes:
         name: of the policy.
         settings: switches of the hooks that are on; None is vLLM without hooks.
-        foretold: who says which agents come next, or a source of your own; None for nobody.
-        ranked: who says how much work is left; None for whoever says which agents come.
-        foresight: the order of free blocks is Belady's, by the truth.
-        at_once: workflows under way at once; None for no limit.
-        swept: the limit is found by a sweep.
+        foretold: source of next-agent forecasts, one of the named ones or your own; None without forecasts.
+        ranked: source of remaining tokens; None uses `foretold`.
+        foresight: whether the order of free blocks is Belady's.
+        at_once: limit on concurrent workflows; None for no limit.
+        swept: whether a sweep finds the limit.
         more: further settings of the hooks.
-        scheduler: makes a scheduler class of your own from the hooked one; a function of a module, since it goes to
-            other processes.
+        scheduler: makes your own scheduler class of the hooked one; a function of a module, since it is sent to other
+            processes.
     """
 
     name: str
@@ -69,14 +67,14 @@ class Policy:
     scheduler: Callable[[type[Any]], type[Any]] | None = None
 
     def presage(self, fields: Collection[str]) -> dict[str, Any] | None:
-        """The object `presage` of `--additional-config`: every switch there is, on or off."""
+        """The object `presage` of `--additional-config`; None without hooks."""
         if self.settings is None:
             return None
         return {switch: switch in self.settings for switch in SWITCHES if switch in fields} | dict(self.more)
 
     @property
     def foretellers(self) -> set[Foreteller | Source]:
-        """All whose word it goes by."""
+        """Its sources of forecasts."""
         return {who for who in (self.foretold, self.ranked) if who is not None}
 
 
@@ -106,17 +104,17 @@ SCHEDULERS: Final[Mapping[str, Foreteller | None]] = {
     "stjf": "asked",
     CLAIRVOYANT: "oracle",
 }
-"""Who says how much work is left; None where nobody is asked."""
+"""Source of remaining tokens; None without."""
 
 
 def named(names: str) -> list[Policy]:
     """Policies by name.
 
     Args:
-        names: separated by commas, each once; module:NAME is a `Policy` of a module that can be imported.
+        names: separated by commas; module:NAME imports a `Policy` of a module.
 
     Raises:
-        ConfigurationError: an unknown name.
+        ConfigurationError: unknown name, or the module has no such policy.
     """
     own = {name: _own(name) for name in (part.strip() for part in names.split(",")) if ":" in name}
     known = {**POLICIES, **own}
@@ -124,7 +122,7 @@ def named(names: str) -> list[Policy]:
 
 
 def _own(path: str) -> Policy:
-    """A policy by module:NAME."""
+    """Imports a policy by module:NAME."""
     module, _, name = path.partition(":")
     try:
         found = getattr(import_module(module), name)
@@ -136,14 +134,14 @@ def _own(path: str) -> Policy:
 
 
 def check_switches(policies: Sequence[Policy], fields: Collection[str]) -> None:
-    """Refuses policies whose switches these hooks do not have.
+    """Checks that the hooks have the switches of all policies.
 
     Args:
-        policies: that are wanted.
-        fields: settings the hooks at hand know.
+        policies: to check.
+        fields: settings of the hooks.
 
     Raises:
-        ConfigurationError: there is one.
+        ConfigurationError: a switch is missing.
     """
     for policy in policies:
         missing = sorted(((policy.settings or frozenset()) | policy.more.keys()) - set(fields))
@@ -155,21 +153,21 @@ def check_switches(policies: Sequence[Policy], fields: Collection[str]) -> None:
 
 
 def choose(names: str, fields: Collection[str]) -> list[Policy]:
-    """Policies by name, which the hooks at hand can do; see `named` and `check_switches`."""
+    """Policies by name, checked; see `named` and `check_switches`."""
     policies = named(names)
     check_switches(policies, fields)
     return policies
 
 
 def crossed(policies: Sequence[Policy], schedulers: str) -> list[Policy]:
-    """Every policy with every scheduler, named policy+scheduler; all else of the policy stays.
+    """Every policy with every scheduler, named policy+scheduler.
 
     Args:
-        policies: to be crossed.
-        schedulers: names, separated by commas; each once.
+        policies: to cross.
+        schedulers: names, separated by commas.
 
     Raises:
-        ConfigurationError: an unknown name.
+        ConfigurationError: unknown name.
     """
     found = []
     for policy in policies:
@@ -185,7 +183,7 @@ def crossed(policies: Sequence[Policy], schedulers: str) -> list[Policy]:
 
 
 def ends(name: str) -> tuple[str, str]:
-    """What a policy's gain is a share of: the names of the one that gains nothing and the one that knows all."""
+    """Names of the baseline and of the oracle between which a policy's gain is measured."""
     policy, plus, _ = name.partition("+")
     return (f"{policy}+{FIRST_COME}", f"{policy}+{CLAIRVOYANT}") if plus else (STOCK, ORACLE)
 

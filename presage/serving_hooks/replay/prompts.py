@@ -1,8 +1,8 @@
-"""Token ids of prompts and outputs: two share a prefix exactly where the convention says that they do.
+"""Token ids of prompts and outputs: two share a prefix exactly where the convention says so.
 
-Ids mean nothing, so each part of a prompt is one id repeated: an opening's is that of all who open alike, a closing's
-the agent's, what a step adds or is answered with has one of its own. A block's hash covers all before it, so blocks of
-one repeated id are told apart by where they stand. No chance is in it, and so no accident.
+Each part of a prompt is one id repeated: prompts that open alike share the opening's id, an agent's closings share
+theirs, and what a step adds or is answered with has its own. The hash of a block covers all before it, so blocks of one
+repeated id differ by position. Nothing is random.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class PromptIds:
 
     Args:
         jobs: of the workload.
-        convention: they were assembled by.
+        convention: how their prompts were assembled.
 
     Attributes:
-        hashes: of each job, of each step: those of the blocks of its prompt and output, once `hash_all` has made them.
-        owner: of each of these, the first job whose it is.
-        sharers: of those that are of several jobs, all of them.
+        hashes: of the blocks of each prompt and output, by job and step, once `hash_all` has made them.
+        owner: the first job that has a block, by hash.
+        sharers: all jobs that have a block, by hash; only blocks of several jobs.
     """
 
     def __init__(self, jobs: Sequence[ReplayJob], convention: PromptConvention) -> None:
@@ -46,7 +46,7 @@ class PromptIds:
         self.sharers: dict[bytes, set[int]] = {}
 
     def hash_all(self, block_tokens: int, hashed: Callable[[bytes | None, list[int]], bytes]) -> None:
-        """Computes the hashes of all blocks, each once: they are the same under every policy and seed.
+        """Computes the hashes of all blocks once; they are the same under every policy and seed.
 
         Args:
             block_tokens: of a block.
@@ -72,11 +72,11 @@ class PromptIds:
             self.hashes.append(of)
 
     def known(self, number: int, index: int) -> Hashes:
-        """Those of the prompt and output of a step of a job; none, where they were not computed."""
+        """Hashes of the prompt and output of a step; empty if they were not computed."""
         return self.hashes[number][index] if self.hashes else _NONE
 
     def conversation(self, number: int) -> JobConversation:
-        """Of the job with that number."""
+        """The token sequences of a job."""
         job = self._jobs[number]
         openings = [self._ids[self._opening(job, step.agent)] for step in job.steps]
         closings = [self._ids["closing", job.workflow_type, step.agent] for step in job.steps]
@@ -88,13 +88,13 @@ class PromptIds:
 
 
 class JobConversation:
-    """The sequences of one job as they grow.
+    """The growing token sequences of one job.
 
     Args:
-        job: whose.
-        first: id of the first of its own tokens.
-        openings, closings: ids, one a step.
-        hashed: id of what has hash 0; those of other hashes come after it.
+        job: the job.
+        first: the first of its own ids.
+        openings, closings: ids by step.
+        hashed: id of content with hash id 0 (plain requests); others follow.
     """
 
     def __init__(
@@ -105,21 +105,21 @@ class JobConversation:
         self._sequences: dict[int, list[int]] = {}
 
     def prompt(self, number: int) -> list[int]:
-        """Token ids of a step's prompt; what it continues has been answered."""
+        """Token ids of a step's prompt; the step it continues has been answered."""
         return self._trunk(number) + [self._closings[number]] * self._job.steps[number].closing_tokens
 
     def says(self, number: int) -> int:
-        """The id a step is answered with, again and again."""
+        """The id of which a step's output consists."""
         return self._first + 2 * number + 1
 
     def answered(self, number: int) -> None:
-        """A step has all its output."""
+        """Appends the output of a step."""
         self._sequences[number] = self._trunk(number) + [self.says(number)] * self._job.steps[number].output_tokens
 
     def repeated_tokens(self, number: int) -> int:
-        """Tokens a step's prompt begins with that stand alike in the prompt, or the output, of the step it continues.
+        """Tokens from the start of a step's prompt that equal the prompt and output of the step it continues.
 
-        Behind a closing nothing does: what was said there stands elsewhere now.
+        An output behind a closing does not count: it stands elsewhere now.
         """
         continues = self._job.steps[number].continues
         if continues is None:

@@ -1,20 +1,19 @@
-"""From a trace to jobs: who asks for how many tokens after whom, and which earlier tokens a prompt repeats.
+"""Makes jobs of a trace: sizes of requests, whom they wait for, and which earlier tokens their prompts repeat.
 
-A trace tells sizes, not tokens: how much of a prompt stood in an earlier one is a convention, and it is stated.
+A trace has sizes, not tokens, so what a prompt repeats is a convention:
 
-history-first       every prompt begins with the common history of the workflow: what it continues is the longest
-                    sequence among its parents', whoever wrote it.
+history-first       every prompt begins with the history of the workflow: it continues the longest sequence among its
+                    parents'.
 own-conversation    each agent continues its own conversation: the last step of the same agent among its ancestors.
 
-Every prompt has as many tokens as were recorded. What the sequence it continues does not account for is new. A prompt
-too short to hold that sequence is one of its own and repeats nothing but the opening.
+Every prompt has as many tokens as recorded; what the continued sequence does not account for is new. A prompt too short
+to hold that sequence repeats only the opening.
 
-Only rows of kind "llm" are requests. A tool's row is passed through: whoever waited for it waits for its parents, and
-its time is part of the pause, as is everything else between the end of the last parent and the start of a step.
+Only rows of kind "llm" are requests. Steps that waited for a tool wait for the tool's parents, and its time is part of
+the pause, as is everything between the end of the last parent and the start of a step.
 
-A trace of plain requests has no workflows: each request is a job of its own, of no workflow. What its prompt shares
-with others is what `hash_ids` say, each for so many tokens and for all before them; without them nothing is shared.
-Nobody can foretell what comes after it, and the hooks are told of none.
+In a trace of plain requests each request is a job without a workflow. Its `hash_ids` say what its prompt shares;
+without them nothing is shared.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _NEEDED: Final = ("input_tokens", "output_tokens")
 
 @dataclass(frozen=True)
 class PromptConvention:
-    """How prompts are put together.
+    """How prompts are assembled.
 
     Attributes:
         prompts: what a prompt continues; see the module.
-        opening_tokens: that all prompts begin with which continue nothing; the same for all workflows of a type, with
-            own-conversation for an agent of a type (its system prompt).
-        closing_tokens: an agent's instruction at the end of each of its prompts, which no later prompt repeats.
+        opening_tokens: first tokens of prompts that continue nothing, shared by the workflows of a type; with
+            own-conversation by the calls of an agent (its system prompt).
+        closing_tokens: last tokens of each prompt (the agent's instruction), which no later prompt repeats.
     """
 
     prompts: Prompts = "history-first"
@@ -62,17 +61,17 @@ class JobStep:
     """One request of a job.
 
     Attributes:
-        agent: that asks.
-        continues: number of the step whose sequence, prompt and output, the prompt begins with; None for an opening.
+        agent: of the step.
+        continues: number of the step with whose prompt and output the prompt begins; None for an opening.
         opening_tokens: 0 if it continues a step.
-        new_tokens: nobody has asked before.
+        new_tokens: in no earlier prompt.
         closing_tokens: at the end, in no later prompt.
-        output_tokens: it is answered with; 1 or more.
+        output_tokens: 1 or more.
         parents: numbers of the steps it waits for.
-        pause_s: between the end of the last parent and its arrival.
+        pause_s: from the end of the last parent to its arrival.
         prompt_tokens: of the whole prompt.
-        hashed: of a plain request, ids of what the prompt begins with, `hash_tokens` tokens each.
-        hash_tokens: of each of them.
+        hashed: hash ids of a plain request's prompt.
+        hash_tokens: tokens of each hash id.
     """
 
     agent: str
@@ -89,20 +88,20 @@ class JobStep:
 
     @property
     def sequence_tokens(self) -> int:
-        """Of prompt and output, as later prompts may repeat them."""
+        """Tokens of prompt and output that later prompts may repeat."""
         return self.prompt_tokens - self.closing_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayJob:
-    """One workflow to be replayed.
+    """One workflow to replay.
 
     Attributes:
-        workflow_type: the application; empty for a plain request, which is of none.
+        workflow_type: the application; empty for a plain request.
         workflow_id: one run of it.
         steps: each after its parents; at least one.
-        arrives_s: when it began, seconds after the first of the trace; None if no times were recorded.
-        complete: it reached its end in the trace.
+        arrives_s: its start, seconds after the first of the trace; None if no times were recorded.
+        complete: whether it reached its end in the trace.
     """
 
     workflow_type: str
@@ -114,12 +113,12 @@ class ReplayJob:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a trace holds for a replay.
+    """The jobs of a trace.
 
     Attributes:
         jobs: in the order of the trace.
-        left_out: workflows with a request whose tokens were not recorded, or without any request.
-        timed: whether all jobs have recorded times, and so pauses.
+        left_out: workflows without requests, or with a request whose sizes were not recorded.
+        timed: whether all jobs have recorded times.
     """
 
     jobs: tuple[ReplayJob, ...]
@@ -129,7 +128,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A request as the trace has it: sizes, parents and times, before any convention."""
+    """A request as recorded: sizes, parents and pause."""
 
     agent: str
     input_tokens: int
@@ -143,12 +142,12 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
 
     Args:
         table: a trace, in canonical order.
-        convention: how prompts are put together.
-        pause_s: mean of exponential pauses, drawn in place of those recorded; None takes those recorded.
-        seed: of the pauses that are drawn.
+        convention: how prompts are assembled.
+        pause_s: mean of exponential pauses, drawn in place of the recorded ones; None keeps the recorded ones.
+        seed: of drawn pauses.
 
     Raises:
-        TraceError: no workflow has tokens, or pauses are wanted as recorded and were not.
+        TraceError: no workflow has sizes, or pauses were neither recorded nor given.
     """
     rows = table.select([name for name in _COLUMNS if name in table.column_names]).to_pylist()
     groups = list(_by_workflow(rows))
@@ -162,8 +161,8 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
         timed = all(row["started_at"] is not None and row["ended_at"] is not None for row in requests)
         if not timed and pause_s is None:
             raise TraceError(
-                f"workflow {group[0]['workflow_id']!r}: no started_at or ended_at in a step, so how long the workflow "
-                "pauses between steps cannot be replayed: record times, or give the mean pause with --pause-s"
+                f"workflow {group[0]['workflow_id']!r}: a step has no started_at or ended_at, so pauses between steps "
+                "are unknown: record times, or give the mean pause with --pause-s"
             )
         drawn = None if pause_s is None else np.random.default_rng([seed, number]).exponential(pause_s, len(group))
         steps = assemble(_asked(group, drawn), convention)
@@ -174,8 +173,8 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
         )
     if not jobs:
         raise TraceError(
-            f"none of {left_out} workflows has input_tokens and output_tokens in all its requests: without sizes of "
-            "prompts and outputs neither cache nor time can be replayed; record them, or ingest traces that have them"
+            f"none of {left_out} workflows has input_tokens and output_tokens in all its requests; replay needs the "
+            "sizes of prompts and outputs: record them, or ingest traces that have them"
         )
     return Workload(tuple(jobs), left_out, all(job.arrives_s is not None for job in jobs))
 
@@ -206,8 +205,8 @@ def _by_workflow(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]
 
 
 def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[RecordedRequest]:
-    """The requests of one workflow, their parents by number among the requests."""
-    waited: dict[int, tuple[int, ...]] = {}  # of each row, by step: the requests it stands for
+    """The requests of one workflow; parents are numbers of requests."""
+    waited: dict[int, tuple[int, ...]] = {}  # by step: the requests that waiting for it means
     found: list[RecordedRequest] = []
     ended: list[Any] = []
     last: int | None = None
@@ -231,7 +230,7 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[RecordedReques
 
 
 def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> tuple[JobStep, ...]:
-    """The steps of one job by a convention."""
+    """The steps of one job, with prompts assembled by a convention."""
     steps: list[JobStep] = []
     ancestors: list[frozenset[int]] = []
     for one in asked:
@@ -241,7 +240,7 @@ def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> 
             candidates = list(one.parents)
         else:
             candidates = [number for number in before if asked[number].agent == one.agent]
-        # Of a fork that is joined again one branch can be continued, the longest; of a conversation its last turn.
+        # A join continues the longest branch, a conversation its last turn.
         key = (
             (lambda n: (steps[n].sequence_tokens, -n)) if convention.prompts == "history-first" else (lambda n: (n, 0))
         )
@@ -271,11 +270,11 @@ def _step(one: RecordedRequest, continues: int | None, repeated: int, convention
 
 
 AGENT: Final = "request"
-"""Goes by in the figures where an agent would."""
+"""Stands for the agent of plain requests in figures."""
 
 
 class Sized(Protocol):
-    """A request as a trace has it."""
+    """A plain request of a trace."""
 
     @property
     def arrives_s(self) -> float: ...  # noqa: D102
@@ -288,13 +287,13 @@ class Sized(Protocol):
 
 
 class _Known:
-    """Sequences of ids that have been seen, as a tree: an id counts with all before it."""
+    """A prefix tree of the id sequences seen so far."""
 
     def __init__(self) -> None:
         self._children: dict[tuple[int, int], int] = {}
 
     def add(self, ids: Iterable[int]) -> int:
-        """How many of them, from the first, stood so in an earlier sequence."""
+        """Adds a sequence; returns the length of its longest known prefix."""
         node, known, new = 0, 0, False
         for one in ids:
             child = self._children.get((node, one))
@@ -307,11 +306,11 @@ class _Known:
 
 
 def requests_workload(requests: Sequence[Sized], hash_tokens: int) -> Workload:
-    """The jobs of some requests.
+    """The jobs of plain requests.
 
     Args:
         requests: in order of arrival.
-        hash_tokens: tokens that an id of `hash_ids` stands for.
+        hash_tokens: tokens per id of `hash_ids`.
     """
     known, jobs = _Known(), []
     for number, one in enumerate(requests):

@@ -176,7 +176,7 @@ def test_a_host_without_the_way_to_it_is_refused(store: Path, tmp_path: Path) ->
 def test_traces_say_what_they_cannot_answer(jsonl: Callable[..., Path]) -> None:
     said = ran("replay", jsonl(), *CHEAP)
     assert said.exit_code == 2
-    assert "neither cache nor time can be replayed" in said.stderr
+    assert "replay needs the sizes of prompts and outputs" in said.stderr
     said = ran("replay", jsonl(input_tokens=50, output_tokens=5), *CHEAP)
     assert said.exit_code == 2
     assert "--pause-s" in said.stderr

@@ -43,8 +43,8 @@ def test_as_recorded_is_as_recorded() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "0 ways"),
-        ({"concurrency": 1, "rate": 1.0}, "2 ways"),
+        ({}, "0 kinds of arrivals"),
+        ({"concurrency": 1, "rate": 1.0}, "2 kinds of arrivals"),
         ({"concurrency": 0}, "concurrency is 0"),
         ({"rate": 0.0}, "rate is 0"),
         ({"rate": 1.0, "cv": 0.0}, "cv is 0"),

@@ -55,7 +55,11 @@ def test_an_engine_file_takes_what_was_fitted_though_an_iteration_be_free() -> N
 
 @pytest.mark.parametrize(
     ("count", "prefills", "said"),
-    [(300, 0.3, "300 iterations; at least 320"), (400, 0.0, "0 of 400 iterations prefill"), (400, 1.0, "only decode")],
+    [
+        (300, 0.3, "300 iterations; a fit needs at least 320"),
+        (400, 0.0, "0 of 400 iterations prefill"),
+        (400, 1.0, "only decode"),
+    ],
 )
 def test_what_cannot_be_told_apart_is_refused(count: int, prefills: float, said: str) -> None:
     tokens = iterations(count, prefills=prefills)

@@ -87,7 +87,7 @@ def test_every_engine_that_comes_along_says_where_its_costs_come_from() -> None:
         ("host_cache_tokens = 15\n" + GOOD, "host_cache_tokens is 15, less than a block of 16"),
         ("host_cache_tokens = 1600\n" + GOOD, "[cost] has no host_token_s"),
         (GOOD + "host_token_s = -1.0", "cost.host_token_s"),
-        ("[cost", "no TOML"),
+        ("[cost", "not valid TOML"),
     ],
 )
 def test_an_engine_that_cannot_be_is_refused(tmp_path: Path, text: str, said: str) -> None:

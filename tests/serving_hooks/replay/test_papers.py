@@ -14,6 +14,7 @@ from presage.serving_hooks.replay.policies import named
 from presage.serving_hooks.replay.workload import PromptConvention
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
@@ -80,11 +81,8 @@ class Engine:
     """Tells a gate of requests, named by workflow and number."""
 
     def __init__(self, cache_tokens: float) -> None:
-        self.now, self.ended = 0.0, set[str]()
-        self.gate = PauseRestore(cache_tokens, self.alive, lambda: self.now, Switch("admission", EventCounts()))
-
-    def alive(self, workflow: str) -> bool:
-        return workflow not in self.ended
+        self.now = 0.0
+        self.gate = PauseRestore(cache_tokens, lambda: self.now, Switch("admission", EventCounts()))
 
     def step(self, name: str) -> Step:
         return Step("t", name.split(".")[0], "p")
@@ -138,7 +136,7 @@ def test_one_that_runs_is_paused_once_it_has_ended_and_restored_when_there_is_ro
     assert engine.gate.holds("a.1")
     assert engine.check() == []
     engine.answers("b.1", 0)
-    engine.ended.add(engine.step("b.1").workflow)
+    engine.gate.ended(RunningWorkflow(engine.step("b.1"), engine.now), EndReason.FINISHED)
     assert engine.check() == ["a.1"]
     assert not engine.gate.holds("a.1")
 
