@@ -111,10 +111,10 @@ def array_of(values: Sequence[Any], name: str, origin: Origin, *, from_pandas: b
         values: None is no value.
         name: of the column.
         origin: of the values.
-        from_pandas: NaN and NaT are no values either.
+        from_pandas: NaN and NaT are no values either. Otherwise the values are of JSON, and their types were checked.
 
     Raises:
-        RowError: a value has a wrong type.
+        RowError: a value has a wrong type, or does not fit.
     """
     target = COLUMN_TYPES[name]
     if is_text(target):
@@ -133,6 +133,9 @@ def array_of(values: Sequence[Any], name: str, origin: Origin, *, from_pandas: b
             return pa.array(values, arrow_type, from_pandas=from_pandas)
         except REFUSALS:
             bad = max(bad, first_refused(values, arrow_type, from_pandas=from_pandas))
+    if not from_pandas:
+        message = f"the value does not fit; {wanted(target)} (in valid Unicode) is wanted: correct it"
+        raise origin.bad(bad, name, message, f"{name} does not fit")
     raise wrong_type(values[bad], bad, name, origin)
 
 
