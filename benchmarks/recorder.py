@@ -33,7 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from presage.datasets.adapters.recording import batches, engines
-from presage.datasets.recording import SAID
+from presage.datasets.recording import RECORDED_FINISHED
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import StepRecorder, start
@@ -78,7 +78,7 @@ def served(to: StepRecorder, i: int, request: str, step: Named, states: Any, for
     if forecasts is not None:
         to.forecast(request, forecasts[1])
     if step.number == STEPS_A_WORKFLOW - 1:
-        to.ended(step.workflow_type, step.workflow_id, SAID)
+        to.ended(step.workflow_type, step.workflow_id, RECORDED_FINISHED)
 
 
 def paced(call: Callable[[int], object], rate: float, seconds: float) -> tuple[list[float], list[float]]:

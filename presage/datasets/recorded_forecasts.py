@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from presage.datasets.adapters.recording import batches, engines
-from presage.datasets.recording import FORECASTS, SAID, SILENT
+from presage.datasets.recording import FORECASTS, RECORDED_EXPIRED, RECORDED_FINISHED
 
 END: Final = "END"
 _STEP_COLUMNS: Final = ("run", "step", "agent", "output_tokens")
@@ -84,7 +84,7 @@ def read_forecasts(path: str | Path) -> tuple[pa.Table, Mapping[str, int]]:
         runs: dict[int, _Run] = defaultdict(_Run)
         for batch, _ in batches(engine, "ends", ("run", "steps", "how"), lost):
             for end in batch.to_pylist():
-                if end["how"] in (SAID, SILENT):
+                if end["how"] in (RECORDED_FINISHED, RECORDED_EXPIRED):
                     runs[end["run"]].steps = end["steps"]
         for batch, _ in batches(engine, "steps", _STEP_COLUMNS, lost):
             for row in batch.to_pylist():

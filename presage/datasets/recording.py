@@ -30,10 +30,10 @@ OPEN: Final = ".open.arrows"
 WHOLE: Final = ".arrows"
 FILE_NAME: Final = re.compile(r"(steps|forecasts|ends)-\d{6,}(\.open)?\.arrows")
 
-SAID: Final = "said"
-"""The client ended the workflow."""
-SILENT: Final = "silent"
-"""The workflow expired: no request within its time to live."""
+RECORDED_FINISHED: Final = "said"
+"""How an end is recorded that the client reported."""
+RECORDED_EXPIRED: Final = "silent"
+"""How an end is recorded where no request came within the time to live."""
 
 STEPS: Final = pa.schema(
     [

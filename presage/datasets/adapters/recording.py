@@ -38,8 +38,8 @@ from presage.datasets.recording import (
     LOCK,
     MODEL_KEY,
     OPEN,
-    SAID,
-    SILENT,
+    RECORDED_EXPIRED,
+    RECORDED_FINISHED,
     TABLES,
     VERSION,
     VERSION_KEY,
@@ -257,7 +257,7 @@ def _ended(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
     """The number of steps of each ended run."""
     found: dict[int, int] = {}
     for batch in ends:
-        known = batch.filter(pc.is_in(batch["how"], pa.array([SAID, SILENT])))
+        known = batch.filter(pc.is_in(batch["how"], pa.array([RECORDED_FINISHED, RECORDED_EXPIRED])))
         found.update(zip(known["run"].to_pylist(), known["steps"].to_pylist(), strict=True))
     return found
 

@@ -5,7 +5,7 @@
     recorder.forecast(request_id, live)                                          # whenever one was made
     recorder.state(request_id, PREFILL, vector)                                  # may come a little late
     recorder.completed(request_id, output_tokens=n, finish_reason="stop")        # however the request left
-    recorder.ended(workflow_type, workflow_id, SAID)                             # or SILENT
+    recorder.ended(workflow_type, workflow_id, RECORDED_FINISHED)                             # or RECORDED_EXPIRED
 
 The model waits for the engine thread, so it only buffers events; the writer thread makes rows of them. Runs and steps
 are numbered here, so whatever is dropped later leaves a gap that ingestion sees. Nothing blocks and nothing raises:
@@ -196,8 +196,10 @@ class Recorder:
             self._failed(error)
 
     def ended(self, workflow_type: str, workflow_id: str, how: str) -> None:
-        """A workflow ended: SAID or SILENT. A later step of that name begins another run; steps still running belong to
-        this one."""
+        """A workflow ended: RECORDED_FINISHED or RECORDED_EXPIRED.
+
+        A later step of that name begins another run; steps still running belong to this one.
+        """
         try:
             run = self._runs.pop((workflow_type, workflow_id), None)
             if run is not None and run.known:

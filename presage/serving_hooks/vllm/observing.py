@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from presage.datasets.recording import SAID, SILENT
+from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
 from presage.features.moment import Moment
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
@@ -20,7 +20,11 @@ from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iterati
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow, WorkflowTable
 
-_RECORDED_AS: Final = {EndReason.FINISHED: SAID, EndReason.ABORTED: SAID, EndReason.EXPIRED: SILENT}
+_RECORDED_AS: Final = {
+    EndReason.FINISHED: RECORDED_FINISHED,
+    EndReason.ABORTED: RECORDED_FINISHED,
+    EndReason.EXPIRED: RECORDED_EXPIRED,
+}
 """What a recording calls the end of a workflow."""
 
 

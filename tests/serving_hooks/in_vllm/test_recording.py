@@ -13,7 +13,7 @@ from vllm_samples import Engine, ask, build, token
 
 from presage.datasets.read import read_traces
 from presage.datasets.recorded_forecasts import read_forecasts
-from presage.datasets.recording import SAID, SILENT
+from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.recorder.recorder import Recorder
 from presage.serving_hooks.vllm.hidden_states import steps
@@ -123,7 +123,12 @@ def test_ends_are_told_as_they_came(tmp_path: Path) -> None:
     for path in folder.glob("ends-*"):
         with pa.OSFile(str(path)) as file:
             ends |= {row["workflow_id"]: row["how"] for row in pa.ipc.open_stream(file).read_all().to_pylist()}
-    assert ends == {"said": SAID, "told": SAID, "silent": SILENT, "aborted": SILENT}
+    assert ends == {
+        "said": RECORDED_FINISHED,
+        "told": RECORDED_FINISHED,
+        "silent": RECORDED_EXPIRED,
+        "aborted": RECORDED_EXPIRED,
+    }
     reasons = {row["workflow_id"].split("@")[0]: row["finish_reason"] for row in rows(tmp_path)}
     assert reasons["aborted"] == "abort"
 

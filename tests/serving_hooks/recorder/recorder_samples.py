@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.datasets.recording import SAID
+from presage.datasets.recording import RECORDED_FINISHED
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.recorder.buffer import WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig
@@ -74,7 +74,7 @@ def serve(
         )
         to.completed(request, output_tokens=10 + i, finish_reason="stop", output_text=texts.get("output_text"))
     if ends:
-        to.ended("t", workflow_id, SAID)
+        to.ended("t", workflow_id, RECORDED_FINISHED)
 
 
 def vector(seed: int, size: int = SIZE, dtype: type = np.float32) -> np.ndarray[Any, Any]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from recorder_samples import SIZE, Hands, Named, counts, forecast, recorder, serve, vector
 
 from presage.datasets.read import read_traces
-from presage.datasets.recording import SILENT
+from presage.datasets.recording import RECORDED_EXPIRED
 from presage.errors import ConfigurationError
 from presage.serving_hooks.recorder.batches import StateColumn
 from presage.serving_hooks.recorder.config import RecorderConfig
@@ -367,7 +367,7 @@ def test_steps_under_way_at_the_end_are_written_as_far_as_they_are_known(tmp_pat
 def test_an_end_while_a_step_runs_waits_for_it(tmp_path: Path) -> None:
     one = recorder(tmp_path)
     one.begun("r", Named())
-    one.ended("t", "w", SILENT)
+    one.ended("t", "w", RECORDED_EXPIRED)
     one.begun("s", Named())  # the same name again: another run
     one.completed("r")
     one.completed("s")

@@ -17,7 +17,7 @@ from presage.cli.presage import app
 from presage.datasets.adapters import detect
 from presage.datasets.ingest import ingest
 from presage.datasets.read import read_traces
-from presage.datasets.recording import SAID, SILENT
+from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
 from presage.datasets.store import read_store
 from presage.datasets.synthetic.workflows import generate
 from presage.errors import TraceError
@@ -75,7 +75,7 @@ def test_the_steps_of_the_hooks_are_steps_here(tmp_path: Path) -> None:
     one = recorder(tmp_path)
     one.begun("r", step)
     one.completed("r")
-    one.ended(step.workflow_type, step.workflow_id, SAID)
+    one.ended(step.workflow_type, step.workflow_id, RECORDED_FINISHED)
     one.close()
     assert taken(tmp_path) == {"w@one.0": ("a", True)}
 
@@ -88,7 +88,7 @@ def test_steps_with_states_say_of_which_layer_they_are(tmp_path: Path, layer: in
         for moment in moments:
             one.state(name, moment, vector(1))  # type: ignore[arg-type]
         one.completed(name)
-    one.ended("t", "w", SAID)
+    one.ended("t", "w", RECORDED_FINISHED)
     one.close()
     ingest([tmp_path / "r"], tmp_path / "s")
     assert read_store(tmp_path / "s")["state_layer"].to_pylist() == [layer, layer, None]
@@ -113,7 +113,7 @@ def test_what_a_law_says_comes_back_as_it_was_and_trains(tmp_path: Path) -> None
         one.completed(f"r{i}", output_tokens=row["output_tokens"])
         last = i + 1 == len(rows) or rows[i + 1]["workflow_id"] != row["workflow_id"]
         if last and row["complete"]:
-            one.ended(row["workflow_type"], row["workflow_id"], SAID)
+            one.ended(row["workflow_type"], row["workflow_id"], RECORDED_FINISHED)
     one.close()
     done = ingest([tmp_path / "r"], tmp_path / "s")
     assert (done.workflows, done.steps) == (60, drawn.num_rows)
@@ -128,7 +128,9 @@ def test_what_a_law_says_comes_back_as_it_was_and_trains(tmp_path: Path) -> None
     assert training.predictor.source.served_model == "m"
 
 
-@pytest.mark.parametrize(("how", "complete"), [(SAID, True), (SILENT, True), ("given up", False), (None, False)])
+@pytest.mark.parametrize(
+    ("how", "complete"), [(RECORDED_FINISHED, True), (RECORDED_EXPIRED, True), ("given up", False), (None, False)]
+)
 def test_only_a_workflow_that_ended_is_complete(tmp_path: Path, how: str | None, complete: bool) -> None:
     one = recorder(tmp_path)
     serve(one, "w", "ab", ends=False)
@@ -299,7 +301,7 @@ def test_whatever_is_dropped_the_rest_is_a_true_beginning(
         if not left[name]:
             del left[name]
             if data.draw(st.booleans()):
-                one.ended("t", name, SAID)
+                one.ended("t", name, RECORDED_FINISHED)
         if data.draw(st.booleans()):
             flush(one, hands)
     one.close()
