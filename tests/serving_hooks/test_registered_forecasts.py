@@ -144,7 +144,7 @@ def test_steps_that_wait_side_by_side_are_one_event_each(tiny: Tiny) -> None:
     assert sum(forecaster.counts.values()) == counted
     for agent in range(1000):  # requests that are aborted before they begin
         asked.remaining_tokens(step(f"agent-{agent}", None), 100)
-    assert len(asked._early["retry", "w"]) == 64
+    assert asked.debug_state()["forecasts on arrival"] == 64
 
 
 @pytest.mark.parametrize("uri", [None, "http://localhost:9", "sqlite:///not-there.db", "sqlite:////empty.db", "mlruns"])

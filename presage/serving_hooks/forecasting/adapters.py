@@ -1,7 +1,7 @@
-"""The two predictors as the forecaster asks them: one event of one workflow, and an answer that has been looked at.
+"""Adapters of the two predictors for the forecaster: one event of one workflow, and a checked forecast.
 
-What comes back from a predictor is checked, since policies compute with it: probabilities of every horizon sum to 1,
-tokens are finite and do not fall. What is no forecast raises; the circuit breaker around the call sees to that.
+Policies compute with forecasts, so each is checked: the probabilities of every horizon sum to 1, tokens are finite and
+do not fall with the quantile. An invalid forecast raises; the circuit breaker around the call catches it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from presage.serving_hooks.forecasting.live import (
 )
 
 PROJECTED: Final = "projected"
-"""In a step's columns, beside those of a trace: its state, float32 [p], projected where it was computed."""
+"""A step's column for its hidden state, float32 [p], projected by the worker that computed it."""
 
 _OFF_BY: Final = 1e-3
 """How far probabilities may be from summing to 1: float32, over thousands of agents."""
@@ -40,7 +40,7 @@ _OFF_BY: Final = 1e-3
 
 @njit(cache=True)
 def _distributions(out: NDArray[np.float32]) -> bool:
-    """Whether every row is one."""
+    """Whether every row is a distribution."""
     for row in out:
         total = 0.0
         for share in row:
@@ -53,10 +53,7 @@ def _distributions(out: NDArray[np.float32]) -> bool:
 
 
 def warm() -> None:
-    """Sets up what compiled code needs once in a process, the better part of a second that lets no other thread run.
-
-    What is compiled already is then read in short pieces, when a predictor is loaded.
-    """
+    """Initialises compiled code once in a process; takes most of a second and holds the interpreter lock."""
     _distributions(np.ones((1, 1), np.float32))
 
 
@@ -66,9 +63,9 @@ class NextAgentAdapter:
     Args:
         predictor: fitted.
         version: in the registry.
-        served_model: the model that the engine serves, None if it does not say. Hidden states belong to one model and
-            to one layer of it: where the predictor learnt others, they are left out, and every forecast says so.
-        state_layer: the layer that this engine taps; None for the states after the final norm.
+        served_model: the model that the engine serves, None if unknown. Hidden states belong to one layer of one model:
+            if the predictor learnt others, they are ignored, and each forecast gives this as its reason.
+        state_layer: the layer that this engine captures; None for the states after the final norm.
     """
 
     def __init__(
@@ -84,7 +81,7 @@ class NextAgentAdapter:
 
     @property
     def projections(self) -> dict[Moment, Projection]:
-        """How hidden states that an engine taps are projected, by moment; empty where none are read, or another's."""
+        """W and b by moment for captured hidden states; empty if the predictor reads none of this model and layer."""
         source = self.predictor.source
         if source.kind != "captured" or not self._states:
             return {}
@@ -116,28 +113,28 @@ class NextAgentAdapter:
         return self.predictor.project(moment, self.predictor.source.of_step(step, moment) if self._states else None)
 
     def _projected(self, state: Any, moment: Moment) -> NDArray[np.float32]:
-        """A state that a worker has projected. Kernels do not look at widths, so it is looked at here."""
+        """A state projected by a worker, checked here since kernels check no widths."""
         wanted = self.predictor.projection(moment)
         if not self._states or wanted is None:
             return self.predictor.project(moment, None)
         row = np.asarray(state)
         if row.dtype != np.float32 or row.shape != wanted[1].shape or not np.isfinite(row).all():
             raise InputError(
-                f"a projected state at {moment} is not {len(wanted[1])} finite numbers of float32; project it with "
-                "the projection of the predictor that is asked"
+                f"a projected state at {moment} is not {len(wanted[1])} finite numbers of float32; use the projection "
+                "of this predictor"
             )
         return np.ascontiguousarray(row)
 
     def _looked_at(self, moment: Moment, evidence: int, out: NDArray[np.float32], left: LiveLengths) -> LiveForecast:
         agents = self.predictor.vocabulary.agents
         if out.shape[1] != len(agents) + 1 or not _distributions(out):
-            raise NotAForecast("probabilities that are no distributions")
+            raise NotAForecast("the probabilities are no distributions")
         source: Source = "back-off" if evidence < self.predictor.config.min_evidence else "champion"
         return LiveForecast(source, evidence, moment, out, agents, self.version, self._reason, left)
 
 
 def _left_out(source: StateSource, served_model: str | None, state_layer: int | None) -> str | None:
-    """Why hidden states of this engine are none that the predictor learnt; None where they are, or nobody says."""
+    """Why the predictor ignores hidden states of this engine; None if it reads them or the model is unknown."""
     if source.kind != "captured" or served_model is None:
         return None
     if source.served_model not in (None, served_model):
@@ -156,7 +153,7 @@ class LengthAdapter:
         said = self.predictor.begun(workflow, step)
         quantiles, tokens = tuple(said.quantiles), tuple(said.quantiles.values())
         if len(tokens) != len(self.predictor.quantiles) or not all(0 <= t < math.inf for t in tokens):
-            raise NotAForecast("tokens that are no numbers of tokens, one a quantile")
+            raise NotAForecast("the tokens are not one number of tokens for each quantile")
         if any(low > high for low, high in pairwise(tokens)):
-            raise NotAForecast("tokens that fall as quantiles rise")
+            raise NotAForecast("the tokens fall as quantiles rise")
         return LiveLengths(said.source, said.evidence, quantiles, tokens, self.predictor.ranks, self.version)

@@ -1,13 +1,8 @@
-"""A deadline and an error budget: a predictor that fails or dawdles too often is switched off, and stays off.
+"""A circuit breaker: switches off a predictor whose calls fail or exceed the deadline too often.
 
-Late means that a call took longer than the deadline, which is known only when it has come back. Its answer is used all
-the same; the budget is what keeps the next ones from coming late.
-
-One that does not come back is left: calls are made on a thread of the breaker's own, and after `hang_s`
-the caller goes on without an answer. That predictor is off for good, since its thread may still change what it holds.
-
-Told to the log once, with counts and nothing of any request. The clock is the caller's; how long a call is waited for
-is real time, whatever that clock says.
+A late result is still used. Calls run on a thread of the breaker; one that does not return within `hang_s` is abandoned
+and its predictor switched off for good, since the thread may still change its state. Switching off is logged once. The
+deadline uses the caller's clock, `hang_s` real time.
 """
 
 from __future__ import annotations
@@ -32,22 +27,22 @@ FAILED: Final = "failed"
 LATE: Final = "late"
 HUNG: Final = "hung"
 HANG_S: Final = 0.25
-"""Unless said otherwise: a thousand times what a forecast takes, and still a pause that a client hardly notices."""
+"""The default: a thousand times the time of a forecast, and still hardly noticed by a client."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a predictor may cost.
+    """The limits of a predictor.
 
     Attributes:
         deadline_s: seconds a call may take.
-        window: calls looked back on.
-        share: of those, how many may have failed or been late; above it the predictor is switched off.
-        at_least: calls before anything is concluded.
-        hang_s: seconds after which a call is left and the predictor off for good. None waits for ever, and spares the
-            way to another thread and back (benchmarks/circuit_breaker.py).
+        window: latest calls considered.
+        share: of those that may fail or be late; above it the predictor is switched off.
+        at_least: calls before a predictor can be switched off.
+        hang_s: seconds after which a call is abandoned and the predictor switched off for good. None waits for ever
+            and makes calls on the caller's thread, which is faster (benchmarks/circuit_breaker.py).
         first_hang_s: the same for the first `at_least` calls, which may have to compile.
     """
 
@@ -106,7 +101,7 @@ class CircuitBreaker:
         self._took = 0.0
 
     def ask(self, call: Callable[[], Answer]) -> Answer | Refused:
-        """What the call answers, or why it did not. What a request brought wrong is not held against the predictor."""
+        """The result of the call, or why there is none. Invalid input (`InputError`) does not count as a failure."""
         if self.off:
             return Refused(SWITCHED_OFF)
         try:
@@ -116,7 +111,7 @@ class CircuitBreaker:
             return Refused(NOT_BACK)
         except Exception as error:
             self._done(failed=type(error) is not InputError)
-            return Refused(type(error).__name__)  # its message might repeat what the request says
+            return Refused(type(error).__name__)  # the message might contain text of the request
         self._done(failed=False)
         return answer
 
@@ -129,7 +124,7 @@ class CircuitBreaker:
         return answer
 
     def _timed(self, call: Callable[[], Answer]) -> Answer:
-        """On the thread that calls: what handing over takes is not held against the predictor."""
+        """Runs on the calling thread, so that the handover is not part of the time."""
         started = self.clock()
         try:
             return call()
@@ -149,19 +144,19 @@ class CircuitBreaker:
             self._switch_off()
 
     def reset(self) -> None:
-        """Switches it on again, with its whole budget; not one that hung, which takes a new predictor."""
+        """Closes the breaker with a full budget; one whose predictor hung stays open."""
         self.off, self._spent = self.hung, 0
         self._bad.clear()
 
     def _leave(self) -> None:
         self.off = self.hung = True
-        self._thread = None  # what comes back at last finds nobody
+        self._thread = None  # a late result is dropped
         self.counts["calls"] += 1
         self.counts[HUNG] += 1
         self.counts["switched off"] += 1
         _log.error(
-            "%s is switched off for good: its call number %d did not come back. A new start of the engine, or a new "
-            "forecaster, takes it up again.",
+            "%s is switched off for good: its call number %d did not return. Restart the engine, or promote another "
+            "version, to use it again.",
             self.called,
             self.counts["calls"],
         )
@@ -171,7 +166,7 @@ class CircuitBreaker:
         self.counts["switched off"] += 1
         _log.error(
             "%s is switched off: %d of its last %d calls failed or took longer than %g s; since the start %d of %d "
-            "failed and %d were late. It stays off until it is reset.",
+            "failed and %d were late. It stays off until the breaker is reset.",
             self.called,
             self._spent,
             len(self._bad),
@@ -183,7 +178,7 @@ class CircuitBreaker:
 
 
 class NotBack(Exception):  # noqa: N818  nothing has failed yet
-    """The call has not come back in time; its thread is left to itself."""
+    """The call has not returned in time; its thread is abandoned."""
 
 
 class _Job:
@@ -198,14 +193,13 @@ class _Job:
 
 
 class OwnThread:
-    """One daemon thread, started with the first call; it ends when nobody holds this object any more.
+    """A daemon thread, started with the first call, that ends when this object is collected.
 
-    Python cannot break a call off, but a caller can leave it: a loop in Python, or a call that releases the
-    interpreter's lock, as all that waits for a lock, a file or a network does. A loop in compiled code that keeps that
-    lock stops every thread, the caller's too.
+    A caller can abandon a call that loops in Python or releases the interpreter lock, as waiting for a lock, a file or
+    a network does. Compiled code that loops and keeps the lock stops every thread, the caller's too.
 
     Args:
-        name: of the thread, for whoever looks at a process.
+        name: of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -215,13 +209,13 @@ class OwnThread:
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def call(self, what: Callable[[], Any], most_s: float) -> Any:
-        """What the call answers or raises.
+        """The result of the call; raises what it raises.
 
-        The wait is cut in two: where the whole process stood still, the first half is over at once when it goes on,
-        and the second is there for the call.
+        It waits twice for half the time: if the whole process was suspended, the first wait is over at once, and the
+        call still has the second.
 
         Raises:
-            NotBack: it has taken longer than `most_s` seconds. What is called next would wait behind it: call no more.
+            NotBack: the call took longer than `most_s` seconds. Later calls would wait behind it: make none.
         """
         if not self._started:
             threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
@@ -239,7 +233,7 @@ def _work(jobs: SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         try:
             job.answer = job.call()
-        except BaseException as error:  # the caller is to see it, whatever it is
+        except BaseException as error:  # raised again in the caller
             job.error = error
         job.back.release()
-        del job  # what was asked and answered is the caller's
+        del job  # keep no reference to the caller's objects

@@ -1,12 +1,9 @@
-"""Forecasts for running workflows, one event at a time: the engine tells what happens, the forecast is the answer.
+"""Forecasts for running workflows, one event at a time.
 
-One state is kept a workflow, so an event costs one step and not the whole prefix. The numbers are those of
-`NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` on the steps so far; tests hold that.
-
-Fails open: whatever goes wrong, the answer comes from counts of what was seen here, and where those know too little it
-is of source "none", with a reason that is counted. Nothing is raised, since the request behind the event must not
-suffer. A predictor that fails or is late too often is switched off (`circuit_breaker.py`). Not thread-safe: a scheduler
-is one thread.
+The forecaster keeps a state for each workflow, so an event costs one step and not the whole prefix. Forecasts equal
+those of `NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` on the steps so far. Events raise
+nothing: if a predictor fails, online counts forecast; if these have too little data, the forecast has source "none" and
+a reason. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -43,31 +40,30 @@ from presage.serving_hooks.workflows.table import EndReason
 
 
 class Forecaster:
-    """Holds the predictors and the state of every running workflow.
+    """Forecasts with one version of the predictors.
 
     Args:
-        predictor: fitted; without one there is the back-off, and without that every event is answered with "none".
-        version: of the predictor in the registry, handed on with each forecast.
-        lengths: says how many output tokens are left; None leaves that to the back-off.
+        predictor: of next agents, fitted; None leaves next agents to `back_off`.
+        version: of the predictor in the registry; part of each forecast.
+        lengths: predictor of remaining output tokens; None leaves these to `back_off`.
         lengths_version: of that predictor.
-        back_off: counts that learn from the events, and answer where a predictor does not; None for no such answers.
-        served_model, state_layer: whose hidden states the engine taps; see `NextAgentAdapter`.
-        max_workflows: states kept; the one longest without an event is dropped first. A dropped workflow that goes on
-            is recognised by its step number, where the caller gives one, and gets no forecast; without step numbers
-            it would look like one that begins.
-        budget: what each predictor may cost before it is switched off.
-        monitor: told every event, and says where counts are to answer in the place of a predictor.
-        inputs: where what comes with events is counted; None counts from 0.
+        back_off: online counts, which learn from the events and forecast where a predictor does not; None for none.
+        served_model, state_layer: whose hidden states the engine captures; see `NextAgentAdapter`.
+        max_workflows: states kept; the least recently active one is dropped first. A dropped workflow is recognised
+            by its next step number and gets no forecast; without step numbers it looks like a new workflow.
+        budget: limits of each predictor's circuit breaker.
+        monitor: receives every event; its drift alarms send forecasts to the counts.
+        inputs: counts the inputs that come with events; None counts from 0.
         clock: seconds, rising.
 
     Attributes:
-        counts: forecasts by source, and reasons why the model did not answer.
-        counts_of_lengths: the same of the tokens left.
+        counts: forecasts by source, and reasons why the model did not forecast.
+        counts_of_lengths: the same for remaining tokens.
         states: hidden states that came after their step had begun: "used", or why not.
-        inputs: events by what came with them: "steps" that began, and of these with "tokens", "text" or "states".
-        awaits_states: prefill states come after their step has begun, by `on_prefill_state`; costs a copy of a
-            workflow's state while a step waits for its own.
-        dropped: workflows that had to make room.
+        inputs: "steps" that began, and of these with "tokens", "text" or "states".
+        awaits_states: whether prefill states come after their step has begun, by `on_prefill_state`; costs a copy of
+            a workflow's state while its step waits for one.
+        dropped: workflows dropped because of `max_workflows`.
         breakers: of each predictor, by its kind.
     """
 
@@ -118,7 +114,7 @@ class Forecaster:
         return len(self._workflows)
 
     def follows(self, workflow_type: str, workflow_id: str) -> bool:
-        """Whether it holds a state of this workflow."""
+        """Whether it keeps a state of this workflow."""
         return (short(workflow_type), short(workflow_id)) in self._workflows
 
     def on_prefill(
@@ -134,7 +130,7 @@ class Forecaster:
         model: str | None = None,
         prefill_state: NDArray[Any] | None = None,
     ) -> LiveForecast:
-        """A step has read its prompt: what comes after it?
+        """A step has read its prompt; returns the forecast of what follows.
 
         Args:
             workflow_type: the application.
@@ -143,7 +139,7 @@ class Forecaster:
             step: number of the step in its workflow, from 0, if the caller knows it.
             input_tokens: size of the prompt.
             input_text: the prompt, for predictors that read text.
-            system_prompt: the part of it that the agent always says, likewise.
+            system_prompt: the agent's constant part of the prompt, likewise.
             model: that serves it.
             prefill_state: hidden state after prefill [d], for predictors that read states.
         """
@@ -174,10 +170,10 @@ class Forecaster:
         completion_state: NDArray[Any] | None = None,
         projected: NDArray[np.float32] | None = None,
     ) -> LiveForecast:
-        """The step that began last in this workflow has produced its last token: what comes after it?
+        """The step that began last in this workflow has produced its last token; returns the forecast of what follows.
 
-        The tokens left are those said when the step began, less what it has produced. `projected` is the completion
-        state as `projections` makes it, float32 [c], in the place of `completion_state`.
+        Remaining tokens are those forecast when the step began, less what it has produced. `projected` is the
+        completion state projected by `projections`, float32 [c], in place of `completion_state`.
         """
         given = {
             "output_tokens": output_tokens,
@@ -189,28 +185,26 @@ class Forecaster:
 
     @property
     def projections(self) -> dict[Moment, Projection]:
-        """W and b by moment for a worker that projects hidden states; empty where none of the served model are read.
+        """W and b by moment, for workers that project hidden states; empty if the predictor reads none of this model.
 
-        Captured states are rounded to float16 before they are projected, as traces keep them.
+        Captured states are rounded to float16 before they are projected, as in traces.
         """
         return self._chain.projections
 
     def on_prefill_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
     ) -> LiveForecast | None:
-        """The prefill state of a step has come, after the step began: its forecast once more, now with the state.
+        """The prefill state of a step has come after the step began: forecasts the step again, with the state.
 
-        The numbers are those of `on_prefill` with the state. An event is counted once, so this counts in `states`
-        alone.
+        The forecast equals that of `on_prefill` with the state. It is counted in `states` alone.
 
         Args:
-            workflow_type: as `on_prefill` had it.
-            workflow_id: as `on_prefill` had it.
-            projected: the state as `projections` makes it, float32 [p].
-            of: what `on_prefill` answered for this step.
+            workflow_type, workflow_id: as in `on_prefill`.
+            projected: the state projected by `projections`, float32 [p].
+            of: the forecast that `on_prefill` returned for this step.
 
         Returns:
-            None where the state comes too late, or cannot be used: what was answered before goes on to hold.
+            None if the state comes too late or cannot be used; then the earlier forecast stays valid.
         """
         try:
             key = short(workflow_type), short(workflow_id)
@@ -247,23 +241,23 @@ class Forecaster:
             self.counts[type(error).__name__] += 1
 
     def reset(self) -> None:
-        """Switches predictors on again; workflows that went on without one get forecasts of it no more."""
+        """Closes all circuit breakers; workflows that missed a step of a predictor get no more of its forecasts."""
         for breaker in self.breakers.values():
             breaker.reset()
 
     def _heard(self, key: Key) -> ForecastState | None:
-        """The state of that workflow, which is now the last to be dropped."""
+        """The state of that workflow, marked as recently active."""
         running = self._workflows.get(key)
         if running is not None:
             self._workflows.move_to_end(key)
         return running
 
     def _answered(self, moment: Moment, event: Callable[[], LiveForecast | str]) -> LiveForecast:
-        """The event's forecast, counted; none where the event cannot be one, or our code fails."""
+        """The event's forecast, counted; of source "none" if the event is invalid or fails."""
         try:
             live = event()
         except Exception as error:
-            live = type(error).__name__  # its message might repeat what the request says
+            live = type(error).__name__  # the message might contain text of the request
         if isinstance(live, str):
             live = self._chain.nothing(moment, live)
         parts: tuple[tuple[Counter[str], LiveForecast | LiveLengths], ...] = (
@@ -295,7 +289,7 @@ class Forecaster:
         try:
             live = self._chain.begun(key[0], running, given, self.awaits_states)
         except Exception:
-            running.miss(running.steps)  # one state may have moved, and another not
+            running.miss(running.steps)  # the predictors' states may disagree
             raise
         if self.monitor is not None:
             self.monitor.begun(*key, given["agent"], self._chain.claimed or live, step)
@@ -323,20 +317,18 @@ _MOST_OLDER: Final = 8
 
 
 class VersionedForecaster:
-    """Forecasters of one version of the models after the other, asked as one.
+    """The forecasters of successive model versions, with the interface of one.
 
-    A workflow keeps the version it began with, since one predictor's state of a running workflow means nothing to
-    another. So a version stays, with its breakers and its own monitor, for as long as workflows run that began with it,
-    and new workflows begin with the latest. Where versions are replaced faster than workflows end, the oldest are let
-    go: to the latest, their workflows look like workflows of which steps were missed.
-
-    Hidden states arrive projected for the latest version; the older ones do without them.
+    A workflow keeps the version it began with, since a predictor's state of a workflow means nothing to another
+    predictor. New workflows begin with the latest version. An older version stays, with its breakers and monitor, while
+    workflows of it run. Beyond `_MOST_OLDER` versions the oldest is dropped; to the latest version its workflows look
+    like workflows with missed steps. Hidden states are projected for the latest version; older ones do without.
 
     Args:
-        first: forecaster of the version that is there.
+        first: forecaster of the first version.
 
     Attributes:
-        latest: of the version that new workflows begin with.
+        latest: forecaster of new workflows.
     """
 
     def __init__(self, first: Forecaster) -> None:
@@ -345,11 +337,11 @@ class VersionedForecaster:
 
     @property
     def under_older(self) -> int:
-        """Workflows that go on with a version before the latest."""
+        """Running workflows of older versions."""
         return sum(map(len, self._older))
 
     def take_over(self, forecaster: Forecaster) -> None:
-        """Workflows begin with this one from now on. Whether it awaits states is to be said anew."""
+        """New workflows begin with this forecaster. Call `await_states` again if it awaits states."""
         self._older = [older for older in (self.latest, *self._older) if len(older)][:_MOST_OLDER]
         self.latest = forecaster
 
@@ -397,7 +389,7 @@ class VersionedForecaster:
 
     @property
     def projections(self) -> Mapping[Moment, Projection]:
-        """Of the latest."""
+        """Those of the latest version."""
         return self.latest.projections
 
     def await_states(self) -> None:

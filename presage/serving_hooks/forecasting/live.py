@@ -1,6 +1,6 @@
-"""What policies read of one workflow now, without a dictionary an agent, and the reasons why there is nothing to read.
+"""Forecasts as policies read them, and the reasons why a model made none.
 
-A reason is one of a few fixed sentences, or the name of an exception: never anything of a request.
+A reason is one of the fixed texts below or the name of an exception, never text of a request.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class LiveLengths:
 
     Attributes:
         source: as `Forecast.source`; with "none" there are no quantiles.
-        evidence: steps of this agent in this workflow type it was learnt from.
+        evidence: training steps of this agent in this workflow type.
         quantiles: Q numbers, rising.
         tokens: Q numbers, tokens at each quantile, not falling.
-        ranks: place of the quantile that ranks workflows.
-        version: of the model; None where counts answer.
-        reason: why the model did not answer.
+        ranks: index of the quantile that ranks workflows.
+        version: of the model; None for counts.
+        reason: why the model made no forecast.
     """
 
     source: Source
@@ -54,23 +54,20 @@ class LiveLengths:
 
     @property
     def ranking(self) -> float | None:
-        """What the shortest total job first goes by, tokens; None where nothing is known."""
+        """The tokens that shortest-total-job-first ranks by; None if unknown."""
         return self.tokens[self.ranks] if self.tokens else None
 
     def after(self, output_tokens: float) -> LiveLengths:
-        """What is left once the step has produced so many tokens, from what was said before it did.
-
-        No new forecast: tokens produced are taken from every quantile, down to 0.
-        """
+        """The forecast less the tokens that the step has produced: subtracted from every quantile, down to 0."""
         if not self.tokens:
             return self
         left = tuple(max(0.0, tokens - output_tokens) for tokens in self.tokens)
         return LiveLengths(self.source, self.evidence, self.quantiles, left, self.ranks, self.version, self.reason)
 
 
-@lru_cache(maxsize=256)  # reasons are few, and every forecast has one of these
+@lru_cache(maxsize=256)  # there are few reasons
 def no_lengths(reason: str, version: int | None = None) -> LiveLengths:
-    """Nothing is known of what is left."""
+    """Unknown remaining tokens."""
     return LiveLengths("none", 0, (), (), 0, version, reason)
 
 
@@ -79,17 +76,17 @@ NO_LENGTHS: Final = no_lengths(NO_MODEL)
 
 @dataclass(frozen=True, slots=True)
 class LiveForecast:
-    """What a policy reads, without a dictionary an agent.
+    """A forecast as policies read it.
 
     Attributes:
         source: as `Forecast.source`; with "none" there are no probabilities.
-        evidence: training steps of this agent in this workflow type; where counts answer, steps counted.
+        evidence: training steps of this agent in this workflow type; for counts, steps counted.
         moment: of the step it was made at.
         probabilities: float32 [K, V+1], END last; [0, 0] with source "none".
         agents: names of the first V columns.
-        version: of the model; None where counts answer.
-        reason: why the model did not answer, or what it had to do without.
-        remaining: output tokens left.
+        version: of the model; None for counts.
+        reason: why the model made no forecast, or which input it had to ignore.
+        remaining: output tokens.
     """
 
     source: Source
@@ -107,8 +104,8 @@ class LiveForecast:
         return self.probabilities[:, -1]
 
 
-class NotAForecast(Exception):  # noqa: N818  its name is the reason that is told
-    """A predictor answered with something else than a forecast: NaN, another shape, what sums to no distribution."""
+class NotAForecast(Exception):  # noqa: N818  its name is shown as the reason
+    """A predictor returned no forecast: NaN, a wrong shape, or no distribution."""
 
 
 NOTHING: Final = np.empty((0, 0), np.float32)

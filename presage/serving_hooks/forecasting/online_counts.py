@@ -1,14 +1,14 @@
-"""Counts learnt from what is seen while serving: an answer where there is no model, or where it knows too little.
+"""Counts learnt while serving: forecasts where there is no model, or where it has too little evidence.
 
-Of each workflow type: which agents, or END, came 1..K steps after the last one and the last two agents, and the median
-of the output tokens that were left at an agent's steps. The outcome k steps ahead is counted directly and the orders
-are mixed by Witten–Bell, as `predictors/next_agent/ngram.py` does with a whole trace: with N outcomes counted after
-context c, T of them distinct, and c' the next shorter context,
+Counted for each workflow type: which agents, or END, came 1..K steps after the last one and the last two agents, and
+the median of the output tokens that remained at an agent's steps. The outcome k steps ahead is counted directly and the
+orders are mixed by Witten–Bell, as in `predictors/next_agent/ngram.py`: with N outcomes counted after context c, T of
+them distinct, and c' the next shorter context,
 
     P(o | c) = (count(c, o) + T · P(o | c')) / (N + T)
 
-down to the uniform distribution. Memory is bounded: types, agents and contexts longest unused make room for new ones,
-and what was counted of them is forgotten. No randomness: the same events give the same counts.
+down to the uniform distribution. Memory is bounded: the least recently used types, agents and contexts are dropped.
+The same events always give the same counts.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ ORDER: Final = 2
 
 @dataclass(frozen=True)
 class BackoffConfig:
-    """How much is remembered, and how much is enough.
+    """Sizes of the counts, and the evidence that a forecast needs.
 
     Attributes:
         horizon: K, steps ahead.
-        types: workflow types remembered.
-        agents: agents of each.
+        types: workflow types kept.
+        agents: of each type.
         contexts: of each type, sequences of one and two agents whose outcomes are counted.
-        lengths: latest values a median is taken of.
-        min_evidence: steps of an agent seen to their outcome below which nothing is said of it.
+        lengths: latest values that a median is over.
+        min_evidence: steps of an agent with a known outcome that a forecast needs.
     """
 
     horizon: int = 3
@@ -58,7 +58,7 @@ class BackoffConfig:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the counts say of the next agents.
+    """A forecast of next agents from counts.
 
     Attributes:
         evidence: steps of the current agent whose next outcome was seen.
@@ -86,16 +86,16 @@ class OnlineCounts:
         self._of(workflow_type).follow(before, agent)
 
     def left(self, workflow_type: str, agent: str, tokens: float) -> None:
-        """So many output tokens turned out to be left at a step of `agent`, its own included."""
+        """At a step of `agent`, `tokens` output tokens turned out to remain, its own included."""
         self._of(workflow_type).left(agent, tokens)
 
     def next_agents(self, workflow_type: str, last: Sequence[str]) -> Counted | None:
-        """What follows the agents `last`, oldest first; None where too little of the last one was seen."""
+        """The forecast after the agents `last`, oldest first; None with too little evidence of the last one."""
         of = self._types.get(workflow_type)
         return of.next_agents(last) if of is not None and last else None
 
     def remaining(self, workflow_type: str, agent: str) -> tuple[int, float] | None:
-        """How many values there are, and their median, output tokens left at a step of `agent`; None if too few."""
+        """Number and median of the remaining output tokens at steps of `agent`; None if there are too few."""
         of = self._types.get(workflow_type)
         return of.remaining(agent) if of is not None else None
 
@@ -109,7 +109,7 @@ class OnlineCounts:
         return of
 
     def _to_go(self) -> str:
-        """The type longest unused of the tenant that has most: none makes others forget what was learnt of theirs."""
+        """The least recently used type of the tenant with most types, so that no tenant displaces another's."""
         of = Counter(map(tenant_of, self._types))
         most = max(of.values())
         return next(name for name in self._types if of[tenant_of(name)] == most)
@@ -171,7 +171,7 @@ class _OfType:
         return column
 
     def _forget(self) -> int:
-        """Makes room for an agent by forgetting the one longest unseen; its column."""
+        """Drops the least recently used agent and returns its column."""
         agent, column = self.columns.popitem(last=False)
         self.counts[:, :, column] = 0
         self.lengths.pop(agent, None)
@@ -195,7 +195,7 @@ class _OfType:
 
 
 class _LatestValues:
-    """The latest of a stream of numbers, in order of arrival and in order of size."""
+    """The latest numbers of a stream, by arrival and by size."""
 
     __slots__ = ("_arrived", "_sorted")
 
@@ -219,16 +219,16 @@ class _LatestValues:
 
 
 STEPS_KEPT: Final = 64
-"""Of so many of a workflow's first steps it is learnt how much was left at them."""
+"""First steps of a workflow whose remaining tokens are learnt."""
 _NO_COUNT: Final = 2**63
 
 
 class WorkflowHistory:
-    """What counts are to learn of a running workflow: its latest agents, and what it had produced before each of its
-    first steps.
+    """What the counts will learn from a running workflow: its latest agents, and the tokens it had produced before each
+    of its first steps.
 
     Attributes:
-        recent: the last K + 1 agents, oldest first; from the last one that was missed, or had no name.
+        recent: the last K + 1 agents, oldest first; since the last step that was missed or had no agent.
     """
 
     __slots__ = ("_agents", "_before", "_produced", "_within", "recent")
@@ -240,7 +240,7 @@ class WorkflowHistory:
         self._produced, self._within = 0.0, False
 
     def begun(self, counts: OnlineCounts, workflow_type: str, agent: str) -> None:
-        """A step begins. If the one before it was never completed, what that produced is unknown."""
+        """A step begins. If the one before has not completed, its output is unknown."""
         if self._within:
             self._unknown()
         self._within = True
@@ -251,11 +251,11 @@ class WorkflowHistory:
         self.recent = (*self.recent, agent)[-counts.config.horizon - 1 :]
         if len(self._agents) < STEPS_KEPT:
             agents = *self._agents, agent
-            self._agents = self.recent if agents == self.recent else agents  # most are short: one tuple, not two
+            self._agents = self.recent if agents == self.recent else agents  # share the tuple of short workflows
             self._before.append(self._produced)
 
     def completed(self, output_tokens: object) -> float | None:
-        """It has produced so many tokens; None where that is no number of tokens, and so unknown."""
+        """A step completes; returns its output tokens as a number, None if they are unknown."""
         self._within = False
         if isinstance(output_tokens, int | float | np.number) and 0 <= output_tokens < _NO_COUNT:
             produced = float(output_tokens)
@@ -265,12 +265,12 @@ class WorkflowHistory:
         return None
 
     def missed(self) -> None:
-        """Steps went by unseen."""
+        """Steps were missed."""
         self.recent, self._within = (), False
         self._unknown()
 
     def ended(self, counts: OnlineCounts, workflow_type: str) -> None:
-        """The workflow has ended. Within a step nothing is learnt: that is no end, it was broken off."""
+        """The workflow has ended. Within a step nothing is learnt: it was aborted."""
         if self._within:
             return
         counts.follow(workflow_type, self.recent, None)
@@ -278,5 +278,5 @@ class WorkflowHistory:
             counts.left(workflow_type, agent, self._produced - before)
 
     def _unknown(self) -> None:
-        """What was left is unknown at every step so far, and known again from the next one on."""
+        """The remaining tokens of all steps so far are unknown."""
         self._agents, self._before = (), array("d")

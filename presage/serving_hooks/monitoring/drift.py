@@ -1,23 +1,17 @@
-"""The alarm: a workflow type is no longer what its model was promoted on, and why.
+"""The drift alarm: raised when a workflow type differs from the traces that its model was promoted on.
 
-Of each workflow type the figures of `promoted.py` are watched: agents never seen in training, accuracy one step ahead
-at both moments, coverage at every quantile, and the call graph. Each has its detector (`Detectors`), whose limit is
-the end of the promoted interval; a weighted mean of a type's detectors is one as well, and raises the alarm. So one
-bound holds for all figures of a type together: as long as every true mean lies inside its interval, the chance of an
-alarm among n workflows is at most n / `workflows` · `false_alarms`, however often one looks.
+Watched are the figures of `promoted.py`: agents never seen in training, accuracy one step ahead, coverage, and the call
+graph. Each figure has a detector whose limit is the end of the promoted interval. A weighted mean of a type's detectors
+raises the alarm, so one bound holds for all its figures: while every true mean lies inside its interval, the chance of
+an alarm among n workflows is at most n / `workflows` · `false_alarms`, however often one looks.
 
-A workflow type that came without promoted figures is held against its own beginning: the first half of `learn_from`
-workflows give the call graph, the second half the figures. That finds what changes later, not what was wrong from the
-start.
+A workflow type without promoted figures is compared with its own first `learn_from` workflows: the first half gives the
+call graph, the second half the figures. The same holds for workflows without an end (expired or aborted) where the
+promoted figures are of finished ones. The bound covers both, since it counts workflows.
 
-Workflows that were cut, or fell silent, show no end. Where the promoted figures are of workflows that have all ended,
-those are held against the beginning of their own kind. The bound holds for both together, as it counts workflows.
-
-An alarm ends when, in a whole block of `recovery` workflows after it, the mean of each figure that raised it lies back
-on the right side of its limit; a figure without evidence in the block (a model that is no longer asked has none) keeps
-it up. It also ends by `reset`, when another version takes over. Then the detectors begin anew.
-
-Workflows are taken as they end. Right after a start those that end are the short ones, which may differ from the mean.
+An alarm ends when, in a block of `recovery` workflows, the mean of each figure that raised it is back inside its limit
+(a figure without data in the block keeps the alarm), or by `reset`, when another version takes over. Workflows are
+counted as they end: right after a start these are the short ones, which may differ from the mean.
 """
 
 from __future__ import annotations
@@ -55,7 +49,7 @@ _MOST: Final = 1e200
 
 
 class Detectors:
-    """Have means of bounded numbers gone past their limits? Watches for ever, at a stated rate of false alarms.
+    """Sequential tests whether means of bounded numbers exceed their limits, with a bounded rate of false alarms.
 
     Betting (Waudby-Smith & Ramdas, 2024, §4): of numbers x in [0, 1] whose mean, given the past, is at most the limit
     m,
@@ -70,16 +64,15 @@ class Detectors:
 
     As long as nothing has changed, R_t grows by at most 1 a workflow on the mean, so up to any n workflows
     R_t + (n − t) is a supermartingale that starts at n and is never negative: by Ville's inequality R reaches c among
-    the first n workflows with a probability of at most n / c. That needs no number of workflows and no normal
-    distribution. It does need that one workflow does not tell of the next: traffic that comes in spells of hard and of
-    easy workflows is a change to it.
+    the first n workflows with a probability of at most n / c. That assumes neither a number of workflows nor a normal
+    distribution, but independent workflows: spells of hard and of easy workflows look like a change.
 
     λ is not known in advance, nor which figure will change: the mean of R over a grid of λ, and any weighted mean over
     figures, keeps to the same bound. What that costs is the logarithm of their number: 1.8 nats for the grid.
 
     Args:
         limits: m of each, D numbers between 0 and 1.
-        sides: where the mean of each must not go, D of them.
+        sides: on which side of its limit each mean must not be, D of them.
     """
 
     def __init__(self, limits: Sequence[float], sides: Sequence[Side]) -> None:
@@ -93,12 +86,12 @@ class Detectors:
 
     @property
     def evidence(self) -> NDArray[np.float64]:
-        """R of each, float64 [D]: at most the number of workflows on the mean, as long as nothing has changed."""
+        """R of each, float64 [D]; while nothing has changed, its mean is at most the number of workflows."""
         evidence: NDArray[np.float64] = self._sums.mean(axis=1)
         return evidence
 
     def add(self, values: NDArray[np.float64]) -> None:
-        """A workflow's numbers, float64 [D], between 0 and 1; NaN where it has none: that bet is not made."""
+        """A workflow's numbers, float64 [D], between 0 and 1; NaN for none, which makes no bet."""
         gains = self._signs * (values - self._limits)
         there = np.isfinite(gains)
         sums = (self._sums[there] + 1.0) * (1.0 + self._bets[there] * gains[there, None])
@@ -108,9 +101,9 @@ class Detectors:
 Kind = Literal["next-agent", "remaining-length"]
 
 RECENT: Final = 50
-"""Workflows that an alarm tells the mean of."""
+"""Workflows of which an alarm shows the mean."""
 REASONS: Final = 8
-"""Told at most."""
+"""Shown at most."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +112,9 @@ class Reason:
 
     Attributes:
         figure: its name, as `figures_of` has it.
-        side: to which it left.
+        side: on which it left the interval.
         live: its mean over the last `RECENT` workflows.
-        promoted: what it was.
+        promoted: the figure at promotion.
     """
 
     figure: str
@@ -136,7 +129,7 @@ class Reason:
         return f"{self.figure}: {self.live:.3f}, promoted with {was.mean:.3f} [{was.low:.3f}, {was.high:.3f}]"
 
     def is_over(self, mean: float) -> bool:
-        """Whether a mean lies on the right side of the limit again."""
+        """Whether a mean is back inside the limit."""
         return mean <= self.promoted.high if self.side == "above" else mean >= self.promoted.low
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,8 +165,8 @@ class Alarm:
         return f"workflow type {self.workflow_type!r} has changed, noticed after {self.workflows} workflows: {why}"
 
     def speaks_of(self, kind: Kind) -> bool:
-        """Whether forecasts of this kind are to be doubted: lengths by their coverage, agents by their accuracy, both
-        where agents or the call graph are others.
+        """Whether the alarm concerns forecasts of this kind: coverage concerns lengths alone, accuracy next agents
+        alone, and everything else both.
         """
         other = COVERAGE if kind == "next-agent" else ACCURACY
         return any(not reason.figure.startswith(other) for reason in self.reasons)
@@ -193,14 +186,14 @@ class Recovered:
 
 @dataclass(frozen=True)
 class DriftConfig:
-    """When to raise an alarm, and when to take it back.
+    """When an alarm is raised, and when it ends.
 
     Attributes:
-        false_alarms: how likely a false one may be for a workflow type within so many workflows:
-        workflows: see above.
-        learn_from: workflows that a type without promoted figures is held against.
+        false_alarms: probability of a false alarm for a workflow type within `workflows` workflows.
+        workflows: see `false_alarms`.
+        learn_from: first workflows that a type without promoted figures is compared with.
         recovery: workflows in a block that may end an alarm.
-        types: workflow types watched that came without promoted figures; the one longest unseen makes room.
+        types: workflow types watched without promoted figures; the least recently seen one is dropped.
     """
 
     false_alarms: float = 0.01
@@ -223,17 +216,17 @@ class DriftConfig:
 
 
 class Watch:
-    """One workflow type: what it is held against, or the learning of that; its detectors, its alarm, the way back.
+    """The watch over one workflow type.
 
     Args:
         name: of the type.
         config: of the alarm.
-        promoted: figures with their call graph; without one, both are learnt.
+        promoted: figures with their call graph; if None, both are learnt.
 
     Attributes:
-        promoted: what it is held against; None as long as that is being learnt.
-        alarm: the one that stands, if any.
-        workflows: held against it, from the last reset or recovery.
+        promoted: the figures it is compared with; None while they are being learnt.
+        alarm: the current one, if any.
+        workflows: compared with `promoted` since the last reset or recovery.
     """
 
     def __init__(self, name: str, config: DriftConfig, promoted: Promoted | None) -> None:
@@ -243,7 +236,7 @@ class Watch:
         self._begin()
 
     def followed(self, workflow: Followed) -> Alarm | Recovered | None:
-        """A workflow is over."""
+        """Counts a workflow. Returns the alarm that it raises or ends."""
         promoted = self.promoted
         if promoted is None:
             learnt = self._learning.followed(workflow)
@@ -259,7 +252,7 @@ class Watch:
         return self._watch(promoted, values) if self.alarm is None else self._wait(self.alarm, values)
 
     def _begin(self) -> None:
-        """Detectors without any evidence, one a figure and side."""
+        """Resets the detectors, one for each figure and side."""
         self.workflows = 0
         self.alarm: Alarm | None = None
         self._recent: dict[str, deque[float]] = {}
@@ -277,7 +270,7 @@ class Watch:
         if evidence @ self._weights < enough:
             return None
         order = np.argsort(-evidence, kind="stable")
-        # The largest is no smaller than the mean, but for rounding.
+        # The largest is at least the mean, except for rounding.
         strong = [self._figures[place] for place in order if evidence[place] >= min(enough, evidence.max())]
         reasons = tuple(
             Reason(name, side, sum(self._recent[name]) / len(self._recent[name]), promoted.figures[name])
@@ -287,7 +280,7 @@ class Watch:
         return self.alarm
 
     def _wait(self, alarm: Alarm, values: Mapping[str, float]) -> Recovered | None:
-        """The alarm stands: does this block end it?"""
+        """Checks whether the current block ends the alarm."""
         self._in_block += 1
         for reason in alarm.reasons:
             if reason.figure in values:
@@ -303,7 +296,7 @@ class Watch:
 
 
 class _Learning:
-    """What a type without promoted figures is held against: its own beginning."""
+    """Learns the figures of a type from its own first workflows."""
 
     def __init__(self, workflows: int) -> None:
         self._for_graph = workflows // 2
@@ -327,7 +320,7 @@ class _Learning:
 
 
 def _weights(names: list[str]) -> NDArray[np.float64]:
-    """What each detector counts, summing to 1: half for the transitions together, half for the other figures."""
+    """The weight of each detector, summing to 1: half for all transitions together, half for the other figures."""
     of_graph = np.array([name.startswith(TRANSITION) for name in names], bool)
     weights = np.zeros(len(names))
     groups = [group for group in (of_graph, ~of_graph) if group.any()]
@@ -340,12 +333,12 @@ class Drift:
     """Watches every workflow type.
 
     Args:
-        promoted: figures by workflow type. They are never forgotten; others are, where types are too many.
+        promoted: figures by workflow type. These types are never dropped; others are, beyond `config.types`.
         config: rates of false alarms and sizes.
 
     Attributes:
-        alarms: those that stand, by workflow type.
-        raised: how many there have been.
+        alarms: current ones, by workflow type.
+        raised: alarms so far.
     """
 
     def __init__(self, promoted: Mapping[str, Promoted] | None = None, config: DriftConfig | None = None) -> None:
@@ -357,8 +350,12 @@ class Drift:
         for name, figures in (promoted or {}).items():
             self.reset(name, figures)
 
+    def debug_state(self) -> dict[str, int]:
+        """Workflow types watched, to find leaks."""
+        return {"promoted types": len(self._promoted), "other types": len(self._others)}
+
     def followed(self, workflow: Followed) -> Alarm | Recovered | None:
-        """A workflow is over: the alarm it raises, or the end of one."""
+        """Counts a workflow. Returns the alarm that it raises or ends."""
         name = workflow.workflow_type
         said = self._of(workflow).followed(workflow)
         if isinstance(said, Alarm):
@@ -368,22 +365,22 @@ class Drift:
         return None if isinstance(said, Recovered) and name in self.alarms else said
 
     def falls_back(self, workflow_type: str, kind: Kind | None = None) -> bool:
-        """Whether forecasts for this workflow type are to come from back-off counts; of this kind, or of any."""
+        """Whether an alarm sends forecasts of this workflow type, and kind if given, to online counts."""
         alarm = self.alarms.get(workflow_type)
         return alarm is not None and (kind is None or alarm.speaks_of(kind))
 
     def promoted(self, workflow_type: str) -> Promoted | None:
-        """What a type is held against; None as long as that is being learnt."""
+        """The figures that a type is compared with; None while they are being learnt."""
         of = self._promoted.get(workflow_type) or self._others.get(workflow_type)
         return of.promoted if of is not None else None
 
     def watched(self, workflow_type: str) -> int:
-        """Workflows of a type held against its figures, from the last reset or recovery."""
+        """Workflows of a type compared with its figures since the last reset or recovery."""
         of = self._promoted.get(workflow_type) or self._others.get(workflow_type)
         return of.workflows if of is not None else 0
 
     def reset(self, workflow_type: str, promoted: Promoted | None = None) -> None:
-        """Another model answers for this type: its alarm ends, and what it is held against is this, or is learnt."""
+        """Another model serves this type: its alarm ends, and new figures are used, or learnt if `promoted` is None."""
         self.alarms.pop(workflow_type, None)
         self._promoted.pop(workflow_type, None)
         self._others.pop(workflow_type, None)
@@ -391,7 +388,7 @@ class Drift:
             self._promoted[workflow_type] = Watch(workflow_type, self.config, promoted)
 
     def _settle(self, name: str) -> None:
-        """The alarm that stands for a type: that of its promoted figures, where both of its watches have one."""
+        """Sets the alarm of a type: that of its promoted figures, if both of its watches have one."""
         watches = (self._promoted.get(name), self._others.get(name))
         standing = [of.alarm for of in watches if of is not None and of.alarm is not None]
         self.alarms.pop(name, None)

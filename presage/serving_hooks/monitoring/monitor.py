@@ -1,7 +1,6 @@
-"""One place that an engine's events go to: forecasts are followed, judged, counted, and the alarm is raised.
+"""Monitors forecasts: tracks their outcomes, keeps live figures and raises the drift alarm.
 
-Fails open, as the forecaster does beside which it is called: whatever goes wrong is counted by its name and costs no
-request anything. Not thread-safe: a scheduler is one thread.
+Raises nothing: exceptions are counted by name and affect no request. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ _log = logging.getLogger(__name__)
 
 
 class ForecastMonitor:
-    """Holds forecasts against what came.
+    """Compares forecasts with outcomes.
 
     Args:
         drift: raises the alarm.
         live: figures of the latest workflows.
         horizon: K.
-        max_workflows: followed at once.
+        max_workflows: tracked at once.
 
     Attributes:
-        errors: what went wrong here, by the name of the exception.
+        errors: exceptions caught here, by name.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class ForecastMonitor:
         return self._safely(lambda: self.drift.falls_back(workflow_type, kind), False)
 
     def status(self) -> dict[str, Any]:
-        """Alarms that stand, how many there were, and live figures by workflow type and model, without intervals."""
+        """Current alarms, how many were raised, and live figures by workflow type and model, without intervals."""
         return {
             "alarms": {name: alarm.to_dict() for name, alarm in self.drift.alarms.items()},
             "raised": self.drift.raised,
@@ -86,10 +85,10 @@ class ForecastMonitor:
         said = self.drift.followed(workflow)
         if isinstance(said, Alarm):
             _log.warning(
-                "%s. Its forecasts come from counts until it recovers or another version takes over.", said.text
+                "%s. Presage uses online counts for it until it recovers or another version takes over.", said.text
             )
         elif isinstance(said, Recovered):
-            _log.warning("workflow type %r is as it was promoted again", said.workflow_type)
+            _log.warning("workflow type %r has recovered: its figures are as promoted", said.workflow_type)
 
     def _safely(self, event: Callable[[], Answer], nothing: Answer) -> Answer:
         try:

@@ -1,23 +1,17 @@
-"""Forecasts against what came of them: of one forecast, of all that were made in one workflow, and of running ones.
+"""Compares forecasts with their outcomes and sums them up by workflow.
 
-A workflow's own sums are what everything later is made of: events inside one workflow depend on each other, so it is
-workflows that are counted, weighed and drawn.
+Steps of one workflow depend on each other, so all statistics are over workflows. A forecast made at step t is judged k
+steps ahead when step t + k begins, or when the workflow ends after step t + k − 1: then the outcome is END, and later
+horizons are not judged (as in `features/prefixes.py`). Remaining tokens are judged when the workflow ends. What is
+unknown is not counted:
 
-A forecast made at step t is judged k steps ahead when step t + k begins, or when the workflow ends after step
-t + k − 1: then the outcome is END, and what lies behind it is not asked (as `features/prefixes.py` labels traces).
-Tokens left are said when a step begins and judged when the workflow ends. What is unknown is not counted:
+- the end and the remaining tokens of a workflow that expired, was aborted within a step, or was dropped;
+- the agents of missed steps, and transitions across them; a later step is still judged at its distance;
+- the remaining tokens at steps before one whose output tokens are unknown.
 
-- of a workflow that was cut, fell silent, or was dropped to make room: its end, and the tokens that were left;
-- where steps went by unseen: which agents they were, and so who followed whom across the gap; a step behind the gap is
-  still so many steps ahead of one before it, and is judged as that;
-- where a step's output tokens are not known, or its completion never came: what was left at the steps up to it;
-- an end within a step is no end: the workflow was broken off.
-
-A step whose number has been seen already is a repetition and changes nothing, as is a completion of no step. Without
-step numbers every beginning is a new step.
-
-Bounded: `most` workflows, of each the forecasts of its last K steps, the tokens said at its first 64 steps, 256
-different transitions and 4 models. Knows no clock: whoever does says when a workflow is over.
+A step number seen before is a repetition and changes nothing. Without step numbers every beginning is a new step.
+Memory is bounded: `most` workflows, and of each the forecasts of its last K steps, the lengths of its first 64 steps,
+256 transitions and 4 models.
 """
 
 from __future__ import annotations
@@ -41,7 +35,7 @@ from presage.serving_hooks.workflows.identity import Key, shared, short
 from presage.serving_hooks.workflows.table import EndReason
 
 COUNTS: Final = "counts"
-"""What answered where no predictor did (`online_counts.py`)."""
+"""The model of forecasts from online counts (`online_counts.py`)."""
 
 END: Final = ""
 """Stands for the end of a workflow among agents, who all have names; as one that comes before, for its start."""
@@ -50,13 +44,14 @@ _BINS: Final = np.float32(BINS)
 _PLACE: Final = {moment: place for place, moment in enumerate(MOMENTS)}
 
 LEAST_PROBABILITY: Final = 1e-12
-"""A forecast that ruled out what came costs 27.6 nats, not infinity."""
+"""A forecast that ruled out the actual outcome costs 27.6 nats, not infinity."""
 
 
 def model_of(source: Source, version: int | None, reason: str | None) -> str:
-    """Who made a forecast: "version 3", "no version" for a predictor from a folder, or `COUNTS`.
+    """The model that made a forecast: "version 3", "no version" for a predictor from a folder, or `COUNTS`.
 
-    Counts answer with a reason why the predictor did not; a predictor's own back-off has none, or one of its states.
+    A forecast from counts has the reason why the predictor did not forecast; a predictor's own back-off has none, or
+    one about its hidden states.
     """
     if version is not None:
         return f"version {version}"
@@ -65,17 +60,17 @@ def model_of(source: Source, version: int | None, reason: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one forecast said of one step ahead, and what came.
+    """One forecast of one step ahead, and its outcome.
 
     Attributes:
         workflow_type: of the workflow.
-        model: who made it, as `model_of`.
+        model: that made it, as `model_of`.
         moment: at which it was made.
         horizon: k, 1..K steps ahead.
-        right: whether the likeliest outcome came true; a tie counts the first.
-        confidence: probability of the likeliest outcome.
-        given: probability given to what came; 0 where it has no column.
-        known: whether what came has a column; an agent that the forecast has no name for is always wrong.
+        right: whether the most likely outcome came true; of equal ones the first counts.
+        confidence: probability of the most likely outcome.
+        given: probability of the actual outcome; 0 if the forecast has no column for it.
+        known: whether the forecast has a column for the actual outcome; else it counts as wrong.
     """
 
     workflow_type: str
@@ -90,14 +85,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class LengthOutcome:
-    """What was said of the tokens left when a step began, and how many came.
+    """The remaining tokens forecast when a step began, and their outcome.
 
     Attributes:
         workflow_type: of the workflow.
-        model: who said it, as `model_of`.
-        tokens: output tokens that were left, this step's included.
+        model: that made the forecast, as `model_of`.
+        tokens: output tokens that remained, this step's included.
         quantiles: Q numbers, rising.
-        within: whether at most as many came as each quantile said, Q of them.
+        within: whether the outcome was at most each forecast quantile, Q of them.
     """
 
     workflow_type: str
@@ -123,8 +118,8 @@ class Tally:
 
     @property
     def sums(self) -> NDArray[np.float32]:
-        """Float32 [5, 2, K, BINS]: by moment, horizon and bin of confidence, positions judged, their confidence, those
-        right, nats of surprise, and positions where what came has a column, which are those of the surprise.
+        """Float32 [5, 2, K, BINS]: by moment, horizon and bin of confidence: positions judged, their confidence, those
+        right, nats of surprise, and the positions that the surprise is over (`Outcome.known`).
         """
         return np.frombuffer(self._flat, np.float32).reshape(5, len(MOMENTS), self._horizon, BINS)
 
@@ -144,11 +139,11 @@ class Tally:
 
 @dataclass(slots=True)
 class LengthTally:
-    """The same of the tokens left.
+    """Sums over the forecasts of remaining tokens of one model in one workflow.
 
     Attributes:
         quantiles: Q numbers.
-        judged: steps whose tokens left are known.
+        judged: steps whose remaining tokens are known.
         within: of those, how many kept within each quantile, int64 [Q].
     """
 
@@ -159,11 +154,11 @@ class LengthTally:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A workflow that is followed no further.
+    """The sums of a workflow whose tracking has ended.
 
     Attributes:
         workflow_type: of it.
-        ended: whether it said that it has ended; else it was cut, expired, or dropped to make room.
+        ended: whether it finished; else it expired, was aborted, or was dropped to make room.
         transitions: how often one agent came right after another, (before, after); `END` as the first is the start.
         next_agent: sums by model, as `model_of` has it; the one that forecast last stands last.
         lengths: likewise.
@@ -177,7 +172,7 @@ class Followed:
 
 
 def judge(workflow_type: str, model: str, forecast: LiveForecast, horizon: int, came: str) -> Outcome:
-    """Holds row `horizon` of a forecast, from 1, against the agent that came, or `END`."""
+    """Compares row `horizon` of a forecast, from 1, with the agent that came, or `END`."""
     row = forecast.probabilities[horizon - 1]
     top = int(row.argmax())
     column = -1
@@ -197,12 +192,12 @@ Outcomes = tuple[Outcome | LengthOutcome, ...]
 
 
 class OutcomeTracker:
-    """The workflows under way.
+    """Judges the forecasts of running workflows as their outcomes become known.
 
     Args:
-        followed: told of each workflow that is followed no further.
-        horizon: K; of a forecast that says more, the first K steps ahead are judged.
-        most: workflows kept; the one longest without an event is dropped first.
+        followed: called with the sums of each workflow whose tracking has ended.
+        horizon: K; of a longer forecast, the first K steps ahead are judged.
+        most: workflows kept; the least recently active one is dropped first.
     """
 
     def __init__(self, followed: Callable[[Followed], None], horizon: int = 3, most: int = 100_000) -> None:
@@ -213,15 +208,24 @@ class OutcomeTracker:
     def __len__(self) -> int:
         return len(self._courses)
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries over all workflows, to find leaks."""
+        kept = list(self._courses.values())
+        return {
+            "workflows": len(kept),
+            "open forecasts": sum(len(course.open) for course in kept),
+            "open lengths": sum(len(course.open_lengths) for course in kept),
+        }
+
     def begun(
         self, workflow_type: str, workflow_id: str, agent: str, forecast: LiveForecast, step: int | None = None
     ) -> Outcomes:
-        """A step has begun, and this was forecast at its prefill; what it makes known of earlier forecasts.
+        """A step has begun. Returns the outcomes of earlier forecasts that this makes known.
 
         Args:
-            workflow_type, workflow_id: of the workflow; a new one if it is not under way.
-            agent: of the step; one without a name comes true for no forecast and is not counted.
-            forecast: of the predictor, also where what was acted on came from somewhere else.
+            workflow_type, workflow_id: of the workflow; an unknown one is new.
+            agent: of the step; one without a name is not counted.
+            forecast: the predictor's at this step's prefill, even if counts were used in its place.
             step: its number in the workflow, from 0, if the caller knows it.
         """
         key = (shared(workflow_type), short(workflow_id))
@@ -237,7 +241,7 @@ class OutcomeTracker:
     def completed(
         self, workflow_type: str, workflow_id: str, forecast: LiveForecast, output_tokens: object = None
     ) -> None:
-        """The step that began last has produced its last token, and this was forecast of what comes after it."""
+        """The step that began last has produced its last token; `forecast` was made at that moment."""
         key = (short(workflow_type), short(workflow_id))
         course = self._courses.get(key)
         if course is not None and course.within:
@@ -245,7 +249,7 @@ class OutcomeTracker:
             course.completed(forecast, output_tokens)
 
     def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
-        """The forecast at the prefill of the step that began last was made again: this one holds, of its agents."""
+        """Replaces the prefill forecast of the step that began last, made again with its hidden state."""
         course = self._courses.get((short(workflow_type), short(workflow_id)))
         if course is not None and course.within:
             course.again(forecast)
@@ -262,23 +266,25 @@ class OutcomeTracker:
 
 
 class _Course:
-    """One workflow under way.
+    """One running workflow.
 
     Attributes:
         steps: number of the next step, as far as is known.
         within: whether the last step has not completed.
-        last: agent of the last step; `END` before the first one, None where it is not known.
+        last: agent of the last step; `END` before the first one, None if it is not known.
+        open: (step, model, forecast) of forecasts that are still to be judged.
+        open_lengths: tokens produced before each of the first steps, and what was forecast to remain there.
     """
 
     __slots__ = (
         "_horizon",
         "_lengths",
-        "_open",
         "_produced",
-        "_said",
         "_tallies",
         "_transitions",
         "last",
+        "open",
+        "open_lengths",
         "steps",
         "within",
         "workflow_type",
@@ -288,8 +294,8 @@ class _Course:
         self.workflow_type, self._horizon = workflow_type, horizon
         self.steps, self.within, self._produced = 0, False, 0.0
         self.last: str | None = END
-        self._open: list[tuple[int, str, LiveForecast]] = []  # a few: a deque has room for 64 at once
-        self._said: list[tuple[float, LiveLengths]] = []
+        self.open: list[tuple[int, str, LiveForecast]] = []  # a few: a deque has room for 64 at once
+        self.open_lengths: list[tuple[float, LiveLengths]] = []
         self._transitions: dict[tuple[str, str], int] = {}
         self._tallies: dict[str, Tally] = {}
         self._lengths: dict[str, LengthTally] = {}
@@ -301,17 +307,17 @@ class _Course:
         if step > self.steps:
             self.last = None
         if step > self.steps or self.within:
-            self._said = []
+            self.open_lengths = []
         outcomes = self._came(agent, step) if agent else ()
         self.last, self.steps, self.within = shared(agent) or None, step + 1, True
         self._keep(step, forecast)
-        if forecast.remaining.tokens and len(self._said) < STEPS_KEPT:
-            self._said.append((self._produced, forecast.remaining))
+        if forecast.remaining.tokens and len(self.open_lengths) < STEPS_KEPT:
+            self.open_lengths.append((self._produced, forecast.remaining))
         return outcomes
 
     def again(self, forecast: LiveForecast) -> None:
-        if self._open and self._open[-1][0] == self.steps - 1:
-            self._open.pop()
+        if self.open and self.open[-1][0] == self.steps - 1:
+            self.open.pop()
         self._keep(self.steps - 1, forecast)
 
     def completed(self, forecast: LiveForecast, output_tokens: object) -> None:
@@ -320,7 +326,7 @@ class _Course:
         if isinstance(output_tokens, int | float | np.number) and 0 <= output_tokens < _NO_COUNT:
             self._produced += float(output_tokens)
         else:
-            self._said = []
+            self.open_lengths = []
 
     def ended(self) -> Outcomes:
         return (*self._came(END, self.steps), *self._left())
@@ -329,22 +335,22 @@ class _Course:
         return Followed(self.workflow_type, ended, self._transitions, self._tallies, self._lengths)
 
     def _keep(self, step: int, forecast: LiveForecast) -> None:
-        while self._open and self._open[0][0] <= step - self._horizon:
-            del self._open[0]
+        while self.open and self.open[0][0] <= step - self._horizon:
+            del self.open[0]
         if len(forecast.probabilities):
             model = model_of(forecast.source, forecast.version, forecast.reason)
-            self._open.append((step, model, forecast))
+            self.open.append((step, model, forecast))
             if model in self._tallies:
                 self._tallies[model] = self._tallies.pop(model)  # the latest stands last
 
     def _came(self, agent: str, step: int) -> tuple[Outcome, ...]:
-        """The agent of this step, or `END` in the place of a step, is what came."""
+        """The outcomes that the agent of this step, or `END` in its place, makes known."""
         if self.last is not None:
             pair = (self.last, shared(agent))
             if pair in self._transitions or len(self._transitions) < TRANSITIONS_KEPT:
                 self._transitions[pair] = self._transitions.get(pair, 0) + 1
         found = []
-        for made_at, model, forecast in self._open:
+        for made_at, model, forecast in self.open:
             ahead = step - made_at
             if ahead <= min(self._horizon, len(forecast.probabilities)):
                 outcome = judge(self.workflow_type, model, forecast, ahead, agent)
@@ -356,9 +362,9 @@ class _Course:
         return tuple(found)
 
     def _left(self) -> tuple[LengthOutcome, ...]:
-        """It has ended: what was left at its steps is known."""
+        """The workflow has finished, so the remaining tokens at its steps are known."""
         found = []
-        for before, said in self._said:
+        for before, said in self.open_lengths:
             tokens, model = self._produced - before, model_of(said.source, said.version, said.reason)
             within = tuple(tokens <= most for most in said.tokens)
             found.append(LengthOutcome(self.workflow_type, model, tokens, said.quantiles, within))

@@ -109,7 +109,7 @@ class AskedOnArrival:
         """Entries of each table, to find leaks."""
         monitor = self.latest.monitor
         return {
-            "forecasts on arrival": len(self._early),
+            "forecasts on arrival": sum(map(len, self._early.values())),
             "forecaster": len(self.latest),
             "forecaster, older versions": self.under_older,
             "monitor": len(monitor.tracker) if monitor is not None else 0,

@@ -125,7 +125,7 @@ def test_made_up_types_are_bounded_and_never_push_a_promoted_one_out(promoted: d
     assert noticed(drift, traffic(3, accuracy=0.4), 200) is not None
     for number in range(1000):
         drift.followed(followed("abc", workflow_type=f"made up {number}"))
-    assert len(drift._others) == 3
+    assert drift.debug_state()["other types"] == 3
     assert drift.falls_back("t")
 
 

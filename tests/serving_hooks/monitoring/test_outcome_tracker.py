@@ -171,9 +171,10 @@ def test_a_workflow_that_never_ends_takes_bounded_memory() -> None:
     for step in range(5000):
         kept.following.begun("t", "w", f"agent {step}", sure_of("a", "b", "c"), step)
         kept.following.completed("t", "w", sure_of("a", "b", "c", moment=COMPLETION), 5)
-    (course,) = kept.following._courses.values()
-    assert len(course._open) <= 6
-    assert len(course._said) <= 64
+    state = kept.following.debug_state()
+    assert state["workflows"] == 1
+    assert state["open forecasts"] <= 6
+    assert state["open lengths"] <= 64
     kept.following.ended("t", "w")
     assert len(kept.followed[0].transitions) == TRANSITIONS_KEPT
 

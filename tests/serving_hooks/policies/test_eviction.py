@@ -185,7 +185,7 @@ def test_thousands_of_forecasts_leave_the_order_right_and_the_heap_small() -> No
         for i in range(20):
             next_is(order, f"w{i}", (i + turn) % 20 / 20, 0, 0, 0)
     assert order.pop(40) == [block for i in range(20) for block in parts[(i + 1) % 20]]
-    assert len(order._heap) <= 1.5 * (64 + 2 * 20)
+    assert order.debug_state()["eviction heap"] <= 1.5 * (64 + 2 * 20)
 
 
 def test_names_without_end_do_not_fill_the_table_of_who_reads_what() -> None:
@@ -354,7 +354,9 @@ class AgainstASort(RuleBasedStateMachine):
     def the_order_is_that_of_the_sort(self) -> None:
         assert list(self.order) == self.sorted()
         assert len(self.order) == len(self.freed)
-        assert self.order._index.groups == len({group for group in self.group.values() if group is not None})
+        assert self.order.debug_state()["groups of blocks"] == len(
+            {group for group in self.group.values() if group is not None}
+        )
         spare = [block for block in self.freed if self.key(block)[0] < 1]
         assert self.order.spare() == len(spare)
         assert self.order.spared(range(10)) == len(spare)

@@ -132,5 +132,6 @@ def test_names_without_end_do_not_fill_the_memory() -> None:
     workload = WorkloadMeans()
     for number in range(MOST_AGENTS + 50):
         workload.paused("t", f"a{number}", 1.0)
-    assert len(workload._by_agent) == MOST_AGENTS
+    assert workload.agent("t", f"a{MOST_AGENTS - 1}") == MOST_AGENTS - 1
+    assert workload.agent("t", "one more") == -1
     assert pause_s(workload, "one more") == 1.0
