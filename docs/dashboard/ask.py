@@ -1,6 +1,6 @@
-"""A dashboard's panels, and what a Prometheus server answers to their queries.
+"""Reads the panels of a Grafana dashboard and sends their queries to a Prometheus server.
 
-Variables are filled in as Grafana does it: all servers are chosen, and a rate is taken over four scrapes at least.
+Variables are replaced as Grafana does: all servers are selected, and a rate covers at least four scrapes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WAITED_S = 60
 
 @dataclass(frozen=True)
 class Span:
-    """What time is looked at: seconds since 1970, between two points, and between two scrapes."""
+    """A time range: start and end in seconds since 1970, seconds between two points, and between two scrapes."""
 
     since: float
     until: float
@@ -30,31 +30,31 @@ class Span:
 
     @property
     def times(self) -> list[float]:
-        """Of the points."""
+        """Times of the points, seconds since 1970."""
         return [self.since + i * self.step_s for i in range(int((self.until - self.since) / self.step_s) + 1)]
 
 
 @dataclass(frozen=True)
 class Query:
-    """One of a panel: what is asked, and how each series of the answer is called."""
+    """One query of a panel: its expression, and the template of its series' names."""
 
     asks: str
     legend: str
 
     def name(self, labels: Mapping[str, str]) -> str:
-        """Of a series with these labels."""
+        """The name of a series with these labels."""
         return re.sub(r"{{\s*(\w+)\s*}}", lambda found: labels.get(found[1], ""), self.legend)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One of a dashboard.
+    """One panel of a dashboard.
 
     Attributes:
         kind: row, stat, table or timeseries.
         place: column, row, width and height on Grafana's grid of 24 columns.
-        unit, low, high: of its numbers; None for the bounds where the numbers choose them.
-        words: what is said in place of a number, and its colour.
+        unit, low, high: unit and axis limits of its numbers; None for an automatic limit.
+        words: text and colour shown in place of a number.
     """
 
     kind: str
@@ -69,7 +69,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Series:
-    """Numbers by the points of a span; NaN where there is none."""
+    """One number per point of a span; NaN where there is none."""
 
     name: str
     labels: Mapping[str, str]
@@ -77,42 +77,42 @@ class Series:
 
     @property
     def known(self) -> bool:
-        """Whether any is a number."""
+        """Whether any value is a number."""
         return any(map(math.isfinite, self.values))
 
 
 class NoAnswerError(Exception):
-    """Prometheus does not answer, or does not take a query; the message has what it says."""
+    """Prometheus did not answer, or rejected a query; the message quotes it."""
 
 
 def read(dashboard: Path) -> tuple[str, list[Panel]]:
-    """Its title, and its panels from top to bottom."""
-    told = json.loads(dashboard.read_text(encoding="utf-8"))
-    panels = [_panel(panel) for panel in told["panels"]]
-    return told["title"], sorted(panels, key=lambda panel: (panel.place[1], panel.place[0]))
+    """The title of a dashboard, and its panels from top to bottom."""
+    found = json.loads(dashboard.read_text(encoding="utf-8"))
+    panels = [_panel(panel) for panel in found["panels"]]
+    return found["title"], sorted(panels, key=lambda panel: (panel.place[1], panel.place[0]))
 
 
 def fill(asks: str, span: Span) -> str:
-    """A query without variables."""
+    """The query with its variables replaced."""
     window_s = math.ceil(max(span.step_s + span.scraped_every_s, 4 * span.scraped_every_s))
     return asks.replace("$__rate_interval", f"{window_s}s").replace("$instance", ".+")
 
 
 class Prometheus:
-    """A server of that kind.
+    """A Prometheus server.
 
     Args:
-        url: without a path.
+        url: of the server, without a path.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
     def over(self, query: Query, span: Span) -> list[Series]:
-        """What a query comes to at every point of a span.
+        """The series of a query over a span.
 
         Raises:
-            NoAnswerError: it does not come to anything.
+            NoAnswerError: Prometheus did not answer, or rejected the query.
         """
         times = span.times
         asked = {"query": fill(query.asks, span), "start": times[0], "end": times[-1], "step": span.step_s}
@@ -124,10 +124,10 @@ class Prometheus:
         return found
 
     def at_end(self, query: Query, span: Span) -> list[Series]:
-        """What a query comes to at the end of a span: one number each.
+        """The series of a query at the end of a span, one number each.
 
         Raises:
-            NoAnswerError: it does not come to anything.
+            NoAnswerError: Prometheus did not answer, or rejected the query.
         """
         found = self._asked("query", {"query": fill(query.asks, span), "time": span.until})
         return [Series(query.name(one["metric"]), one["metric"], [float(one["value"][1])]) for one in found]
@@ -140,7 +140,7 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise NoAnswerError(f"{parameters['query']}: {error.read().decode(errors='replace')}") from error
         except (OSError, ValueError) as error:
-            raise NoAnswerError(f"{self._url} does not answer as Prometheus does: {error}") from error
+            raise NoAnswerError(f"{self._url} did not answer as a Prometheus server: {error}") from error
         result: list[Any] = said["data"]["result"]
         return result
 

@@ -1,10 +1,9 @@
-"""Draws the dashboard without Grafana: its panels, where it has them, from what Prometheus answers to its queries.
+"""Draws the dashboard without Grafana: sends its queries to Prometheus and plots the answers in its layout.
 
     python docs/dashboard/draw.py http://localhost:9090                           # the last hour, to dashboard.png
     python docs/dashboard/draw.py URL --since 1790000000 --until 1790000300 --scraped-every 2 --annotations notes.json
 
-Says of each query how many series it has come to. Exit code 1 where Prometheus does not take one, or nothing came to
-a number.
+Prints how many series each query returned. Exits with code 1 if Prometheus rejected a query or none returned a number.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
 WIDTH, CELL, GAP, MARGIN = 1300, 27, 8, 12
-"""Pixels: of the picture, of one row of Grafana's grid, between panels, and around them."""
+"""Pixels: width of the picture, height of one row of Grafana's grid, gap between panels, margin."""
 
 POINTS = 240
-"""Of a line, at most."""
+"""Most points of a line."""
 
 COLUMNS = 24
 COLOURS = ("#3f9c35", "#d9a400", "#3274d9", "#e8590c", "#c4162a", "#8f3bb8", "#0a9c9c", "#7a5230", "#6e7681", "#e36ab0")
@@ -42,14 +41,14 @@ Notes = Sequence[dict[str, Any]]
 
 
 def main() -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description="Draws the dashboard from what Prometheus answers to its queries.")
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(description="Draws the dashboard from the answers of a Prometheus server.")
     parser.add_argument("url", help="of the Prometheus server, without a path")
     parser.add_argument("--dashboard", type=Path, default=Path(__file__).parent / "presage.json")
-    parser.add_argument("--since", type=float, help="seconds since 1970; an hour before the end if not said")
-    parser.add_argument("--until", type=float, default=time.time(), help="seconds since 1970; now if not said")
+    parser.add_argument("--since", type=float, help="seconds since 1970; default: an hour before the end")
+    parser.add_argument("--until", type=float, default=time.time(), help="seconds since 1970; default: now")
     parser.add_argument("--scraped-every", type=float, default=15.0, help="seconds between two scrapes")
-    parser.add_argument("--annotations", type=Path, help='JSON: [{"time": ms since 1970, "text": "what began"}, ...]')
+    parser.add_argument("--annotations", type=Path, help='JSON: [{"time": ms since 1970, "text": "event"}, ...]')
     parser.add_argument("--to", type=Path, default=Path("dashboard.png"))
     args = parser.parse_args()
     since = args.until - 3600 if args.since is None else args.since
@@ -73,18 +72,18 @@ def main() -> int:
             known += any(one.known for one in found)
             print(f"{panel.title}: {len(found)} series, {sum(one.known for one in found)} with numbers")
     Picture(title, panels, span, notes).draw(answers).save(args.to, optimize=True)
-    print(f"{known} queries came to numbers, {refused} were not taken: {args.to}")
+    print(f"{known} queries returned numbers, {refused} were rejected: {args.to}")
     return int(refused > 0 or known == 0)
 
 
 class Picture:
-    """A dashboard on paper.
+    """A picture of a dashboard.
 
     Args:
-        title: above all.
-        panels: what is shown where.
-        span: the time it is shown over.
-        notes: when what began.
+        title: of the dashboard.
+        panels: with their places.
+        span: the time range shown.
+        notes: annotated events.
     """
 
     def __init__(self, title: str, panels: Sequence[Panel], span: Span, notes: Notes) -> None:
@@ -96,7 +95,7 @@ class Picture:
         self._canvas = FigureCanvasAgg(self._figure)
 
     def draw(self, answers: Sequence[Sequence[Series]]) -> Image.Image:
-        """The panels with what was answered to each."""
+        """Draws the panels with the series of each."""
         with mpl.rc_context({"font.family": "DejaVu Sans", "font.size": 8.5, "axes.unicode_minus": False}):
             self._draw_head()
             for panel, series in zip(self._panels, answers, strict=True):
@@ -183,7 +182,7 @@ class Picture:
             axes.annotate(str(number + 1), (at, 1), fontsize=6.5, color=FAINT, **place)
 
     def _draw_legend(self, series: Sequence[Series], x: float, bottom: float, width: float) -> float:
-        """Names of series in as many lines as they take, the last of which ends at `bottom`; their height."""
+        """Draws the names of the series above `bottom`, in as many lines as needed; returns their height."""
         lines: list[list[tuple[float, int]]] = [[]]
         at = 0.0
         for number, one in enumerate(series):
@@ -228,7 +227,7 @@ class Picture:
         self._figure.text(x / WIDTH, 1 - y / self._height, said, fontsize=size, bbox=box, **how)
 
     def _width(self, said: str) -> float:
-        """Of a name in a legend, pixels."""
+        """Width of a name in a legend, pixels."""
         text = self._figure.text(0, 0, said, fontsize=8.5)
         found = text.get_window_extent(self._canvas.get_renderer()).width
         text.remove()
@@ -236,7 +235,7 @@ class Picture:
 
 
 def _clock(seconds: float) -> str:
-    """Since the beginning."""
+    """Minutes and seconds since the start of the span."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 

@@ -1,7 +1,7 @@
 """The hooks' metrics at the end of vLLM's own page `/metrics`.
 
 The figures live in the engine's process; the API server's process answers the page. So the server asks the engines when
-somebody requests the page, and appends what they report. That works with several API servers, each of which reports the
+a client requests the page, and appends what they report. That works with several API servers, each of which reports the
 same figures, and with `--disable-log-stats`. vLLM's own statistics messages would drop our fields, and with several API
 servers vLLM's page does not read the Prometheus registry of its process.
 
@@ -79,7 +79,7 @@ def exposition(engines: Engines | None) -> bytes:
     )
 
     families = [GaugeMetricFamily(ANSWERED, ANSWERED_HELP, value=float(engines is not None))]
-    statuses = [(name, status) for name, told in engines or () if (status := read_status(told)) is not None]
+    statuses = [(name, status) for name, reported in engines or () if (status := read_status(reported)) is not None]
     for metric in METRICS if engines is not None else ():
         kind = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
         family = kind(metric.name, metric.help, labels=["engine", *metric.labels])
@@ -102,15 +102,15 @@ class Appended:
 
     Args:
         app: vLLM's.
-        asked: gives the status of the engines; None where they have not answered.
+        ask: gives the status of the engines; None where they have not answered.
     """
 
-    def __init__(self, app: Any, asked: Callable[[], Awaitable[Engines | None]]) -> None:
+    def __init__(self, app: Any, ask: Callable[[], Awaitable[Engines | None]]) -> None:
         self.app = app
-        self.asked = asked
+        self.ask = ask
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request."""
+        """Handles one request."""
         if scope["type"] != "http" or scope["method"] != "GET" or _path(scope) != PATH:
             await self.app(scope, receive, send)
             return
@@ -132,9 +132,9 @@ class Appended:
 
     async def _ours(self) -> bytes:
         try:
-            return exposition(await self.asked())
+            return exposition(await self.ask())
         except Exception as error:
-            logger.warning("our metrics are left out of %s: %s", PATH, type(error).__name__)
+            logger.warning("%s is served without the metrics of Presage: %s", PATH, type(error).__name__)
             return b""
 
 

@@ -209,7 +209,7 @@ class WorkflowRoutes:
         app.add_api_route("/v1/workflows/{workflow_id:path}/end", end, methods=["POST"])
         app.add_api_route("/v1/workflows/{workflow_id:path}/explain", explain_one, methods=["GET"])
         app.add_api_route("/v1/workflows/status", status_of_all, methods=["GET"])
-        app.add_middleware(Appended, asked=StatusCache(self._statuses))
+        app.add_middleware(Appended, ask=StatusCache(self._statuses))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Receives the engine's client; None on a server without an engine."""

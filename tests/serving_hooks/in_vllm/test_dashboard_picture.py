@@ -106,7 +106,7 @@ def test_all_panels_are_drawn_and_every_query_is_asked(url: str, tmp_path: Path)
         assert picture.width == 1300
         assert picture.height > 2000
         assert len(picture.convert("RGB").getcolors(10**6) or ()) > 10
-    assert "0 were not taken" in done.stdout
+    assert "0 were rejected" in done.stdout
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_exit_code_1_where_a_query_is_refused_and_where_nobody_answers(url: str,
     done = draw(url, tmp_path / "drawn.png")
     assert done.returncode == 1
     assert "Ageing: " in done.stdout
-    assert "1 were not taken" in done.stdout
+    assert "1 were rejected" in done.stdout
     done = draw("http://127.0.0.1:9", tmp_path / "drawn.png")
     assert done.returncode == 1
     assert "does not answer" in done.stdout

@@ -70,7 +70,7 @@ def page(asked: Callable[[], Awaitable[Any]], vllms: Callable[[], Response] | No
     app = FastAPI()
     app.add_api_route(PATH, vllms or answer(THEIRS), methods=["GET", "POST"])
     app.add_api_route("/v1/other", lambda: Response("other", media_type="text/plain"))
-    app.add_middleware(Appended, asked=asked)
+    app.add_middleware(Appended, ask=asked)
     with TestClient(app) as client:
         yield client
 
@@ -171,7 +171,7 @@ def test_engines_that_cannot_answer_leave_vllms_page(error: Exception, caplog: p
 def test_a_status_that_cannot_be_read_leaves_vllms_page(caplog: pytest.LogCaptureFixture) -> None:
     with page(StatusCache(Engine({"counted": "about a prompt"}))) as client:
         assert client.get(PATH).text == THEIRS
-    assert "are left out" in caplog.text
+    assert "without the metrics of Presage" in caplog.text
     assert "prompt" not in caplog.text
 
 
