@@ -1,6 +1,6 @@
 """Which inputs of a step are at hand where a predictor serves: the sources, and the profiles made of them.
 
-A model trained on texts and asked without them is another model. So an evaluation masks what a profile lacks and judges
+A model trained on texts and used without them is another model. So an evaluation masks what a profile lacks and judges
 again, and a promotion is judged under the profile of what will ask it: vLLM's scheduler sees token counts and hidden
 states, never a text; a gateway sees texts, never a hidden state.
 """

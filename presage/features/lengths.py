@@ -6,7 +6,7 @@ sketch of what the previous step answered.
 
 The trace counts the tokens of full prompts only. Those of a system prompt and of a user prompt are taken as a quarter
 of their characters; trees compare, so the factor means nothing to them. Where a prompt was not counted, its texts
-stand in for it.
+replace it.
 
 A row is an LLM step. Tool calls produce no tokens: they are no rows, and count as steps of the workflow only. The label
 of a step counts its own tokens and those of all later steps; it is unknown as soon as one of them is. In a workflow
@@ -196,7 +196,7 @@ class LengthEncoder:
         """The rows as a trace without all other sources makes them; the labels stay."""
         numbers, model = rows.numbers.copy(), rows.model
         if TEXT not in sources:
-            # Where a prompt was not counted, its texts stand in.
+            # Where a prompt was not counted, its characters replace the count.
             texts = _of_characters(numbers)
             numbers[numbers[:, _PROMPT] == texts, _PROMPT] = np.nan
             numbers[:, [_SYSTEM, _USER, *self._of_texts()]] = np.nan
@@ -357,7 +357,7 @@ def join_rows(first: LengthRows, second: LengthRows) -> LengthRows:
 
 
 def _of_characters(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What stands in for the tokens of the whole prompt, float32 [n], NaN without texts."""
+    """The characters that replace the token count of the whole prompt, float32 [n], NaN without texts."""
     system, user = numbers[:, _SYSTEM], numbers[:, _USER]
     return np.where(np.isnan(system), user, np.where(np.isnan(user), system, system + user))
 

@@ -1,7 +1,7 @@
 """Every prefix of every workflow as ragged arrays, with its labels.
 
 A position is a step: the prefix that ends there. Rows are steps, workflows lie one after the other. A position's
-labels are the next K outcomes; nothing is asked after END, nor past the point where a censored trace was cut
+labels are the next K outcomes; nothing is predicted after END, nor past the point where a censored trace was cut
 (its next step is unknown, not END).
 
 `transition_matrix` says which agent follows which, counted over prefixes.

@@ -1,8 +1,8 @@
 """A semantic state of any width becomes a few dozen numbers: one matrix, fitted on training data, a moment.
 
-Two kinds of columns stand in the matrix. The first are principal components (DESIGN: "hidden state projected through
+The matrix has two kinds of columns. The first are principal components (DESIGN: "hidden state projected through
 PCA fitted on training data"): what varies most. The others are discriminants: a ridge regression from the components
-to the outcomes one and K steps ahead, reduced to its leading directions: what tells outcomes apart, however little it
+to the outcomes one and K steps ahead, reduced to its leading directions: what separates outcomes, however little it
 varies.
 
 A regression flatters the rows it was fitted on, and whatever learns from flattered columns trusts them too much.
@@ -128,7 +128,7 @@ def fit_projection(
     targets = _targets(prefixes, rows)
     tasks = prefixes.task[prefixes.workflow[rows]]
     coefficients, out_of_fold = _ridge(reduced, prefixes, rows, targets, tasks, seed)
-    # the leading right singular vectors of the fitted values: the few mixtures of outcomes that states can tell apart
+    # the leading right singular vectors of the fitted values: the few mixtures of outcomes that states can separate
     rotation = np.linalg.svd(reduced @ coefficients, full_matrices=False)[2][:discriminants].T
     rotation *= np.sign(rotation[np.abs(rotation).argmax(axis=0), np.arange(rotation.shape[1])])
 

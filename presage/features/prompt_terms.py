@@ -35,7 +35,7 @@ TAIL_CHARS: Final = 2_000
 
 BLOCKS: Final = ("words", "strings")
 LEAST_PROMPTS: Final = (2, 3)
-"""Prompts that a term of each block has to stand in."""
+"""Least prompts of a term, by block."""
 MOST_TERMS: Final = (60_000, 100_000)
 """Terms of each block that are kept, those in most prompts."""
 
@@ -46,7 +46,7 @@ _TOKEN: Final = re.compile(r"\w+|[^\w\s]")
 _LETTERS: Final = re.compile(r"\w+")
 _WORD: Final = re.compile(r"\S+")
 _CHUNK: Final = 2_000
-_ODD: Final = np.uint32(0x9E3779B1)  # tells a pair from its reverse
+_ODD: Final = np.uint32(0x9E3779B1)  # distinguishes a pair from its reverse
 
 Hashes = NDArray[np.uint32]
 Codes = NDArray[np.uint32]
@@ -261,7 +261,7 @@ def _weigh(found: Hashes, known: Hashes, idf: NDArray[np.float32]) -> tuple[NDAr
 
 
 def _add(counted: tuple[Hashes, NDArray[np.int64]], documents: Sequence[Hashes]) -> tuple[Hashes, NDArray[np.int64]]:
-    """Terms, rising, and how many documents each stands in, with some more documents counted."""
+    """Terms, rising, and how many documents each occurs in, with more documents added."""
     terms, counts = counted
     fresh, of = np.unique(np.concatenate([np.unique(document) for document in documents]), return_counts=True)
     merged, inverse = np.unique(np.concatenate([terms, fresh]), return_inverse=True)

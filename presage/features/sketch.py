@@ -1,12 +1,12 @@
 """A sketch of a text: hashed terms, TF-IDF, truncated SVD. Data-only, under a megabyte, fitted in seconds.
 
-The terms are those that told next agents apart on real traces, not those of a search engine: punctuation and line
+The terms are those that separated next agents on real traces, not those of a search engine: punctuation and line
 breaks are tokens, because they carry the format of an answer, and the first and last tokens count once more by their
 place, because agents are called by name at the edges of a message. Identifiers are replaced by their kind
 (`text_tokens.py`).
 
-A term is counted by the tasks it occurs in, not by texts: what stands in a hundred prompts of one workflow still says
-nothing about the next one. Two vocabularies are offered, and the caller keeps the one that does better on held-out
+A term is counted by the tasks it occurs in, not by texts: a word in a hundred prompts of one workflow says
+nothing about the next workflow. Two vocabularies are offered, and the caller keeps the one that does better on held-out
 tasks (`training/semantic_state.py`): every term of `MIN_TASKS` tasks, or of those only the *relevant* ones, whose
 occurrence goes with what is to be forecast beyond chance (`term_chances`). Free text that says nothing (names, random
 words) drowns the SVD of the first and leaves the second alone.
@@ -79,8 +79,14 @@ def _mix(first: NDArray[np.uint32], second: NDArray[np.uint32] | np.uint32) -> N
     return np.asarray(first * _ODD ^ second, np.uint32)
 
 
-def term_hashes(text: str, hashes: _ChunkHashes) -> NDArray[np.uint32]:
-    """Every occurrence of a term in a text, uint32 [m]: unigrams, bigrams, and those at the edges by their place."""
+def term_hashes(text: str, hashes: _ChunkHashes | None = None) -> NDArray[np.uint32]:
+    """Every occurrence of a term in a text, uint32 [m]: unigrams, bigrams, and those at the edges by their place.
+
+    Args:
+        text: any string.
+        hashes: shared between the texts of one call, which saves hashing a chunk twice.
+    """
+    hashes = _ChunkHashes() if hashes is None else hashes
     if len(text) > WHOLE_CHARS:
         text = text[:HEAD_CHARS] + " " + text[-TAIL_CHARS:]
     single = np.array([value for chunk in chunks_of(text) for value in hashes[chunk]], np.uint32)
@@ -103,7 +109,7 @@ def term_hashes(text: str, hashes: _ChunkHashes) -> NDArray[np.uint32]:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """The texts of training steps, tokenised once, and what a term has to tell about them.
+    """The texts of training steps, tokenised once, and the targets that relevant terms go with.
 
     A row is an occurrence of a text: a step has two, its input and its output.
 
@@ -188,7 +194,7 @@ class Sketch:
 
     @property
     def size(self) -> int:
-        """d, the width of a sketch: what was asked for, or less where the texts have fewer independent directions."""
+        """d, the width of a sketch: the requested size, or less where the texts have fewer independent directions."""
         return int(self.components.shape[1])
 
     @classmethod
@@ -275,7 +281,7 @@ class Sketch:
         rows = np.empty((len(distinct) + 1, self.size), np.float32)
         rows[-1] = np.nan  # the index of None is -1
         for i, text in enumerate(distinct):
-            rows[i] = self._project(term_hashes(text, hashes))
+            rows[i] = self.of_terms(term_hashes(text, hashes))
         return rows[index]
 
     def rows(self, corpus: Corpus) -> NDArray[np.float32]:
@@ -289,10 +295,10 @@ class Sketch:
 
     def transform_one(self, text: str) -> NDArray[np.float32]:
         """The sketch of one text, float32 [d]: the same bits as its row of `transform`."""
-        return self._project(term_hashes(text, _ChunkHashes()))
+        return self.of_terms(term_hashes(text))
 
-    def _project(self, found: NDArray[np.uint32]) -> NDArray[np.float32]:
-        """Occurrences of terms, uint32 [m], to their sketch, float32 [d]."""
+    def of_terms(self, found: NDArray[np.uint32]) -> NDArray[np.float32]:
+        """The sketch of occurrences of terms, uint32 [m], float32 [d]; terms it does not know count for nothing."""
         places = _locate(found, self.terms)
         sketch: NDArray[np.float32] = self._sums(np.array([0, len(places)]), places, np.ones_like(places))[0]
         return sketch
@@ -422,7 +428,7 @@ def _relevant(
 
 
 def term_chances(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """The p-value of each term: how likely what it seems to tell about the targets is where it tells nothing.
+    """The p-value of each term: how likely its association with the targets is by chance.
 
     With x whether a term occurs in a row and e what the group's mean leaves of a target, s is the sum of x e within a
     task, and the sum of s over the tasks of the term is 0 in expectation where the term says nothing. It is tested by a
@@ -475,7 +481,7 @@ def _by_task(
     residuals: NDArray[np.float32], task: NDArray[np.int32]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean square of the sum of residuals [R, O] over a task, and how much residuals of one task go together: the
-    intraclass correlation, at least 0; float64 [O] each. Rows stand in the order of their tasks."""
+    intraclass correlation, at least 0; float64 [O] each. Rows are sorted by task."""
     starts = np.flatnonzero(np.diff(task, prepend=-1))
     if not len(starts):
         return np.zeros(residuals.shape[1]), np.zeros(residuals.shape[1])

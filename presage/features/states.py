@@ -195,7 +195,7 @@ def candidates(table: pa.Table, states: States, text_encoder: str = SKETCH) -> t
         text_encoder: "sketch", or a folder or hub name of a transformer.
 
     Raises:
-        ConfigurationError: what was asked for is not in the trace.
+        ConfigurationError: the trace lacks the requested source.
     """
     captured = any(_has_values(table, column) for column in STATE_COLUMN.values())
     written = any(_has_values(table, column) for column in TEXT_COLUMN.values())
@@ -260,7 +260,7 @@ class StepTexts:
 
     @classmethod
     def of(cls, table: pa.Table, prefixes: Prefixes) -> StepTexts:
-        """Of a trace and its prefixes; a term has to tell what follows a step beyond what its agent tells."""
+        """Of a trace and its prefixes; a relevant term predicts what follows a step better than its agent alone."""
         moments = tuple(_written(table))
         sides = np.repeat(np.arange(len(moments)), prefixes.steps)
         task, agent, targets = prefixes.task[prefixes.workflow], prefixes.agent, _what_follows(prefixes)
@@ -303,8 +303,8 @@ class StepTexts:
 
 
 def _what_follows(prefixes: Prefixes) -> NDArray[np.float32]:
-    """What a text may tell, 0 or 1, NaN where unknown: the outcomes one and K steps ahead, and the agents still to come
-    in the workflow; of each the most frequent. float32 [n, O]."""
+    """Targets of relevant terms, 0 or 1, NaN where unknown: the outcomes one and K steps ahead, and the agents still to
+    come in the workflow; of each the most frequent. float32 [n, O]."""
     blocks = []
     for k in dict.fromkeys((0, prefixes.horizon - 1)):
         outcome = prefixes.outcomes[:, k]

@@ -5,7 +5,7 @@ text past the model's length keeps its first and its last tokens, half each, bec
 end of a message.
 
 A hub name is resolved to its snapshot folder first, so there is one way to load; its network use is the hub client's,
-and none where that is told to be offline. Weights are read from safetensors only.
+and none where the hub is offline. Weights are read from safetensors only.
 
 No code of a model's own is run. Text is never stored: embeddings lie in the cache under the SHA-256 of their text.
 """
@@ -41,7 +41,7 @@ _LONGEST_TOKENS: Final = 1_000_000  # a tokenizer without a limit reports an ast
 
 @dataclass(frozen=True, eq=False)
 class TextEncoder:
-    """A loaded transformer and the cache of what it said.
+    """A loaded transformer and the cache of its embeddings.
 
     Attributes:
         name: folder (absolute) or hub name, as an artefact keeps it.
@@ -61,6 +61,11 @@ class TextEncoder:
     _before: tuple[int, ...]
     _after: tuple[int, ...]
     _known: dict[bytes, NDArray[np.float32]] = field(default_factory=dict)
+
+    @property
+    def cached(self) -> int:
+        """How many embeddings it holds; texts among them are not embedded again."""
+        return len(self._known)
 
     @classmethod
     def load(cls, name: str, *, cache: Path | None = None) -> TextEncoder:
@@ -122,7 +127,7 @@ class TextEncoder:
             progress(len(fresh) - len(items))
         for start in range(0, len(items), SAVE_EVERY_TEXTS):
             part = items[start : start + SAVE_EVERY_TEXTS]
-            self._known.update(zip([key for key, _ in part], self._embed([t for _, t in part], progress), strict=True))
+            self._known.update(zip([key for key, _ in part], self.embed([t for _, t in part], progress), strict=True))
             _write_cache(self.cache_file, self._known, self.size)
         out = np.full((len(texts), self.size), np.nan, np.float32)
         for i, key in enumerate(keys):
@@ -136,9 +141,9 @@ class TextEncoder:
         Equal to its row of `encode` within 1e-5 of the largest entry: sums of a batch are ordered otherwise.
         """
         known = self._known.get(_key(text))
-        return self._embed([text], None)[0] if known is None else known.copy()
+        return self.embed([text], None)[0] if known is None else known.copy()
 
-    def _embed(self, texts: Sequence[str], progress: Callable[[int], None] | None) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], progress: Callable[[int], None] | None) -> NDArray[np.float32]:
         """Embeddings of texts, float32 [n, d], in batches of like length."""
         import torch
 
@@ -265,7 +270,7 @@ def load_error(folder: Path, role: str, error: Exception) -> ConfigurationError:
 
 
 def special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What a tokenizer puts before and after a text: asked by example, no other way is common to all of them."""
+    """What a tokenizer puts before and after a text: found by an example, the only way common to all tokenizers."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     framed = tokenizer("a", add_special_tokens=True)["input_ids"]
     for start in range(len(framed) - len(plain) + 1):

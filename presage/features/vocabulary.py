@@ -27,8 +27,8 @@ class Vocabulary:
     """Workflow types and agents in sorted order.
 
     Attributes:
-        workflow_types: T names; index T stands for an unknown type.
-        agents: V names; index V stands for an unknown agent (as an input) or END (as an outcome).
+        workflow_types: T names; index T is an unknown type.
+        agents: V names; index V is an unknown agent (as an input) or END (as an outcome).
     """
 
     workflow_types: tuple[str, ...]

@@ -92,7 +92,7 @@ BASELINES: Final[Mapping[str, NextAgentBaseline]] = {
     "boosted-trees-ids": _boosted(False),
     "published-graphsage": NextAgentBaseline(_published, validates=True),
 }
-"""What a training compares next-agent predictors with unless told otherwise: counting, the strongest on real traces,
+"""What a training compares next-agent predictors with by default: counting, the strongest on real traces,
 and the published model."""
 
 

@@ -1,11 +1,11 @@
 """How good forecasts are on held-out traces: a predictor and its baselines, at both moments, side by side.
 
 What is judged is a function from prefixes and moment to probabilities, so one code path serves our predictor, every
-baseline and the Bayes-optimal forecast of a known law. All are judged at the same positions: every step of a workflow,
-END an outcome, nothing after END or past a cut.
+baseline and the Bayes-optimal forecast of a synthetic process. All are judged at the same positions: every step of a
+workflow, END an outcome, nothing after END or past a cut.
 
 `confusions` says where forecasts err one step ahead: what was forecast, what came instead, and after which agents. It
-names agents alone, never what a workflow was asked or what an agent said.
+names agents alone and holds no text of a trace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from presage.training.metrics import RESAMPLES, Difference, Figures, differences
 
 END: Final = "END"
 PAIRS: Final = 10
-"""So many pairs of forecast and outcome are told, the most frequent ones."""
+"""Pairs of forecast and outcome listed at most, the most frequent first."""
 
 AGENTS: Final = 10
 EXAMPLES: Final = 2
@@ -145,7 +145,7 @@ class ProfileFigures:
     Attributes:
         moments: at each moment.
         states: whether any step has a state at that moment.
-        behind: comparisons with baselines, asked under the same profile, that were lost.
+        behind: comparisons that a baseline won under the same profile.
     """
 
     moments: ByMoment
@@ -283,7 +283,7 @@ def evaluate(
             )
     against = _against(moments, overall, seed, resamples)
     seen = {id(prefixes): ProfileFigures(moments, _states(prefixes), _lost(against, overall))}
-    # Baselines, which take longer than ours, are asked where a version is promoted to.
+    # Baselines take longer than our predictor: judge them only under the profiles of promotion targets.
     for name, shown in sorted((profiles or {}).items(), key=lambda of: of[0] not in TARGETS.values()):
         if id(shown) not in seen:
             rivals = baselines if name in TARGETS.values() else None
@@ -308,7 +308,7 @@ def evaluate(
 def _profile(
     predict: Predict, prefixes: Prefixes, baselines: Mapping[str, Predict], seed: int, resamples: int
 ) -> ProfileFigures:
-    """Figures of prefixes that lack what a profile lacks, beside the baselines asked for the same prefixes."""
+    """Figures under one input profile, and those of the baselines on the same prefixes."""
     everything = np.arange(prefixes.steps)
 
     def judged(asked: Predict) -> ByMoment:

@@ -45,7 +45,7 @@ class Recipe:
     text_encoder: str = SKETCH
 
     def train(
-        self, table: pa.Table, test: pa.Table, baselines: Sequence[str], tell: Callable[[str], None]
+        self, table: pa.Table, test: pa.Table, baselines: Sequence[str], report: Callable[[str], None]
     ) -> NextAgentTraining:
         """Trains on `table` and judges on `test`, with a word on each thing that begins."""
         return train(
@@ -58,7 +58,7 @@ class Recipe:
             text_encoder=self.text_encoder,
             baselines=baselines,
             name="presage",
-            progress=lambda doing, _: tell(doing),
+            progress=lambda doing, _: report(doing),
         )
 
 
@@ -164,7 +164,7 @@ def learning_curve(
         draws: how often a small set is drawn; a set is drawn so often that its draws cost half of the largest.
         baselines: names of what to train beside ours.
         whole: what is known already of training on all of `train`; the curve then ends there.
-        share: told what is being done.
+        share: called with what is being done.
 
     Returns:
         JSON values: `points` [{"tasks", "workflows", "draws"}], the workflows as a mean over the draws; `models`

@@ -1,7 +1,7 @@
 """How right and how honest probabilities of the next K outcomes are: arrays in, figures out.
 
 A position is a step with something to know k steps ahead: nothing after END, nothing past a cut. An outcome that is not
-in the vocabulary can be forecast by no one. It counts as a position and is always wrong in accuracy, top-2 and
+in the vocabulary cannot be forecast. It counts as a position and is always wrong in accuracy, top-2 and
 calibration; the log-likelihood, which would be infinite, is taken over the other positions, and `unseen` says how large
 the share left out is.
 
@@ -38,17 +38,17 @@ class Claims:
         group: int64 [n], 0..G-1, the workflow or the prompt of each.
     """
 
-    said: NDArray[np.floating]
+    predicted: NDArray[np.floating]
     truth: NDArray[Any]
     group: NDArray[np.int64]
 
     def bins(self) -> tuple[ReliabilityBin, ...]:
-        """What was said and what came by bin, empty ones left out."""
-        return reliability(self.said, self.truth)
+        """Predicted probability and observed share by bin, without empty bins."""
+        return reliability(self.predicted, self.truth)
 
     def ci95(self, rng: np.random.Generator) -> tuple[tuple[float, float], ...]:
         """The interval of each bin's `accuracy`, in the order of `bins()`."""
-        place, groups = _place(self.said), int(self.group.max(initial=-1)) + 1
+        place, groups = _place(self.predicted), int(self.group.max(initial=-1)) + 1
         found = []
         for b in np.unique(place):
             inside = place == b
@@ -69,26 +69,26 @@ def claims_of_forecasts(
         k: 1..K.
     """
     judged = outcomes[:, k - 1] != MASKED
-    said = probabilities[judged, k - 1]
-    return Claims(said.max(axis=1), said.argmax(axis=1) == outcomes[judged, k - 1], workflow[judged])
+    predicted = probabilities[judged, k - 1]
+    return Claims(predicted.max(axis=1), predicted.argmax(axis=1) == outcomes[judged, k - 1], workflow[judged])
 
 
 def claims_of_labels(probabilities: NDArray[np.floating], correct: NDArray[np.floating]) -> Claims:
-    """What a router said of n prompts and M models, [n, M], beside their labels, NaN without; groups are prompts."""
+    """Claims of a router on n prompts and M models, [n, M], with their labels (NaN: none); groups are prompts."""
     prompt, model = np.nonzero(~np.isnan(correct))
     return Claims(probabilities[prompt, model], correct[prompt, model], prompt)
 
 
-def reliability(said: NDArray[np.floating], truth: NDArray[Any]) -> tuple[ReliabilityBin, ...]:
-    """What was said, [n], and what came, [n] between 0 and 1, by bins of equal width; empty ones are left out."""
-    place = _place(said)
+def reliability(predicted: NDArray[np.floating], truth: NDArray[Any]) -> tuple[ReliabilityBin, ...]:
+    """Predicted probabilities [n] and outcomes [n] between 0 and 1, in bins of equal width; empty bins are left out."""
+    place = _place(predicted)
     count = np.bincount(place, minlength=BINS)
-    sure, hits = (np.bincount(place, weights=values, minlength=BINS) for values in (said, truth))
+    sure, hits = (np.bincount(place, weights=values, minlength=BINS) for values in (predicted, truth))
     return filled_bins(count, sure, hits)
 
 
-def _place(said: NDArray[np.floating]) -> NDArray[np.int64]:
-    return np.minimum((said * BINS).astype(np.int64), BINS - 1)
+def _place(predicted: NDArray[np.floating]) -> NDArray[np.int64]:
+    return np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
 
 
 LEAST_PROBABILITY: Final = 1e-12

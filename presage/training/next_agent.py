@@ -1,4 +1,4 @@
-"""From a trace to a next-agent predictor and the figures that speak for it, next to every baseline.
+"""From a trace to a next-agent predictor and its evaluation, next to every baseline.
 
 The order is what keeps the figures honest: test tasks are set apart first, vocabulary and states are made from the
 training part alone, and a validation part of it, never the test set, decides when to stop and how to mix. Baselines
@@ -91,7 +91,7 @@ NGRAM: Final = "n-gram"
 
 
 class NextAgentTraining(Training[NextAgentPredictor, Evaluation]):
-    """With "traces" among the metrics, the training traces as `describe` tells them."""
+    """Its metrics have "traces" as well: `describe` of the training traces."""
 
 
 @dataclass(frozen=True)
@@ -134,20 +134,20 @@ def train(
         text_encoder: "sketch", or a folder or hub name, where they come from texts.
         baselines: names as `presage.training.baselines.find` knows them.
         name: of the model, for the record.
-        progress: told what is being done.
+        progress: called with what is being done.
 
     Raises:
         ConfigurationError: an unknown baseline, a horizon below 1, or states that the traces do not have.
         TraceError: the traces are too few to split, or name fewer than two agents.
     """
-    config, tell = config or NextAgentConfig(), progress or (lambda _, __: None)
+    config, report = config or NextAgentConfig(), progress or (lambda _, __: None)
     if horizon < 1:
         raise ConfigurationError(f"horizon is {horizon}; at least 1 step ahead is wanted")
     compared = {name: find(name) for name in baselines}
     parts = set_apart(table, test, seed)
     begun = time.perf_counter()
     done = fit_predictor(
-        parts.train, config, horizon=horizon, seed=seed, states=states, text_encoder=text_encoder, progress=tell
+        parts.train, config, horizon=horizon, seed=seed, states=states, text_encoder=text_encoder, progress=report
     )
     fit_seconds = time.perf_counter() - begun
     predictor, learning, inner, validation = done.predictor, done.learning, done.inner, done.validation
@@ -155,10 +155,10 @@ def train(
     held = prefixes_of(parts.test, predictor.vocabulary, horizon).with_states(predictor.source.states(parts.test))
     fitted: dict[str, Predict] = {}
     for index, (baseline, made) in enumerate(compared.items()):
-        tell(f"baseline {baseline}", index / len(compared))
+        report(f"baseline {baseline}", index / len(compared))
         fitted[baseline] = made.fit(seed, learning, inner, validation).predict
 
-    tell("judging on the test set", None)
+    report("judging on the test set", None)
     evaluation = evaluate(
         _predict(predictor),
         held,
@@ -264,12 +264,12 @@ def fit_predictor(
     progress: Progress | None = None,
 ) -> FittedPredictor:
     """Fits a predictor on all of a valid trace; the arguments are those of `train`."""
-    config, tell = config or NextAgentConfig(), progress or (lambda _, __: None)
+    config, report = config or NextAgentConfig(), progress or (lambda _, __: None)
     vocabulary = Vocabulary.from_table(table)
-    tell("reading states", None)
-    embedded = _Count(2 * table.num_rows, lambda share: tell("embedding texts", share))
+    report("reading states", None)
+    embedded = _Count(2 * table.num_rows, lambda share: report("embedding texts", share))
     traces = TrainingTraces(table, prefixes_of(table, vocabulary, horizon), seed, text_encoder, embedded)
-    choice = choose_states(traces, states, config, seed, lambda doing: tell(doing, None))
+    choice = choose_states(traces, states, config, seed, lambda doing: report(doing, None))
     # Without learning again on all, the model reads what it was fitted on.
     source, learning = traces.seen(choice.name, inner=False) if config.refit else (choice.source, choice.prefixes)
     predictor = NextAgentPredictor(config, seed).fit(
@@ -278,7 +278,7 @@ def fit_predictor(
         whole=learning,
         grown=(choice.of, choice.trees),
         trained_on=task_keys(table),
-        progress=tell,
+        progress=report,
     )
     inner, validation = (learning.take(part) for part in traces.parts)
     return FittedPredictor(predictor, learning, inner, validation, choice)
@@ -287,12 +287,12 @@ def fit_predictor(
 class _Count:
     """Turns a count of things done into a share of at most `total` things."""
 
-    def __init__(self, total: int, tell: Callable[[float], None]) -> None:
-        self.total, self.tell, self.done = total, tell, 0
+    def __init__(self, total: int, report: Callable[[float], None]) -> None:
+        self.total, self.report, self.done = total, report, 0
 
     def __call__(self, more: int) -> None:
         self.done += more
-        self.tell(min(1.0, self.done / self.total))
+        self.report(min(1.0, self.done / self.total))
 
 
 def _predict(predictor: NextAgentPredictor) -> Predict:

@@ -3,9 +3,9 @@
 Each candidate is fitted on the inner part of the training tasks and judged on the validation part by the trees of the
 predictor (`predictors/next_agent/learning.py`), which take seconds: by their log-likelihood of what followed, at both
 moments and all horizons. The simplest candidate within one standard error of the best is kept (Breiman et al.,
-"Classification and Regression Trees", 1984), so a text that tells nothing is not read. A sketch of relevant terms has
+"Classification and Regression Trees", 1984), so a text without information is not read. A sketch of relevant terms has
 passed a test before this one (`features/sketch.py`), so it only has to do better than no texts, not better by a
-standard error. All terms also hold what tells workflows apart: they have to do better by two than what is simpler.
+standard error. All terms also identify single workflows, so they have to do better than what is simpler by two.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class StateChoice:
 
 
 def choose_states(
-    traces: TrainingTraces, states: States, config: NextAgentConfig, seed: int, tell: Callable[[str], None]
+    traces: TrainingTraces, states: States, config: NextAgentConfig, seed: int, report: Callable[[str], None]
 ) -> StateChoice:
     """The semantic state that forecasts best on the validation tasks.
 
@@ -156,7 +156,7 @@ def choose_states(
         states: "auto" for the best of all the traces have, or the one that is wanted.
         config: of the predictor.
         seed: of everything drawn.
-        tell: told which candidate is tried.
+        report: called with the candidate that is being tried.
 
     Raises:
         ConfigurationError: the traces lack what is wanted.
@@ -170,7 +170,7 @@ def choose_states(
     task = np.zeros(0, np.int32)
     for name in names:
         if len(names) > 1:
-            tell(f"trying states: {name}")
+            report(f"trying states: {name}")
         try:
             source, prefixes = traces.seen(name, inner=True)
         except InputError as error:

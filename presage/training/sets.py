@@ -69,7 +69,7 @@ def check_known_agents(table: pa.Table, vocabulary: Vocabulary) -> None:
 
 
 def shared_tasks(parts: Split) -> int:
-    """Test workflows whose task, or who themselves, stand in the training part too: 0 after a split of ours."""
+    """Test workflows whose task is in the training part too: 0 after `split`."""
     heads = parts.test.filter(pc.equal(parts.test["step"], 0))
     return int(np.isin(task_keys(heads), task_keys(parts.train)).sum())
 

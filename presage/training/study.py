@@ -1,4 +1,4 @@
-"""The questions of PBKV's appendix C, asked of one's own traces: how much data, which states, how far ahead?
+"""The questions of PBKV's appendix C for the user's own traces: how much data, which states, how far ahead?
 
 Each study trains as `train-predictor` does and judges on the same workflows. What it returns is JSON values with "kind"
 "study", the name of the study under "study", and under "data" and "traces" what it was made of.
@@ -68,8 +68,8 @@ def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, shar
     there = _sources(parts.train)
     judged: dict[States, Evaluation] = {}
     for index, states in enumerate(there):
-        tell = partial(_say, share, f"states {states}", index / len(there))
-        fitted = dataclasses.replace(recipe, states=states).train(parts.train, parts.test, (), tell)
+        report = partial(_report, share, f"states {states}", index / len(there))
+        fitted = dataclasses.replace(recipe, states=states).train(parts.train, parts.test, (), report)
         judged[states] = fitted.evaluation
     sources: dict[str, Any] = {}
     for states, found in judged.items():
@@ -123,7 +123,7 @@ def _head(study: str, parts: Split, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _say(share: Share, what: str, done: float, doing: str) -> None:
+def _report(share: Share, what: str, done: float, doing: str) -> None:
     share(f"{what}: {doing}", done)
 
 

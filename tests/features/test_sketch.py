@@ -22,7 +22,6 @@ from presage.features.sketch import (
     WHOLE_CHARS,
     Corpus,
     Sketch,
-    _ChunkHashes,
     term_chances,
     term_hashes,
 )
@@ -57,7 +56,7 @@ def sample_texts(count: int = 200, seed: int = 0) -> list[str]:
 
 
 def terms_of(text: str) -> list[int]:
-    return term_hashes(text, _ChunkHashes()).tolist()
+    return term_hashes(text).tolist()
 
 
 def corpus_of(
@@ -321,7 +320,7 @@ def test_training_rows_see_no_term_that_their_own_tasks_brought_in() -> None:
     fresh = sketch.transform(texts)
     assert not np.allclose(rows[0], fresh[0])
     known = [t for t in terms_of("plan rare") if sum(t in terms_of(text) for text in texts[3:]) >= MIN_TASKS]
-    np.testing.assert_array_equal(rows[0], sketch._project(np.array(known, np.uint32)))
+    np.testing.assert_array_equal(rows[0], sketch.of_terms(np.array(known, np.uint32)))
 
 
 def test_rows_of_a_corpus_are_those_of_its_texts(sketch: Sketch) -> None:

@@ -25,13 +25,13 @@ def load(folder: Path, cache: Path) -> TextEncoder:
 def counting(encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts go through the model, call by call."""
     calls: list[int] = []
-    embed = TextEncoder._embed
+    embed = TextEncoder.embed
 
     def counted(self: TextEncoder, texts: Any, progress: Any) -> Any:
         calls.append(len(texts))
         return embed(self, texts, progress)
 
-    monkeypatch.setattr(TextEncoder, "_embed", counted)
+    monkeypatch.setattr(TextEncoder, "embed", counted)
     return calls
 
 
@@ -133,7 +133,7 @@ def test_a_damaged_cache_is_made_anew(bert: Path, tmp_path: Path, damage: str) -
     else:
         save_file({"keys": np.zeros((1, 32), np.uint8), "embeddings": np.zeros((1, 3), np.float32)}, encoder.cache_file)
     np.testing.assert_allclose(load(bert, tmp_path).encode(["plan", "read"]), wanted, atol=1e-6)
-    assert len(load(bert, tmp_path)._known) == 2
+    assert load(bert, tmp_path).cached == 2
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(

@@ -143,15 +143,15 @@ def test_claims_of_forecasts_are_of_the_likeliest_outcome_where_there_is_somethi
     outcomes = np.array([[0, 0], [1, MASKED]], np.int32)
     workflow = np.array([0, 1])
     first = claims_of_forecasts(probabilities, outcomes, workflow, 1)
-    assert first.said.tolist() == pytest.approx([0.7, 0.6])
+    assert first.predicted.tolist() == pytest.approx([0.7, 0.6])
     assert first.truth.tolist() == [True, True]
     second = claims_of_forecasts(probabilities, outcomes, workflow, 2)
-    assert (second.said.tolist(), second.truth.tolist(), second.group.tolist()) == (pytest.approx([0.9]), [False], [0])
+    assert (second.predicted.tolist(), second.truth.tolist(), second.group.tolist()) == (pytest.approx([0.9]), [False], [0])
 
 
 def test_claims_of_labels_leave_out_what_is_not_known_and_belong_to_their_prompt() -> None:
     claims = claims_of_labels(np.array([[0.2, 0.4], [0.6, 0.8]]), np.array([[1, np.nan], [0, 1]]))
-    assert claims.said.tolist() == [0.2, 0.6, 0.8]
+    assert claims.predicted.tolist() == [0.2, 0.6, 0.8]
     assert claims.truth.tolist() == [1, 0, 1]
     assert claims.group.tolist() == [0, 1, 1]
 

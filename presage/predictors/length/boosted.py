@@ -140,9 +140,9 @@ class BoostedLengths(LogEstimator):
         *middles, middle_of_all = side_by_side(
             lambda of: self._middle(*of), [*((fold.inputs, fold.above) for fold in folds), whole]
         )
-        said = [np.stack([middle(of) for of in fold.shown]) for middle, fold in zip(middles, folds, strict=True)]
+        predicted = [np.stack([middle(of) for of in fold.shown]) for middle, fold in zip(middles, folds, strict=True)]
         error = np.empty(len(whole.above))
-        for middle, fold in zip(said, folds, strict=True):
+        for middle, fold in zip(predicted, folds, strict=True):
             above = np.take_along_axis(fold.left - middle, fold.drawn[None], axis=0)[0]
             error[fold.inside] = np.log(np.abs(above) + _LEAST_SCALE)
         *doubts, doubt_of_all = side_by_side(
@@ -152,7 +152,7 @@ class BoostedLengths(LogEstimator):
         self._parts = {"middle": middle_of_all, "doubt": doubt_of_all}
         return [
             self._quantiles_of(middle, np.stack([doubt(of) for of in fold.shown]))
-            for middle, doubt, fold in zip(said, doubts, folds, strict=True)
+            for middle, doubt, fold in zip(predicted, doubts, folds, strict=True)
         ]
 
     def _middle(self, inputs: NDArray[np.float32], above: NDArray[np.float64]) -> Ensemble:

@@ -1,6 +1,6 @@
 """Conformal calibration of quantiles, one for each workflow type.
 
-A score says how far a label lies above what was said, in units of its own doubt: (y − location) / scale, all on the
+A score says how far a label lies above the forecast, in units of its own doubt: (y − location) / scale, all on the
 logarithm. The shift of a quantile q over n calibration rows is their ⌈(n + 1) q⌉-th smallest score: then a fresh row of
 the same kind is covered with probability q or a little more, if rows are exchangeable and the model saw none of them
 (Romano, Patterson & Candès, "Conformalized quantile regression", NeurIPS 2019, one-sided).

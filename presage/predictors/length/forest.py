@@ -64,7 +64,7 @@ class FlatForest:
         )
         leaves = int((flat.feature < 0).sum())
         values, rank = np.unique(labels.astype(np.float32), return_inverse=True)
-        # A row that a tree drew twice stands in its leaf twice.
+        # A row that a tree drew twice is in its leaf twice.
         leaf = np.concatenate(
             [number[tree.apply(inputs[rows])] for number, (tree, rows) in zip(numbers, grown, strict=True)]
         )

@@ -7,7 +7,7 @@ labels of the fold: trees read the fold from them, and with it what its tasks ha
 shift of every forecast (`log_estimator.py`).
 
 Lengths often multiply (a model writes so many times more, a prompt of twice the size asks for so much more), so their
-logarithm adds up, and a line reaches prompts between and beyond those that trees can tell apart. On a known law
+logarithm adds up, and a line reaches prompts between and beyond those that trees can separate. On a synthetic process
 a forest gains by starting from it. So trees always read it, and a quick trial on tasks held out decides on the start.
 Alone it is a baseline.
 """
@@ -171,7 +171,7 @@ class LogLine:
 
     def __call__(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         """log(1 + tokens) float32 [n]; one input is summed as it is among many."""
-        return _said(inputs, self.weights, self.usual, self.bounds)
+        return _predict(inputs, self.weights, self.usual, self.bounds)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """As an artefact keeps it."""
@@ -235,9 +235,9 @@ def trials(
     return losses
 
 
-def with_line(inputs: NDArray[np.float32], said: NDArray[np.float32]) -> NDArray[np.float32]:
+def with_line(inputs: NDArray[np.float32], predicted: NDArray[np.float32]) -> NDArray[np.float32]:
     """Inputs [..., D] and what the line says of them [...], as float32 [..., D + 1]."""
-    return np.concatenate([inputs, said[..., None]], axis=-1, dtype=np.float32)
+    return np.concatenate([inputs, predicted[..., None]], axis=-1, dtype=np.float32)
 
 
 @njit(cache=True, nogil=True)
@@ -258,7 +258,7 @@ def _smooth(inputs: NDArray[np.float32], usual: NDArray[np.float32]) -> NDArray[
 
 
 @njit(cache=True, nogil=True)
-def _said(
+def _predict(
     inputs: NDArray[np.float32],
     weights: NDArray[np.float32],
     usual: NDArray[np.float32],

@@ -2,11 +2,11 @@
 
 A subclass reads what the line says as one more input. Where a trial shows that it helps, it learns only what the line
 leaves of log(1 + tokens). It says, for a row, where each quantile lies and how much doubt there is; the calibration
-makes the quantiles cover, on what models of other tasks said of training rows and on rows set aside for it.
+makes the quantiles cover, on forecasts of training rows by models of other tasks and on rows set aside for it.
 
 A model of other tasks is one from end to end: its means of categories and its line learnt nothing of the fold either,
-and are one and the same for all rows it learns from. (Means and lines out of fold, row by row, told trees which fold a
-row is of: the folds' own coverage was right, and that of fresh tasks anything from .26 to .79 at the median.)
+and are one and the same for all rows it learns from. (Means and lines out of fold, row by row, showed trees the fold of
+a row: the folds' own coverage was right, and that of fresh tasks anything from .26 to .79 at the median.)
 
 Rows are learnt under the input profiles they will have when serving: each row under one, drawn at random, while every
 profile is calibrated on all rows.
@@ -162,18 +162,18 @@ class EncodedRows:
         inputs = _drawn(encoding, self._profiles, self._drawn, learning)
         line = LogLine.fit(inputs, self.labels[learning])
         shown = np.stack([encoding.inputs(of.take(inside)) for of in self._profiles])
-        said, lines = line(inputs), np.stack([line(of) for of in shown])
+        predicted, lines = line(inputs), np.stack([line(of) for of in shown])
         labels = np.broadcast_to(self.labels[inside], lines.shape)
         fold = Fold(
             inside,
             learning,
-            with_line(inputs, said),
+            with_line(inputs, predicted),
             self.labels[learning],
             with_line(shown, lines),
             labels,
             self._drawn[inside],
         )
-        return fold, said, lines
+        return fold, predicted, lines
 
 
 class LogEstimator(ABC):
@@ -271,8 +271,8 @@ class LogEstimator(ABC):
         """The same for a single row, float32 [Q]; numbers float32 [F]."""
         inputs = self._encoding.one(workflow_type, agent, model, numbers)
         of = profiles_of(numbers[None]), np.array([workflow_type]), np.array([agent])
-        said: NDArray[np.float32] = self._answer(inputs[None], *of)[0]
-        return said
+        predicted: NDArray[np.float32] = self._answer(inputs[None], *of)[0]
+        return predicted
 
     def _answer(
         self,

@@ -2,8 +2,8 @@
 
 Ni et al., "Chimera", §3.4: the median ranks requests, shortest total job first. Here the quantiles are made to cover,
 and besides the paper's forest there are boosted trees and a ridge; `auto` keeps the one that loses least on the
-calibration part, all quantiles together, asked as an engine asks and as a gateway does. With the target "step" the same
-predictor says how long this step's output is.
+calibration part, all quantiles together, under the input profiles of an engine and of a gateway. With the target "step"
+the same predictor says how long this step's output is.
 
 Where an agent was hardly seen in a workflow type, the forecast says so (`back-off`). Where the agent or the type was
 hardly seen at all, its upper quantiles are the widest there are.
@@ -169,7 +169,7 @@ class RemainingLengthPredictor:
             train, calibration: rows of `length_rows(…, encoder, …)`, of one target.
             encoder: kept with the model so that serving makes the same rows.
             trained_on: keys of the tasks that both parts come from.
-            progress: told what is being done.
+            progress: called with what is being done.
 
         Raises:
             ConfigurationError: a field of the configuration is out of its range.
@@ -198,12 +198,14 @@ class RemainingLengthPredictor:
         return self
 
     def _losses(self, estimator: LogEstimator, train: LengthRows, calibration: LengthRows) -> list[float]:
-        """Mean pinball loss at each quantile, as an engine asks and as a gateway does; of training rows where no
-        calibration row has a label."""
+        """Mean pinball loss at each quantile, under the input profiles of an engine and of a gateway; of training rows
+        where no calibration row has a label."""
         held = calibration.take(calibration.labelled)
         rows = held if len(held) else labels_of(train)[0]
-        said = np.stack([estimator.predict(self.encoder.observed(rows, sources)) for sources in LEARNT_PROFILES[1:]])
-        above = rows.remaining[:, None].astype(np.float64) - said
+        predicted = np.stack(
+            [estimator.predict(self.encoder.observed(rows, sources)) for sources in LEARNT_PROFILES[1:]]
+        )
+        above = rows.remaining[:, None].astype(np.float64) - predicted
         levels = np.array(self.quantiles)
         loss: list[float] = np.maximum(levels * above, (levels - 1.0) * above).mean(axis=(0, 1)).tolist()
         return loss
@@ -222,7 +224,7 @@ class RemainingLengthPredictor:
             InputError: no step, steps of different workflows, an agent that is no name, a negative count.
         """
         check_steps(steps)
-        return self._said(*self.encoder.vector(steps))
+        return self._forecast(*self.encoder.vector(steps))
 
     def open(self, workflow_type: str) -> LengthWorkflow:
         """A workflow of this type before its first step, for `begun` and `LengthWorkflow.completed` to move."""
@@ -238,9 +240,9 @@ class RemainingLengthPredictor:
         Raises:
             InputError: a negative or no number of tokens, or a text that is none.
         """
-        return self._said(*workflow.begun(step))
+        return self._forecast(*workflow.begun(step))
 
-    def _said(self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]) -> LengthForecast:
+    def _forecast(self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]) -> LengthForecast:
         estimator = self._estimator
         tokens = estimator.predict_one(workflow_type, agent, model, numbers).tolist()
         evidence = int(estimator.evidence[workflow_type, agent])

@@ -1,1 +1,1 @@
-"""Predictors of remaining output tokens: trained, judged beside baselines, told."""
+"""Predictors of remaining output tokens: trained, judged beside baselines, reported."""

@@ -1,9 +1,9 @@
 """How good forecasts of lengths are on held-out traces: a predictor and its baselines, side by side.
 
 What is judged is a function from rows to quantiles, so one code path serves our predictor, every baseline and the
-oracle of a known law. All are judged on the same steps: those whose length is known. A step of a cut workflow has a
-lower bound and no length; it is left out and counted. Where long workflows are the ones that get cut, what remains is
-shorter than what is to come, for every model alike.
+oracle of a synthetic process. All are judged on the same steps: those whose length is known. A step of a cut workflow
+has a lower bound and no length; it is left out and counted. Where long workflows are the ones that get cut, what
+remains is shorter than what is to come, for every model alike.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class LengthDifference:
         """As JSON values, null where nothing was judged; quantiles are keys such as "0.9"."""
         names = [f"{q:g}" for q in quantiles]
         return {
-            "tau_distance": _told(self.tau_distance),
-            "pinball": _told(dict(zip(names, self.pinball, strict=True))),
+            "tau_distance": _shares_to_dict(self.tau_distance),
+            "pinball": _shares_to_dict(dict(zip(names, self.pinball, strict=True))),
         }
 
 
@@ -60,7 +60,7 @@ class LengthProfile:
 
     Attributes:
         figures: on all steps judged.
-        behind: comparisons with baselines, asked under the same profile, that were lost.
+        behind: comparisons that a baseline won under the same profile.
     """
 
     figures: LengthFigures
@@ -84,7 +84,7 @@ class LengthEvaluation:
         baselines: figures of each baseline, by name.
         differences: what was judged minus each baseline.
         behind: comparisons with a baseline that were lost.
-        profiles: figures under each input profile asked for.
+        profiles: figures under each requested input profile.
         queue: what the ranking is worth; None where no workflow's steps are all known.
         bins: steps grouped by the forecast median: what was forecast and what came.
         target: what was forecast, the tokens "remaining" or of this "step".
@@ -194,7 +194,7 @@ def evaluate(
     for name, shown in sorted((profiles or {}).items(), key=lambda of: of[0] not in TARGETS.values()):
         if id(shown) not in seen:
             mine = judge(predict(shown), known, rows.workflow[known])
-            # Baselines are asked where a version is promoted to.
+            # Baselines are judged only under the profiles of promotion targets.
             asked = (baselines or {}) if name in TARGETS.values() else {}
             theirs = {other: judge(ask(shown), known, rows.workflow[known]) for other, ask in asked.items()}
             gaps = {other: difference(mine, of, seed, resamples) for other, of in theirs.items()}
@@ -267,10 +267,10 @@ def _queue(rows: LengthRows, median: NDArray[np.float32], seed: int) -> QueueFig
 
 def _bins(median: NDArray[np.float32], truth: NDArray[np.float32]) -> tuple[dict[str, float], ...]:
     groups = np.array_split(np.argsort(median, kind="stable"), min(BINS, len(median)))
-    told = []
+    found = []
     for rows in groups:
         low, middle, high = np.quantile(truth[rows], [0.1, 0.5, 0.9]).tolist()
-        told.append(
+        found.append(
             {
                 "steps": len(rows),
                 "forecast": float(np.median(median[rows])),
@@ -279,10 +279,10 @@ def _bins(median: NDArray[np.float32], truth: NDArray[np.float32]) -> tuple[dict
                 "truth_p90": high,
             }
         )
-    return tuple(told)
+    return tuple(found)
 
 
-def _told(shares: Mapping[str, Share]) -> dict[str, Any]:
+def _shares_to_dict(shares: Mapping[str, Share]) -> dict[str, Any]:
     return {
         name: {"difference": number(share.value), "ci95": [number(end) for end in share.ci95]}
         for name, share in shares.items()

@@ -27,7 +27,7 @@ from presage.training.metrics import RESAMPLES
 
 
 def discordance(truth: NDArray[np.floating], forecast: NDArray[np.floating]) -> tuple[NDArray[np.float64], ...]:
-    """Of each step the pairs it stands in wrongly, and all its pairs.
+    """For each step, how many of its pairs are ordered wrongly, and how many pairs it has.
 
     Args:
         truth: [n], finite.
@@ -139,12 +139,12 @@ class LengthFigures:
             "pinball": dict(zip(names, self.pinball, strict=True)),
             "coverage": dict(zip(names, self.coverage, strict=True)),
         }
-        told: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for figure, shares in of.items():
-            told[figure] = {name: number(share.value) for name, share in shares.items()}
-            told[f"{figure}_ci95"] = {name: [number(end) for end in share.ci95] for name, share in shares.items()}
+            values[figure] = {name: number(share.value) for name, share in shares.items()}
+            values[f"{figure}_ci95"] = {name: [number(end) for end in share.ci95] for name, share in shares.items()}
         return {
-            **told,
+            **values,
             "width": {name: number(width) for name, width in zip(names, self.width, strict=True)},
             "workflows": int((self.positions > 0).sum()),
             "steps": int(self.positions.sum()),

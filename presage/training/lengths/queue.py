@@ -141,7 +141,7 @@ def compare(
 
 @dataclass(frozen=True)
 class Queued:
-    """The workflows of rows that can stand in a queue: those whose every step is known.
+    """The workflows that can be queued: those whose every step has a known length.
 
     Attributes:
         taken: bool [n], the rows that take part, m of them.

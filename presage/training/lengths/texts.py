@@ -1,4 +1,4 @@
-"""Which texts a predictor of lengths reads, decided on held-out tasks: none, terms that tell of what is left, or all.
+"""Which texts a predictor of lengths reads, decided on held-out tasks: none, relevant terms, or all terms.
 
 As for next agents (`training/semantic_state.py`): of each candidate a quick trial, a few boosted trees on the logarithm
 of what is left, learns from the learning part of the training tasks and is judged on their calibration part; the
@@ -33,7 +33,7 @@ SKETCH_SIZE: Final = 48
 
 _LARGEST: Final = 0.9
 _JUDGED: Final = (0.5, 0.9)
-"""Quantiles a candidate is tried at: a word that tells of a loop moves the upper ones more than the median."""
+"""Quantiles a candidate is tried at: a word that goes with a loop moves the upper ones more than the median."""
 
 _RELEVANT: Final = "relevant text"
 _CANDIDATES: Final[Mapping[Texts, tuple[Candidate, ...]]] = {
@@ -61,7 +61,8 @@ class LengthTexts:
     def of(cls, table: pa.Table, rows: LengthRows, seed: int) -> LengthTexts | None:
         """Of a trace and its rows; None where no step of it has a text.
 
-        A term has to tell whether more or less is left than usual at such a step: of this agent, in this workflow type.
+        A term is relevant if more or less work than usual is left where it occurs, among steps of the same agent and
+        workflow type.
         """
         llm = np.flatnonzero(pc.equal(table["kind"], "llm").to_numpy())
         prompts, answers = prompts_and_answers(table)
@@ -91,7 +92,7 @@ class LengthTexts:
 
         Args:
             encoder: that made the rows, without a sketch.
-            relevant: keep only terms that tell of what is left.
+            relevant: keep only terms that go with what is left.
             seed: of the sketch.
             size: S, dimensions wanted.
             learning: bool [n], the rows whose texts are learnt; None for all.
@@ -99,7 +100,7 @@ class LengthTexts:
         Returns:
             The encoder with the sketch, and all rows with their sketches. Those of rows that chose relevant terms are
             out of fold. All others are as serving makes them: terms chosen without a label flatter no row, while
-            sketches that differ from fold to fold tell trees which fold a row is of.
+            sketches that differ from fold to fold show trees the fold of a row.
 
         Raises:
             InputError: there is nothing a sketch could learn from.
@@ -161,7 +162,7 @@ def choose_texts(
     apart: NDArray[np.bool_],
     texts: Texts,
     seed: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> TextChoice:
     """The sketch that forecasts best on the calibration tasks.
 
@@ -172,7 +173,7 @@ def choose_texts(
         apart: bool [n], the rows of calibration tasks.
         texts: "auto" for the best there is, or what is wanted.
         seed: of everything drawn.
-        tell: told which candidate is tried.
+        report: called with the candidate that is being tried.
 
     Raises:
         ConfigurationError: texts are wanted, but the traces have none.
@@ -192,7 +193,7 @@ def choose_texts(
         if name == "none" or read is None:
             tried[name] = rows
             continue
-        tell(f"trying texts: {name}")
+        report(f"trying texts: {name}")
         try:
             tried[name] = read.fit(encoder, relevant=name == _RELEVANT, seed=seed, learning=~apart)[1]
         except InputError as error:
@@ -214,7 +215,7 @@ def choose_texts(
         chosen, losses = simplest(errors, rows.task[judged])
     if chosen == "none" or read is None:
         return TextChoice(chosen, encoder, rows, losses, refused)
-    tell("reading texts")
+    report("reading texts")
     return TextChoice(chosen, *read.fit(encoder, relevant=chosen == _RELEVANT, seed=seed), losses, refused)
 
 

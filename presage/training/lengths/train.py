@@ -1,4 +1,4 @@
-"""From a trace to a predictor of lengths and the figures that speak for it, next to every baseline.
+"""From a trace to a predictor of lengths and its evaluation, next to every baseline.
 
 As `presage.training.next_agent`, in the same order: test tasks are set apart first, vocabularies and the sketch are
 made from the training part alone, and a calibration part of it, never the test set, chooses the estimator and makes its
@@ -6,8 +6,8 @@ quantiles cover. Baselines need no calibration, so they learn from the whole tra
 
 `ablate` asks what each group of features is worth: it trains again with one of them withheld from training, calibration
 and judging alike, as where a trace does not record it. All trainings learn from the same rows and are judged on the
-same steps, so differences are paired. What two groups both tell is missed in neither row: a group without effect alone
-may still matter where the other is absent.
+same steps, so differences are paired. Where two groups carry the same information, withholding one costs nothing: a
+group without effect alone may still matter where the other is absent.
 """
 
 from __future__ import annotations
@@ -89,40 +89,40 @@ def train_lengths(
         config: of the predictor.
         target: "remaining" tokens of this and all later steps, or those of this "step" alone.
         seed: of the splits, of every fit and of the bootstrap.
-        texts: "auto" reads them where held-out tasks show that they help; "text" and "none" are not asked.
+        texts: "auto" reads texts where held-out tasks show that they help; "text" and "none" force the choice.
         baselines: names out of `LENGTH_BASELINES`.
         name: of the model, for the record.
-        progress: told what is being done.
+        progress: called with what is being done.
 
     Raises:
         ConfigurationError: an unknown baseline, or texts that the traces do not have.
         InputError: texts are wanted, but there is nothing to learn from them.
         TraceError: the traces are too few to split, or no output tokens are known.
     """
-    config, tell = config or RemainingLengthConfig(), progress or (lambda _, __: None)
+    config, report = config or RemainingLengthConfig(), progress or (lambda _, __: None)
     check_names(baselines, LENGTH_BASELINES)
     parts = set_apart(table, test, seed)
-    tell("reading prompts", None)
+    report("reading prompts", None)
     encoder = LengthEncoder.fit(parts.train)
     rows = length_rows(parts.train, encoder, target)
     apart = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
-    choice = choose_texts(parts.train, encoder, rows, apart, texts, seed, lambda doing: tell(doing, None))
+    choice = choose_texts(parts.train, encoder, rows, apart, texts, seed, lambda doing: report(doing, None))
     encoder, learning = choice.encoder, choice.rows
     held = length_rows(parts.test, encoder, target)
     inner, calibration = learning.take(~apart), learning.take(apart)
 
     begun = time.perf_counter()
     predictor = RemainingLengthPredictor(config, seed).fit(
-        inner, calibration, encoder=encoder, trained_on=task_keys(parts.train), progress=tell
+        inner, calibration, encoder=encoder, trained_on=task_keys(parts.train), progress=report
     )
     fit_seconds = time.perf_counter() - begun
     quantiles = tuple(predictor.quantiles)
     fitted: dict[str, Predict] = {}
     for index, baseline in enumerate(baselines):
-        tell(f"baseline {baseline}", index / len(baselines))
+        report(f"baseline {baseline}", index / len(baselines))
         fitted[baseline] = LENGTH_BASELINES[baseline](seed).fit(learning, calibration, quantiles).predict
 
-    tell("judging on the test set", None)
+    report("judging on the test set", None)
     profiles = _profiles(predictor, held)
     evaluation = evaluate(predictor.predict, held, quantiles, seed, baselines=fitted, profiles=profiles, model=name)
     training_data = {
@@ -271,24 +271,24 @@ def ablate(
         test: a valid trace with other tasks.
         config: of the predictor; with one estimator named, it is the same in every row.
         seed: of the split, of every fit and of the bootstrap.
-        progress: told what is being done.
+        progress: called with what is being done.
 
     Raises:
         TraceError: the traces are too few to split, or no output tokens are known.
     """
-    config, tell = config or RemainingLengthConfig(), progress or (lambda _, __: None)
+    config, report = config or RemainingLengthConfig(), progress or (lambda _, __: None)
     encoder = LengthEncoder.fit(table)
     rows = length_rows(table, encoder)
     if not rows.labelled.any():
         raise TraceError("no training step has a known length: give traces with output_tokens and complete workflows")
     apart = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
-    choice = choose_texts(table, encoder, rows, apart, "auto", seed, lambda doing: tell(doing, 0.0))
+    choice = choose_texts(table, encoder, rows, apart, "auto", seed, lambda doing: report(doing, 0.0))
     encoder, learning = choice.encoder, choice.rows
     held = length_rows(test, encoder)
     found: dict[str | None, LengthEvaluation] = {}
     there: list[str | None] = [None, *(group for group in GROUPS if _tells(learning, encoder, group))]
     for index, group in enumerate(there):
-        tell(f"without {group}" if group else "with everything", index / len(there))
+        report(f"without {group}" if group else "with everything", index / len(there))
         rows, judged = (without(of, encoder, group) if group else of for of in (learning, held))
         predictor = RemainingLengthPredictor(config, seed).fit(rows.take(~apart), rows.take(apart), encoder=encoder)
         found[group] = evaluate(predictor.predict, judged, config.quantiles, seed)

@@ -76,7 +76,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Folded:
-    """More of something, for who asks for it."""
+    """A section that is folded until the reader opens it."""
 
     title: str
     blocks: Sequence[Text | Table | Facts]
@@ -88,7 +88,7 @@ Block = Text | Table | Facts | Picture | Folded
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and its blocks."""
 
     title: str
     blocks: Sequence[Block]
@@ -129,7 +129,7 @@ def number(value: float | None, digits: int = DIGITS) -> str:
 
 
 def signed(value: float | None, digits: int = DIGITS) -> str:
-    """A difference, its sign always told; a true minus."""
+    """A difference, always with its sign; a true minus."""
     return "–" if value is None else f"{value:+.{digits}f}".replace("-", "−")
 
 

@@ -23,13 +23,13 @@ from presage.training.report.blocks import (
 from presage.training.report.plot import COLOURS, Axis, PlotPoint, line_plot, share_axis
 
 DRAWN_FROM: Final = 20
-"""A point of the reliability plot stands for so many forecasts at least."""
+"""Forecasts behind a point of the reliability plot, at least."""
 
 _QUARTERS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def learning_curve(metrics: Metrics) -> Section | None:
-    """Accuracy against training workflows; nothing where that was not asked."""
+    """Accuracy against training workflows; nothing where it was not measured."""
     curve = metrics.get("learning_curve")
     if curve is None:
         return None
@@ -160,7 +160,7 @@ def _ticks(sizes: Sequence[float]) -> list[float]:
 
 def _spread_text() -> Text:
     return Text(
-        "Training sets drawn several times tell what the choice of workflows does: least to greatest accuracy of the "
+        "Training sets drawn several times show what the choice of workflows does: least to greatest accuracy of the "
         "draws, in round brackets."
     )
 

@@ -3,7 +3,7 @@
 The report's pictures are `plot.py`'s: equal bytes, light and dark, no library. A notebook is there to be changed, so
 its figures are axes of matplotlib that a reader can go on with. Nothing is computed here.
 
-Colours are those of Okabe and Ito, which the colour-blind tell apart; marks and dashes differ too, for print.
+Colours are those of Okabe and Ito, which colour-blind readers can distinguish; marks and dashes differ too, for print.
 """
 
 from __future__ import annotations
@@ -108,10 +108,11 @@ def line_with_intervals(
 
 
 def reliability_line(ax: Axes, claims: Claims, rng: np.random.Generator, name: str, *, place: int = 0) -> None:
-    """What came against what was said, by bins of at least 20 claims; on the diagonal a probability is what it says."""
+    """Observed share against predicted probability, in bins of at least 20 claims; the diagonal is perfect
+    calibration."""
     drawn = [(row, ends) for row, ends in zip(claims.bins(), claims.ci95(rng), strict=True) if row.positions >= _LEAST]
-    said, came = [row.confidence for row, _ in drawn], [row.accuracy for row, _ in drawn]
-    line_with_intervals(ax, said, came, [ends for _, ends in drawn], name, place=place)
+    predicted, came = [row.confidence for row, _ in drawn], [row.accuracy for row, _ in drawn]
+    line_with_intervals(ax, predicted, came, [ends for _, ends in drawn], name, place=place)
 
 
 def legend_above(figure: Figure, ax: Axes) -> None:

@@ -42,10 +42,10 @@ def write_report(folder: Path, metrics: Metrics) -> list[Path]:
     Raises:
         OutputError: a file cannot be written.
     """
-    told = document(metrics)
+    pages = document(metrics)
     folder = Path(folder)
-    files = {picture_file(picture): standalone(picture) for picture in told.pictures()}
-    files |= {MARKDOWN_FILE: markdown(told), PAGE_FILE: page(told)}
+    files = {picture_file(picture): standalone(picture) for picture in pages.pictures()}
+    files |= {MARKDOWN_FILE: markdown(pages), PAGE_FILE: page(pages)}
     return [write_file(folder / name, text.encode()) for name, text in files.items()]
 
 
@@ -55,7 +55,7 @@ def report_files(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path, option: str) -> None:
-    """Whether a report will find room there, asked before the training.
+    """Checks before the training that a report can be written there.
 
     Raises:
         OutputError: it is a file, or lies in one, or in a folder that cannot be written to.
@@ -120,14 +120,14 @@ def _opened(made: Document, metrics: Metrics) -> Document:
         Row([one["baseline"], one["at"], f"{one['by']:.4g}", f"{one['ci95'][0]:.4g} to {one['ci95'][1]:.4g}"])
         for one in lost
     ]
-    said = (
+    text = (
         "Each row is a baseline that beats this predictor: the paired 95 % interval of the difference, by bootstrap, "
-        f"lies above 0{_UNITS.get(metrics['kind'], '')}. Use the baseline there, or mend the predictor first."
+        f"lies above 0{_UNITS.get(metrics['kind'], '')}. Use the baseline there, or improve the predictor first."
     )
     table = Table(["baseline", "where", "better by", "95 %"], rows, frozenset({0, 1}))
     names = ", ".join(dict.fromkeys(one["baseline"] for one in lost))
     lead = f"LOST: in {len(lost)} comparisons a baseline ({names}) is better beyond the 95 % interval. {made.lead}"
-    section = Section("Where a baseline is better", [Text(said), table])
+    section = Section("Where a baseline is better", [Text(text), table])
     return dataclasses.replace(made, lead=lead, sections=[section, *made.sections])
 
 

@@ -28,7 +28,7 @@ from presage.training.report.plot import Axis, PlotPoint, bar_plot, line_plot, s
 
 
 def document(metrics: Metrics) -> Document:
-    """What the report tells, most important first."""
+    """The report, most important sections first."""
     version = f", version {metrics['version']}" if metrics["version"] is not None else ""
     what = "Remaining output tokens" if metrics["target"] == "remaining" else "Output tokens of a step"
     sections = [
@@ -60,18 +60,18 @@ def _best(metrics: Metrics) -> str | None:
 
 
 def _lead(metrics: Metrics) -> str:
-    said = f"Judged on {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps, kept apart for that."
+    text = f"Judged on {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps, kept apart for that."
     for why, steps in metrics["left_out_steps"].items():
         if steps:
-            said += f" {count(steps)} steps were not judged ({why})."
+            text += f" {count(steps)} steps were not judged ({why})."
     best = _best(metrics)
     if best is not None:
         gain = metrics["differences"][best]["tau_distance"]["all"]
-        said += (
+        text += (
             f" Against {best}, the baseline that orders best, the tau distance differs by "
             f"{signed_interval(gain['difference'], gain['ci95'])}; below 0, ours is better."
         )
-    return said
+    return text
 
 
 def _cards(metrics: Metrics) -> list[Card]:
@@ -228,5 +228,5 @@ def _estimators(metrics: Metrics) -> Section | None:
         Row([name, *(number(of[q], 1) for q in quantiles)], name == metrics["config"]["chosen"])
         for name, of in losses.items()
     ]
-    told = "Pinball loss on the calibration part, in tokens; of these the one was kept whose median loses less."
-    return Section("Which estimator", [Text(told), Table(["", *(f"pinball {q}" for q in quantiles)], rows)])
+    text = "Pinball loss on the calibration part, in tokens; of these the one was kept whose median loses less."
+    return Section("Which estimator", [Text(text), Table(["", *(f"pinball {q}" for q in quantiles)], rows)])

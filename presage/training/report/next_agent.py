@@ -100,16 +100,16 @@ def lead(metrics: Metrics) -> str:
         return f"{judged} It was compared with no baseline."
     not_ahead = [cell for cell in cells if not cell.leads]
     shown = sum(cell.verdict == "leads" for cell in cells)
-    said = f"{judged} Of {len(cells)} comparisons with the best baseline it is ahead in {len(cells) - len(not_ahead)}"
-    said += f"; in {shown} the 95 % interval of the paired difference lies above 0."
+    text = f"{judged} Of {len(cells)} comparisons with the best baseline it is ahead in {len(cells) - len(not_ahead)}"
+    text += f"; in {shown} the 95 % interval of the paired difference lies above 0."
     if not_ahead:
-        said += " It does not lead " + "; ".join(
+        text += " It does not lead " + "; ".join(
             f"at {cell.moment}, {ahead(cell.k + 1)[-1]} ahead: {signed_interval(cell.difference, cell.ci95)} "
             f"to {cell.best}"
             for cell in not_ahead
         )
-        said += "."
-    return said
+        text += "."
+    return text
 
 
 def cards(metrics: Metrics) -> list[Card]:
@@ -215,7 +215,7 @@ def by_type(metrics: Metrics) -> Section:
 
 
 def ablation(metrics: Metrics) -> Section | None:
-    """What each part of the predictor adds; nothing where that was not asked."""
+    """What each part of the predictor adds; nothing where it was not measured."""
     if "ablation" not in metrics:
         return None
     tables = []
@@ -226,12 +226,12 @@ def ablation(metrics: Metrics) -> Section | None:
             cells = zip(gain["difference"], gain["ci95"], strict=True)
             rows.append(Row([f"what {part} adds", *(signed_interval(value, ends) for value, ends in cells)]))
         tables.append(Table([f"at {moment}", *ahead(len(figures["accuracy"]))], rows))
-    said = (
+    text = (
         "The same predictor, trained and judged once more without one part: accuracy with it minus accuracy without, "
         f"paired, with the 95 % interval. Its states: {metrics['data']['states']}. Where what they add lies above 0 "
         "throughout, recording them is worth it."
     )
-    return Section("What each part adds", [Text(said), *tables])
+    return Section("What each part adds", [Text(text), *tables])
 
 
 def _table(judged: Mapping[str, Any], mine: str, moment: str) -> Table:
@@ -281,11 +281,11 @@ def _further(metrics: Metrics, judged: Mapping[str, Any]) -> Folded:
             for name, of in judged.items()
         ]
         tables.append(Table([f"at {moment}, 1 / 2 / … steps ahead", *keys], rows))
-    said = (
+    text = (
         "Accuracy as a mean over workflows; an outcome among the two likeliest (top 2); negative log-likelihood (NLL), "
         "nats a position; expected calibration error (ECE)."
     )
-    return Folded("Further figures", [Text(said), *tables])
+    return Folded("Further figures", [Text(text), *tables])
 
 
 def _unseen(metrics: Metrics) -> str:
@@ -353,18 +353,18 @@ def profiles(metrics: Metrics) -> Section | None:
             lost = str(len(of["behind"])) if of["behind"] is not None else "–"
             rows.append(Row([name, moment, *cells, " / ".join(map(number, figures["ece"])), lost], name == "engine"))
     steps = [f"{k + 1} ahead" for k in range(len(rows[0].cells) - 4)]
-    said = (
-        "The same artefact asked with less. ids: workflow type, agents and order; ids+tokens: and token counts; +text: "
+    text = (
+        "The same artefact, fewer inputs. ids: workflow type, agents and order; ids+tokens: and token counts; +text: "
         "and texts, as a gateway supplies them; +states: and hidden states, everything; engine: token counts and "
-        "hidden states, what vLLM's scheduler supplies. LOST counts the comparisons with baselines, asked under the "
+        "hidden states, what vLLM's scheduler supplies. LOST counts the comparisons with baselines under the "
         "same profile, that a baseline won."
     )
     head = ["inputs", "moment", *steps, "ECE", "LOST"]
-    return Section("What serving can see", [Text(said), Table(head, rows, frozenset({0, 1}))])
+    return Section("What serving can see", [Text(text), Table(head, rows, frozenset({0, 1}))])
 
 
 def document(metrics: Metrics) -> Document:
-    """What the report tells, most important first."""
+    """The report, most important sections first."""
     version = f", version {metrics['version']}" if metrics["version"] is not None else ""
     sections = [
         data(metrics),

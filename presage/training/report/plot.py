@@ -17,7 +17,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from presage.training.report.blocks import Picture
 
 COLOURS: Final = 6
-"""So many lines can be told apart; ours is the first."""
+"""Lines in one plot at most: more cannot be distinguished. Ours is the first."""
 
 _WIDTH, _HEIGHT = 320, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 10, 40

@@ -33,7 +33,7 @@ _DRAWN_FROM = 10  # labels of a bin; fewer say nothing of it
 
 
 def document(metrics: Metrics) -> Document:
-    """What the report tells, most important first."""
+    """The report, most important sections first."""
     version = f", version {metrics['version']}" if metrics["version"] is not None else ""
     sections = [
         data(metrics),
@@ -68,14 +68,14 @@ def _best(metrics: Metrics) -> str | None:
 
 
 def _lead(metrics: Metrics) -> str:
-    said = f"Judged on {count(metrics['prompts'])} prompts, {count(metrics['labels'])} labels, kept apart for that."
+    text = f"Judged on {count(metrics['prompts'])} prompts, {count(metrics['labels'])} labels, kept apart for that."
     if (best := _best(metrics)) is not None:
         gain = metrics["differences"][best]["macro_map"]
-        said += (
+        text += (
             f" Against {best}, the baseline that orders best, macro mAP differs by "
             f"{signed_interval(gain['difference'], gain['ci95'])}; above 0, ours is better."
         )
-    return said
+    return text
 
 
 def _cards(metrics: Metrics) -> list[Card]:
@@ -202,9 +202,9 @@ def _reliability(metrics: Metrics) -> Section | None:
         for row in bins
         if row["positions"] >= _DRAWN_FROM
     ]
-    axes = (Axis("said", 0, 1, _QUARTERS), Axis("solved", 0, 1, _QUARTERS))
+    axes = (Axis("predicted", 0, 1, _QUARTERS), Axis("solved", 0, 1, _QUARTERS))
     caption = (
-        "The share solved against the probability said, all models together; on the dashed line a probability means "
+        "Share solved against predicted probability, all models together; on the dashed line a probability means "
         f"what it says. Left out is what fewer than {_DRAWN_FROM} labels stand behind."
     )
     rows = [
@@ -222,7 +222,7 @@ def _reliability(metrics: Metrics) -> Section | None:
         "Are the probabilities honest?",
         [
             Picture("reliability", caption, [Panel("Reliability", line_plot([points], *axes, diagonal=True))]),
-            Folded("Reliability in numbers", [Table(["said between", "said", "solved", "labels"], rows)]),
+            Folded("Reliability in numbers", [Table(["between", "predicted", "solved", "labels"], rows)]),
         ],
     )
 

@@ -47,12 +47,12 @@ def _last_doubling(curve: Metrics) -> str:
     """What the last addition of training workflows brought one step ahead, at the right end of the curve."""
     name, ours = next(iter(curve["models"].items()))
     points = curve["points"]
-    said = [
+    text = [
         f"{moment} " + ", then ".join(interval(of["accuracy"][i][0], of["ci95"][i][0]) for i in range(len(points))[-2:])
         for moment, of in ours.items()
     ]
     sizes = " and ".join(f"{point['workflows']:g}" for point in points[-2:])
-    return f"{name} one step ahead, learning from {sizes} workflows: {'; '.join(said)}."
+    return f"{name} one step ahead, learning from {sizes} workflows: {'; '.join(text)}."
 
 
 def _learning_curve(metrics: Metrics) -> Section:

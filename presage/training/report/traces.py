@@ -82,7 +82,7 @@ def draw_call_graph(graph: Graph, steps: Mapping[str, int]) -> Drawing:
     for (_, to), times in counts.items():
         if to != END:
             called[to] += times
-    begun = {agent: steps[agent] - called[agent] for agent in agents}  # a step nobody called begins a workflow
+    begun = {agent: steps[agent] - called[agent] for agent in agents}  # a step without a caller begins a workflow
     inside = {pair: times for pair, times in counts.items() if pair[0] in agents and pair[1] in {*agents, END}}
     shown = sorted(
         (pair for pair in inside if graph[pair[0]][pair[1]]["probability"] >= LEAST),
@@ -203,7 +203,7 @@ def _reach(span: int) -> float:
 
 
 def _short(name: str) -> str:
-    """A long name without its middle: what tells names apart is more often at the ends."""
+    """A long name without its middle: names differ more often at their ends."""
     if len(name) <= _LONGEST:
         return name
     kept = _LONGEST - 1
@@ -241,7 +241,7 @@ def types_table(traces: Description) -> Table:
 
 
 def call_graphs(traces: Description) -> Section:
-    """The call graph of each workflow type, drawn, and told in full below."""
+    """The call graph of each workflow type as a drawing, and in full as a table below."""
     types = sorted(traces["workflow_types"].items(), key=lambda item: (-item[1]["steps"], item[0]))
     panels = []
     for name, of in types[:GRAPHS]:

@@ -1,1 +1,1 @@
-"""The router: trained, judged beside baselines, told."""
+"""The router: trained, judged beside baselines, reported."""

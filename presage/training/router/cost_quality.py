@@ -87,9 +87,9 @@ class Priced:
     truth: NDArray[np.float64]
     price: NDArray[np.float64]
 
-    def taken(self, said: NDArray[np.floating], trade_off: float) -> NDArray[np.int64]:
+    def taken(self, predicted: NDArray[np.floating], trade_off: float) -> NDArray[np.int64]:
         """The model taken for each of the n' prompts at λ, int64 [n', 1], from probabilities [n', M]."""
-        return np.asarray((said - trade_off * self.price).argmax(axis=1)[:, None])
+        return np.asarray((predicted - trade_off * self.price).argmax(axis=1)[:, None])
 
 
 def priced(outcomes: Outcomes) -> Priced | None:
@@ -110,10 +110,10 @@ def cost_quality(
     known = priced(outcomes)
     if known is None:
         return None
-    paid, truth, said = known.paid, known.truth, probabilities[known.whole].astype(np.float64)
+    paid, truth, predicted = known.paid, known.truth, probabilities[known.whole].astype(np.float64)
     points = []
     for weight in trade_offs:
-        taken = known.taken(said, weight)
+        taken = known.taken(predicted, weight)
         spent, solved = (float(np.take_along_axis(of, taken, axis=1).mean()) for of in (paid, truth))
         points.append(TradeOffPoint(weight, spent, solved))
     singles = {name: (float(paid[:, m].mean()), float(truth[:, m].mean())) for m, name in enumerate(outcomes.models)}
@@ -192,6 +192,8 @@ def accuracy_cis(
     known = priced(outcomes)
     if known is None:
         return ()
-    said = probabilities[known.whole].astype(np.float64)
-    hits = np.concatenate([np.take_along_axis(known.truth, known.taken(said, w), axis=1) for w in trade_offs], axis=1)
+    predicted = probabilities[known.whole].astype(np.float64)
+    hits = np.concatenate(
+        [np.take_along_axis(known.truth, known.taken(predicted, w), axis=1) for w in trade_offs], axis=1
+    )
     return tuple(ratio_cis(hits, np.ones_like(hits), np.random.default_rng(seed)))

@@ -36,7 +36,7 @@ from presage.training.router.metrics import (
 KIND: Final = "router"
 
 MIN_TASK_PROMPTS: Final = 20
-"""A task with fewer prompts is not told on its own."""
+"""A task with fewer prompts has no row of its own."""
 
 _CALLED: Final = {"macro_map": "macro mAP", "brier": "Brier score", "picked_accuracy": "accuracy of the picks"}
 _LOWER_IS_BETTER: Final = frozenset({"brier"})
@@ -132,18 +132,18 @@ def evaluate(
             f"of {len(outcomes)} prompts none has a label of the models {', '.join(outcomes.models)}: nothing can be "
             "judged; give outcomes of these models"
         )
-    said = router.probabilities(outcomes.prompts)
-    figures = judge(said, router.picks(said), outcomes, seed, resamples)
+    predicted = router.probabilities(outcomes.prompts)
+    figures = judge(predicted, router.picks(predicted), outcomes, seed, resamples)
     others = {}
     for name, baseline in (baselines or {}).items():
         theirs = baseline.probabilities(outcomes.prompts)
         others[name] = judge(theirs, baseline.picks(theirs), outcomes, seed, resamples)
     return RouterEvaluation(
         figures=figures,
-        by_task=_by_task(said, router.picks(said), outcomes, seed),
+        by_task=_by_task(predicted, router.picks(predicted), outcomes, seed),
         baselines=others,
         differences={name: differences(figures, of, seed, resamples) for name, of in others.items()},
-        curve=cost_quality(said, outcomes),
+        curve=cost_quality(predicted, outcomes),
         models=outcomes.models,
         prompts=len(outcomes),
         model=model,
@@ -152,11 +152,11 @@ def evaluate(
 
 
 def judge(
-    said: NDArray[np.float32], picks: NDArray[np.int64], outcomes: Outcomes, seed: int, resamples: int = RESAMPLES
+    predicted: NDArray[np.float32], picks: NDArray[np.int64], outcomes: Outcomes, seed: int, resamples: int = RESAMPLES
 ) -> RouterFigures:
     """Figures of probabilities [n, M] and picks [n]."""
     return RouterFigures(
-        measure(said, outcomes.correct, outcomes.models, seed, resamples),
+        measure(predicted, outcomes.correct, outcomes.models, seed, resamples),
         measure_picks(picks, outcomes.correct, outcomes.models, seed, resamples),
     )
 
@@ -191,14 +191,14 @@ def lost(baselines: Mapping[str, RouterFigures], against: Mapping[str, Mapping[s
 
 
 def _by_task(
-    said: NDArray[np.float32], picks: NDArray[np.int64], outcomes: Outcomes, seed: int
+    predicted: NDArray[np.float32], picks: NDArray[np.int64], outcomes: Outcomes, seed: int
 ) -> dict[str, RouterFigures]:
     names = np.array([task or "" for task in outcomes.task])
     found = {}
     for name in sorted(set(names.tolist()) - {""}):
         rows = np.flatnonzero(names == name)
         if len(rows) >= MIN_TASK_PROMPTS:
-            found[name] = judge(said[rows], picks[rows], outcomes.take(rows), seed, resamples=0)
+            found[name] = judge(predicted[rows], picks[rows], outcomes.take(rows), seed, resamples=0)
     return found
 
 
@@ -267,5 +267,5 @@ def compare_routers(mine: RouterPredictor, its: RouterPredictor, outcomes: Outco
 
 def _judge(router: RouterPredictor, shared: list[str], outcomes: Outcomes, seed: int) -> RouterFigures:
     columns = np.array([router.models.index(name) for name in shared])
-    said = router.probabilities(outcomes.prompts)[:, columns]
-    return judge(said, pick(said, router.base[columns], router.trust), outcomes, seed)
+    predicted = router.probabilities(outcomes.prompts)[:, columns]
+    return judge(predicted, pick(predicted, router.base[columns], router.trust), outcomes, seed)

@@ -1,7 +1,7 @@
 """The transformer of the router learns from outcomes, with the Trainer of Hugging Face.
 
 "Chimera", appendix B.1: 5 epochs, a learning rate of 1e-5, batches of 16, binary cross-entropy. Ours: a prompt that a
-model was never asked has no label there and adds nothing to the loss; after each epoch a validation part judges, and
+model was never tried has no label there and adds nothing to the loss; after each epoch a validation part judges, and
 the best epoch is kept; the rate warms up first.
 
 While it runs, the Trainer keeps checkpoints in a folder of its own: weights as safetensors, and the state of optimizer
@@ -78,7 +78,7 @@ def finetune(
         config: how.
         checkpoints: the Trainer's working folder, outside of any artefact; deleted at the end.
         resume: go on from the last checkpoint there; without one the training starts at the beginning.
-        progress: told what is being done.
+        progress: called with what is being done.
 
     Raises:
         ConfigurationError: a field is out of its range, memory ran out, the loss diverged, or the checkpoints are those

@@ -80,7 +80,7 @@ class Labelled:
 
     Attributes:
         prompts: n texts.
-        correct: float32 [n, M], 0..1, NaN where a model was not asked.
+        correct: float32 [n, M], 0..1, NaN where a model was not tried.
     """
 
     prompts: Sequence[str]
@@ -177,7 +177,7 @@ class RouterTrainer(Trainer):
         return cast(DataLoader[Any], self.accelerator.prepare(loader))
 
     def history(self) -> Iterator[dict[str, Any]]:
-        """What the validation part said of each epoch."""
+        """Validation figures of each epoch."""
         for entry in self.state.log_history:
             if _LOSS in entry:
                 loss, ap = (None if math.isnan(entry[name]) else entry[name] for name in (_LOSS, _MACRO_AP))

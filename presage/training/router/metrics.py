@@ -6,7 +6,7 @@ figures are means over the models for which both classes occur. Intervals are by
 labels of one prompt go together.
 
 What picking a model for each prompt is worth is judged on the prompts that have a label of every model, next to always
-taking one, to chance, and to knowing the answers: of others nobody knows what another pick would have made.
+taking one, to chance, and to knowing the answers: elsewhere the result of another pick is unknown.
 """
 
 from __future__ import annotations
@@ -122,15 +122,15 @@ def measure(
             f"got probabilities {probabilities.shape}, labels {correct.shape} and {len(models)} models; wanted [n, M], "
             "[n, M] and M, n > 0"
         )
-    said, truth = probabilities.astype(np.float64), correct.astype(np.float64)
-    if not ((said >= 0) & (said <= 1)).all():
+    predicted, truth = probabilities.astype(np.float64), correct.astype(np.float64)
+    if not ((predicted >= 0) & (predicted <= 1)).all():
         raise ValueError("a probability is not between 0 and 1")
     known = ~np.isnan(truth)
-    error = np.where(known, (said - truth) ** 2, 0.0)
+    error = np.where(known, (predicted - truth) ** 2, 0.0)
     squared, counted = error.sum(axis=1), known.sum(axis=1).astype(np.float64)
-    bins = reliability(said[known], truth[known])
-    of = {name: _of_model(said[known[:, m], m], truth[known[:, m], m]) for m, name in enumerate(models)}
-    draws = macro_draws(said, truth, seed, resamples) if resamples else np.zeros(0)
+    bins = reliability(predicted[known], truth[known])
+    of = {name: _of_model(predicted[known[:, m], m], truth[known[:, m], m]) for m, name in enumerate(models)}
+    draws = macro_draws(predicted, truth, seed, resamples) if resamples else np.zeros(0)
     interval = (math.nan, math.nan)
     return RankingFigures(
         macro_map=_mean([model.average_precision for model in of.values()]),
@@ -159,12 +159,12 @@ def auroc(scores: Floats, truth: Floats) -> float:
     return float(_ranked(scores, truth, np.ones((1, len(truth))))[1][0])
 
 
-def macro_draws(said: Floats, truth: Floats, seed: int, resamples: int) -> Floats:
+def macro_draws(predicted: Floats, truth: Floats, seed: int, resamples: int) -> Floats:
     """Macro mean average precision of resamples of the prompts, float64 [resamples]."""
     known = [np.flatnonzero(~np.isnan(column)) for column in truth.T]
     found = []
     for weights in draws_of(len(truth), seed, resamples):
-        of_models = [_ranked(said[rows, m], truth[rows, m], weights[:, rows])[0] for m, rows in enumerate(known)]
+        of_models = [_ranked(predicted[rows, m], truth[rows, m], weights[:, rows])[0] for m, rows in enumerate(known)]
         stacked = np.stack(of_models)
         judged = ~np.isnan(stacked)
         total = np.where(judged, stacked, 0.0).sum(axis=0)
@@ -226,17 +226,17 @@ def ends(interval: tuple[float, float]) -> list[float | None]:
     return [number(end) for end in interval]
 
 
-def _of_model(said: Floats, truth: Floats) -> ModelFigures:
+def _of_model(predicted: Floats, truth: Floats) -> ModelFigures:
     if not len(truth):
         return ModelFigures(0, *(math.nan,) * 5)
-    bins = reliability(said, truth)
-    ap, area = _ranked(said, truth, np.ones((1, len(truth))))
+    bins = reliability(predicted, truth)
+    ap, area = _ranked(predicted, truth, np.ones((1, len(truth))))
     return ModelFigures(
         labels=len(truth),
         base_rate=float(truth.mean()),
         average_precision=float(ap[0]),
         auroc=float(area[0]),
-        brier=float(((said - truth) ** 2).mean()),
+        brier=float(((predicted - truth) ** 2).mean()),
         ece=calibration_error(bins),
     )
 
@@ -253,7 +253,7 @@ class PickFigures:
     Attributes:
         picked_accuracy: mean label of the models picked.
         picked_ci95: by bootstrap over prompts.
-        best_single: of the model that is best on these very prompts, which nobody knows beforehand.
+        best_single: of the model that is best on these very prompts, which cannot be known beforehand.
         best_single_model: its name.
         gain_ci95: of `picked_accuracy` minus `best_single`, paired.
         random: of a model picked by chance.

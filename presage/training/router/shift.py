@@ -28,7 +28,7 @@ LEAST_PROMPTS: Final = 50
 """A family with fewer prompts is never left out."""
 
 MOST_FAMILIES: Final = 12
-"""So many families, the largest, are left out unless more are asked for."""
+"""Families to leave out by default, the largest first."""
 
 RIVALS: Final = (TfidfLogistic.name, BaseRate.name)
 OURS: Final = "presage"
@@ -47,12 +47,12 @@ class _Answers:
     """
 
     outcomes: Outcomes
-    said: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]
+    predicted: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]
     flagged: NDArray[np.bool_]
 
     def take(self, rows: NDArray[np.bool_]) -> _Answers:
-        said = {name: (p[rows], picks[rows]) for name, (p, picks) in self.said.items()}
-        return _Answers(self.outcomes.take(rows), said, self.flagged[rows])
+        predicted = {name: (p[rows], picks[rows]) for name, (p, picks) in self.predicted.items()}
+        return _Answers(self.outcomes.take(rows), predicted, self.flagged[rows])
 
 
 def study_shift(
@@ -74,7 +74,7 @@ def study_shift(
         most: families left out at most, the largest.
         seed: of the splits and of the bootstrap.
         resamples: of the bootstrap.
-        share: told what is being done.
+        share: called with what is being done.
 
     Returns:
         JSON values: "families" {name: {"prompts", "left_out", "known"}} and the same over all families together under
@@ -138,10 +138,10 @@ def _largest(names: NDArray[np.str_], most: int) -> list[str]:
     order = np.lexsort((found, -counts))
     large = [str(found[i]) for i in order if counts[i] >= LEAST_PROMPTS]
     if len(large) < 2:
-        told = ", ".join(f"{found[i]} ({counts[i]})" for i in order[:5]) or "no task is named"
+        listed = ", ".join(f"{found[i]} ({counts[i]})" for i in order[:5]) or "no task is named"
         raise TraceError(
-            f"{len(large)} families of {LEAST_PROMPTS} prompts or more ({told}); at least 2 are wanted, so that one "
-            "can be left out: give outcomes a column `task`, or say with --family what names a family in it"
+            f"{len(large)} families of {LEAST_PROMPTS} prompts or more ({listed}); at least 2 are wanted, so that one "
+            "can be left out: give outcomes a column `task`, or use --family to give the pattern of a family in it"
         )
     return large[:most]
 
@@ -154,11 +154,11 @@ def _answers(train: Outcomes, test: Outcomes, config: RouterConfig, seed: int) -
     )
     routers: dict[str, Routes] = {OURS: ours}
     routers |= {name: BASELINES[name]().fit(train.prompts, train.correct) for name in RIVALS}
-    said = {}
+    predicted = {}
     for name, router in routers.items():
         probabilities = router.probabilities(test.prompts)
-        said[name] = (probabilities, router.picks(probabilities))
-    return _Answers(test, said, ours.evidence.far(test.prompts))
+        predicted[name] = (probabilities, router.picks(probabilities))
+    return _Answers(test, predicted, ours.evidence.far(test.prompts))
 
 
 def _judged(parts: Sequence[_Answers], seed: int, resamples: int) -> dict[str, Any] | None:
@@ -168,20 +168,20 @@ def _judged(parts: Sequence[_Answers], seed: int, resamples: int) -> dict[str, A
         return None
     figures = {
         name: judge(
-            np.concatenate([part.said[name][0] for part in parts]),
-            np.concatenate([part.said[name][1] for part in parts]),
+            np.concatenate([part.predicted[name][0] for part in parts]),
+            np.concatenate([part.predicted[name][1] for part in parts]),
             outcomes,
             seed,
             resamples,
         )
-        for name in parts[0].said
+        for name in parts[0].predicted
     }
     against = {name: differences(figures[OURS], figures[name], seed, resamples) for name in RIVALS}
-    told = ("macro_map", "macro_map_ci95", "ece", "brier", "brier_ci95", "picked_accuracy", "picked_accuracy_ci95")
+    listed = ("macro_map", "macro_map_ci95", "ece", "brier", "brier_ci95", "picked_accuracy", "picked_accuracy_ci95")
     whole = {name: of.to_dict() for name, of in figures.items()}
     return {
         "prompts": len(outcomes),
-        "routers": {name: {figure: of[figure] for figure in told} for name, of in whole.items()},
+        "routers": {name: {figure: of[figure] for figure in listed} for name, of in whole.items()},
         "best_single": whole[OURS]["best_single"],
         "flagged": float(np.concatenate([part.flagged for part in parts]).mean()),
         "differences": {

@@ -1,4 +1,4 @@
-"""From outcomes to a router and the figures that speak for it, next to every baseline.
+"""From outcomes to a router and its evaluation, next to every baseline.
 
 In the order of every training here: test prompts are set apart first, whole; of the rest a calibration part makes
 probabilities of what was learnt. Baselines need no calibration, so they learn from the whole training part.
@@ -80,14 +80,14 @@ def train_router(
         name: of the model, for the record.
         fit_scorer: of a head that is trained elsewhere, called with training and calibration part; the calibration
             part's labels may choose among its epochs.
-        progress: told what is being done.
+        progress: called with what is being done.
 
     Raises:
         ConfigurationError: an unknown baseline, or a configuration out of range.
         TraceError: too few models, labels or prompts, or one class only.
         InputError: no two prompts share a term.
     """
-    config, tell = config or RouterConfig(), progress or (lambda _, __: None)
+    config, report = config or RouterConfig(), progress or (lambda _, __: None)
     config.check()
     check_names(baselines, BASELINES)
     chosen = choose_models(outcomes)
@@ -105,15 +105,15 @@ def train_router(
         groups=families(inner.task),
         trained_on=prompt_keys(train),
         scorer=fit_scorer(inner, calibration) if fit_scorer is not None else None,
-        progress=tell,
+        progress=report,
     )
     fit_seconds = time.perf_counter() - begun
     fitted: dict[str, Routes] = {}
     for index, baseline in enumerate(baselines):
-        tell(f"baseline {baseline}", index / len(baselines))
+        report(f"baseline {baseline}", index / len(baselines))
         fitted[baseline] = BASELINES[baseline]().fit(train.prompts, train.correct)
 
-    tell("judging on the test set", None)
+    report("judging on the test set", None)
     evaluation = evaluate(predictor, held, seed, baselines=fitted, model=name)
     rule = "separate test outcomes" if test is not None else "a fifth of the prompts, at random by prompt"
     training_data = {
