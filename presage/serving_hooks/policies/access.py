@@ -1,15 +1,11 @@
-"""Which workflow's which agents touch which blocks: the A_w(c) of PBKV (§4.2.2), for groups of blocks.
+"""Which agents of which workflows touch which blocks: A_w(c) of PBKV (§4.2.2), for groups of blocks.
 
-Blocks with the same access map are one group and are judged once. A touch moves blocks to the group of their new map:
-within one workflow groups of equal maps are one (a prompt of twelve steps and three agents leaves a handful of groups,
-not twelve); a group used by several workflows is split where only a part is touched, and never joined again.
+Blocks with the same access map are one group and are scored once. A touch moves blocks to the group of their new map.
+Within one workflow, groups of equal maps are merged; a group of several workflows is split if only a part of it is
+touched, and never merged again. A group's score is the sum over its active workflows. Methods return the groups whose
+place in the eviction order may have changed. Block ids must be distinct within a call.
 
-Every group carries its score, the sum of what its active workflows add, and is corrected by the difference when one of
-them changes. Methods answer with the groups whose place in an eviction order may have changed. Blocks are given by id
-and must be distinct within a call. This file knows neither an order nor which blocks are free beyond carrying them.
-
-There is a group or more for every workflow alive, and most are silent: what is small or empty stands in the object
-itself, and a table is made only where there is something to find in it.
+Most running workflows are idle, so small or empty collections are kept without a dict.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ NOBODY: Final[frozenset[str]] = frozenset()
 
 
 class Use(NamedTuple):
-    """What one active workflow does with a group: the agents that touch it, and what that adds, in 1 / UNIT."""
+    """An active workflow's use of a group: the agents that touch it, and its part of the score, in 1 / UNIT."""
 
     agents: frozenset[str]
     score: int
@@ -54,7 +50,7 @@ class Group:
         score: Σ of what its active workflows add, in 1 / UNIT.
         free: those of its blocks that are free, the first freed first; changed by way of `unpacked`.
         stale: its one workflow has had a new forecast since it was scored; see `AccessIndex.score`.
-        holes: blocks given up from the front of `free` since it was last rebuilt.
+        holes: blocks evicted from the front of `free` since it was last rebuilt.
         last_use: stamp of the last time blocks of it were freed.
         entry: its valid entry in an eviction order, or None.
     """
@@ -98,7 +94,7 @@ class Group:
         return None if use is None else use.agents
 
     def put(self, workflow: str, agents: frozenset[str], score: int, moment: int) -> None:
-        """What an active workflow does with it, from now on."""
+        """Sets the use of an active workflow."""
         if self.sole == workflow or (self.sole is None and not self.many):
             self.sole, self.agents, self.score, self.moment = workflow, agents, score, moment
             return
@@ -120,13 +116,13 @@ class Group:
             self.many = _NO_USES
 
     def unpacked(self) -> dict[int, None]:
-        """`free` as a table, to be changed; the next time blocks are freed it is packed again."""
+        """`free` as a dict that may be changed; it is packed again when blocks are freed."""
         if isinstance(self.free, tuple):
             self.free, self.holes = dict.fromkeys(self.free), 0
         return self.free
 
     def pack(self) -> None:
-        """`free` without a table, where it is small."""
+        """Turns a small `free` into a tuple."""
         if len(self.free) <= FEW:
             self.free = tuple(self.free)
 
@@ -166,7 +162,7 @@ class ActiveWorkflow:
         return None
 
     def add(self, group: Group) -> None:
-        """It touches this group, perhaps for long."""
+        """It touches this group; no change if it did before."""
         if group.users > 1:
             if not self.shared:
                 self.shared = {}
@@ -175,7 +171,7 @@ class ActiveWorkflow:
             self.private = (*self.private, group)
 
     def remove(self, group: Group) -> None:
-        """This group is none of its groups any more, or not private."""
+        """This group is no longer one of its groups, or no longer private."""
         if self.shared.pop(group.id, None) is None:
             self.private = tuple(one for one in self.private if one is not group)
 
@@ -229,9 +225,10 @@ class AccessIndex:
         return parts
 
     def write(self, workflow: str, agent: str, blocks: Sequence[int]) -> bool:
-        """`agent` of `workflow` has written these blocks, nobody's so far, after others; False where that is not so.
+        """A fast path of `touch`: `agent` goes on writing new blocks, and no group changes its place.
 
-        As `touch`, for what happens most: a step goes on to write, and nothing changes its place.
+        Returns:
+            False, without a change, if the blocks are not new or the last group written is not this agent's alone.
         """
         running = self.running.get(workflow)
         group = running.written if running is not None else None
@@ -311,7 +308,7 @@ class AccessIndex:
         return groups
 
     def score(self, group: Group) -> int:
-        """Of a group by the present forecasts. Those of its workflows that came while all of it was in use are late."""
+        """The score of a group by current forecasts; a stale one is computed again."""
         if group.stale and group.sole is not None:
             group.stale = False
             group.score, group.moment = self.running[group.sole].lookahead.worth(group.agents)

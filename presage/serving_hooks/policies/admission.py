@@ -1,4 +1,4 @@
-"""Who may run: workflows are held back, or paused while their tool runs, when that pays.
+"""Admission: holds workflows back, or pauses them while their tool runs, when that raises throughput.
 
 Source: ThunderAgent, §4.3 and appendix E. Programs are paused when their contexts no longer fit the cache: those that
 wait for a tool, the smallest first (least to compute again: their eq. 10), the weight of a waiting one decaying

@@ -1,4 +1,4 @@
-"""Which blocks a workflow has computed so far, by their hashes: how many, and how many of a new prompt's.
+"""The blocks a workflow has computed so far, by their hashes: how many, and how many of a new prompt are among them.
 
 An engine hashes a block together with all before it, so a block of a prompt that is known means that the whole prompt
 up to there was computed before, and what a workflow has computed is a tree. It is kept in runs: a run begins where a

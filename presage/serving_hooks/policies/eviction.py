@@ -384,7 +384,7 @@ class FreeOrder:
         """The groups of blocks that an active workflow uses, the next to be given up first. Costs O(groups).
 
         Of each: how many blocks, how many of them are free, the agents of the workflow that touch them, how many
-        workflows ever did, the score, and how many free blocks are given up before (None where none is free).
+        workflows ever did, the score, and how many free blocks are evicted before (None if none is free).
         """
         running = self._index.running.get(workflow)
         before, count = {}, len(self._blank)

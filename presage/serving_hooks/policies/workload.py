@@ -1,7 +1,7 @@
-"""What admission decides by, measured: the cost of an iteration, running means of steps, and each agent's tool times.
+"""Measurements for admission: the cost of an iteration, running means of steps, and the tool times of each agent.
 
-The means of `WorkloadMeans` forget: one in `_FORGET` of what they say goes with each step. Pauses are kept by workflow
-type and agent, since a test run and a search differ a hundred times; names come with requests, so the table has an end.
+The means decay: each step replaces one part in `_FORGET`. Pauses are kept by workflow type and agent, since tools
+differ a hundredfold; clients choose the names, so the table is bounded.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from presage.serving_hooks.policies.throughput import Rates
 
 ENOUGH: Final = 64
-"""Iterations below which nothing is said."""
+"""Iterations that a fit needs."""
 
 ENOUGH_PREFILLS: Final = 16
-"""Iterations with a prefill below which nothing is said."""
+"""Iterations with a prefill that a fit needs."""
 
 WINDOW: Final = 512
 
@@ -56,12 +56,12 @@ class IterationCost:
         self._last: deque[tuple[int, int, float]] = deque(maxlen=window)
 
     def observe(self, decode_tokens: int, prefill_tokens: int, seconds: float) -> None:
-        """An iteration; one without tokens, or without a time, says nothing and is left out."""
+        """Counts an iteration; one without tokens or time is ignored."""
         if seconds > 0 and decode_tokens + prefill_tokens > 0:
             self._last.append((decode_tokens, prefill_tokens, seconds))
 
     def fit(self) -> IterationCosts | None:
-        """What they cost; None while too few have been seen to say."""
+        """The fitted costs; None while there are too few iterations."""
         if len(self._last) < ENOUGH:
             return None
         last = np.array(self._last)
@@ -123,7 +123,7 @@ def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None
 
 
 ENOUGH_STEPS: Final = 32
-"""Steps, and pauses, below which nothing is said."""
+"""Steps, and pauses, that `rates` needs."""
 
 MOST_AGENTS: Final = 10_000
 """Agents, over all workflow types, whose pauses are kept."""

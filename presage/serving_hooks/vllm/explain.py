@@ -1,8 +1,7 @@
-"""What is known of one workflow, what was decided about it, and why: numbers and names, nothing of a prompt.
+"""Explains one workflow: its forecasts, the decisions about it, and their reasons. No text of a prompt is kept.
 
-Nothing is kept for it but a ring of the last forecasts, one for all workflows: a workflow that nobody asks about costs
-nothing, and one that has ended can be explained until the ring has gone round. All else is read from the policies when
-somebody asks.
+One ring keeps the latest forecasts of all workflows, so an ended workflow can be explained for a while. Everything else
+is read from the policies on request.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.workflows.identity import Step, unscoped
 
 MOST_SHOWN: Final = 50
-"""Forecasts of one workflow, the last ones."""
+"""Latest forecasts of one workflow."""
 AGENTS_SHOWN: Final = 8
-"""Of one forecast at each horizon, the likeliest."""
+"""Most likely agents of a forecast at each horizon."""
 
 
 class Made(NamedTuple):
@@ -29,10 +28,10 @@ class Made(NamedTuple):
 
 
 class LastForecasts:
-    """The last forecasts of all workflows.
+    """The latest forecasts of all workflows.
 
     Args:
-        most: how many.
+        most: forecasts kept.
         clock: seconds, rising.
     """
 
@@ -48,7 +47,7 @@ class LastForecasts:
         self._ring.append(Made(self._clock(), step, forecast))
 
     def of(self, workflow: str) -> list[dict[str, Any]]:
-        """Those of one workflow, the oldest first. Costs O(all)."""
+        """The forecasts of one workflow, the oldest first. Costs O(most)."""
         now = self._clock()
         return [_told(made, now) for made in self._ring if made.step.workflow == workflow][-MOST_SHOWN:]
 
@@ -85,30 +84,30 @@ def _lengths(of: LiveLengths) -> dict[str, Any]:
 
 
 def reasons(told: dict[str, Any]) -> list[str]:
-    """What is told, in sentences; the most telling first."""
+    """The explanation in sentences, the most important first."""
     said = [f"{policy} is {mode} for this workflow type" for policy, mode in told["modes"].items() if mode != "on"]
     if not told["alive"]:
-        return [*said, "it is not alive: it has ended, was silent for too long, or never came"]
+        return [*said, "it is not running: it has ended or expired, or never arrived"]
     admission, blocks = told["admission"], told["blocks"]
     if admission is not None and admission["held"]:
         said.append(f"it is held: {admission['reason']}; for {admission['held_s']:.1f} s so far")
     elif admission is not None and admission["reason"]:
-        said.append(f"it would be held ({admission['reason']}), and is not")
+        said.append(f"admission would hold it ({admission['reason']}), but does not act on it")
     for request in told["requests"]:
         if request["place"] is not None:
             said.append(f"a request of agent {request['agent']!r} waits, {request['place']} of {request['waiting']}")
     if not told["forecasts"]:
-        said.append("nothing was forecast of it lately")
+        said.append("it has no recent forecast")
     elif told["forecasts"][-1]["source"] == "none":
-        said.append(f"nobody could say what comes next: {told['forecasts'][-1]['reason']}")
+        said.append(f"its last forecast is unknown: {told['forecasts'][-1]['reason']}")
     if blocks is not None and blocks["free"]:
         before = min(group["before"] for group in blocks["groups"] if group["before"] is not None)
         said.append(
-            f"{blocks['free']} of its {blocks['blocks']} blocks are free; {before} others are given up before the first"
+            f"{blocks['free']} of its {blocks['blocks']} blocks are free; {before} others are evicted before the first"
         )
     return said
 
 
 def plain(workflow_type: str, workflow_id: str) -> dict[str, str]:
-    """How its client calls a workflow."""
+    """Workflow type and id as the client sent them."""
     return {"workflow_type": workflow_type, "workflow_id": unscoped(workflow_id)}

@@ -29,14 +29,14 @@ _RECORDED_AS: Final = {
 
 
 class Observing:
-    """What a scheduler tells the recorder.
+    """Passes the scheduler's events to the recorder.
 
     Args:
         port: to the scheduler.
         config: of the recorder; None records nothing.
         table: of running workflows; their ends are recorded.
-        counts: of what has failed.
-        state_layer: the layer that is tapped; None for the states after the final norm.
+        counts: failures.
+        state_layer: the layer that is captured; None for the states after the final norm.
 
     Raises:
         ConfigurationError: the redaction that is named cannot be loaded.
@@ -66,7 +66,7 @@ class Observing:
         return self._there and self._switch.on
 
     def scheduled(self, port: EnginePort, output: Iteration) -> None:
-        """An iteration has been scheduled: steps that it selects for the first time have begun."""
+        """An iteration has been scheduled; steps scheduled for the first time have begun."""
         if not output.scheduled_new_reqs or not self.on:
             return
         try:
@@ -84,7 +84,7 @@ class Observing:
             self._switch.off(error)
 
     def left(self, request: EngineRequest) -> None:
-        """A request leaves the engine, with its last token or without."""
+        """A request leaves the engine, completed or aborted."""
         if not self.on:
             return
         try:
@@ -98,12 +98,12 @@ class Observing:
             self._switch.off(error)
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
-        """A forecast was made for a step that runs, or is about to leave."""
+        """Records a forecast of a running or just completed step."""
         if self._there:
             self._switch.attempt(self._records.forecast, request_id, live)
 
     def state(self, request_id: str, moment: Moment, state: Any) -> None:
-        """A whole hidden state of such a step has come, float16 [d]."""
+        """Records the hidden state of such a step, float16 [d]."""
         if self._there:
             self._switch.attempt(self._records.state, request_id, moment, state)
 
@@ -112,7 +112,7 @@ class Observing:
         self._switch.attempt(self._records.ended, step.workflow_type, step.workflow_id, _RECORDED_AS[reason])
 
     def status(self) -> dict[str, Any]:
-        """What was recorded, and what was not; `on` is false once it has failed."""
+        """The recorder's status; `on` is false once it has failed."""
         return {**self._records.status(), "on": self.on}
 
     def debug_state(self) -> dict[str, int]:
@@ -120,5 +120,5 @@ class Observing:
         return {"recorded workflows": self._records.debug_state().get("workflows", 0)}
 
     def close(self) -> None:
-        """The engine shuts down: what waits is written, for some seconds at most."""
+        """Writes what waits, for some seconds at most."""
         self._switch.attempt(self._records.close)

@@ -1,12 +1,8 @@
-"""Forecasts from the registry's models: what the engine does if nothing else is said.
+"""Forecasts from the registry's models, the default of an engine.
 
-`models:/next-agent@champion` says who comes next, for eviction; `models:/remaining-length@champion`, where there is
-one, how many tokens are left, for priority. Where neither is there, or the registry is down, counts learnt online
-answer after a while, and vLLM's own order until then.
-
-A request is ranked when it arrives, before it is selected. So the forecast of its step is made then, and kept for
-eviction, which asks for it when the step begins. Prompts are not read: a predictor of lengths that sketches them
-answers from the rest.
+Eviction uses `models:/next-agent@champion`, priority `models:/remaining-length@champion`. Without them, or while the
+registry is down, online counts forecast once they have enough data. A request is ranked when it arrives, so the
+forecast of its step is made then and kept for eviction, which asks for it when the step starts. Prompts are not read.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.table import MOST_WORKFLOWS, EndReason
 
 _MOST_EARLY: Final = 64
-"""Steps of one workflow that have arrived and not begun; of more, the oldest are asked for anew."""
+"""Steps of one workflow that have arrived and not started; beyond that, the oldest are forecast again."""
 
 NO_REGISTRY: Final = (
     f"no registry: neither the setting presage.registry nor MLFLOW_TRACKING_URI names one, and the working directory "
@@ -56,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class AskedOnArrival:
-    """Forecasters that both policies ask: the one on arrival, the other when the step begins."""
+    """The forecast source of both policies: priority asks on arrival, eviction when the step starts."""
 
     def __init__(self, forecaster: Forecaster) -> None:
         self._forecasters = VersionedForecaster(forecaster)
@@ -64,20 +60,20 @@ class AskedOnArrival:
 
     @property
     def latest(self) -> Forecaster:
-        """The forecaster that new workflows begin with."""
+        """The forecaster of new workflows."""
         return self._forecasters.latest
 
     @property
     def under_older(self) -> int:
-        """Workflows that go on with a version before that."""
+        """Running workflows of older versions."""
         return self._forecasters.under_older
 
     def take_over(self, forecaster: Forecaster) -> None:
-        """New workflows begin with this one; see `VersionedForecaster`."""
+        """New workflows use this forecaster; see `VersionedForecaster`."""
         self._forecasters.take_over(forecaster)
 
     def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
-        """Output tokens of this step and all later ones, when it arrives; None if nobody knows."""
+        """Output tokens of this step, which has just arrived, and of all later ones; None if unknown."""
         live = self._forecasters.on_prefill(
             step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
         )
@@ -96,11 +92,11 @@ class AskedOnArrival:
         step: int | None = None,
         input_tokens: int | None = None,
     ) -> LiveForecast:
-        """What was said on arrival; asked anew where priority is vLLM's own."""
+        """The forecast made on arrival; a new one if priority is vLLM's own."""
         kept = self._early.get((workflow_type, workflow_id))
         early = kept.pop((agent, step), None) if kept is not None else None
         if not kept:
-            self._early.pop((workflow_type, workflow_id), None)  # an empty table a workflow would be a great deal
+            self._early.pop((workflow_type, workflow_id), None)  # keep no empty dicts
         if early is not None:
             return early
         return self._forecasters.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
@@ -117,7 +113,7 @@ class AskedOnArrival:
 
     @property
     def projections(self) -> Mapping[Moment, Projection]:
-        """How hidden states are projected, by moment; empty where none are read."""
+        """W and b by moment; empty if no hidden states are read."""
         return self._forecasters.projections
 
     def await_states(self) -> None:
@@ -150,16 +146,16 @@ class AskedOnArrival:
 
 
 class Champions:
-    """The models that the settings name while an engine runs: asked, held against what comes, renewed.
+    """The configured models while an engine runs: forecasts, monitoring and reload.
 
     Args:
         config: names models and registry.
-        found: what there is of them.
-        served_model: what the engine serves; hidden states belong to one model.
-        state_layer: the layer that is tapped; None for the states after the final norm.
+        found: the models that were loaded.
+        served_model: by its name; hidden states belong to one model.
+        state_layer: the layer that is captured; None for the states after the final norm.
 
     Attributes:
-        asked: who forecasts.
+        asked: the forecast source.
         models: the model of each kind.
     """
 
@@ -180,17 +176,17 @@ class Champions:
         self._tell(found)
 
     def start(self) -> None:
-        """The engine has started: versions are watched from now on."""
+        """Starts to watch the registry for newer versions."""
         if self._reload is not None:
             self._reload.start()
 
     def look(self) -> None:
-        """Asks the registry now; the thread that calls waits."""
+        """Asks the registry now, on the calling thread."""
         if self._reload is not None:
             self._reload.look()
 
     def renew(self) -> bool:
-        """Between two iterations: a set that is loaded and tried takes over; whether there was one."""
+        """Between two iterations: a validated set of newer models goes live; False if there is none."""
         found = self._reload.take() if self._reload is not None else None
         if found is None:
             return False
@@ -199,16 +195,16 @@ class Champions:
             ("next-agent", found.next_agent.predictor is before.predictor),
             ("remaining-length", found.remaining_length.predictor is before.lengths),
         ):
-            if same and before.breakers[kind].hung:  # whatever hangs there may still change what it holds
+            if same and before.breakers[kind].hung:  # the abandoned thread may still change the predictor
                 forecaster.breakers[kind].off = forecaster.breakers[kind].hung = True
         self.asked.take_over(forecaster)
         self._renewed += 1
         self._tell(found)
-        _log.info("newer models have taken over; %d workflows go on with those before", self.asked.under_older)
+        _log.info("newer models are live; %d running workflows keep the earlier ones", self.asked.under_older)
         return True
 
     def status(self) -> dict[str, Any]:
-        """How forecasts fared, and what became of reloading."""
+        """Status of reloads, inputs and the monitor."""
         told: dict[str, Any] = {
             "reload": {"on": self._reload is not None, "renewed": self._renewed},
             "inputs": {"counts": dict(self._inputs), "missing": self._missing()},
@@ -228,7 +224,7 @@ class Champions:
             self._reload.close()
 
     def _missing(self) -> dict[str, list[str]]:
-        """Of each champion, the inputs it was promoted with that no step has brought here."""
+        """The inputs that each champion was promoted with and that no step here had."""
         seen = {source for source in (TOKENS, TEXT, STATES) if self._inputs[source]}
         expected = seen if self._inputs["steps"] else {TOKENS, STATES}
         return {kind: sorted(of - expected) for kind, of in self._promoted_under.items() if of - expected}
@@ -245,7 +241,7 @@ class Champions:
             state_layer=self._state_layer,
             max_workflows=MOST_WORKFLOWS,  # as many as the table of running workflows holds
             budget=self._config.forecast_budget(),
-            # Another version is held against figures of its own.
+            # Each version is compared with its own promoted figures.
             monitor=ForecastMonitor(Drift(promoted), self._live) if self._config.truth else None,
             inputs=self._inputs,
         )
@@ -269,21 +265,21 @@ class Champions:
 
 
 def champions(config: PresageConfig, served_model: str | None = None, state_layer: int | None = None) -> Forecasts:
-    """The models that the settings name, by default the registry's champions, and counts learnt online behind them.
+    """Forecasts of the configured models, by default the registry's champions, with online counts behind them.
 
-    Raises nothing for a registry that is down or a model that is not there: the engine serves without.
+    Raises nothing if the registry is down or a model is missing: the engine serves without it.
 
     Args:
         config: names models and registry.
-        served_model: what the engine serves; hidden states belong to one model.
-        state_layer: the layer that is tapped; None for the states after the final norm.
+        served_model: by its name; hidden states belong to one model.
+        state_layer: the layer that is captured; None for the states after the final norm.
     """
     of = Champions(config, predictors(config), served_model, state_layer)
     return Forecasts(next_agents=of.asked, remaining=of.asked, models=of.models, upkeep=of)
 
 
 def predictors(config: PresageConfig) -> Predictors:
-    """The models that the settings name, each with the reason where there is none. Says to the log what is missing."""
+    """The configured models, each loaded or with the reason why not. Logs what is missing."""
     uri = resolve_registry_uri(config.registry)
     registry: Registry | None = None
     without = NO_REGISTRY
@@ -299,10 +295,10 @@ def predictors(config: PresageConfig) -> Predictors:
         return registry
 
     wanted = config.next_agent, config.remaining_length
-    # Without a registry nobody is asked, or the log would say it once a model.
+    # Without a registry nothing is resolved, so that the log warns once and not for each model.
     asked = [None if registry is None and name is not None and name.startswith("models:") else name for name in wanted]
     if asked != [*wanted]:
-        _log.warning("%s; forecasts come from counts of what is seen here, once there are enough", without.rstrip("."))
+        _log.warning("%s; using online counts once there are enough", without.rstrip("."))
     found = resolve_predictors(opened, next_agent=asked[0], remaining_length=asked[1])
     if asked[0] != wanted[0]:
         found = replace(found, next_agent=Held(None, wanted[0], reason=without))
@@ -317,12 +313,12 @@ def model_status(held: Held[Any]) -> ModelStatus:
 
 
 def load_forecasts(config: PresageConfig, served_model: str | None = None, state_layer: int | None = None) -> Forecasts:
-    """The sources of forecasts: the function an operator has named, else the registry's models.
+    """The forecast sources: those of the configured function, else the registry's models.
 
     Args:
         config: names the function or the models.
         served_model: by its name; given to a function that takes it.
-        state_layer: the layer that is tapped; None for the states after the final norm.
+        state_layer: the layer that is captured; None for the states after the final norm.
 
     Raises:
         ConfigurationError: there is no such function, it fails, or it returns something else.
@@ -338,7 +334,7 @@ def load_forecasts(config: PresageConfig, served_model: str | None = None, state
     except Exception as error:
         raise ConfigurationError(
             f"presage.forecasts is {name}, which cannot be loaded and called ({type(error).__name__}: {error}); name a "
-            "function that takes nothing, or served_model, and returns Forecasts"
+            "function without arguments, or with served_model, that returns Forecasts"
         ) from error
     if not isinstance(made, Forecasts):
         raise ConfigurationError(

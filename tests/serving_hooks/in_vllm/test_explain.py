@@ -60,7 +60,7 @@ def test_who_is_held_is_told_why_and_in_shadow_that_it_is_not(tmp_path: Path, mo
         assert explained["admission"]["held"] is (mode == "on")
         reasons = " ".join(explained["reasons"])
         assert ("it is held: so it is told; for" in reasons) is (mode == "on")
-        assert ("it would be held (so it is told), and is not" in reasons) is (mode == "shadow")
+        assert ("admission would hold it (so it is told), but does not act on it" in reasons) is (mode == "shadow")
         assert ("admission is shadow for this workflow type" in reasons) is (mode == "shadow")
 
 
@@ -70,7 +70,7 @@ def test_a_workflow_that_has_ended_is_told_until_the_ring_has_gone_round(tmp_pat
     step(engine, "a2", 0, 40, workflow_end=1)
     gone = engine.scheduler.explain("t", "a")
     assert (gone["alive"], len(gone["forecasts"]), gone["blocks"]["groups"]) == (False, 4, [])
-    assert gone["reasons"][-1].startswith("it is not alive")
+    assert gone["reasons"][-1].startswith("it is not running")
     for number in range(3):
         step(engine, f"b{number}", 0, 40)
     assert engine.scheduler.explain("t", "a")["forecasts"] == []
