@@ -118,4 +118,4 @@ def test_exit_code_1_where_a_query_is_refused_and_where_nobody_answers(url: str,
     assert "1 were rejected" in done.stdout
     done = draw("http://127.0.0.1:9", tmp_path / "drawn.png")
     assert done.returncode == 1
-    assert "does not answer" in done.stdout
+    assert "did not answer" in done.stdout
