@@ -1,8 +1,8 @@
 """The quantile random forest of Chimera §3.4 as flat arrays.
 
 An answer is a quantile of all labels in the leaves a row falls into, every occurrence counted, linear between two, as
-quantile-forest computes it with `max_samples_leaf=None`; a test compares the two. scikit-learn grows the trees. A
-compiled walk finds the leaves of a row, and a counting sort their labels.
+quantile-forest computes it with `max_samples_leaf=None`; a test compares the two. quantile-forest grows the trees.
+A compiled walk finds the leaves of a row, and a counting sort their labels.
 
 Where Presage departs from the paper: each third of the trees is a forest on two thirds of the tasks. So every row meets
 trees that saw nothing of its task, and their answers calibrate the whole forest at no further cost (Gupta, Kuchibhotla
@@ -146,10 +146,13 @@ def _bands(found: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32
 
 def grow(inputs: NDArray[np.float32], labels: NDArray[np.float64], seed: int) -> FlatForest:
     """A quantile forest of FOLD_TREES trees, on inputs [n, D] and labels [n]."""
-    from sklearn.ensemble import RandomForestRegressor
+    from quantile_forest import RandomForestQuantileRegressor
 
-    # quantile-forest grows the same trees, then builds a table of leaf labels that ours replaces.
-    forest = RandomForestRegressor(FOLD_TREES, min_samples_leaf=LEAF_ROWS, max_features=INPUT_SHARE, random_state=seed)
+    # quantile-forest keeps one label a leaf: its table of all labels is as wide as the widest leaf, which has no bound
+    # where many labels are equal. FlatForest keeps them all.
+    forest = RandomForestQuantileRegressor(
+        FOLD_TREES, min_samples_leaf=LEAF_ROWS, max_samples_leaf=1, max_features=INPUT_SHARE, random_state=seed
+    )
     forest.fit(inputs, labels)
     drawn = zip(forest.estimators_, forest.estimators_samples_, strict=True)
     return FlatForest.of([(tree.tree_, rows) for tree, rows in drawn], inputs, labels)
