@@ -1,7 +1,7 @@
-"""The policies inside vLLM's own scheduler and KV-cache manager.
+"""Presage's policies inside vLLM's scheduler and KV-cache manager.
 
-`--scheduler-cls presage.serving_hooks.vllm.WorkflowScheduler` is all the engine is told. Whatever goes wrong in here,
-vLLM's own behaviour goes on.
+They are enabled by `--scheduler-cls presage.serving_hooks.vllm.WorkflowScheduler`. After a failure in them vLLM goes on
+without them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """The scheduler and the worker, imported where it is asked for: the rest of this package does without vLLM."""
+    """Imports the scheduler and the worker on first use: the rest of this package does not need vLLM."""
     if name == "WorkflowScheduler":
         from presage.serving_hooks.vllm.scheduler import WorkflowScheduler
 

@@ -1,13 +1,11 @@
-"""Admission in the engine: policies/admission.py is told what happens, and whom it holds is passed by in the queue.
+"""Admission in the engine: passes events to policies/admission.py, and holds the requests of the workflows it chooses.
 
-Held are requests that wait and have had nothing of the engine yet; a workflow of which any request runs, or was
-preempted, is not held, nor is a request that belongs to no workflow. Deciding is a matter of a few times a second: at
-most every `AFTER_EVENT_S` when workflows come, go or change phase, and less often the more workflows there are, so that
-it stays a small share of the engine's time.
+Only waiting requests that have no blocks yet are held. A workflow with a running or preempted request is not held, nor
+is a request without a workflow. Decisions are made at most every `AFTER_EVENT_S` when workflows arrive, end or change
+phase, and less often the more workflows there are, so that they take a small share of the engine's time.
 
-Whatever the policy says, three things hold. A workflow is held for `held_at_most_s` over its life, then never again.
-An engine in which nothing runs lets somebody in at once: it never stands still while a request waits. And once
-something in here has failed, nobody is held any more.
+Three limits hold whatever the policy decides: a workflow is held for at most `held_at_most_s` over its life; an engine
+in which nothing runs admits a workflow at once; and after a failure no request is held.
 """
 
 from __future__ import annotations
@@ -34,24 +32,23 @@ from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 logger = logging.getLogger(__name__)
 
 UP_TO_S: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper bounds: from what a newcomer waits for the next decision to what `held_at_most_s` is if nothing is set."""
+"""Upper bounds: from the wait of a new workflow for the next decision to the default of `held_at_most_s`."""
 
 EVERY_S: Final = 0.25
 AFTER_EVENT_S: Final = 0.05
 _EACH_S: Final = 200e-6
-"""Of a pause between two decisions for each workflow there is: deciding takes about one microsecond for each."""
+"""Minimal pause between two decisions per workflow; a decision takes about one microsecond per workflow."""
 
 _LOG_EVERY_S: Final = 60.0
 _FIT_EVERY_S: Final = 2.0
 _UNDER_WAY: Final = 64
-"""Iterations: more than any pipeline is deep; one whose update never comes is forgotten."""
+"""Iterations in flight, more than any pipeline has; those without an update are dropped."""
 
 
 class HeldTimes:
-    """Counts requests by the seconds they were held: each once, when it begins or its client gives it up.
+    """A histogram of the seconds that requests were held: each counts once, when it begins or is aborted.
 
-    Requests that were never held are not counted. One that is held, let in, and held again before its turn came counts
-    the seconds of both times, and none of those in between.
+    Requests that were never held do not count. A request that is held twice counts with the sum of both times.
     """
 
     def __init__(self) -> None:
@@ -59,24 +56,23 @@ class HeldTimes:
         self._sum_s = 0.0
 
     def observe(self, held_s: float) -> None:
-        """One request was held so many seconds; 0, and it was not held."""
+        """A request was held for so many seconds; 0 means not held."""
         if held_s > 0:
             self._counts[bisect_left(UP_TO_S, held_s)] += 1
             self._sum_s += held_s
 
     def status(self) -> dict[str, Any]:
-        """Requests held for so many seconds or less, by Prometheus' names of the bounds, and all seconds together."""
+        """Cumulative counts by Prometheus' names of the bounds, and the sum of seconds."""
         bounds = [*map(str, UP_TO_S), "+Inf"]
         return {"up_to_s": dict(zip(bounds, accumulate(self._counts), strict=True)), "sum_s": self._sum_s}
 
 
 class IterationTimes:
-    """Times of iterations, and what they cost.
+    """Durations of iterations, and their cost model.
 
-    An iteration begins when it is scheduled and is over when the scheduler is updated with its output. An engine that
-    schedules ahead has begun the next by then, so what counts is the time since the update before, where that came
-    later: the beat at which a busy engine completes iterations, whatever it overlaps. The first iteration after an idle
-    time counts from its own beginning. What vLLM does after an update is not seen where nothing overlaps it.
+    An iteration lasts from its scheduling, or from the previous update if that is later, to the update with its output:
+    this is the rate at which a busy engine completes iterations, whatever overlaps. The first iteration after an idle
+    time counts from its own start. Work of vLLM after an update is not measured unless it overlaps.
     """
 
     def __init__(self) -> None:
@@ -87,7 +83,7 @@ class IterationTimes:
         self._costs: IterationCosts | None = None
 
     def scheduled(self, output: object, decode_tokens: int, prefill_tokens: int, began_at: float) -> None:
-        """An iteration is scheduled, which the engine will compute."""
+        """An iteration is scheduled."""
         self._under_way.append((output, decode_tokens, prefill_tokens, began_at))
 
     def updated(self, output: object, now: float) -> None:
@@ -100,14 +96,14 @@ class IterationTimes:
         self._updated_at = now
 
     def costs(self, now: float) -> IterationCosts | None:
-        """What iterations cost, fitted anew every few seconds; as last fitted, while too few prefill to say anew."""
+        """The cost model, fitted every few seconds; the last fit while too few iterations prefill."""
         if now >= self._fit_at:
             self._fit_at, self._costs = now + _FIT_EVERY_S, self._times.fit() or self._costs
         return self._costs
 
 
 class _Decided(NamedTuple):
-    """What is said of the last decision, once it has been carried out."""
+    """The last decision, for the status."""
 
     reasons: Counter[str]
     chosen: Outlook
@@ -115,22 +111,22 @@ class _Decided(NamedTuple):
 
 
 class AdmissionController:
-    """Who is held.
+    """Holds and admits the requests of workflows.
 
     Args:
         config: of the policy.
         held_at_most_s: seconds a workflow may be held over its life.
-        cache_tokens: what the cache holds.
-        block_tokens: tokens of one block hash.
-        most_decoding: requests that run at once.
-        clock: seconds, rising.
-        switch: off once it has failed.
-        mode: how far it goes for a workflow type.
+        cache_tokens: capacity of the cache.
+        block_tokens: tokens of a block hash.
+        most_decoding: limit of running requests.
+        clock: monotonic seconds.
+        switch: off after a failure.
+        mode: of a workflow type.
 
     Attributes:
-        times: told of iterations.
-        counts: of the policy's decisions, and exemptions.
-        longest_held_s: of all workflows, over their lives.
+        times: of iterations.
+        counts: decisions of the policy, and exemptions.
+        longest_held_s: maximum over workflows of the time held over their lives.
     """
 
     def __init__(
@@ -179,14 +175,14 @@ class AdmissionController:
     def arrives(
         self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes], remaining_tokens: float | None
     ) -> None:
-        """A step of a workflow enters the engine."""
+        """A step of a workflow arrives."""
         mode = self._mode(step.stats_key)
         if mode is not Mode.OFF:
             asked = prompt_tokens, hashes, remaining_tokens
             self._happens(partial(self._arrives, request_id, step, mode, *asked, self._clock()))
 
     def begins(self, request_id: str, found_tokens: int, hashes: Sequence[bytes]) -> None:
-        """A request is selected for the first time; so many tokens of its prompt were in a cache."""
+        """A request is selected for the first time, with so many cached prompt tokens."""
         self._catch_up()
         account = self._account(request_id)
         if account is None or account.requests[request_id].begun:  # the next part of a streamed input
@@ -195,7 +191,7 @@ class AdmissionController:
         asked = account.begins(request_id, hashes, now)
         self._held_times.observe(account.waited_for_s(asked, now))
         reusable, prompt = asked.reusable_tokens, asked.new_tokens + asked.reusable_tokens
-        # What others computed is not lost when it is not there, and is no new token when it is.
+        # What others computed is not lost if it is not cached, and not new if it is.
         self._workload.begins(prompt - max(reusable, found_tokens), reusable)
         if account.kept and now > account.left_at:
             load = (self._load_area(now) - account.load_area) / (now - account.left_at)
@@ -203,7 +199,7 @@ class AdmissionController:
         self._changes(self._workflow_of[request_id], account)
 
     def leaves(self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int) -> None:
-        """A request leaves the engine, with these blocks computed."""
+        """A request leaves the engine with these blocks computed."""
         self._happens(partial(self._leaves, request_id, hashes, completed, output_tokens, self._clock()))
 
     def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
@@ -213,15 +209,15 @@ class AdmissionController:
     # What the engine asks.
 
     def holds(self, request_id: str) -> bool:
-        """Whether a request that has had nothing of the engine yet is to be passed by."""
+        """Whether a request without blocks is held."""
         account = self._account(request_id) if self.switch.on else None
         return account is not None and account.waits()
 
     def decide(self, idle: bool) -> list[str]:
-        """Before an iteration: the requests which `holds` may answer differently for now.
+        """Decides before an iteration; returns the ids of requests for which `holds` may have changed.
 
         Args:
-            idle: nothing runs, and nothing waits that is not held.
+            idle: nothing runs, and all waiting requests are held.
         """
         self.switch.attempt(self._catch_up)
         if not self.switch.on:
@@ -234,7 +230,7 @@ class AdmissionController:
         return changed if self.switch.on else self._open()
 
     def let_one_in(self) -> list[str]:
-        """Nothing runs, and nothing waits that is not held: the requests of the workflow that was held longest."""
+        """Admits the workflow held longest, as nothing runs and all that wait are held; returns its requests."""
         if not self.switch.on:
             return self._open()
         now = self._clock()
@@ -248,7 +244,7 @@ class AdmissionController:
         return list(one.requests) if self.switch.on else self._open()
 
     def status(self) -> dict[str, Any]:
-        """How many workflows are held while a request of theirs waits and while their tool runs, how long, and why."""
+        """Workflows that are held with a waiting request and during a tool call, for how long, and why."""
         self.switch.attempt(self._catch_up)
         now = self._clock()
         waits = [account.waits() for account in self._held.values()]
@@ -278,7 +274,7 @@ class AdmissionController:
         }
 
     def explain(self, workflow: str) -> dict[str, Any] | None:
-        """Where a workflow is, whether it is held, and why; None for one that is not known."""
+        """The phase of a workflow, whether it is held, and why; None if it is unknown."""
         self.switch.attempt(self._catch_up)
         account, now = self._accounts.get(workflow), self._clock()
         if account is None:
@@ -294,17 +290,17 @@ class AdmissionController:
         }
 
     def close(self) -> list[str]:
-        """Nothing is decided any more: the requests that were known."""
+        """Admits all workflows and forgets them; returns their requests."""
         return self._open()
 
     def reconsider(self) -> None:
-        """Whom it acts on may have changed: it decides at the next iteration."""
+        """Modes may have changed: decides at the next iteration."""
         self._again = True
 
-    # What the switch guards.
+    # Guarded by the switch.
 
     def _happens(self, event: Callable[[], None]) -> None:
-        """While nobody is held no answer hangs on what happens, and it is looked at before the next decision."""
+        """Defers an event to the next decision while no workflow is held, as no answer depends on it."""
         self._later.append(event)
         if self._holding or self._held:
             self._catch_up()
@@ -328,7 +324,7 @@ class AdmissionController:
         account = self._accounts.get(step.workflow)
         self._ended.discard(step.workflow)
         if account is None:
-            # Where some are held a newcomer waits for the next decision, a moment from now.
+            # While some are held a new workflow waits for the next decision, a moment from now.
             held = self._holding and mode is Mode.ON
             account = self._accounts[step.workflow] = Account(step.stats_key, now, held=held, kept=not held)
             if held:
@@ -336,7 +332,7 @@ class AdmissionController:
                 self._exempt_at = min(self._exempt_at, now + self._held_at_most_s)
         elif not account.requests:
             self._workload.paused(account.workflow_type, account.agent, now - account.since)
-        if remaining_tokens is None or not remaining_tokens >= 0:  # NaN is no forecast either
+        if remaining_tokens is None or not remaining_tokens >= 0:  # NaN counts as unknown
             remaining_tokens = math.inf
         reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
         self._workflow_of[request_id] = step.workflow
@@ -371,7 +367,7 @@ class AdmissionController:
         acts_on = self._acts_on(decision.held)
         self._let_run, self._why = len(decision.held) - len(acts_on), decision.held
         if self._let_run:
-            # Those that run all the same weigh on the cache as well, each taken as much as the others.
+            # Workflows that run although they would be held load the cache too, each as much as the mean.
             share = self._let_run / len(decision.held)
             self._admission.load += (decision.everybody.load - self._admission.load) * share
         self._holding = bool(acts_on)
@@ -382,7 +378,7 @@ class AdmissionController:
             self.longest_held_s = max(self.longest_held_s, account.waited_s(now))
             if account.hold(False, now):
                 changed += account.requests
-        for name in [name for name in acts_on if name not in before]:  # of the others nothing changes
+        for name in [name for name in acts_on if name not in before]:  # the others do not change
             account = self._accounts[name]
             if account.hold(not account.exempt, now):
                 changed += account.requests
@@ -392,13 +388,13 @@ class AdmissionController:
         self._log(decision, now)
 
     def _acts_on(self, held: Mapping[str, str]) -> dict[str, None]:
-        """Those of them that are held indeed, in their order."""
+        """Those of them for whose types the policy is on, in their order."""
         types = {name: self._accounts[name].workflow_type for name in held}
         on = {one for one in set(types.values()) if self._mode(one) is Mode.ON}
         return {name: None for name, one in types.items() if one in on}
 
     def _exempt(self, now: float) -> None:
-        """Who has been held for as long as may be. Before `_exempt_at` nobody can have been, so nobody is looked at."""
+        """Exempts workflows that were held for the maximal time; none can be before `_exempt_at`."""
         if now < self._exempt_at:
             return
         waited_s = {name: account.waited_s(now) for name, account in self._held.items()}
@@ -419,14 +415,14 @@ class AdmissionController:
             self.longest_held_s = max(self.longest_held_s, waited_s)
             self._admission.end(name)
 
-    # The rest.
+    # Helpers.
 
     def _changes(self, name: str, account: Account) -> None:
         self._columns.changed(name, account)
         self._news = True
 
     def _given_up(self, account: Account, asked: AdmissionRequest, now: float) -> None:
-        """A request will be held no more; one that has begun was counted when it did."""
+        """A request leaves; if it has not begun, the time it was held is counted now."""
         if not asked.begun:
             self._held_times.observe(account.waited_for_s(asked, now))
 
@@ -435,7 +431,7 @@ class AdmissionController:
         return self._accounts.get(name) if name is not None else None
 
     def _load_area(self, now: float) -> float:
-        """∫ load dt: a step's losses come of the load between the step before and itself."""
+        """∫ load dt: the losses of a step come from the load since the previous step."""
         return self._area + self._admission.load * (now - self._decided_at) if self._last is not None else 0.0
 
     def _due(self, idle: bool, now: float) -> bool:
@@ -448,7 +444,7 @@ class AdmissionController:
         return max([self.longest_held_s, *(account.waited_s(now) for account in self._held.values())])
 
     def _open(self) -> list[str]:
-        """Nobody is held any more: all requests, once."""
+        """Admits all workflows; returns all requests."""
         self.switch.attempt(self._catch_up)
         opened, now = list(self._workflow_of), self._clock()
         self._held_s += sum(account.waited_s(now) for account in self._accounts.values())

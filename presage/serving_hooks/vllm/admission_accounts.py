@@ -1,15 +1,13 @@
-"""What is known of each workflow that admission decides on: where it is, what it holds, how long it has been held.
+"""The state of each workflow that admission decides on: its phase, its working set, and how long it has been held.
 
-Of a workflow's blocks only hashes are kept (policies/distinct.py), never a token. Its working set is what it has
-touched so far, each block once, and what its next step is expected to add: the prompt that waits, or else as many new
-tokens as its steps had on average; and the output of a step, or what is left of the workflow where that is less. A
-beginning that several workflows share is counted for each of them, and what no later prompt reads (an output behind an
-instruction that moves) is counted too: that is too much, by much the same factor at every load, and losses are measured
-against the same loads.
+Only hashes of a workflow's blocks are kept (policies/distinct.py), never a token. Its working set is what it has used
+so far, each block once, plus what its next step is expected to add: the waiting prompt, or the mean of new tokens per
+step; and the output of a step, or the workflow's remaining tokens if fewer. Prefixes that several workflows share count
+for each, and so do tokens that no later prompt reads (an output after an instruction that moves): this overestimates by
+about the same factor at every load, and losses are measured against the same loads.
 
-A decision reads the accounts in columns. A working set depends on the mean step, which changes with every step of any
-workflow: so a row is rewritten only when its own account changes, and the means are applied to all rows at once, just
-before a decision.
+A decision reads the accounts as columns. A working set depends on the mean step, which changes with every step of any
+workflow: a row is rewritten only when its own account changes, and the means are applied to all rows before a decision.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ class AdmissionRequest:
 
     Attributes:
         new_tokens, reusable_tokens: of its prompt, by whether the workflow had computed them.
-        held_before_s: seconds the workflow had been held when it came.
-        begun: it was selected.
+        held_before_s: seconds the workflow had been held when the request arrived.
+        begun: whether it was selected.
     """
 
     new_tokens: int
@@ -43,7 +41,7 @@ class AdmissionRequest:
 
 
 _NONE: Final[dict[str, AdmissionRequest]] = {}
-"""Requests of a workflow without any; never written to."""
+"""The requests of a workflow without any; never written to."""
 
 
 @dataclass(slots=True)
@@ -51,12 +49,12 @@ class Account:
     """One workflow.
 
     Attributes:
-        phase, since: where it is, and since when, seconds of the caller's clock.
-        held: its requests are passed by.
-        exempt: it has been held for as long as it may be.
-        held_s: seconds its requests have been held, over its life; `held_since` where they are.
-        kept: it has not been held since its last step, so what it has lost the others took.
-        left_at, load_area: when its last step ended, and ∫ load dt up to then.
+        phase, since: the phase and its start, in seconds of the caller's clock.
+        held: whether its requests are held.
+        exempt: whether it has been held for the maximal time.
+        held_s: seconds its requests were held over its life, up to `held_since` if they are held now.
+        kept: whether it has not been held since its last step, so that others evicted what it has lost.
+        left_at, load_area: when its last step ended, and ∫ load dt until then.
     """
 
     workflow_type: str
@@ -79,7 +77,7 @@ class Account:
     def arrives(
         self, request_id: str, agent: str, prompt_tokens: int, reusable_tokens: int, remaining_tokens: float, now: float
     ) -> None:
-        """A request of it enters the engine."""
+        """A request arrives."""
         self.agent, self.remaining_tokens = agent, remaining_tokens
         self.requests = self.requests or {}
         self.requests[request_id] = AdmissionRequest(
@@ -88,7 +86,7 @@ class Account:
         self._move(now)
 
     def begins(self, request_id: str, hashes: Sequence[bytes], now: float) -> AdmissionRequest:
-        """A request of it is selected for the first time."""
+        """A request is selected for the first time."""
         asked = self.requests[request_id]
         asked.begun = True
         self.blocks.add(hashes)
@@ -98,7 +96,7 @@ class Account:
         return asked
 
     def leaves(self, request_id: str, hashes: Sequence[bytes], output_tokens: int, now: float) -> None:
-        """A request of it leaves the engine, with these blocks computed."""
+        """A request leaves the engine with these blocks computed."""
         del self.requests[request_id]
         if not self.requests:
             self.requests = _NONE  # an emptied table keeps its size
@@ -108,26 +106,26 @@ class Account:
         self._move(now)
 
     def hold(self, held: bool, now: float) -> bool:
-        """From now on it is held, or is not; whether that is a change."""
+        """Sets whether it is held; returns whether that changed."""
         changed, self.held = held is not self.held, held
         self.kept = self.kept and not held
         self._settle(now)
         return changed
 
     def waited_s(self, now: float) -> float:
-        """Seconds its requests have been held, over its life."""
+        """Seconds its requests have been held over its life."""
         return self.held_s if self.held_since is None else self.held_s + now - self.held_since
 
     def waited_for_s(self, asked: AdmissionRequest, now: float) -> float:
-        """Seconds a request of it has been held, which has not begun before now."""
+        """Seconds a request that has not begun before now has been held."""
         return self.waited_s(now) - asked.held_before_s
 
     def waits(self) -> bool:
-        """Whether it is held and a request of it waits for that."""
+        """Whether it is held and has a waiting request."""
         return self.held and self.phase is Phase.READY
 
     def seen(self, block_tokens: int) -> tuple[float, int, int]:
-        """Its working set: tokens that it knows itself, how many outputs, and how many prompts as new as the mean."""
+        """Its working set: known tokens, number of expected outputs, and number of expected mean prompts."""
         known = len(self.blocks) * block_tokens
         if self.phase is not Phase.TOOL:
             waiting = sum([asked.new_tokens for asked in self.requests.values() if not asked.begun])
@@ -156,11 +154,11 @@ _TERMS: Final = np.dtype([("known", "f8"), ("outputs", "f8"), ("news", "f8"), ("
 
 
 class Columns:
-    """Keeps the columns of a crowd up to date.
+    """Writes accounts into the columns of the policy.
 
     Args:
-        crowd: of the policy.
-        workload: what steps are like.
+        crowd: the columns of the policy.
+        workload: means over steps.
         block_tokens: tokens of one block hash.
     """
 
@@ -170,15 +168,15 @@ class Columns:
         self._changed: dict[str, Account] = {}
 
     def changed(self, name: str, account: Account) -> None:
-        """This account is not as it was."""
+        """An account has changed."""
         self._changed[name] = account
 
     def ended(self, name: str) -> None:
-        """This workflow has ended."""
+        """A workflow has ended."""
         self._changed.pop(name, None)
 
     def refresh(self) -> WorkflowColumns:
-        """All workflows as they are now."""
+        """The columns of all workflows, up to date."""
         self._write()
         workload, facts, terms = self._workload, self._crowd.facts, self._terms
         output = np.minimum(workload.output_tokens, facts["remaining"])
@@ -187,7 +185,7 @@ class Columns:
         return self._crowd
 
     def _write(self) -> None:
-        """All rows at once: to set one of an array takes as long as to set a dozen."""
+        """Writes all changed rows at once: one array assignment costs as much as a dozen elements."""
         if not self._changed:
             return
         crowd, workload = self._crowd, self._workload

@@ -1,7 +1,4 @@
-"""What the hooks want to be told of the future, and by whom: two protocols and where they come from.
-
-`Forecaster` is a `NextAgents`. Any object with these methods is good, so a test can hand in an oracle, or noise.
-"""
+"""Protocols for forecast sources. `Forecaster` is a `NextAgents`; an oracle is another one."""
 
 from __future__ import annotations
 
@@ -68,17 +65,17 @@ class RemainingTokens(Protocol):
     """How much work a workflow has left."""
 
     def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
-        """Output tokens of this step and all later ones, when it arrives; None if nobody knows."""
+        """Output tokens of an arriving step and all later ones; None if unknown."""
 
 
 class Upkeep(Protocol):
-    """What is done for models while an engine runs; all but the thread it starts is of the engine's thread."""
+    """Keeps models up to date while an engine runs. Its methods are called by the engine's thread."""
 
     def start(self) -> None:
         """The engine has started."""
 
     def renew(self) -> bool:
-        """Between two iterations: takes over newer models, where there are any; whether it did."""
+        """Swaps in newer models between two iterations; returns whether there were any."""
 
     def status(self) -> Mapping[str, Any]:
         """What an operator is told, by keys of the engine's status."""

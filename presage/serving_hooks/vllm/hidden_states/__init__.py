@@ -1,11 +1,6 @@
-"""The hidden-state tap: rows of the model's last layer, projected in the worker, brought to the scheduler.
+"""Hidden states of the served model, projected in the worker and sent to the scheduler.
 
-`--worker-cls presage.serving_hooks.vllm.StatesWorker` sees the rows, the KV connector `StatesConnector` carries which
-are wanted and what came of them. Without a predictor that reads the served model's states neither does anything.
-
-| file | knows |
-|---|---|
-| `connector.py` | vLLM's connector: which rows are wanted, rows projected on their device, and what travels |
-| `worker.py` | the worker, whose model tells its rows |
-| `steps.py` | whose states they are: the steps of workflows |
+`--worker-cls presage.serving_hooks.vllm.StatesWorker` (`worker.py`) captures rows; the KV connector `StatesConnector`
+(`connector.py`) sends requests for rows to the worker and states back; `steps.py` assigns them to steps of workflows.
+All are idle unless a predictor or the recorder reads states.
 """

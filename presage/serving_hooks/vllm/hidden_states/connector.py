@@ -1,21 +1,21 @@
-"""A KV connector that moves no cache: it carries which rows are wanted to the worker, and their states back.
+"""A KV connector that transfers no cache: it sends requests for rows to the worker, and states back.
 
     --kv-transfer-config '{"kv_connector": "StatesConnector", "kv_role": "kv_producer",
         "kv_connector_module_path": "presage.serving_hooks.vllm.hidden_states.connector"}'
 
-A producer, since vLLM holds blocks back for whoever reads cache from elsewhere, and nobody does here. One class for
-both ends, as vLLM wants it: each process has one of them. This file and those it imports do without numba: a vLLM for
-CPUs that has no Triton looks through all loaded modules when its worker starts, and fails at numba's.
+It is a producer, since vLLM holds blocks back for consumers. One class has both ends, as vLLM requires; each process
+has one of them. This file and its imports do not use numba: without Triton, vLLM's CPU worker inspects all loaded
+modules at its start and fails at numba's.
 
-A row is the model's output at the last position a request computes in a step, after the last norm: what the next
-token is sampled from. The row that ends the prompt is the prefill state. The row that the last token was sampled from
-is the completion state: no engine computes a row after the last token, since nothing is sampled from it. Where the
-last token ends the answer (EOS) that row stands at the last token of the text. It is not known beforehand which token
-is the last, so the row of every token is wanted, and dropped unless its token was the last one.
+A row is the model's output, after the final norm, at the last position that a request computes in a step; the next
+token is sampled from it. The row that ends the prompt is the prefill state, and the row from which the last token was
+sampled is the completion state, since no row is computed after the last token. If the last token is EOS, that row is at
+the last token of the text. As the last token is not known in advance, the row of every token is requested, and dropped
+unless its token was the last.
 
-Rows are projected on the device they are on, so that 16 numbers travel and not 5120. As in training: a state is rounded
-to float16, as traces keep it, then x @ W + b is summed in float64 and rounded to float32 (`features/projection.py`),
-so that a predictor is given the bits that it learnt from. Whole states travel for a recorder alone, as float16.
+Rows are projected on their device, so that 16 numbers are sent and not 5120. As in training, a state is rounded to
+float16, as traces store it, then x @ W + b is summed in float64 and rounded to float32 (`features/projection.py`), so a
+predictor reads the bits that it was trained on. Whole states are sent as float16, for a recorder only.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Wanted(KVConnectorMetadata):  # type: ignore[misc]
     """What the scheduler's end sends to the worker's.
 
     Attributes:
-        rows: request ids by moment: whose rows of this step are wanted.
-        projections: how to project them from now on; None: as before.
-        whole: moments whose states are also wanted as the model has them; holds where `projections` is given.
+        rows: ids of the requests whose rows of this step are requested, by moment.
+        projections: the new projections; None keeps the old ones.
+        whole: moments whose states are also requested unprojected; read only if `projections` is given.
     """
 
     rows: Mapping[Moment, tuple[str, ...]] = field(default_factory=dict)
@@ -63,18 +63,18 @@ class Wanted(KVConnectorMetadata):  # type: ignore[misc]
 
 
 class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What comes back from the worker with the tokens of a step.
+    """What the worker sends with the tokens of a step.
 
-    vLLM's first model runner asks for this before the rows of the step exist and sends it after: so it is handed out
-    empty, and filled. On a GPU a state is still on its way to the host when it is added. It is waited for when it is
-    read or sent, which is after the tokens of the same step have come by the same way.
+    vLLM's first model runner fetches this before the rows of the step exist and sends it after: so it is returned empty
+    and filled later. On a GPU a state may still be copied to the host when it is added; reading or sending waits for
+    it, after the tokens of the same step have come the same way.
     """
 
     def __init__(self) -> None:
         self._parts: list[tuple[Moment, bool, Sequence[str], Any, Any]] = []
 
     def add(self, moment: Moment, ids: Sequence[str], states: Any, ready: Any = None, *, whole: bool = False) -> None:
-        """States of these requests on the host, as `Rows`; `ready` is an event to wait for."""
+        """Adds states of these requests on the host, as `Rows`; `ready` is an event to wait for."""
         self._parts.append((moment, whole, ids, np.asarray(states) if ready is None else states, ready))
 
     def rows(self, moment: Moment, *, whole: bool = False) -> Rows | None:
@@ -85,7 +85,7 @@ class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return [name for ids, _ in found for name in ids], np.concatenate([states for _, states in found])
 
     def row(self, moment: Moment, request_id: str, *, whole: bool = False) -> NDArray[Any] | None:
-        """The state of one request; None if there is none. Of all that came, nothing but this one is looked at."""
+        """The state of one request; None if there is none."""
         for part in self._of(moment, whole):
             if request_id in self._parts[part][2]:
                 ids, states = self._arrived(part)
@@ -94,7 +94,7 @@ class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> States:
-        """Those of two workers."""
+        """Merges the states of two workers."""
         if isinstance(other, States):
             self._parts += other._parts
         return self
@@ -117,10 +117,10 @@ class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 class WantedRows:
-    """Which rows of a step are wanted. Follows prompts through chunks, prefix hits and preemptions.
+    """Chooses the rows of a step to request. Follows prompts through chunks, prefix hits and preemptions.
 
     Args:
-        is_step: whether a request is a step of a workflow; others are left alone.
+        is_step: whether a request is a step of a workflow; others are ignored.
     """
 
     def __init__(self, is_step: Callable[[str], bool]) -> None:
@@ -129,14 +129,14 @@ class WantedRows:
         self._writing: set[str] = set()
 
     def of(self, output: Iteration, moments: Collection[Moment]) -> dict[Moment, tuple[str, ...]]:
-        """Request ids by moment of one scheduled step; empty where none is wanted. Only of these moments."""
+        """Request ids by moment for one scheduled step, for these moments only."""
         for name in output.finished_req_ids:
             self._writing.discard(name)
             self._prompts.pop(name, None)
         self._prompts.update(
             (new.req_id, new.prompt_len)
             for new in output.scheduled_new_reqs
-            if new.req_id not in self._writing and self._is_step(new.req_id)  # one that resumes may look like a new one
+            if new.req_id not in self._writing and self._is_step(new.req_id)  # a resumed one may look new
         )
         ended = self._ended(output) if self._prompts else ()
         self._writing.update(ended)
@@ -149,7 +149,7 @@ class WantedRows:
         return wanted
 
     def _ended(self, output: Iteration) -> tuple[str, ...]:
-        """The prompts that this step reads to their end; those that write on come behind them and are not looked at."""
+        """The prompts that this step completes. Decoding requests come after them and are not looked at."""
         ended, left = [], len(self._prompts)
         for name, reached in engine.reached(output):
             tokens = self._prompts.get(name)
@@ -165,7 +165,7 @@ class WantedRows:
 
 
 class Projector:
-    """The projections of a predictor, on the device of the rows once they are seen.
+    """The projections of a predictor, moved to the device of the first rows.
 
     Args:
         projections: W float32 [d, p] and b [p] by moment.
@@ -181,7 +181,7 @@ class Projector:
         return moment in self._projections
 
     def project(self, moment: Moment, rows: torch.Tensor, which: Sequence[int]) -> tuple[Any, Any]:
-        """States float32 [n, p] on the host of rows [batch, d], and the event after which they are there, or None."""
+        """Projected states float32 [n, p] of rows [batch, d] on the host, and the event to wait for, or None."""
         if self._projections[moment][0].device != rows.device:
             weights, bias = self._projections[moment]
             self._projections[moment] = weights.to(rows.device), bias.to(rows.device)
@@ -191,12 +191,12 @@ class Projector:
 
 
 def whole(rows: torch.Tensor, which: Sequence[int]) -> tuple[Any, Any]:
-    """States float16 [n, d] on the host of rows [batch, d], and the event after which they are there, or None."""
+    """Whole states float16 [n, d] of rows [batch, d] on the host, and the event to wait for, or None."""
     return _to_host(rows.index_select(0, _index(which, rows.device)).half())
 
 
 def _index(which: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Row numbers on the device; without waiting for it."""
+    """Row numbers on the device, copied without synchronisation."""
     host = torch.tensor(which, dtype=torch.int64, pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True)
 
@@ -212,7 +212,7 @@ def _to_host(states: torch.Tensor) -> tuple[Any, Any]:
 
 
 class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Both ends; idle until the scheduler's end is told to `tap`."""
+    """Both ends; idle until `request_states` is called on the scheduler's end."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -227,27 +227,27 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """No cache is handed on."""
+        """No cache is transferred."""
         return False
 
     # In the scheduler.
 
-    def tap(
+    def request_states(
         self,
         is_step: Callable[[str], bool],
         projections: Mapping[Moment, Projection],
         whole: tuple[Moment, ...] = (),
     ) -> None:
-        """From the next step on, rows of requests that are steps of workflows come back, projected.
+        """From the next step on, steps of workflows get projected states, and whole ones at the moments `whole`.
 
-        Told again, it projects otherwise from then on. At the moments `whole` they also come as the model has them.
+        Another call replaces projections and moments.
         """
         self._wanted = self._wanted or WantedRows(is_step)
         self._to_send, self._whole = projections, whole
         self._moments = frozenset((*projections, *whole))
 
     def build_connector_meta(self, scheduler_output: Any) -> Wanted:
-        """Whose rows of this step are wanted."""
+        """The rows to capture in this step."""
         if self._wanted is None:
             return self._nothing
         try:
@@ -282,14 +282,14 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._states = States() if self._rows else None
 
     def captured(self, ids: Sequence[str], rows: Callable[[], Any]) -> None:
-        """The model has computed these requests' rows, [batch, d]; taken only if some are wanted. Does not raise."""
+        """The model has computed these requests' rows, [batch, d]; read only if some are requested. Does not raise."""
         wanted, self._rows = self._rows, {}
         if not wanted or self._projector is None or self._states is None:
             return
         try:
             places, hidden = {name: place for place, name in enumerate(ids)}, rows()
             if len(hidden) != len(ids):
-                raise ValueError  # several rows a request: nobody knows which
+                raise ValueError  # several rows a request
             for moment, names in wanted.items():
                 here = [name for name in names if name in places]
                 which = [places[name] for name in here]
@@ -301,7 +301,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._fails(error)
 
     def build_connector_worker_meta(self) -> States | None:
-        """The states of this step; those that are not computed yet come into it (see `States`)."""
+        """The states of this step; those not yet computed are added later (see `States`)."""
         return self._states
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -317,6 +317,6 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """No cache is kept here."""
 
     def _fails(self, error: Exception) -> None:
-        """Off for good; the message of the error is not told, it might repeat what a request says."""
+        """Switches hidden states off; the error's message is not logged, as it might repeat a prompt."""
         self._wanted, self._projector = None, None
         logger.error("hidden states are off from here on: %s", type(error).__name__)

@@ -1,9 +1,8 @@
-"""Whose states they are: rows that came back from the worker become states of the steps of workflows.
+"""Assigns the states that the worker sends to the steps of workflows.
 
-The rows of an iteration are read before vLLM counts its tokens: so the forecast of a step that goes on is made again
-within the same update, and a step that ends in it ends with its completion state.
-
-Two may want them, each at its own expense: the predictor, projected, and the recorder, whole.
+The states of an iteration are read before vLLM counts its tokens: so a step that goes on gets a new forecast within the
+same update, and a step that ends has its completion state. The predictor reads projected states, the recorder whole
+ones.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ _RECORDED: Final[dict[str, tuple[Moment, ...]]] = {"off": (), "prefill": (PREFIL
 
 
 class StatesOfSteps:
-    """The scheduler's side of the tap.
+    """Hidden states in the scheduler.
 
     Args:
         port: to the scheduler.
-        forecasts: who may read states.
+        forecasts: their source may read states.
         step_forecasts: receives the projected states.
         table: of running workflows.
         recorder: receives whole states.
-        recorded: which of them the recorder wants.
+        recorded: the moments whose states the recorder reads.
 
     Attributes:
         told: "on", or why the predictor gets no states.
-        kept: the same of the recorder.
+        kept: the same for the recorder.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class StatesOfSteps:
         self.renew()
 
     def renew(self) -> None:
-        """Taps the model, if there is anybody who wants its states, and a way for them; another predictor otherwise."""
+        """Requests states if the predictor or the recorder reads them; called again when the predictor has changed."""
         source, port = self._source, self._port
         before = self.told, self.kept
         reader = source if isinstance(source, ReadsStates) and source.projections else None
@@ -90,14 +89,14 @@ class StatesOfSteps:
             self._step_forecasts.state_source = reader, self.completion_state
         if connector is not None and ON in (self.told, self.kept, *before):
             whole = self._recorded if self.kept == ON else ()
-            connector.tap(lambda name: self._table.step(name) is not None, projections, whole)
+            connector.request_states(lambda name: self._table.step(name) is not None, projections, whole)
         if (self.told, self.kept) != before:
             logger.log(logging.INFO if self.told == ON else logging.WARNING, "hidden states: %s", self.told)
             if self._recorded:
                 logger.log(logging.INFO if self.kept == ON else logging.WARNING, "recorded states: %s", self.kept)
 
     def read(self, output: Any) -> None:
-        """What the worker computed in an iteration, before vLLM takes its tokens."""
+        """Reads the states of an iteration; called before vLLM processes its tokens."""
         if ON not in (self.told, self.kept):
             return
         self._came = tuple(engine.of_kind(States, engine.worker_metadata(output)))

@@ -1,7 +1,7 @@
-"""The worker whose model tells its rows: `--worker-cls presage.serving_hooks.vllm.StatesWorker`.
+"""The worker that captures hidden states: `--worker-cls presage.serving_hooks.vllm.StatesWorker`.
 
-vLLM's own worker of the platform, with one call before tokens are sampled. It does nothing unless a `StatesConnector`
-wants rows.
+It is vLLM's own worker of the platform with one call before tokens are sampled, and idle unless a `StatesConnector`
+requests rows.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ engine_worker.check()
 
 
 class StatesWorker(engine_worker.platform_worker()):  # type: ignore[misc]
-    """vLLM's worker for this platform, tapped.
+    """vLLM's worker for this platform with hidden states captured.
 
     Raises:
-        ConfigurationError: the setting `state_layer` names a layer that the model does not have.
-        EngineError: states of that layer cannot be tapped here.
+        ConfigurationError: the model does not have the layer of the setting `state_layer`.
+        EngineError: states of that layer cannot be read here.
     """
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the model as ever, then listens to it."""
+        """Loads the model and hooks into it."""
         config = EngineConfig(self.vllm_config)
         layer = counted_from_1(read_config(config.additional).state_layer, config.layers)
         super().load_model(*args, **kwargs)
         if config.speculates:
-            return  # no states are read, and what the model hands out beside its output is the drafter's
+            return  # no states are read, and the model's additional output belongs to the drafter
         if layer is not None:
             engine_worker.capture_layer(self, layer)
         if engine_worker.reports_rows():
