@@ -214,7 +214,7 @@ def test_any_size_of_prompt_is_answered_and_none_of_it_is_repeated(texts: Path, 
         ({"input_tokens": -1}, 'column "input_tokens": a negative count'),
         ({"input_tokens": "many"}, 'column "input_tokens"'),
         ({"input_text": 7}, 'column "input_text"'),
-        ({"agent": "\ud800 secret"}, "text that is no valid Unicode"),
+        ({"agent": "\ud800 secret"}, "(in valid Unicode) is wanted"),
         ({"agent": ""}, "agent"),
     ],
 )
