@@ -39,7 +39,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
     to = tmp_path / "engine.toml"
     assert "give a file that an engine wrote" in run("calibrate-cost", tmp_path / "nowhere", "--to", to).complaint
     few = write_steps(tmp_path / "few.jsonl", measured(TIMES.tokens[:9], TIMES.seconds[:9]))
-    assert "9 iterations; at least 320" in run("calibrate-cost", few, "--to", to).complaint
+    assert "9 iterations; a fit needs at least 320" in run("calibrate-cost", few, "--to", to).complaint
     slow = write_steps(tmp_path / "slow.jsonl", measured(TIMES.tokens, 1e5 * TIMES.seconds))
     assert "cost.iteration_s" in run("calibrate-cost", slow, "--to", to).complaint
     assert not to.exists()
