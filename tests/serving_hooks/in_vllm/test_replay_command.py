@@ -147,7 +147,7 @@ def test_queueing_stands_beside_first_come(store: Path) -> None:
         (("--forecasts", "noise:7"), "a number from 0 to 1"),
         (("--forecasts", "nowhere"), "nowhere"),
         (("--concurrency", "0"), "concurrency is 0"),
-        (("--rate", "2", "--concurrency", "3"), "2 ways"),
+        (("--rate", "2", "--concurrency", "3"), "2 kinds of arrivals"),
         (("--cache-tokens", "0"), "cache_tokens"),
         (("--cache-tokens", "320"), "can never run"),
         (("--engine", "none.toml"), "no engine file"),

@@ -83,4 +83,4 @@ def test_what_they_cannot_answer_is_refused(tmp_path: Path) -> None:
     assert (large.code, large.out) == (2, "")
     assert "'request 0': one of its requests has" in large.err
     lacks = write(tmp_path / "l.jsonl", [{"timestamp": 0, "input_length": 9}])
-    assert "replay needs the sizes of prompts" in run("replay", lacks).complaint
+    assert "neither cache nor time" in run("replay", lacks).complaint
