@@ -121,7 +121,7 @@ def test_before_anything_is_measured(
 ) -> None:
     assert "no replay was asked for: add --replay" in promote(2, "--cache-tokens", 9).complaint
     assert "cache_tokens" in promote(2, "--replay", "--cache-tokens", 0).complaint
-    assert "2 ways" in promote(2, "--replay", "--rate", 1, "--concurrency", 2).complaint
+    assert "2 kinds of arrivals" in promote(2, "--replay", "--rate", 1, "--concurrency", 2).complaint
     assert "can never run" in promote(2, *UNDER_PRESSURE, "--cache-tokens", 640).complaint
     assert "--pause-s" in promote(2, "--replay").complaint
     others = write(tmp_path / "others.jsonl", [{**row, "agent": "stranger"} for row in draw(20, 4)])
