@@ -63,7 +63,7 @@ def test_the_registry_is_down_at_start(
     with caplog.at_level(logging.WARNING, logger="presage"):
         engine = engine_of(tmp_path, SyncWorkflowScheduler)
     assert "localhost:9" in caplog.text
-    assert "forecasts come from counts" in caplog.text
+    assert "using online counts" in caplog.text
     counts = all_well(engine, serve(engine, 24))
     assert counts["forecast: none"] > 0, "nothing is known at first"
     assert counts["forecast: back-off"] > 0, "counts of what was seen answer after a while"
