@@ -121,13 +121,12 @@ def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], at_once: int, cl
 
 def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any, folder: Path) -> Served:
     """The same in virtual time: vLLM's scheduler with the cost model instead of the model."""
-    from presage.serving_hooks.replay.arrivals import Schedule
     from presage.serving_hooks.replay.engine import ReplayEngine
     from presage.serving_hooks.replay.metrics import VirtualClock
     from presage.serving_hooks.replay.policies import POLICIES
     from presage.serving_hooks.replay.prompts import PromptIds
     from presage.serving_hooks.replay.vllm_scheduler import make_scheduler, scheduler_class
-    from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble
+    from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, Schedule, assemble
 
     convention = PromptConvention("history-first", opening_tokens=100, closing_tokens=20)
     jobs = []

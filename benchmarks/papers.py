@@ -27,8 +27,8 @@ from presage.serving_hooks.replay.workload import ReplayJob
 
 if TYPE_CHECKING:
     from presage.serving_hooks.vllm.modes import Switch
+    from presage.serving_hooks.workflows import EndReason, RunningWorkflow
     from presage.serving_hooks.workflows.identity import Step
-    from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 CHECK_S: Final = 5.0
 """Δt."""

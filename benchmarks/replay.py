@@ -20,11 +20,17 @@ import random
 import time
 from typing import get_args
 
-from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.policies import choose
 from presage.serving_hooks.replay.runs import Done, Setting, check_vllm, run_one, settings_of_hooks
-from presage.serving_hooks.replay.workload import PromptConvention, Prompts, RecordedRequest, ReplayJob, assemble
+from presage.serving_hooks.replay.workload import (
+    Arrivals,
+    PromptConvention,
+    Prompts,
+    RecordedRequest,
+    ReplayJob,
+    assemble,
+)
 
 CONVENTIONS = {
     "history-first": PromptConvention("history-first", opening_tokens=300, closing_tokens=40),

@@ -21,10 +21,10 @@ import time
 
 from replay import CONVENTIONS, draw
 
-from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.policies import choose
 from presage.serving_hooks.replay.runs import Setting, check_vllm, run_one, settings_of_hooks
+from presage.serving_hooks.replay.workload import Arrivals
 
 AT_ONCE, CACHE_TOKENS, MOST_STEPS = 48, 64_000, 8
 DRAWN = 2

@@ -21,11 +21,10 @@ from replay import CONVENTIONS, draw
 
 from presage.datasets.schema import conform
 from presage.errors import ConfigurationError
-from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.runs import Setting
-from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob, workload
+from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, workload
 
 REAL: Final = "autocoderover"
 TRAINED: Final = "trained"

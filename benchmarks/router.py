@@ -24,8 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import numpy as np
 
+from presage.datasets.outcomes import Outcomes
 from presage.datasets.outcomes.files import read_outcomes
-from presage.datasets.outcomes.schema import Outcomes
 from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor

@@ -125,10 +125,9 @@ class ReplayGate:
         seeds: int = _SEEDS,
         processes: int | None = None,
     ) -> None:
-        from presage.serving_hooks.replay.arrivals import Arrivals
         from presage.serving_hooks.replay.engine_file import read_engine
         from presage.serving_hooks.replay.runs import check_vllm
-        from presage.serving_hooks.replay.workload import PromptConvention
+        from presage.serving_hooks.replay.workload import Arrivals, PromptConvention
 
         if concurrency is None and rate is None:
             concurrency = _CONCURRENCY

@@ -15,7 +15,7 @@ from presage.cli.output import Output, Report, interval, number, table
 from presage.cli.training import TrainingJob, carry_out
 
 if TYPE_CHECKING:
-    from presage.datasets.outcomes.schema import Outcomes
+    from presage.datasets.outcomes import Outcomes
     from presage.predictors.router.transformer import TransformerScorer
     from presage.registry.evidence import RouterBudget, RouterComparison
     from presage.registry.gates import Gate
@@ -182,7 +182,7 @@ def _held_out(data: Outcomes, predictors: list[Any]) -> tuple[Outcomes, int]:
 
 def _digest(data: Outcomes) -> str:
     """Digest of prompts, models and labels, independent of the files."""
-    from presage.datasets.outcomes.schema import outcomes_digest
+    from presage.datasets.outcomes import outcomes_digest
 
     return f"sha256:{outcomes_digest(data)}"
 

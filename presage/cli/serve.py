@@ -10,7 +10,7 @@ from presage.cli import options
 from presage.cli.output import REFUSED, Output, table
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.vllm.installation import Finding
+    from presage.serving_hooks.vllm.command import Finding
 
 
 def serve(
@@ -103,7 +103,7 @@ def vllm_check(
         out.result({"settings": known}, *(_table_of_settings(known) if not as_json else ()))
         return
     wanted_vllm()
-    from presage.serving_hooks.vllm.installation import findings
+    from presage.serving_hooks.vllm.command import findings
 
     with out.working() as report:
         found = findings(registry, lambda doing: report(doing, None))

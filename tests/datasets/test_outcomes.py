@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from presage.datasets.outcomes import keys_of, outcomes_digest, prompt_keys
 from presage.datasets.outcomes.files import read_outcomes, write_outcomes
-from presage.datasets.outcomes.schema import keys_of, outcomes_digest, prompt_keys
 from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import OutputError, TraceError
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.datasets.outcomes.schema import Outcomes, prompt_keys
+from presage.datasets.outcomes import Outcomes, prompt_keys
 from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import ConfigurationError, TraceError

@@ -283,7 +283,7 @@ def test_frames_and_files_mix(tmp_path: Path) -> None:
 @pytest.mark.parametrize("write", FILES)
 def test_a_table_is_ingested_in_bounded_batches(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("presage.datasets.adapters.files.tables.CSV_BATCH_ROWS", 7)
-    monkeypatch.setattr("presage.datasets.store.parquet.CHUNK_ROWS", 7)
+    monkeypatch.setattr("presage.datasets.store.parts.CHUNK_ROWS", 7)
     rows = [one for i in range(20) for one in workflow(f"w{i}", 3, prefill_state=[0.5, i] if i > 9 else None)]
     done = ingest([write(pd.DataFrame(rows), tmp_path)], tmp_path / "store")
     assert (done.workflows, done.steps) == (20, 60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from presage.datasets.outcomes.schema import Outcomes, prompt_keys
+from presage.datasets.outcomes import Outcomes, prompt_keys
 from presage.datasets.outcomes.split import split_outcomes
 from presage.datasets.synthetic.outcomes import DrawnOutcomes, generate_outcomes
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor

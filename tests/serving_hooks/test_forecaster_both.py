@@ -26,7 +26,7 @@ from presage.serving_hooks.forecasting.live import (
     LiveForecast,
 )
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
-from presage.serving_hooks.workflows.table import EndReason
+from presage.serving_hooks.workflows import EndReason
 
 LENGTH_INPUTS = ("input_tokens", "input_text", "system_prompt", "model", "prefill_state")
 ROUTE = ("draft", "check", "draft", "check")

@@ -10,8 +10,8 @@ from tiny_model import Tiny
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, workflow_key
-from presage.serving_hooks.workflows.table import EndReason, WorkflowTable
 
 AGENTS = ("planner", "coder", "tester", "reviewer")
 

@@ -13,8 +13,8 @@ from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig, Re
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import Followed
 from presage.serving_hooks.monitoring.promoted import Figure
+from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.table import EndReason, WorkflowTable
 
 AGENTS = ("planner", "coder", "tester")
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from serving_samples import Clock
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.workflows import table as module
+from presage.serving_hooks import workflows as module
+from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, scoped, workflow_key
-from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow, WorkflowTable
 
 
 class Watched:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
-from presage.datasets.outcomes.schema import Outcomes
+from presage.datasets.outcomes import Outcomes
 from presage.training.router.cost_quality import area_under, cost_quality
 from presage.training.router.metrics import auroc, average_precision, draws_of, macro_draws, measure, measure_picks
 

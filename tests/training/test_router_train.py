@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from presage.datasets.outcomes import Outcomes, prompt_keys
 from presage.datasets.outcomes.files import read_outcomes
-from presage.datasets.outcomes.schema import Outcomes, prompt_keys
 from presage.datasets.outcomes.split import split_outcomes
 from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import ConfigurationError, TraceError

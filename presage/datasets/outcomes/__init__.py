@@ -1,1 +1,95 @@
-"""Outcomes: which model solved which prompt. Rows in, one matrix of prompts and models out."""
+"""Which model solved which prompt, as one matrix.
+
+Splits are by prompt, so two spellings of a prompt are one row: prompts are compared after Unicode normalisation (NFKC),
+case folding and collapsing of white space, and kept as first written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def normalise(prompt: str) -> str:
+    """The normal form of a prompt; empty where there is no text."""
+    return " ".join(unicodedata.normalize("NFKC", prompt).casefold().split())
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """n prompts and M models.
+
+    Attributes:
+        prompts: n texts, distinct after `normalise`, in the order first read.
+        models: M names, sorted.
+        correct: float32 [n, M], how far each model solved each prompt, 0..1; NaN without a label.
+        output_tokens: float32 [n, M], tokens the model produced for the prompt; NaN where unknown.
+        cost: float32 [n, M], what the answer cost, in the unit of the rows; NaN where unknown.
+        task: n names of what the prompt belongs to, None where unknown.
+    """
+
+    prompts: tuple[str, ...]
+    models: tuple[str, ...]
+    correct: NDArray[np.float32]
+    output_tokens: NDArray[np.float32]
+    cost: NDArray[np.float32]
+    task: tuple[str | None, ...]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Labels of each model, int64 [M]."""
+        return np.asarray((~np.isnan(self.correct)).sum(axis=0), np.int64)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Outcomes:
+        """Some of the prompts, by places or by a mask."""
+        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return Outcomes(
+            tuple(self.prompts[i] for i in places),
+            self.models,
+            self.correct[places],
+            self.output_tokens[places],
+            self.cost[places],
+            tuple(self.task[i] for i in places),
+        )
+
+    def of_models(self, models: Sequence[str]) -> Outcomes:
+        """The same prompts with these models, in this order; an unknown model has no labels."""
+        place = {name: i for i, name in enumerate(self.models)}
+        blank = np.full((len(self), 1), np.nan, np.float32)
+        columns = np.array([place.get(name, len(place)) for name in models], np.int64)
+        correct, tokens, cost = (
+            np.concatenate([of, blank], axis=1)[:, columns] for of in (self.correct, self.output_tokens, self.cost)
+        )
+        return Outcomes(self.prompts, tuple(models), correct, tokens, cost, self.task)
+
+
+def prompt_keys(outcomes: Outcomes) -> NDArray[np.uint64]:
+    """A hash key for each prompt, uint64 [n], equal for equal prompts in any set."""
+    return keys_of(outcomes.prompts)
+
+
+def keys_of(prompts: Sequence[str]) -> NDArray[np.uint64]:
+    """`prompt_keys` of texts, uint64 [n]; lone surrogates, which JSON can hold, are allowed."""
+    digests = [
+        hashlib.blake2b(normalise(prompt).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for prompt in prompts
+    ]
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+
+
+def outcomes_digest(outcomes: Outcomes) -> str:
+    """SHA-256 over prompts, models, labels, tokens and costs, as 64 hexadecimal digits, whatever their order."""
+    keys = prompt_keys(outcomes)
+    order = np.argsort(keys, kind="stable")
+    total = hashlib.sha256("\0".join(outcomes.models).encode())
+    for array in (keys, outcomes.correct, outcomes.output_tokens, outcomes.cost):
+        total.update(np.ascontiguousarray(np.nan_to_num(array[order], nan=-1.0)).tobytes())
+    return total.hexdigest()

@@ -25,9 +25,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from presage.datasets.adapters.files.text import JSON_SUFFIXES, CsvRows, Documents, Place
-from presage.datasets.outcomes.schema import Outcomes, normalise
+from presage.datasets.outcomes import Outcomes, normalise
 from presage.datasets.schema import listed
-from presage.datasets.store.parquet import first_line, open_parquet, row_batches
+from presage.datasets.store.parts import first_line, open_parquet, row_batches
 from presage.errors import OutputError, TraceError
 
 _TELL_EVERY: Final = 8192

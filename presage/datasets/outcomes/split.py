@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.datasets.outcomes.schema import Outcomes, prompt_keys
+from presage.datasets.outcomes import Outcomes, prompt_keys
 from presage.errors import ConfigurationError, TraceError
 
 MIN_LABELS: Final = 20

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.datasets.outcomes.schema import Outcomes, normalise
+from presage.datasets.outcomes import Outcomes, normalise
 from presage.errors import ConfigurationError
 
 MODELS: Final = ("large", "slow", "small", "specialist")

@@ -177,7 +177,7 @@ class RouterPredictor:
             models: M names.
             groups: the family of each of `prompts`, such as its task. Families are left out in turn to measure the
                 forecast on new topics; this needs three families.
-            trained_on: keys of all these prompts (`presage.datasets.outcomes.schema.prompt_keys`).
+            trained_on: keys of all these prompts (`presage.datasets.outcomes.prompt_keys`).
             scorer: already fitted on `prompts`; None fits a linear one.
             progress: receives the current stage.
 

@@ -35,8 +35,8 @@ from presage.serving_hooks.forecasting.live import (
 )
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Key, scoped, shared, short, tenant_of
-from presage.serving_hooks.workflows.table import EndReason
 
 
 class Forecaster:

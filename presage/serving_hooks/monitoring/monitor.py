@@ -14,7 +14,7 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, Kind, Recovered
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.outcomes import Followed, Outcomes, OutcomeTracker
-from presage.serving_hooks.workflows.table import EndReason
+from presage.serving_hooks.workflows import EndReason
 
 Answer = TypeVar("Answer")
 

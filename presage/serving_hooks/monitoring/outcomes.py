@@ -31,8 +31,8 @@ from presage.predictors.common.forecast import Source
 from presage.predictors.common.probabilities import BINS
 from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast, LiveLengths
 from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT
+from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Key, shared, short
-from presage.serving_hooks.workflows.table import EndReason
 
 COUNTS: Final = "counts"
 """The model of forecasts from online counts (`online_counts.py`)."""

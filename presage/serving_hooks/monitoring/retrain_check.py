@@ -28,7 +28,7 @@ from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker
 from presage.serving_hooks.monitoring.promoted import Promoted
-from presage.serving_hooks.workflows.table import EndReason
+from presage.serving_hooks.workflows import EndReason
 
 _COLUMNS: Final = ("workflow_type", "workflow_id", "step", "agent", "kind", "output_tokens", "complete")
 

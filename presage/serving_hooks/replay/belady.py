@@ -22,7 +22,7 @@ from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.replay.prompts import Hashes
 from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.vllm.modes import Switch
-from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
+from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 
 _FIRST_S_PER_TOKEN: Final = 0.03
 """Until a step has ended; its value does not matter, since it is the same for all."""

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from presage.errors import EngineError
-from presage.serving_hooks.replay.arrivals import Schedule
 from presage.serving_hooks.replay.decode_fast_path import model_output
 from presage.serving_hooks.replay.engine_file import Cost
 from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, VirtualClock
 from presage.serving_hooks.replay.prompts import JobConversation, PromptIds
 from presage.serving_hooks.replay.vllm_scheduler import make_request
-from presage.serving_hooks.replay.workload import ReplayJob, again_tokens
+from presage.serving_hooks.replay.workload import ReplayJob, Schedule, again_tokens
 
 _LOOK_AGAIN_S: Final = 0.01
 """How soon an engine asks its scheduler again when requests wait and none is admitted."""

@@ -24,13 +24,12 @@ from typing import Any, Final
 
 from presage.errors import EngineError
 from presage.serving_hooks.counts import FORECASTS
-from presage.serving_hooks.replay.arrivals import Arrivals, schedule
 from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.forecasts import OutputLengthOracle, Source, source
 from presage.serving_hooks.replay.metrics import Figures, PolicyRun, VirtualClock, figures, over_seeds, shares
 from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
 from presage.serving_hooks.replay.prompts import PromptIds
-from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob
+from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, schedule
 from presage.serving_hooks.status import EngineStatus, read_status
 
 _FEWEST_AT_ONCE: Final = 4

@@ -26,8 +26,8 @@ from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, WorkloadMeans
 from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns
 from presage.serving_hooks.vllm.modes import Mode, Switch
+from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 logger = logging.getLogger(__name__)
 

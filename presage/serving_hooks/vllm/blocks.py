@@ -21,8 +21,8 @@ from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
 from presage.serving_hooks.policies.score import NO_ROWS, Lookahead
 from presage.serving_hooks.vllm.engine import Block, EngineRequest, FreeQueue
 from presage.serving_hooks.vllm.modes import Switch
+from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 NO_WORKFLOW: Final = ""
 """The pseudo-workflow; names of workflows contain a separator, so none is equal to it."""

@@ -16,7 +16,7 @@ from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
-from presage.serving_hooks.workflows.table import TIME_TO_LIVE_S
+from presage.serving_hooks.workflows import TIME_TO_LIVE_S
 
 # YAML reads `on` and `off` as booleans.
 Word = Annotated[

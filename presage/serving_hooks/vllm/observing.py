@@ -18,7 +18,7 @@ from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, st
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.modes import Switch
-from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow, WorkflowTable
+from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
 
 _RECORDED_AS: Final = {
     EndReason.FINISHED: RECORDED_FINISHED,

@@ -31,8 +31,8 @@ from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.modes import Mode, Switch
 from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
+from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 _WINDOW: Final = 64
 """Steps that a running mean covers."""

@@ -37,8 +37,8 @@ from presage.serving_hooks.vllm.ask_registry import AskRegistry, open_existing, 
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.reload import Reload, by_kind
+from presage.serving_hooks.workflows import MOST_WORKFLOWS, EndReason
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.table import MOST_WORKFLOWS, EndReason
 
 _MOST_EARLY: Final = 64
 """Steps of one workflow that have arrived and not started; beyond that, the oldest are forecast again."""

@@ -33,12 +33,11 @@ from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.modes import POLICIES, Evidence, Mode, Modes, Switch
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
-from presage.serving_hooks.vllm.priorities import Priorities
-from presage.serving_hooks.vllm.queues import QueuePolicies
+from presage.serving_hooks.vllm.queues import Priorities, QueuePolicies
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.vllm.step_times_file import TimedSteps
+from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, workflow_key
-from presage.serving_hooks.workflows.table import EndReason, WorkflowTable
 
 engine_check.check()
 

@@ -22,8 +22,8 @@ from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig
 from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.modes import Evidence, Switch
+from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow, WorkflowTable
 
 
 class Retention(Protocol):

@@ -1,1 +1,175 @@
-"""The table of running workflows, and how a workflow is identified."""
+"""The table of running workflows: the one place that decides when a workflow begins and when it has ended.
+
+Whoever keeps something of a workflow subscribes and drops it when the end is announced. An end is announced once, and
+from then on the workflow's remaining requests are served as requests without a workflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from presage.errors import ConfigurationError
+from presage.serving_hooks.counts import METADATA_LEFT_OUT, EventCounts
+from presage.serving_hooks.workflows.identity import Step, tenant_of
+
+TIME_TO_LIVE_S: Final = 600.0
+"""The default: longer than most tools take."""
+
+MOST_WORKFLOWS: Final = 100_000
+"""Running at once. Clients choose the names, so the table needs a bound: requests of further workflows are served as
+requests without a workflow, and counted."""
+
+MOST_OF_A_TENANT: Final = MOST_WORKFLOWS // 4
+"""Running at once of one tenant, so that no tenant can take all places."""
+
+
+class EndReason(StrEnum):
+    """Why a workflow ended."""
+
+    FINISHED = "finished"
+    """Its client ended it: with its last step, or over HTTP."""
+    EXPIRED = "expired"
+    """It had no request in the engine for its time to live."""
+    ABORTED = "aborted"
+    """Its last step was aborted, or its trace was cut."""
+
+
+_NO_REQUESTS: Final[dict[str, Step]] = {}
+"""Of workflows without requests, which are most; never written to."""
+
+
+@dataclass(slots=True)
+class RunningWorkflow:
+    """A running workflow.
+
+    Attributes:
+        step: that arrived last; names workflow, type and tenant.
+        active_at: when a request of it last arrived or left, seconds of the table's clock.
+        requests: its steps in the engine, by request id.
+    """
+
+    step: Step
+    active_at: float
+    requests: dict[str, Step] = field(default_factory=lambda: _NO_REQUESTS)
+
+
+Subscriber = Callable[[RunningWorkflow, EndReason], object]
+"""Called once when a workflow has ended, with `requests` as they were then. Raises nothing."""
+
+
+class WorkflowTable:
+    """The running workflows, least recently active first, and which requests are their steps.
+
+    Args:
+        time_to_live_s: seconds without a request after which a workflow expires; longer than tools take.
+        clock: seconds, rising.
+        counts: workflows that were refused because the table was full.
+
+    Attributes:
+        ends: ended workflows by reason.
+    """
+
+    def __init__(self, time_to_live_s: float, clock: Callable[[], float], counts: EventCounts | None = None) -> None:
+        if not 0 < time_to_live_s < math.inf:
+            raise ConfigurationError(f"time_to_live_s is {time_to_live_s}; give finite seconds above 0")
+        self.ends: Counter[EndReason] = Counter()
+        self._time_to_live_s, self._clock = time_to_live_s, clock
+        self._counts = EventCounts() if counts is None else counts
+        self._running: OrderedDict[str, RunningWorkflow] = OrderedDict()
+        self._steps: dict[str, Step] = {}
+        self._of_tenant: Counter[str] = Counter()
+        self._subscribers: list[Subscriber] = []
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __contains__(self, workflow: str) -> bool:
+        """Whether the workflow with this key is running."""
+        return workflow in self._running
+
+    def get(self, workflow: str) -> RunningWorkflow | None:
+        """The workflow with this key, if it is running."""
+        return self._running.get(workflow)
+
+    def step(self, request_id: str) -> Step | None:
+        """The step that a request in the engine is; None if it belongs to no running workflow."""
+        return self._steps.get(request_id)
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Calls `subscriber` at the end of each workflow, in the order of subscription."""
+        self._subscribers.append(subscriber)
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Calls `subscriber` no more."""
+        self._subscribers.remove(subscriber)
+
+    def arrived(self, request_id: str, step: Step) -> bool:
+        """A step enters the engine; False if the table has no room for its workflow."""
+        workflow = step.workflow
+        running = self._running.get(workflow)
+        if running is None:
+            tenant = tenant_of(step.workflow_id)
+            if len(self._running) >= MOST_WORKFLOWS:
+                self._counts.add(METADATA_LEFT_OUT, "workflows", "too many")
+                return False
+            if tenant and self._of_tenant[tenant] >= MOST_OF_A_TENANT:
+                self._counts.add(METADATA_LEFT_OUT, "workflows", "too many of one tenant")
+                return False
+            self._of_tenant[tenant] += 1
+            running = self._running[workflow] = RunningWorkflow(step, self._clock())
+        else:
+            running.step, running.active_at = step, self._clock()
+            self._running.move_to_end(workflow)
+        running.requests = running.requests or {}
+        running.requests[request_id] = self._steps[request_id] = step
+        return True
+
+    def finished(self, request_id: str) -> Step | None:
+        """A request leaves the engine, completed or not; the step it was."""
+        step = self._steps.pop(request_id, None)
+        if step is not None:
+            running = self._running[step.workflow]
+            del running.requests[request_id]
+            if not running.requests:
+                running.requests = _NO_REQUESTS  # an emptied dict keeps its size
+            running.active_at = self._clock()
+            self._running.move_to_end(step.workflow)
+        return step
+
+    def end(self, workflow: str, reason: EndReason) -> bool:
+        """Ends the workflow with this key and announces it; False if it is not running."""
+        running = self._running.pop(workflow, None)
+        if running is None:
+            return False
+        self.ends[reason] += 1
+        tenant = tenant_of(running.step.workflow_id)
+        self._of_tenant[tenant] -= 1
+        if not self._of_tenant[tenant]:
+            del self._of_tenant[tenant]
+        for announce in self._subscribers:
+            announce(running, reason)
+        for request_id in running.requests:
+            del self._steps[request_id]
+        return True
+
+    def expire(self) -> None:
+        """Ends the workflows whose time to live has passed. Costs O(those and the busy ones before them)."""
+        now = self._clock()
+        while self._running:
+            workflow, running = next(iter(self._running.items()))
+            if now - running.active_at < self._time_to_live_s:
+                return
+            if running.requests:  # a request in the engine keeps its workflow
+                running.active_at = now
+                self._running.move_to_end(workflow)
+            else:
+                self.end(workflow, EndReason.EXPIRED)
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {"workflows": len(self._running), "requests": len(self._steps), "tenants": len(self._of_tenant)}

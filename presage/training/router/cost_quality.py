@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.datasets.outcomes.schema import Outcomes
+from presage.datasets.outcomes import Outcomes
 from presage.predictors.common.bootstrap import ratio_cis
 from presage.training.router.metrics import judged_prompts
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.datasets.outcomes.schema import Outcomes, prompt_keys
+from presage.datasets.outcomes import Outcomes, prompt_keys
 from presage.errors import ConfigurationError, TraceError
 from presage.predictors.common.bootstrap import ratio_ci
 from presage.predictors.router.choice import pick

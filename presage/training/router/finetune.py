@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 from safetensors import SafetensorError
 
-from presage.datasets.outcomes.schema import Outcomes
+from presage.datasets.outcomes import Outcomes
 from presage.errors import ConfigurationError, OutputError, TraceError
 from presage.predictors.router.transformer import DEFAULT_ENCODER, TransformerScorer
 from presage.predictors.router.transformer_model import checkpoint_activations, quiet

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.datasets.outcomes.schema import Outcomes, outcomes_digest
+from presage.datasets.outcomes import Outcomes, outcomes_digest
 from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.errors import TraceError
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor

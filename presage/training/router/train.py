@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from presage.datasets.outcomes.schema import Outcomes, outcomes_digest, prompt_keys
+from presage.datasets.outcomes import Outcomes, outcomes_digest, prompt_keys
 from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.errors import TraceError
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor, Scorer

@@ -12,8 +12,8 @@ from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.modes import Switch
+from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 pytestmark = pytest.mark.vllm
 STEPS = {"r": Step("review", "w1", "coder")}

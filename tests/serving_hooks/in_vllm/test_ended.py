@@ -10,7 +10,7 @@ from vllm_samples import Engine, build, everything_is_free
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
-from presage.serving_hooks.workflows.table import EndReason
+from presage.serving_hooks.workflows import EndReason
 
 pytestmark = pytest.mark.vllm
 

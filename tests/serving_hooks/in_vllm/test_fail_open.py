@@ -21,7 +21,7 @@ from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
-from presage.serving_hooks.workflows.table import WorkflowTable
+from presage.serving_hooks.workflows import WorkflowTable
 
 pytestmark = pytest.mark.vllm
 SECRET = "what the prompt says"

@@ -15,13 +15,13 @@ from vllm_samples import Engine, build, everything_is_free
 
 from presage.predictors.common.artefact import CONFIG_FILE
 from presage.registry.connect import Registry
+from presage.serving_hooks import workflows as workflow_table
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import MISSED_STEP, NOT_BACK, SWITCHED_OFF
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.sources import resolve_predictors
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
-from presage.serving_hooks.workflows import table as workflow_table
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]  # a predictor is trained
 ALL_ON = {"priority": True, "eviction": True, "admission": True}

@@ -18,7 +18,7 @@ from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.metrics import METRICS, MOST_TYPES, OTHER, Sample
-from presage.serving_hooks.workflows.table import EndReason
+from presage.serving_hooks.workflows import EndReason
 
 
 def samples(name: str, status: dict[str, Any]) -> dict[tuple[str, ...], float]:

@@ -12,7 +12,6 @@ from vllm_samples import everything_is_free
 
 from presage.errors import TraceError
 from presage.serving_hooks.replay import vllm_scheduler
-from presage.serving_hooks.replay.arrivals import STAGGER_S, Arrivals, schedule
 from presage.serving_hooks.replay.engine import Evictions, ReplayEngine
 from presage.serving_hooks.replay.engine_file import Cost, EngineFile
 from presage.serving_hooks.replay.forecasts import source
@@ -21,7 +20,16 @@ from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.runs import Setting, result, run_all, run_one
 from presage.serving_hooks.replay.vllm_scheduler import HookedScheduler, scheduler_class
-from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble, check_fits
+from presage.serving_hooks.replay.workload import (
+    STAGGER_S,
+    Arrivals,
+    PromptConvention,
+    RecordedRequest,
+    ReplayJob,
+    assemble,
+    check_fits,
+    schedule,
+)
 from presage.serving_hooks.vllm.engine import EnginePort
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))

@@ -10,12 +10,11 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
 from presage.serving_hooks.replay import vllm_scheduler
-from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.metrics import PolicyRun
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.runs import Setting, run_one
-from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble
+from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 

@@ -12,13 +12,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
 from replay_samples import chain
 
-from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.metrics import PolicyRun
 from presage.serving_hooks.replay.policies import POLICIES
 from presage.serving_hooks.replay.runs import Setting, run_one
 from presage.serving_hooks.replay.side_by_side import gained, side_by_side, swept
-from presage.serving_hooks.replay.workload import PromptConvention
+from presage.serving_hooks.replay.workload import Arrivals, PromptConvention
 
 pytestmark = pytest.mark.vllm
 

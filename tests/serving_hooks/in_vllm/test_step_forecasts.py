@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from presage.features.moment import COMPLETION, PREFILL
+from presage.serving_hooks import workflows as workflow_table
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
-from presage.serving_hooks.workflows import table as workflow_table
+from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.table import EndReason, WorkflowTable
 
 AGENTS = ("coder", "tester")
 CODER = Step("review", "r1", "coder")

@@ -18,7 +18,7 @@ from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import MAX_NAME, read
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.vllm.tenants import ARGUMENT
-from presage.serving_hooks.workflows.table import EndReason, WorkflowTable
+from presage.serving_hooks.workflows import EndReason, WorkflowTable
 
 FIELDS = ("workflow_type", "workflow_type_id", "workflow_id", "agent", "agent_id", "step", "session_id", "workflow_end")
 REASONS = 24

@@ -19,8 +19,8 @@ from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.modes import Modes
 from presage.serving_hooks.vllm.plugin import SHORTEST_KEY, admin_key
 from presage.serving_hooks.vllm.tenants import ARGUMENT, NOBODY, Tenants
+from presage.serving_hooks.workflows import MOST_OF_A_TENANT, EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import MARK, scoped, tenant_of, unscoped, workflow_key
-from presage.serving_hooks.workflows.table import MOST_OF_A_TENANT, EndReason, WorkflowTable
 
 ADMIN = "an admin's long key"
 

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests look at it")
 
-from presage.serving_hooks.vllm import engine, engine_check, installation
-from presage.serving_hooks.vllm.installation import Finding, findings
+from presage.serving_hooks.vllm import command, engine, engine_check
+from presage.serving_hooks.vllm.command import Finding, findings
 
 pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,7 +78,7 @@ def test_plugins_that_are_not_there_or_do_not_load_stand_in_the_way(
     from importlib.metadata import EntryPoint
 
     monkeypatch.setattr(
-        installation, "entry_points", lambda group: [EntryPoint(name, value, group) for name, value in entries]
+        command, "entry_points", lambda group: [EntryPoint(name, value, group) for name, value in entries]
     )
     found = looked()
     assert found["plugin: methods of the engine"].state == found["plugin: HTTP routes"].state == "no"

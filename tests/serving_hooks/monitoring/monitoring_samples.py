@@ -8,7 +8,7 @@ import numpy as np
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.live import NO_LENGTHS, NO_MODEL, NOTHING, LiveForecast, LiveLengths
 from presage.serving_hooks.monitoring.outcomes import END, Followed, LengthTally, Outcome, OutcomeTracker, Tally
-from presage.serving_hooks.workflows.table import EndReason
+from presage.serving_hooks.workflows import EndReason
 
 AGENTS = ("a", "b", "c")
 

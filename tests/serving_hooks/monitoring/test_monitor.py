@@ -17,7 +17,7 @@ from presage.serving_hooks.monitoring.drift import Drift, DriftConfig
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
-from presage.serving_hooks.workflows.table import EndReason
+from presage.serving_hooks.workflows import EndReason
 
 
 def test_beside_the_forecaster_it_tells_what_a_replay_of_the_trace_tells(tiny: Tiny) -> None:

@@ -24,7 +24,7 @@ from presage.serving_hooks.monitoring.outcomes import (
     model_of,
 )
 from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
-from presage.serving_hooks.workflows.table import EndReason
+from presage.serving_hooks.workflows import EndReason
 from presage.training.metrics import measure
 
 

@@ -5,8 +5,7 @@ import pytest
 from replay_samples import chain
 
 from presage.errors import ConfigurationError, TraceError
-from presage.serving_hooks.replay.arrivals import STAGGER_S, Arrivals, schedule
-from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob
+from presage.serving_hooks.replay.workload import STAGGER_S, Arrivals, PromptConvention, ReplayJob, schedule
 
 JOBS = [chain(number, "p", PromptConvention()) for number in range(4000)]
 

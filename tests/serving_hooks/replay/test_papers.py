@@ -13,8 +13,8 @@ from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
 from presage.serving_hooks.replay.policies import named
 from presage.serving_hooks.replay.workload import PromptConvention
 from presage.serving_hooks.vllm.modes import Switch
+from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.table import EndReason, RunningWorkflow
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from replay_samples import chain
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.replay.arrivals import phased
 from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, course
-from presage.serving_hooks.replay.workload import PromptConvention
+from presage.serving_hooks.replay.workload import PromptConvention, phased
 
 JOBS = tuple(chain(number, "pq", PromptConvention()) for number in range(400))
 

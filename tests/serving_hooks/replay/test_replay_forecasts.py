@@ -7,12 +7,11 @@ import pytest
 from replay_samples import chain
 
 from presage.errors import ConfigurationError, PresageError
-from presage.serving_hooks.replay.arrivals import Arrivals
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.forecasts import OracleForecaster, OutputLengthOracle, source
 from presage.serving_hooks.replay.policies import POLICIES, choose, crossed, ends
 from presage.serving_hooks.replay.runs import Setting, forecaster_for
-from presage.serving_hooks.replay.workload import PromptConvention
+from presage.serving_hooks.replay.workload import Arrivals, PromptConvention
 from presage.serving_hooks.workflows.identity import Step
 
 JOBS = [chain(0, "pqrp", PromptConvention()), chain(1, "qq", PromptConvention())]

@@ -29,7 +29,7 @@ from presage.datasets.schema import (
 )
 from presage.datasets.schema.columns import REFUSALS, first_failure, is_text, wanted
 from presage.datasets.schema.source import Origin, RowError, Source
-from presage.datasets.store.parquet import first_line, open_parquet, row_batches
+from presage.datasets.store.parts import first_line, open_parquet, row_batches
 from presage.errors import TraceError
 
 if TYPE_CHECKING:

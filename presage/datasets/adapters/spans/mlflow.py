@@ -7,7 +7,7 @@ keys otherwise. Values of attributes are JSON inside JSON.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -15,9 +15,6 @@ from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.messages import from_json
 from presage.datasets.adapters.spans.attributes import Found, keep
 from presage.datasets.adapters.spans.intake import Intake, described, time_ns
-
-if TYPE_CHECKING:
-    pass
 
 _SESSION: Final = "mlflow.trace.session"
 _RUNNING: Final = "IN_PROGRESS"

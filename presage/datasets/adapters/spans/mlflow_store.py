@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from presage.datasets.adapters.files.text import Place
-from presage.datasets.adapters.spans.intake import Intake
+from presage.datasets.adapters.spans.intake import Intake, Partitions
 from presage.datasets.adapters.spans.mlflow import take_mlflow
-from presage.datasets.adapters.spans.partitions import Partitions
 from presage.datasets.adapters.spans.reader import SpanWorkflows
 from presage.datasets.schema.source import Source
 from presage.errors import TraceError

@@ -22,7 +22,7 @@ from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
-from presage.serving_hooks.workflows.table import WorkflowTable
+from presage.serving_hooks.workflows import WorkflowTable
 
 logger = logging.getLogger(__name__)
 
