@@ -139,3 +139,21 @@ def test_a_public_class_name_is_defined_once() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_tests_read_no_private_name_of_another_module() -> None:
+    """Ours or vLLM's: a test that does blocks every change of what is behind it."""
+    found = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+                names = [] if own or ast.unparse(node.value) == "super()" else [node.attr]
+            else:
+                continue
+            found += [
+                f"{path}:{node.lineno} {name}" for name in names if name.startswith("_") and not name.startswith("__")
+            ]
+    assert found == []

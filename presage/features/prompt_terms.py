@@ -45,7 +45,7 @@ LONGEST: Final = 5
 _TOKEN: Final = re.compile(r"\w+|[^\w\s]")
 _LETTERS: Final = re.compile(r"\w+")
 _WORD: Final = re.compile(r"\S+")
-_CHUNK: Final = 2_000
+CHUNK: Final = 2_000
 _ODD: Final = np.uint32(0x9E3779B1)  # distinguishes a pair from its reverse
 
 Hashes = NDArray[np.uint32]
@@ -80,8 +80,8 @@ class PromptTerms:
             InputError: no two prompts share a term.
         """
         counted = [(np.zeros(0, np.uint32), np.zeros(0, np.int64))] * len(BLOCKS)
-        for start in range(0, len(prompts), _CHUNK):
-            found = [terms_of(prompt) for prompt in prompts[start : start + _CHUNK]]
+        for start in range(0, len(prompts), CHUNK):
+            found = [terms_of(prompt) for prompt in prompts[start : start + CHUNK]]
             counted = [_add(counted[block], [of[block] for of in found]) for block in range(len(BLOCKS))]
         blocks = [
             _choose(*counted[block], len(prompts), LEAST_PROMPTS[block], MOST_TERMS[block])

@@ -96,7 +96,7 @@ def test_form_counts_what_it_says() -> None:
 
 def test_terms_are_counted_in_portions_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = PromptTerms.fit(PROMPTS)
-    monkeypatch.setattr("presage.features.prompt_terms._CHUNK", 7)
+    monkeypatch.setattr("presage.features.prompt_terms.CHUNK", 7)
     for name, array in PromptTerms.fit(PROMPTS).to_tensors().items():
         np.testing.assert_array_equal(array, whole.to_tensors()[name])
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from presage.errors import ArtefactError, OutputError
 from presage.predictors.common.artefact import (
     FORMAT_VERSION,
-    _manifest_digest,
     artefact_digest,
     artefact_size_bytes,
     find_pickles,
+    manifest_digest,
     read_artefact,
     rebuilding,
     under,
@@ -204,7 +204,7 @@ def test_an_unknown_format_version_is_refused_with_those_read(folder: Path, vers
 @pytest.mark.parametrize("changes", [{"files": None}, {"files": {"../../etc/passwd": "sha256:0"}}, {"config": []}])
 def test_a_consistent_configuration_of_the_wrong_shape_is_refused(folder: Path, changes: dict[str, Any]) -> None:
     manifest = json.loads((folder / "config.json").read_text()) | changes
-    edit_config(folder, **changes, digest=_manifest_digest(manifest))
+    edit_config(folder, **changes, digest=manifest_digest(manifest))
     with pytest.raises(ArtefactError, match=rf"config\.json: found {next(iter(changes))} "):
         read_artefact(folder)
 
@@ -305,7 +305,7 @@ def test_a_further_file_that_is_no_data_is_not_written(tmp_path: Path, files: di
 def test_a_configuration_naming_a_file_that_is_none_of_ours_is_refused(folder: Path, name: str) -> None:
     manifest = json.loads((folder / "config.json").read_text())
     manifest["files"][name] = "sha256:0"
-    edit_config(folder, files=manifest["files"], digest=_manifest_digest(manifest))
+    edit_config(folder, files=manifest["files"], digest=manifest_digest(manifest))
     with pytest.raises(ArtefactError, match=r"config\.json: found files"):
         read_artefact(folder)
 

@@ -14,13 +14,13 @@ from presage.features.prefixes import MASKED, transition_matrix
 from presage.predictors.next_agent.kernels import network_logits, step_prefix
 from presage.predictors.next_agent.network import (
     Examples,
-    _Batch,
-    _export,
-    _loss,
-    _Network,
-    _Tensors,
+    ExampleTensors,
+    NextAgentNetwork,
+    WorkflowBatch,
     batches,
+    export,
     fit_network,
+    masked_cross_entropy,
     rows_and_padding,
 )
 from presage.predictors.next_agent.network_weights import ORDER, NetworkConfig, NetworkWeights
@@ -39,12 +39,12 @@ def examples_of(drawn: Sample) -> Examples:
     return Examples(drawn.prefixes.offsets, drawn.inputs(), drawn.prefixes.outcomes)
 
 
-def network_of(drawn: Sample, seed: int = 0) -> tuple[_Network, NDArray[np.float32], NDArray[np.float32]]:
+def network_of(drawn: Sample, seed: int = 0) -> tuple[NextAgentNetwork, NDArray[np.float32], NDArray[np.float32]]:
     """A network of random weights, none of them zero, and a random scaling of its inputs."""
     torch.manual_seed(seed)
     dense = drawn.inputs()[0].shape[1] - history_size(drawn.agents) - 1
     transition = torch.from_numpy(transition_matrix(drawn.prefixes))
-    network = _Network(transition, 2, dense, sum(drawn.widths), HORIZON, CONFIG, np.random.default_rng(seed))
+    network = NextAgentNetwork(transition, 2, dense, sum(drawn.widths), HORIZON, CONFIG, np.random.default_rng(seed))
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3)
@@ -57,12 +57,12 @@ def network_of(drawn: Sample, seed: int = 0) -> tuple[_Network, NDArray[np.float
 
 
 def by_torch(
-    network: _Network, drawn: Sample, mean: NDArray[np.float32], spread: NDArray[np.float32]
+    network: NextAgentNetwork, drawn: Sample, mean: NDArray[np.float32], spread: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Logits [2, n, K (V+1)] of all workflows in one padded batch."""
-    data = _Tensors(examples_of(drawn), drawn.agents, mean, spread)
+    data = ExampleTensors(examples_of(drawn), drawn.agents, mean, spread)
     with torch.no_grad():
-        logits = network(_Batch(data, drawn.prefixes.offsets, np.arange(drawn.prefixes.workflows)))
+        logits = network(WorkflowBatch(data, drawn.prefixes.offsets, np.arange(drawn.prefixes.workflows)))
     return np.asarray(logits.flatten(2).numpy())
 
 
@@ -85,7 +85,7 @@ def test_what_serves_is_what_was_trained(widths: tuple[int, int], seed: int) -> 
     drawn = sample(widths=widths, seed=seed)
     network, mean, spread = network_of(drawn, seed)
     trained = by_torch(network, drawn, mean, spread)
-    served = by_kernels(_export(network, mean, spread, CONFIG), drawn)
+    served = by_kernels(export(network, mean, spread, CONFIG), drawn)
     assert trained.std() > 0.5
     # Half precision rounds each weight by 2^-11 of itself: of logits of size 1 to 10 no more than a hundredth is lost.
     np.testing.assert_allclose(served, trained, atol=0.02)
@@ -130,11 +130,11 @@ def test_padding_changes_nothing() -> None:
     drawn = sample()
     network, mean, spread = network_of(drawn)
     together = by_torch(network, drawn, mean, spread)
-    data = _Tensors(examples_of(drawn), drawn.agents, mean, spread)
+    data = ExampleTensors(examples_of(drawn), drawn.agents, mean, spread)
     for w in range(drawn.prefixes.workflows):
         rows = slice(drawn.prefixes.offsets[w], drawn.prefixes.offsets[w + 1])
         with torch.no_grad():
-            alone = network(_Batch(data, drawn.prefixes.offsets, np.array([w])))
+            alone = network(WorkflowBatch(data, drawn.prefixes.offsets, np.array([w])))
         for moment in (0, 1):
             np.testing.assert_allclose(alone[moment].flatten(1).numpy(), together[moment, rows], atol=1e-5)
 
@@ -159,7 +159,7 @@ def test_without_the_graph_an_agent_is_its_own_embedding() -> None:
     dense = drawn.inputs()[0].shape[1] - history_size(drawn.agents) - 1
     transition = torch.from_numpy(transition_matrix(drawn.prefixes))
     bare = replace(CONFIG, graph=False)
-    network = _Network(transition, 2, dense, sum(drawn.widths), HORIZON, bare, np.random.default_rng(0))
+    network = NextAgentNetwork(transition, 2, dense, sum(drawn.widths), HORIZON, bare, np.random.default_rng(0))
     assert network.agents() is network.embedding
 
 
@@ -174,10 +174,12 @@ def test_a_dropped_source_is_as_if_it_had_never_been_there() -> None:
         (False, True): replace(drawn, states=nothing),
         (True, True): replace(drawn, prefixes=drawn.prefixes.without_tokens(), states=nothing),
     }
-    data = _Tensors(examples_of(drawn), drawn.agents, mean, spread)
+    data = ExampleTensors(examples_of(drawn), drawn.agents, mean, spread)
     for dropped, bare in without.items():
         with torch.no_grad():
-            found = network(_Batch(data, drawn.prefixes.offsets, workflows, np.tile(dropped, (len(workflows), 1))))
+            found = network(
+                WorkflowBatch(data, drawn.prefixes.offsets, workflows, np.tile(dropped, (len(workflows), 1)))
+            )
         np.testing.assert_allclose(found.flatten(2).numpy(), by_torch(network, bare, mean, spread), atol=1e-5)
 
 
@@ -196,8 +198,8 @@ def test_the_loss_is_the_cross_entropy_of_known_labels_at_both_moments() -> None
     for out in logits:
         given = [out[i, k].log_softmax(0)[labels[i, k]] for i in range(4) for k in range(2) if 0 <= labels[i, k] < 3]
         wanted -= float(sum(given)) / len(given)
-    assert float(_loss(logits, labels)) == pytest.approx(wanted, rel=1e-5)
-    nothing = _loss(logits.requires_grad_(), torch.full((4, 2), MASKED))
+    assert float(masked_cross_entropy(logits, labels)) == pytest.approx(wanted, rel=1e-5)
+    nothing = masked_cross_entropy(logits.requires_grad_(), torch.full((4, 2), MASKED))
     nothing.backward()
     assert float(nothing.detach()) == 0.0
     assert not logits.grad.any()

@@ -26,9 +26,9 @@ class Kept(ForecastMonitor):
         self.over: list[Followed] = []
         super().__init__(Drift(config=DriftConfig()))
 
-    def _followed(self, workflow: Followed) -> None:
+    def followed(self, workflow: Followed) -> None:
         self.over.append(workflow)
-        super()._followed(workflow)
+        super().followed(workflow)
 
 
 def of(tiny: Tiny, clock: Clock | None = None) -> tuple[Forecaster, Kept]:

@@ -284,7 +284,7 @@ def _pack_config(
         "presage_version": __version__,
     }
     try:
-        manifest["digest"] = _manifest_digest(manifest)
+        manifest["digest"] = manifest_digest(manifest)
         text = json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ArtefactError(
@@ -375,7 +375,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             "Use the version of Presage that wrote it "
             f"({manifest.get('presage_version', 'unknown')}; this is {__version__}), or train anew.",
         )
-    if manifest.get("digest") != _manifest_digest(manifest):
+    if manifest.get("digest") != manifest_digest(manifest):
         _refuse(path, "a digest that does not match its content", "an unaltered configuration", _COPY_AGAIN)
     for key, wanted in {"kind": str, "files": dict, "config": dict, "training_data": dict}.items():
         if not isinstance(manifest.get(key), wanted):
@@ -410,7 +410,7 @@ def _unpack_tensors(path: Path, content: bytes) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _manifest_digest(manifest: Mapping[str, Any]) -> str:
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
     """The digest of a configuration without its own `digest`, over one canonical spelling."""
     content = {key: value for key, value in manifest.items() if key != "digest"}
     return _sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())

@@ -7,7 +7,7 @@ current agent and the counts of the others; a GRU over [H^(2) ‖ projected stat
 the last five agents, counts and steps since each agent as further inputs. Hidden states are projected first.
 
 Eq. (3), H^(l) = ReLU([H^(l-1) ‖ A H^(l-1)] W^T), is torch-geometric's `GraphConv` without bias over edges weighted by
-A. H^(2) does not depend on requests, so `_export` folds it into tables with one row an agent. Only training needs torch
+A. H^(2) does not depend on requests, so `export` folds it into tables with one row an agent. Only training needs torch
 and torch-geometric; `NetworkWeights` is plain arrays.
 
 Training drops whole inputs of a workflow at random (token counts; states or texts), so that the same weights serve
@@ -61,7 +61,7 @@ class Examples:
     outcomes: NDArray[np.int32]
 
 
-class _Batch:
+class WorkflowBatch:
     """Rows of some workflows, and their padded [w, T] view for the GRU (indices of rows; n is padding).
 
     Args:
@@ -73,7 +73,7 @@ class _Batch:
 
     def __init__(
         self,
-        data: _Tensors,
+        data: ExampleTensors,
         offsets: NDArray[np.int64],
         workflows: NDArray[np.int64],
         dropped: NDArray[np.bool_] | None = None,
@@ -94,7 +94,7 @@ class _Batch:
                     self.dense[:, torch.from_numpy(lacks), columns] = data.absent[columns]
 
 
-class _Tensors:
+class ExampleTensors:
     """The examples of a fit as tensors, with standardised dense inputs.
 
     Attributes:
@@ -153,7 +153,7 @@ class AgentGraph(nn.Module):
         return h
 
 
-class _Network(nn.Module):
+class NextAgentNetwork(nn.Module):
     """Trainable form. Dimensions: a = agent embedding, h = hidden, g = GRU, D = dense inputs, O = K (V+1) logits."""
 
     def __init__(
@@ -195,7 +195,7 @@ class _Network(nn.Module):
         table: Tensor = self.graph(self.embedding)
         return table
 
-    def forward(self, batch: _Batch) -> Tensor:
+    def forward(self, batch: WorkflowBatch) -> Tensor:
         """Logits [2, rows, K, V+1], at prefill and at completion."""
         table = torch.cat([self.absent, self.agents()])  # row 0: no such step yet
         current = table[batch.recent[:, 0]]
@@ -266,11 +266,11 @@ def _fit(
     both = np.concatenate([inputs[:, start:] for inputs in train.inputs])
     mean, spread = both.mean(axis=0), both.std(axis=0)
     spread[spread < _STILL] = np.inf
-    data = _Tensors(train, agents, mean, spread)
-    held_out = _Tensors(validation, agents, mean, spread)
+    data = ExampleTensors(train, agents, mean, spread)
+    held_out = ExampleTensors(validation, agents, mean, spread)
     horizon = train.outcomes.shape[1]
     rng = np.random.default_rng(seed)
-    network = _Network(torch.from_numpy(transition), types, len(mean), states, horizon, config, rng)
+    network = NextAgentNetwork(torch.from_numpy(transition), types, len(mean), states, horizon, config, rng)
     average = copy.deepcopy(network)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
@@ -291,8 +291,8 @@ def _fit(
     for epoch in range(1, (epochs or total) + 1):
         network.train()
         for workflows in batches(lengths, config.batch_steps, rng):
-            batch = _Batch(data, train.offsets, workflows, rng.random((len(workflows), 2)) < drops)
-            loss = _loss(network(batch), batch.outcomes)
+            batch = WorkflowBatch(data, train.offsets, workflows, rng.random((len(workflows), 2)) < drops)
+            loss = masked_cross_entropy(network(batch), batch.outcomes)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(weights, 1.0)
@@ -311,10 +311,10 @@ def _fit(
         elif epoch - best_epoch >= config.patience:
             break
     average.load_state_dict(kept)
-    return _export(average, mean, spread, config), best_epoch
+    return export(average, mean, spread, config), best_epoch
 
 
-def _loss(logits: Tensor, outcomes: Tensor) -> Tensor:
+def masked_cross_entropy(logits: Tensor, outcomes: Tensor) -> Tensor:
     """Sum of both moments' mean cross-entropies: logits [2, rows, K, V+1], outcomes [rows, K]."""
     size = logits.shape[-1]
     labels = torch.where(outcomes < size, outcomes, -1).reshape(-1)  # unseen agents are not among the outcomes
@@ -333,8 +333,8 @@ def _follow(average: tuple[Tensor, ...], weights: tuple[Tensor, ...], keep: floa
 
 @torch.no_grad()
 def _score(
-    network: _Network,
-    data: _Tensors,
+    network: NextAgentNetwork,
+    data: ExampleTensors,
     offsets: NDArray[np.int64],
     parts: Sequence[NDArray[np.int64]],
     dropped: NDArray[np.bool_],
@@ -342,15 +342,15 @@ def _score(
     network.eval()
     total = rows = 0.0
     for workflows in parts:
-        batch = _Batch(data, offsets, workflows, dropped[workflows])
-        total += float(_loss(network(batch), batch.outcomes)) * len(batch.outcomes)
+        batch = WorkflowBatch(data, offsets, workflows, dropped[workflows])
+        total += float(masked_cross_entropy(network(batch), batch.outcomes)) * len(batch.outcomes)
         rows += len(batch.outcomes)
     return total / rows / 2.0
 
 
 @torch.no_grad()
-def _export(
-    network: _Network, mean: NDArray[np.float32], spread: NDArray[np.float32], config: NetworkConfig
+def export(
+    network: NextAgentNetwork, mean: NDArray[np.float32], spread: NDArray[np.float32], config: NetworkConfig
 ) -> NetworkWeights:
     """Fold H^(2) and the scaling of dense inputs into the tables and matrices of serving."""
     table = torch.cat([network.absent, network.agents()])

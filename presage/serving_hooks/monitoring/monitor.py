@@ -44,7 +44,7 @@ class ForecastMonitor:
     ) -> None:
         self.drift, self.live = drift or Drift(), live or LiveAccuracy()
         self.errors: Counter[str] = Counter()
-        self.tracker = OutcomeTracker(self._followed, horizon, max_workflows)
+        self.tracker = OutcomeTracker(self.followed, horizon, max_workflows)
 
     def begun(
         self, workflow_type: str, workflow_id: str, agent: str, forecast: LiveForecast, step: int | None = None
@@ -80,15 +80,16 @@ class ForecastMonitor:
             "errors": dict(self.errors),
         }
 
-    def _followed(self, workflow: Followed) -> None:
+    def followed(self, workflow: Followed) -> None:
+        """Takes the forecasts and outcomes of a workflow that has ended."""
         self.live.followed(workflow)
-        said = self.drift.followed(workflow)
-        if isinstance(said, Alarm):
+        change = self.drift.followed(workflow)
+        if isinstance(change, Alarm):
             _log.warning(
-                "%s. Presage uses online counts for it until it recovers or another version takes over.", said.text
+                "%s. Presage uses online counts for it until it recovers or another version takes over.", change.text
             )
-        elif isinstance(said, Recovered):
-            _log.warning("workflow type %r has recovered: its figures are as promoted", said.workflow_type)
+        elif isinstance(change, Recovered):
+            _log.warning("workflow type %r has recovered: its figures are as promoted", change.workflow_type)
 
     def _safely(self, event: Callable[[], Answer], nothing: Answer) -> Answer:
         try:

@@ -64,7 +64,7 @@ class Noted:
         last, again = StatesOfSteps.completion_state, Forecaster.on_prefill_state
 
         def rows_pass(connector: Any, ids: Any, rows: Any) -> None:
-            for moment, names in connector._rows.items():
+            for moment, names in connector.asked_rows.items():
                 for name in names:
                     self.rows[moment][name] = rows()[list(ids).index(name)].float().numpy().copy()
                     if moment == PREFILL:

@@ -81,13 +81,15 @@ def served(llm: Any, settings: Any) -> dict[str, Any]:
     if settings is not None:
         give_scheduler(core, settings)
     scheduler, preempted, tokens = core.scheduler, [], []
-    preempt = scheduler._preempt_request
+    schedule = scheduler.schedule
 
-    def counted(request: Any, *args: Any, **more: Any) -> Any:
-        preempted.append(request.request_id)
-        return preempt(request, *args, **more)
+    def counted(*args: Any, **more: Any) -> Any:
+        before = {name: request.num_preemptions for name, request in scheduler.requests.items()}
+        output = schedule(*args, **more)
+        preempted.extend(name for name, times in before.items() if scheduler.requests[name].num_preemptions > times)
+        return output
 
-    scheduler._preempt_request = counted
+    scheduler.schedule = counted
     for seed in range(3):
         draw = random.Random(seed)
         for round_ in range(3):

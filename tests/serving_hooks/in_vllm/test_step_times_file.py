@@ -130,7 +130,7 @@ def test_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     scheduler = timed(tmp_path, SyncWorkflowScheduler, OFF)
-    monkeypatch.setattr(StepTimesFile, "_write", full)
+    monkeypatch.setattr(StepTimesFile, "updated", full)
     engine = Engine(scheduler)
     scheduler.add_request(ask("one", list(range(30)), 4))
     engine.run()

@@ -29,8 +29,8 @@ class Partitions:
 
     Spans, and steps that wait for other traces, are more than memory holds. Each `add` writes one Arrow file with a
     record batch for every partition, so only the batch in hand is in memory and no file stays open. Files are mapped,
-    not read: a column nobody asks for costs nothing. They may hold private text, so they live in a folder only their owner
-    may enter, and are gone when the context ends.
+    not read: a column nobody asks for costs nothing. They may hold private text, so they live in a folder only their
+    owner may enter, and are gone when the context ends.
 
     Args:
         count: how many partitions.
