@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 def calibrate_cost(
     steps: Annotated[
         list[Path],
-        typer.Argument(metavar="STEPS", help="Files that `step_times_file` made an engine write.", show_default=False),
+        typer.Argument(
+            metavar="STEPS",
+            help="Step-time files written by an engine with the setting `step_times_file`.",
+            show_default=False,
+        ),
     ],
     to: Annotated[Path, typer.Option(help="The engine file to write, such as engine.toml.", show_default=False)],
-    source: Annotated[str, typer.Option(help="A few words on where they were measured: machine, date.")] = "",
+    source: Annotated[str, typer.Option(help="Where the times were measured: machine, date.")] = "",
     as_json: options.Json = False,
 ) -> None:
-    """Fit what iterations cost to step times; writes them, with cache and limits, as an engine of `presage replay`."""
+    """Fit a cost model to step times and write it, with cache size and limits as an engine file (`presage replay`)."""
     from presage.serving_hooks.replay.calibrate import calibrate, read_step_times
     from presage.serving_hooks.replay.engine_file import checked, engine_text
     from presage.training.report.files import write_file
@@ -52,14 +56,14 @@ def calibrate_cost(
 def _render(found: Calibrated, to: Path) -> list[Any]:
     cost = found.cost
     rows = [
-        ["an iteration, whatever is in it", f"{1e3 * cost.iteration_s:.4g} ms"],
+        ["each iteration", f"{1e3 * cost.iteration_s:.4g} ms"],
         ["each token prefilled", f"{1e6 * cost.prefill_token_s:.4g} µs"],
         ["each token decoded", f"{1e6 * cost.decode_token_s:.4g} µs"],
         ["each token attended to", f"{1e9 * cost.context_token_s:.4g} ns"],
     ]
     return [
         table(f"Fitted to {found.fitted_to} iterations", ["", "costs"], rows),
-        f"\nOn {found.held_out} others: median error {found.median_error:.1%}, a tenth is off by more than "
-        f"{found.p90_error:.1%}; all together they were predicted {found.total_error:+.1%}.",
+        f"\nOn {found.held_out} others: median error {found.median_error:.1%}, 90th percentile "
+        f"{found.p90_error:.1%}, error of the total {found.total_error:+.1%}.",
         f"Written to {to}.",
     ]

@@ -1,4 +1,4 @@
-"""`presage explain`: what an engine forecasts of one workflow, what it does about it, and why."""
+"""`presage explain`: an engine's forecasts for one workflow, its decisions, and the reasons."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def explain(
     url: Url,
     workflow_id: Annotated[str, typer.Argument(metavar="WORKFLOW_ID", show_default=False)],
     workflow_type: Annotated[
-        str | None, typer.Option("--type", help="As its requests give it.", show_default=False)
+        str | None, typer.Option("--type", help="The workflow_type of its requests.", show_default=False)
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw it, into an .svg or a .png file.", show_default=False)
+        Path | None, typer.Option(help="Draw the result into an .svg or .png file.", show_default=False)
     ] = None,
     api_key: ApiKey = None,
     as_json: options.Json = False,
 ) -> None:
-    """Explain one workflow: its last forecasts, where its requests stand, its blocks in the cache, and the reasons.
+    """Explain one workflow: its latest forecasts, the queue positions of its requests, its cache blocks, and reasons.
 
-    Where the server tells API keys apart, only workflows of the key that asks.
+    If the server separates API keys, only workflows of the key used are visible.
     """
     if picture is not None and picture.suffix.lower() not in FORMATS:
         raise ConfigurationError(f"--picture {picture}: give a file that ends in {' or '.join(FORMATS)}")
@@ -45,9 +45,9 @@ def explain(
     if workflow_type is not None:
         path += "?" + urlencode({"workflow_type": workflow_type})
     refusals = {
-        404: "no engine there knows this workflow; give --type as its requests give workflow_type, or look whether "
-        "the server has our routes: presage status",
-        422: "that is no name of a workflow: at most 256 characters",
+        404: "no engine there knows this workflow; set --type to the workflow_type of its requests, or check with "
+        "`presage status` that the server has Presage's routes",
+        422: "invalid workflow id: wanted at most 256 characters",
     }
     engines = ask(url, path, api_key, refusals=refusals)["engines"]
     out = Output(as_json)
@@ -63,7 +63,7 @@ def _render(one: Mapping[str, Any]) -> Iterator[Any]:
     if one["forecasts"]:
         rows = [_forecast(made) for made in one["forecasts"][-_FORECASTS_SHOWN:]]
         head = ["after", "moment", "made", "by", "evidence", "next", "end", "tokens left"]
-        yield table("\nForecasts, the last one last", head, rows)
+        yield table("\nForecasts, oldest first", head, rows)
     if one["requests"]:
         rows = [_request(request) for request in one["requests"]]
         yield table("\nRequests", ["agent", "state", "place", "level", "tokens left", "prompt", "output"], rows)
@@ -78,8 +78,8 @@ def _render(one: Mapping[str, Any]) -> Iterator[Any]:
             ]
             for group in blocks["groups"]
         ]
-        head = ["blocks that these touch", "blocks", "free", "workflows", "score", "given up before them"]
-        yield table(f"\nCache, {blocks['all_free']} free blocks in all", head, rows)
+        head = ["blocks used by", "blocks", "free", "workflows", "score", "evicted earlier"]
+        yield table(f"\nCache, {blocks['all_free']} free blocks in total", head, rows)
 
 
 def _forecast(made: Mapping[str, Any]) -> list[str]:
@@ -120,7 +120,7 @@ def _number(value: int | None) -> str:
 
 
 def draw(one: Mapping[str, Any], file: Path) -> None:
-    """Draws an engine's view of a workflow.
+    """Draw an engine's view of a workflow.
 
     Args:
         one: the JSON of `/v1/workflows/ID/explain`.
@@ -164,11 +164,11 @@ def _draw_next(axes: Axes, forecasts: list[Mapping[str, Any]]) -> None:
         floor = [low + share for low, share in zip(floor, shares, strict=True)]
     axes.set_xticks(range(len(rows)), [_when(made) for made in forecasts], rotation=45, ha="right", fontsize=7)
     axes.set_ylim(0, 1)
-    axes.set_ylabel("who is next")
+    axes.set_ylabel("next agent")
     if rows:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
     else:
-        _nothing(axes, "nothing was forecast lately")
+        _nothing(axes, "no recent forecast")
 
 
 def _draw_left(axes: Axes, forecasts: list[Mapping[str, Any]]) -> None:
@@ -181,20 +181,20 @@ def _draw_left(axes: Axes, forecasts: list[Mapping[str, Any]]) -> None:
         axes.set_xlim(-0.5, len(forecasts) - 0.5)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
     else:
-        _nothing(axes, "nobody says how much is left")
+        _nothing(axes, "no forecast of remaining tokens")
 
 
 def _draw_cache(axes: Axes, blocks: Mapping[str, Any] | None) -> None:
     free = [group for group in blocks["groups"] if group["before"] is not None] if blocks is not None else []
     if blocks is None or not free:
-        _nothing(axes, "none of its blocks is free")
+        _nothing(axes, "no free block of this workflow")
         return
     axes.broken_barh([(0, blocks["all_free"])], (0, 1), facecolors="#dddddd")
     for group in free:
         axes.broken_barh([(group["before"], group["free"])], (0, 1), facecolors="#1f77b4")
     axes.set_xlim(0, max(1, blocks["all_free"]))
     axes.set_yticks([])
-    axes.set_xlabel("free blocks, the next to be given up on the left; its own are dark")
+    axes.set_xlabel("free blocks in eviction order, next on the left; this workflow's are dark")
 
 
 def _nothing(axes: Axes, why: str) -> None:

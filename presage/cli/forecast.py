@@ -1,4 +1,4 @@
-"""`presage evaluate`, `presage forecast` and `presage route`: ask a model, registered or in a folder."""
+"""`presage evaluate`, `presage forecast` and `presage route`: use a registered model or an artefact folder."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ def evaluate(
     model: Model,
     traces: Annotated[
         list[Path],
-        typer.Argument(metavar="TRACES", help="Traces to judge on; outcomes for a router.", show_default=False),
+        typer.Argument(metavar="TRACES", help="Traces to evaluate on; outcomes for a router.", show_default=False),
     ],
     seed: options.Seed = 0,
     precision: Annotated[
         str | None,
         typer.Option(
-            help="Of a router's transformer: fp32, bf16 or int8; what it costs and gains.", show_default=False
+            help="Precision of a router's transformer (fp32, bf16 or int8), to compare speed and accuracy.",
+            show_default=False,
         ),
     ] = None,
     skip_bad: options.SkipBad = False,
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Judge a model on traces, a router on outcomes, that it was not trained on, beside a baseline."""
+    """Evaluate a model, and a baseline, on traces (for a router: outcomes) that the model was not trained on."""
     from presage.cli.load import load
 
     out = Output(as_json)
@@ -66,7 +67,7 @@ def forecast(
         Path,
         typer.Argument(
             metavar="STEPS|-",
-            help="The steps of one workflow so far: JSONL, .csv or .parquet; - reads JSONL of standard input.",
+            help="The steps of one workflow so far: JSONL, .csv or .parquet; - reads JSONL from standard input.",
             allow_dash=True,
             show_default=False,
         ),
@@ -74,7 +75,7 @@ def forecast(
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say what comes after the steps of one running workflow: agents and END, tokens left, or which model solves it."""
+    """Forecast one running workflow from its steps so far: next agents and END, remaining tokens, or solving model."""
     from presage.cli.load import load
 
     out = Output(as_json)
@@ -92,7 +93,7 @@ def _one_workflow(steps: Path, out: Output) -> list[dict[str, Any]]:
     from presage.datasets.adapters import SUFFIXES
     from presage.errors import InputError
 
-    # The operating system's name for standard input, so that errors name it like any other file.
+    # The system's path of standard input, so that error messages name it like any other file.
     path = Path("/dev/stdin") if str(steps) == "-" else steps
     source_format = "auto" if path.name.endswith(tuple(SUFFIXES)) else "jsonl"
     table: pa.Table = options.read([path], False, out, lambda _, __: None, source_format)
@@ -100,7 +101,7 @@ def _one_workflow(steps: Path, out: Output) -> list[dict[str, Any]]:
     workflows = {(row["workflow_type"], row["workflow_id"]) for row in rows}
     if len(workflows) > 1:
         raise InputError(
-            f"{path}: steps of {len(workflows)} workflows; a forecast is of one: keep the rows of one workflow_id"
+            f"{path}: steps of {len(workflows)} workflows; wanted one workflow: keep the rows of one workflow_id"
         )
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
@@ -108,26 +109,29 @@ def _one_workflow(steps: Path, out: Output) -> list[dict[str, Any]]:
 def route(
     model: Model,
     prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT|-", help="The prompt; - reads standard input.", show_default=False)
+        str, typer.Argument(metavar="PROMPT|-", help="The prompt; - reads it from standard input.", show_default=False)
     ],
     costs: Annotated[
         Path | None,
-        typer.Option(help='A TOML file, a line a model: "its name" = cost of a request.', show_default=False),
+        typer.Option(help='A TOML file with one line per model: "name" = cost of a request.', show_default=False),
     ] = None,
     max_cost: Annotated[
         float | None,
-        typer.Option(help="The likeliest model that costs at most so much.", min=0.0, show_default=False),
+        typer.Option(help="Pick the likeliest model with at most this cost.", min=0.0, show_default=False),
     ] = None,
     min_quality: Annotated[
         float | None,
         typer.Option(
-            help="The cheapest model that is at least so likely to solve it.", min=0.0, max=1.0, show_default=False
+            help="Pick the cheapest model with at least this probability of solving the prompt.",
+            min=0.0,
+            max=1.0,
+            show_default=False,
         ),
     ] = None,
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Pick a served model for a prompt: the likeliest to solve it, or the best within a limit."""
+    """Pick the model most likely to solve a prompt, optionally within a limit on cost or quality."""
     from presage.cli.load import load
     from presage.errors import ArtefactError
     from presage.predictors.router.choice import choose
@@ -138,7 +142,7 @@ def route(
         report("loading the model", None)
         loaded = load(model, lambda: options.open_registry(tracking_uri))
         if loaded.kind.name != "router":
-            raise ArtefactError(f"{model}: a {loaded.kind.name} predictor; a router is wanted: train-predictor router")
+            raise ArtefactError(f"{model}: a {loaded.kind.name} predictor; wanted a router (train-predictor router)")
         text = _standard_input() if prompt == "-" else prompt
         found = loaded.predictor.forecast(text).to_dict()
         choice = choose(found["probabilities"], prices, found["pick"], max_cost=max_cost, min_quality=min_quality)
@@ -161,7 +165,7 @@ def _standard_input() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError:
-        raise InputError("standard input: not UTF-8; the text of one prompt in UTF-8 is wanted: convert it") from None
+        raise InputError("standard input: not UTF-8; wanted one prompt in UTF-8") from None
 
 
 def read_costs(path: Path) -> dict[str, float]:
@@ -206,6 +210,6 @@ def _render(data: dict[str, Any], prices: dict[str, float], choice: ModelChoice,
     source = f"\n{called}; source {data['source']}"
     if data["source"] == "back-off":
         source += (
-            ": not enough evidence, too far from the training prompts; little more than the base rates of the models"
+            ": not enough evidence, too far from the training prompts; the forecast is close to the models' base rates"
         )
     return [shown, source]

@@ -41,7 +41,7 @@ class Loaded:
         return f"{self.name} version {self.version}" if self.name else self.source
 
     def metrics(self, data: Any, seed: int) -> dict[str, Any]:
-        """The metrics of the command contract, on data the predictor was not trained on."""
+        """The metrics of the command contract, on data that the predictor was not trained on."""
         evaluated = self.kind.evaluate(self, data, seed)
         return {**evaluated.evaluation.to_dict(), "latency_us": evaluated.latency_us}
 
@@ -62,7 +62,7 @@ class Data:
 
     Attributes:
         unit: "workflows" or "prompts".
-        read: reads and validates files; leaves bad rows out if asked, and reports them.
+        read: reads and validates files; optionally skips bad rows and reports them.
         held_out: the part no given predictor was trained on, and the number of units left out.
         digest: "sha256:…" of the content.
         example: the MLflow input example: a few rows, without any text of a user; states are zeros.
@@ -87,7 +87,7 @@ def _no_precision(loaded: Loaded, precision: str) -> Loaded:
     from presage.errors import ConfigurationError
 
     raise ConfigurationError(
-        f"--precision {precision}: {loaded.called} is no router with a transformer; leave the option out"
+        f"--precision {precision}: {loaded.called} is not a router with a transformer; omit the option"
     )
 
 

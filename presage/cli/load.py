@@ -28,7 +28,7 @@ def kind_of(name: str) -> Kind:
         if kind.name == name:
             return kind
     known = ", ".join(kind.name for kind in KINDS)
-    raise ArtefactError(f"a predictor of kind {name!r}; these commands know the kinds {known}")
+    raise ArtefactError(f"a predictor of kind {name!r}; wanted one of {known}")
 
 
 def load(reference: str, registry: Callable[[], Registry]) -> Loaded:

@@ -19,7 +19,7 @@ REFUSALS = {
     403: f"the key in {ADMIN_KEY_VARIABLE} is not its admin key; set the one it was started with",
     404: f"it has no admin routes; start it with {ADMIN_KEY_VARIABLE} set to a key of 16 characters or more",
     405: f"it has no admin routes; start it with {ADMIN_KEY_VARIABLE} set to a key of 16 characters or more",
-    400: "it keeps modes of no more policies and workflow types; say one for everything first",
+    400: "it stores no more modes per policy and workflow type; set one mode for all first, which clears the others",
     422: "it knows no such mode, policy or workflow type",
 }
 
@@ -28,11 +28,13 @@ def mode(
     url: Url,
     mode: Annotated[
         ModeName | None,
-        typer.Argument(metavar="[off|shadow|on]", help="Without one: what holds now.", show_default=False),
+        typer.Argument(
+            metavar="[off|shadow|on]", help="The mode to set; omit to show the current modes.", show_default=False
+        ),
     ] = None,
     policy: Annotated[
         PolicyName | None,
-        typer.Option(help="Only this one.", show_default=False),
+        typer.Option(help="Only this policy.", show_default=False),
     ] = None,
     workflow_type: Annotated[
         str | None, typer.Option("--workflow-type", help="Only for this type.", show_default=False)
@@ -40,13 +42,13 @@ def mode(
     api_key: ApiKey = None,
     as_json: options.Json = False,
 ) -> None:
-    """Switch policies of a running engine off, into shadow (computed and shown, nothing done) or on.
+    """Set policies of a running engine to off, shadow (decisions are computed and shown, not applied) or on.
 
-    Without --policy and --workflow-type all of them, and what was said of some before is taken back. The admin key
-    comes from the environment, PRESAGE_ADMIN_KEY. The change ends with the engine.
+    Without --policy and --workflow-type the mode applies to all, and replaces modes set for single policies or types.
+    The admin key is read from the environment variable PRESAGE_ADMIN_KEY. A restart of the engine resets the modes.
     """
     if mode is None and (policy or workflow_type is not None):
-        raise ConfigurationError("--policy and --workflow-type want a mode; give off, shadow or on")
+        raise ConfigurationError("--policy and --workflow-type want a mode: off, shadow or on")
     body = {"mode": mode, "policy": policy, "workflow_type": workflow_type} if mode is not None else None
     key = os.environ.get(ADMIN_KEY_VARIABLE)
     headers = {ADMIN_KEY_HEADER: key} if key else {}

@@ -31,7 +31,7 @@ def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = Fal
 
 def promote(
     name: _Name,
-    version: Annotated[int, typer.Option(help="The version to judge.", min=1, show_default=False)],
+    version: Annotated[int, typer.Option(help="The version to evaluate.", min=1, show_default=False)],
     traces: Annotated[
         list[Path],
         typer.Option(
@@ -43,11 +43,11 @@ def promote(
         str,
         typer.Option(
             "--profile",
-            help="Judge as it will be asked: engine (ids, token counts, hidden states: what vLLM's scheduler "
-            "supplies), gateway (ids, token counts, texts) or full (all there is).",
+            help="Inputs available when serving: engine (ids, token counts, hidden states: what vLLM's scheduler "
+            "supplies), gateway (ids, token counts, texts) or full (everything recorded).",
         ),
     ] = "engine",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Judge, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Evaluate only; change nothing.")] = False,
     replay: replay_gate.Asked = False,
     engine: replay_gate.Engine = None,
     cache_tokens: replay_gate.CacheTokens = None,
@@ -63,10 +63,10 @@ def promote(
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Judge a version against the present holder of an alias on held-out traces; it takes the alias if it passes.
+    """Compare a version with the current holder of an alias on held-out traces; move the alias if all gates pass.
 
-    Exit code 3 when a gate refuses. Verdict and figures become tags of the version either way. Of one that passes the
-    figures are kept that an engine holds its live forecasts against.
+    Exit code 3 if a gate fails. The verdict and figures become tags of the version either way. If the version passes,
+    its run also stores the reference figures for an engine's drift alarm.
     """
     from presage.cli.load import load
     from presage.errors import ArtefactError, ConfigurationError, RegistryError
@@ -105,12 +105,12 @@ def promote(
         if holder is not None and holder != version:  # a version compared with itself always passes
             try:
                 champion = load(f"models:/{name}/{holder}", lambda: registry)
-            except ArtefactError as error:  # no engine can load it either: it must not block
-                out.note(f"the {alias}, version {holder}, cannot be read ({error}); judged against baselines alone")
+            except ArtefactError as error:  # engines cannot load it either, so it must not block promotion
+                out.note(f"the {alias}, version {holder}, cannot be read ({error}); comparing with baselines only")
         if champion is not None and champion.kind.name != kind.name:
             raise RegistryError(
                 f"{name!r} version {version} is a {kind.name} predictor and the {alias}, version "
-                f"{holder}, a {champion.kind.name} one; no comparison: register each kind under its own name"
+                f"{holder}, a {champion.kind.name} predictor: register each kind under its own name"
             )
         judged = [one.predictor for one in (candidate, champion) if one is not None]
         judged_on, left_out = kind.data.held_out(kind.data.read(traces, skip_bad, out, report), judged)
@@ -153,11 +153,11 @@ def promote(
 
 def rollback(
     name: _Name,
-    alias: Annotated[str, typer.Option(help="The alias to give back.")] = "champion",
+    alias: Annotated[str, typer.Option(help="The alias to move back.")] = "champion",
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Give an alias back to the version that held it before. Passes no gate: it is the way out."""
+    """Move an alias back to its previous version, without evaluating any gate."""
     from presage.registry.promote import rollback as go_back
 
     out = Output(as_json)
@@ -172,7 +172,9 @@ def _listing(listed: list[dict[str, Any]], uri: str) -> list[Any]:
     if not listed:
         return [f"no models in {uri}; register one with `train-predictor`"]
     kinds = {entry["kind"]: [one for one in listed if one["kind"] == entry["kind"]] for entry in listed}
-    shown: list[Any] = [f"Models in {uri}, with their figures on the test set of each training; `--json` tells all."]
+    shown: list[Any] = [
+        f"Models in {uri}, with their figures on the test set of each training; `--json` shows all fields."
+    ]
     return shown + [_of_kind(kind, entries) for kind, entries in kinds.items()]
 
 
@@ -185,7 +187,7 @@ def _of_kind(name: str, entries: list[dict[str, Any]]) -> Any:
         kind = kind_of(name)
         figures, title = [kind.headline(entry["figures"]) for entry in entries], f"\n{name}: {kind.legend}"
     except ArtefactError:  # registered by a later version of Presage
-        figures, title = [{} for _ in entries], f"\n{name}: a kind this version of Presage does not know"
+        figures, title = [{} for _ in entries], f"\n{name}: a kind that this version of Presage does not support"
     head = ["name", "version", "aliases", "verdict", *figures[0], "size", "registered"]
     rows = [
         [

@@ -35,13 +35,13 @@ def next_agent(
     test: options.Test = None,
     config: options.ConfigFile = None,
     settings: options.Settings = None,
-    horizon: Annotated[int, typer.Option(help="How many steps ahead.", min=1)] = 3,
+    horizon: Annotated[int, typer.Option(help="Number of steps to forecast.", min=1)] = 3,
     seed: options.Seed = 0,
     states: Annotated[
         str,
         typer.Option(
             help="Semantic states: captured (hidden states), text, none, or auto: the one that forecasts best on "
-            "validation tasks, the simplest where they are level."
+            "validation tasks, or the simplest of equally good ones."
         ),
     ] = "auto",
     text_encoder: Annotated[
@@ -50,7 +50,7 @@ def next_agent(
     baselines: Annotated[
         str,
         typer.Option(
-            help="What to compare with, separated by commas: default (counting, trees, the published predictor), "
+            help="Baselines, separated by commas: default (n-grams, trees, the published predictor), "
             "none, names (a wrong one lists them), or module:name for a baseline of your own.",
             metavar="NAMES",
         ),
@@ -65,13 +65,13 @@ def next_agent(
             show_default=False,
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="Model to register a version of.")] = "next-agent",
+    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "next-agent",
     register: options.Register = True,
     skip_bad: options.SkipBad = False,
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train the next-agent predictor, judge it beside every baseline, and register it."""
+    """Train the next-agent predictor, compare it with baselines, and register it."""
     from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.baselines import choose
     from presage.training.configuration import read_configuration
@@ -220,7 +220,7 @@ def _profile_accuracies(metrics: dict[str, Any]) -> Table:
             rows.append([name, *_by_horizon(figures), ece])
     horizons = range(len(next(iter(metrics["moments"].values()))["accuracy"]))
     head = ["inputs, moment", *(f"{k + 1} step{'s' * (k > 0)} ahead" for k in horizons), "ECE"]
-    return table("\nAccuracy by what is at hand when serving (engine: what vLLM's scheduler supplies)", head, rows)
+    return table("\nAccuracy by inputs available when serving (engine: what vLLM's scheduler supplies)", head, rows)
 
 
 def _by_horizon(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -231,7 +231,7 @@ NEXT_AGENT = Kind(
     name="next-agent",
     legend="accuracy 1, 2, … steps ahead",
     advice=(
-        "more workflows (presage study learning-curve shows whether they help), agent names that tell roles apart, "
+        "more workflows (presage study learning-curve shows whether they help), agent names that distinguish roles, "
         "recorded texts or hidden states (presage study states), or --set network.epochs and boosting.rounds"
     ),
     data=TRACES,
@@ -240,7 +240,7 @@ NEXT_AGENT = Kind(
     "train-predictor next-agent traces/ --test later/ --out runs/a --no-register\n\n"
     "train-predictor next-agent traces/ --report evidence/        # a page to read in two minutes\n\n"
     "train-predictor next-agent traces/ --set network.epochs=10 --set boosting.rounds=0\n\n"
-    "A wrong --set names every key there is.",
+    "An unknown --set key lists all keys.",
     evaluate=_evaluate,
     gates=_gates,
     tables=_tables,

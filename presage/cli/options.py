@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 
 Traces = Annotated[
     list[Path],
-    typer.Argument(metavar="TRACES", help="Stores; .jsonl, .csv and .parquet files; spans.", show_default=False),
+    typer.Argument(metavar="TRACES", help="Trace stores; .jsonl, .csv and .parquet files; spans.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave workflows with a bad row out and count them, instead of stopping.")
+    bool, typer.Option("--skip-bad", help="Skip and count workflows with a bad row instead of stopping.")
 ]
 TrackingUri = Annotated[
     str | None,
     typer.Option(
         "--tracking-uri",
         envvar="MLFLOW_TRACKING_URI",
-        help="The registry: an MLflow server or database. Without: sqlite:///mlflow.db in the working directory.",
+        help="The registry: an MLflow server or database. Default: sqlite:///mlflow.db in the working directory.",
         show_default=False,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of everything random.", min=0)]
+Seed = Annotated[int, typer.Option(help="Random seed.", min=0)]
 Test = Annotated[
     list[Path] | None,
-    typer.Option(help="Traces to judge on; repeat for more. Without: a fifth of the tasks, later if times permit."),
+    typer.Option(help="Test traces; repeat for more. Default: a fifth of the tasks, the latest if times are recorded."),
 ]
 ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file of settings.", show_default=False)]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; goes before the file.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; overrides the file.")
 ]
 OutFolder = Annotated[
     Path | None, typer.Option("--out", help="Folder for artefact, metrics.json and report.", show_default=False)
@@ -47,7 +47,7 @@ OutFolder = Annotated[
 Baselines = Annotated[
     str,
     typer.Option(
-        help="What to compare with, separated by commas: default (all), none, or names; a wrong name lists them.",
+        help="Baselines, separated by commas: default (all), none, or names; an unknown name lists them.",
         metavar="NAMES",
     ),
 ]

@@ -1,4 +1,4 @@
-"""`presage outcomes`: look at which model solved what, or generate some whose probabilities are known."""
+"""`presage outcomes`: describe outcomes, or generate synthetic ones with known probabilities."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Files = Annotated[
     list[Path],
     typer.Argument(
         metavar="OUTCOMES",
-        help=".jsonl, .jsonl.gz, .csv or .parquet files, or folders of them: prompt, model, correct; task, "
-        "output_tokens and cost if there are.",
+        help=".jsonl, .jsonl.gz, .csv or .parquet files, or folders of them: prompt, model, correct; optionally "
+        "task, output_tokens and cost.",
         show_default=False,
     ),
 ]
@@ -57,17 +57,17 @@ def generate(
     to: Annotated[Path, typer.Option(help="The .jsonl file to write.", show_default=False)],
     prompts: Annotated[int, typer.Option(help="How many.", min=1)] = 2000,
     seed: options.Seed = 0,
-    missing: Annotated[float, typer.Option(help="Share of labels that are not known.", min=0, max=0.99)] = 0.1,
+    missing: Annotated[float, typer.Option(help="Share of missing labels.", min=0, max=0.99)] = 0.1,
     as_json: options.Json = False,
 ) -> None:
-    """Draw prompts and what became of them whose probabilities are known."""
+    """Generate prompts and outcomes with known probabilities."""
     from presage.datasets.outcomes.files import write_outcomes
     from presage.datasets.synthetic.outcomes import generate_outcomes
     from presage.errors import ConfigurationError
 
     out = Output(as_json)
     if to.suffix != ".jsonl":
-        raise ConfigurationError(f"--to {to}: a .jsonl file is wanted")
+        raise ConfigurationError(f"--to {to}: wanted a .jsonl file")
     with out.working() as report:
         report("drawing prompts", None)
         rows = write_outcomes(generate_outcomes(prompts, seed, missing=missing).outcomes, to)

@@ -61,7 +61,7 @@ class Output:
             yield report
 
     def result(self, data: Mapping[str, Any], *renderables: RenderableType) -> None:
-        """Print `data` as JSON if that was asked for, else the renderables.
+        """Print `data` with --json, else the renderables.
 
         Raises:
             OutputError: standard output cannot be written.

@@ -26,7 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Traces in, forecasts out: what a running workflow of agents will do next, and which model solves it.",
+    help="Forecast what a running agent workflow will do next, and which model solves a prompt.",
     epilog="First steps:\n\n"
     "presage traces ingest runs/*.jsonl --to traces/\n\n"
     "train-predictor next-agent traces/\n\n"
@@ -40,7 +40,7 @@ app.command(
 )(forecast.evaluate)
 app.command(
     epilog="Example:  cat steps.jsonl | presage forecast models:/next-agent@champion -\n\n"
-    "The forecast is of the completion of the last step if that has any sign of an output, else of its prefill.",
+    "The forecast is made after the last step's output if the step has one, else before it.",
 )(forecast.forecast)
 app.command(
     epilog='Example:  presage route models:/router@champion "Prove that ..." --costs costs.toml --min-quality 0.8',
@@ -59,7 +59,7 @@ app.command(
     no_args_is_help=True,
     context_settings={"ignore_unknown_options": True},
     epilog="Example:  presage serve Qwen/Qwen3-8B --max-model-len 8192 --additional-config.presage.gamma 0.8\n\n"
-    "docs/serving.md says what clients send, and how to see that it works.",
+    "docs/serving.md describes what clients send and how to check the result.",
 )(serve.serve)
 app.command(epilog="Example:  presage status http://localhost:8000 --watch 2")(status.status)
 app.command(epilog="Example:  presage mode http://localhost:8000 shadow --policy eviction")(mode.mode)

@@ -30,13 +30,13 @@ def remaining_length(
     estimator: Annotated[
         str | None,
         typer.Option(
-            help="forest, boosted, ridge, or auto: the one that loses least on the calibration part.",
+            help="forest, boosted, ridge, or auto: lowest loss on the calibration part.",
             show_default=False,
         ),
     ] = None,
     quantiles: Annotated[
         str | None,
-        typer.Option(help="Which quantiles to predict, rising; 0.5,0.9,0.99 unless set.", show_default=False),
+        typer.Option(help="Quantiles to predict, ascending. Default: 0.5,0.9,0.99.", show_default=False),
     ] = None,
     states: Annotated[
         str,
@@ -51,13 +51,13 @@ def remaining_length(
     report_folder: Annotated[
         Path | None, typer.Option("--report", help="Folder for metrics.json and report.", show_default=False)
     ] = None,
-    name: Annotated[str, typer.Option(help="Model to register a version of.")] = "remaining-length",
+    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "remaining-length",
     register: options.Register = True,
     skip_bad: options.SkipBad = False,
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train the predictor of remaining output tokens, judge it beside every baseline, and register it."""
+    """Train the predictor of remaining output tokens, compare it with baselines, and register it."""
     from dataclasses import replace
 
     from presage.predictors.length.predictor import RemainingLengthConfig
@@ -171,7 +171,7 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
     title = f"Output tokens at step {len(rows) - 1} ({last['agent']}) of {last['workflow_id']}"
     source = f"source {data['source']}, {data['evidence']} training steps behind it"
     if not data["calibrated"]:
-        source += "; NOT CALIBRATED: the upper quantiles promise nothing here"
+        source += "; NOT CALIBRATED: the upper quantiles have no coverage guarantee here"
     return [table(title, ["", "tokens"], lines), f"\n{called}; {source}"]
 
 
@@ -211,7 +211,7 @@ def _quantiles_of(text: str) -> tuple[float, ...]:
         return tuple(map(float, text.split(",")))
     except ValueError as error:
         raise ConfigurationError(
-            f"--quantiles {text}: wanted rising numbers between 0 and 1, such as 0.5,0.9,0.99"
+            f"--quantiles {text}: wanted ascending numbers between 0 and 1, such as 0.5,0.9,0.99"
         ) from error
 
 
@@ -227,7 +227,7 @@ def _profiles(profiles: dict[str, Any], quantiles: list[str]) -> Any:
         ]
         for name, of in profiles.items()
     ]
-    return table("\nBy what is at hand when serving (engine: what vLLM's scheduler supplies)", head, rows)
+    return table("\nBy inputs available when serving (engine: what vLLM's scheduler supplies)", head, rows)
 
 
 def _interval(of: dict[str, Any], figure: str, key: str) -> str:
@@ -263,7 +263,7 @@ REMAINING_LENGTH = Kind(
     legend="tau distance over all steps and at arrival (0 best, .5 none), pinball loss in tokens by quantile",
     advice=(
         "more workflows, output_tokens on every LLM step, --estimator forest or boosted, recorded prompts, or --states "
-        "none where texts only tell workflows apart"
+        "none if texts merely identify workflows"
     ),
     data=TRACES,
     train=remaining_length,

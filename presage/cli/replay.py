@@ -31,7 +31,7 @@ def replay(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help=f"What to compare, separated by commas; {_POLICIES} where nothing is said. A wrong name lists them.",
+            help=f"Policies, separated by commas. Default: {_POLICIES}. An unknown name lists them.",
             show_default=False,
         ),
     ] = None,
@@ -39,8 +39,8 @@ def replay(
         str,
         typer.Option(
             metavar="SOURCE",
-            help="Of policies that forecast: oracle, noise:0.2, counts (learnt on the way), a model's folder or "
-            "models:/NAME@ALIAS.",
+            help="Forecast source of the policies: oracle, noise:0.2, counts (learnt during the replay), a model's "
+            "folder or models:/NAME@ALIAS.",
         ),
     ] = "counts",
     lengths: Annotated[
@@ -53,43 +53,50 @@ def replay(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Who runs next, crossed with each policy (stock, if none is named): fcfs, sjf, stjf, stjf-oracle.",
+            help="Queue orders, each combined with each policy (default: stock): fcfs, sjf, stjf, stjf-oracle.",
             show_default=False,
         ),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(
-            help=f"So many workflows under way at once; {_CONCURRENCY} where nothing is said.", show_default=False
-        ),
+        typer.Option(help=f"Number of concurrent workflows. Default: {_CONCURRENCY}.", show_default=False),
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Workflows a second, at random.", show_default=False)] = None,
-    cv: Annotated[float, typer.Option(help="With --rate: variation of the gaps; 1 is Poisson, more is bursts.")] = 1.0,
-    as_recorded: Annotated[bool, typer.Option("--as-recorded", help="Workflows come when they came.")] = False,
+    rate: Annotated[
+        float | None, typer.Option(help="Mean arrivals of workflows per second.", show_default=False)
+    ] = None,
+    cv: Annotated[
+        float, typer.Option(help="With --rate: coefficient of variation of the gaps; 1 is Poisson, above 1 is bursty.")
+    ] = 1.0,
+    as_recorded: Annotated[
+        bool, typer.Option("--as-recorded", help="Workflows arrive at their recorded times.")
+    ] = False,
     prompts: Annotated[
-        str, typer.Option(help="history-first: all agents read one history. own-conversation: each its own.")
+        str, typer.Option(help="history-first: all agents share one history. own-conversation: each agent has its own.")
     ] = "history-first",
     opening_tokens: Annotated[
-        int, typer.Option(help="First tokens that all workflows of a type share; or all calls of an agent.")
+        int,
+        typer.Option(
+            help="First tokens of a prompt, shared by all workflows of a type (own-conversation: calls of an agent)."
+        ),
     ] = 0,
     closing_tokens: Annotated[
-        int, typer.Option(help="Last tokens of a prompt that no later prompt repeats: an agent's instruction.")
+        int, typer.Option(help="Last tokens of a prompt that no later prompt repeats, such as an agent's instruction.")
     ] = 0,
     pause_s: Annotated[
         float | None,
-        typer.Option(help="Mean pause between steps, drawn; without it pauses are as recorded.", show_default=False),
+        typer.Option(help="Mean of random pauses between steps. Default: pauses as recorded.", show_default=False),
     ] = None,
-    engine: Annotated[str, typer.Option(help="TOML file of an engine, or the name of one that is known.")] = "invented",
+    engine: Annotated[str, typer.Option(help="TOML file of an engine, or a built-in name.")] = "invented",
     cache_tokens: Annotated[
-        int | None, typer.Option(help="Tokens the cache holds; goes before the file.", show_default=False)
+        int | None, typer.Option(help="Cache size in tokens; overrides the file.", show_default=False)
     ] = None,
     host_cache_tokens: Annotated[
         int | None,
-        typer.Option(help="Tokens the host's memory holds behind it; goes before the file.", show_default=False),
+        typer.Option(help="Host cache size in tokens; overrides the file.", show_default=False),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each policy, with seeds 0, 1, …", min=1)] = 3,
     processes: Annotated[
-        int | None, typer.Option(help="Runs side by side; without it one a core.", min=1, show_default=False)
+        int | None, typer.Option(help="Parallel runs. Default: one per core.", min=1, show_default=False)
     ] = None,
     report_folder: Annotated[
         Path | None,
@@ -133,7 +140,7 @@ def replay(
         forecasting = not plain and any("asked" in one.foretellers for one in policies)
         check_fits(held.jobs, machine)
         if not arrivals.random and seeds > 1:
-            out.note("arrivals as recorded do not depend on a seed: one run of each policy")
+            out.note("recorded arrivals do not depend on the seed: one run of each policy")
             seeds = 1
         done, interrupted = run_all(setting, policies, range(seeds), processes, report)
         found: dict[str, Any] = {
@@ -161,7 +168,7 @@ def replay(
             write_report(report_folder, found)
     out.result(found, *(replay_tables(found) if not as_json else ()))
     if interrupted:
-        out.note(f"interrupted: {len(done)} of {len(policies) * seeds} runs were done, and only they are counted")
+        out.note(f"interrupted: {len(done)} of {len(policies) * seeds} runs finished; the figures cover these only")
         raise typer.Exit(INTERRUPTED)
 
 
@@ -267,8 +274,7 @@ def are_requests(paths: Sequence[Path]) -> bool:
     plain = [path for path in paths if path.exists() and holds_requests(path)]
     if plain and len(plain) < len(paths):
         raise TraceError(
-            f"{plain[0]} holds plain requests and others of these traces steps of workflows: replay them one after the "
-            "other"
+            f"{plain[0]} holds plain requests and other files hold steps of workflows: replay them one after the other"
         )
     return bool(plain)
 
@@ -307,17 +313,19 @@ def read_plain_requests(
         *given.items(),
     ):
         if value:
-            raise ConfigurationError(f"{option} is of workflows, and these traces hold plain requests: leave it out")
+            raise ConfigurationError(
+                f"{option} applies to workflows only, and these traces hold plain requests: omit it"
+            )
     if not known(forecasts):
         raise ConfigurationError(
-            f"--forecasts {forecasts}: it foretells workflows, and these traces hold plain requests: leave it out"
+            f"--forecasts {forecasts}: it forecasts workflows, and these traces hold plain requests: omit it"
         )
     report("reading requests", None)
     found = requests_workload(read_requests(paths), HASH_TOKENS)
-    shared = "" if hashed(found) else ", nor what prompts share, so nothing can be found again"
+    shared = "" if hashed(found) else ", and without block hashes there are no cache hits"
     out.note(
-        "these traces hold plain requests: no workflows, so whatever a policy does for workflows is idle, and nothing "
-        f"is foretold{shared}"
+        "these traces hold plain requests: without workflows there are no forecasts and workflow policies have no "
+        f"effect{shared}"
     )
     return found
 
@@ -359,12 +367,12 @@ def replay_tables(found: Mapping[str, Any]) -> list[Any]:
         f"a cache of {engine['cache_tokens']} tokens{host}; costs: {engine['cost']['source']}"
     ]
     if held["left_out"]:
-        lines.append(f"{held['left_out']} workflows left out: sizes of their requests were not recorded")
+        lines.append(f"{held['left_out']} workflows left out: their request sizes were not recorded")
     rows = [
         [name, *(_figure(of[shown], digits) for shown, digits in _SHOWN.values())]
         for name, of in found["policies"].items()
     ]
-    title = f"\nMean over {found['seeds']} seeds, ± half of its 95 % interval"
+    title = f"\nMean over {found['seeds']} seeds, ± half the width of the 95 % interval"
     lines.append(table(title, ["policy", *_SHOWN], rows))
     policies = found["policies"]
     for more in (_shares(policies), _queueing(policies), _tiers(policies), _evictions(policies)):
@@ -374,7 +382,7 @@ def replay_tables(found: Mapping[str, Any]) -> list[Any]:
         if "at_once" in of:
             lines.append(f"{name}: {of['at_once']} workflows at once")
         if "switched_off" in of:
-            lines.append(f"{name}: {', '.join(of['switched_off'])} failed and switched itself off")
+            lines.append(f"{name}: {', '.join(of['switched_off'])} failed and was switched off")
     return lines
 
 
@@ -387,7 +395,7 @@ def _came(held: Mapping[str, Any]) -> str:
 
 
 def _figure(of: Mapping[str, Any], digits: int) -> str:
-    """A mean, and half of its interval where there is one."""
+    """A mean, and half the width of its interval if it has one."""
     mean = f"{of['mean']:.{digits}f}"
     if of["ci95"] is None:
         return mean
@@ -456,5 +464,5 @@ def _evictions(policies: Mapping[str, Any]) -> Table | None:
         counts = [of[f"evicted_{kind}"] for kind in _CLASSES]
         held = counts[1]["mean"] + counts[2]["mean"]
         rows.append([name, *(_figure(one, 0) for one in counts), f"{counts[2]['mean'] / held:.1%}" if held else "–"])
-    heads = ["policy", "blank", "retired", "active", "active, of those that held something"]
-    return ("\nBlocks given up, by what they were", heads, rows) if rows else None
+    heads = ["policy", "blank", "retired", "active", "active, share of non-blank"]
+    return ("\nEvicted blocks by state", heads, rows) if rows else None

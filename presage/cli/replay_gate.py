@@ -36,28 +36,27 @@ _FOLDER: Final = "replay"
 _Panel: Final = "The replay"
 
 Asked = Annotated[
-    bool, typer.Option("--replay", help="Judge what it would have done to hit rate and completion; needs vLLM.")
+    bool, typer.Option("--replay", help="Replay the traces and gate on hit rate and completion time; needs vLLM.")
 ]
 Engine = Annotated[
     str | None,
-    typer.Option(
-        help="TOML file of an engine, or the name of a known one.", rich_help_panel=_Panel, show_default=False
-    ),
+    typer.Option(help="TOML file of an engine, or a built-in name.", rich_help_panel=_Panel, show_default=False),
 ]
 CacheTokens = Annotated[
     int | None,
-    typer.Option(help="Tokens the cache holds; goes before the file.", rich_help_panel=_Panel, show_default=False),
+    typer.Option(help="Cache size in tokens; overrides the file.", rich_help_panel=_Panel, show_default=False),
 ]
 Concurrency = Annotated[
     int | None,
     typer.Option(
-        help=f"So many workflows at once; {_CONCURRENCY} where nothing is said.",
+        help=f"Number of concurrent workflows. Default: {_CONCURRENCY}.",
         rich_help_panel=_Panel,
         show_default=False,
     ),
 ]
 Rate = Annotated[
-    float | None, typer.Option(help="Workflows a second, at random.", rich_help_panel=_Panel, show_default=False)
+    float | None,
+    typer.Option(help="Mean arrivals of workflows per second.", rich_help_panel=_Panel, show_default=False),
 ]
 Prompts = Annotated[
     str | None, typer.Option(help="As of `presage replay`.", rich_help_panel=_Panel, show_default=False)
@@ -70,20 +69,20 @@ ClosingTokens = Annotated[
 ]
 PauseS = Annotated[
     float | None,
-    typer.Option(help="Mean pause between steps, drawn in place of those recorded.", rich_help_panel=_Panel),
+    typer.Option(help="Mean of random pauses between steps, instead of recorded pauses.", rich_help_panel=_Panel),
 ]
 Seeds = Annotated[
     int | None,
     typer.Option(
         min=3,
-        help=f"Runs of each, of another half of the workflows; {_SEEDS} where nothing is said.",
+        help=f"Runs of each version, each on a random half of the workflows. Default: {_SEEDS}.",
         rich_help_panel=_Panel,
         show_default=False,
     ),
 ]
 Processes = Annotated[
     int | None,
-    typer.Option(min=1, help="Runs side by side; without it one a core.", rich_help_panel=_Panel, show_default=False),
+    typer.Option(min=1, help="Parallel runs. Default: one per core.", rich_help_panel=_Panel, show_default=False),
 ]
 
 
@@ -105,7 +104,7 @@ def asked_for(replay: bool, options: Mapping[str, Any]) -> ReplayGate | None:
         return ReplayGate(**given)
     if given:
         option = next(iter(given)).replace("_", "-")
-        raise ConfigurationError(f"--{option} says how to replay, and no replay was asked for: add --replay")
+        raise ConfigurationError(f"--{option} configures the replay: add --replay")
     return None
 
 
@@ -148,7 +147,7 @@ class ReplayGate:
 
         if kind.name != "next-agent":
             raise ConfigurationError(
-                f"--replay replays forecasts of the next agent, and {name!r} is a {kind.name} predictor: "
+                f"--replay applies to next-agent predictors, and {name!r} is a {kind.name} predictor: "
                 "promote it without --replay"
             )
 
@@ -176,7 +175,7 @@ class ReplayGate:
         held = workload(table, self._convention, self._pause_s)
         check_fits(held.jobs, self._engine)
         if held.left_out:
-            out.note(f"{held.left_out} workflows not replayed: sizes of their requests were not recorded")
+            out.note(f"{held.left_out} workflows not replayed: their request sizes were not recorded")
         for one in (candidate, champion):
             _check_agents(one, held)
         setting = Setting(held.jobs, self._convention, self._arrivals, self._engine, "")
@@ -187,8 +186,8 @@ class ReplayGate:
         runs = {one.name: [run for run in done if run.policy == one.name] for one in contenders}
         if all(_same(runs[names[candidate]], runs[other]) for other in runs):
             out.note(
-                "all runs came out alike, with and without forecasts: the cache was never short. Give more "
-                "--concurrency or less --cache-tokens for the replay to say anything"
+                "all runs have equal figures, with and without forecasts: the cache was never full. Raise "
+                "--concurrency or lower --cache-tokens"
             )
         gates = judge_replay(
             _figures(runs[names[candidate]]),
@@ -231,7 +230,7 @@ def _check_agents(one: Loaded | None, held: Workload) -> None:
     agents = {step.agent for job in held.jobs for step in job.steps}
     if one is not None and not agents & set(one.predictor.vocabulary.agents):
         raise ConfigurationError(
-            f"{one.called} knows none of the {len(agents)} agents of these traces, so it has nothing to foretell in a "
+            f"{one.called} knows none of the {len(agents)} agents of these traces, so it cannot forecast in a "
             "replay: give traces of the applications it was trained on"
         )
 

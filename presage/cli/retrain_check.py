@@ -39,14 +39,14 @@ def retrain_check(
     model: Annotated[
         list[str],
         typer.Option(
-            help="models:/NAME@ALIAS, models:/NAME/VERSION, or a folder: one of next agents, one of lengths, or both.",
+            help="models:/NAME@ALIAS, models:/NAME/VERSION, or a folder: a next-agent model, a length model, or both.",
             show_default=False,
         ),
     ],
     promoted_on: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Held-out traces of the promotion; repeat for more. Without: the oldest workflows of TRACES.",
+            help="Held-out traces of the promotion; repeat for more. Default: the oldest workflows of TRACES.",
             show_default=False,
         ),
     ] = None,
@@ -54,9 +54,9 @@ def retrain_check(
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Tell by workflow type whether agents, call graph, accuracy or coverage have left what models were promoted with.
+    """Check by workflow type whether agents, call graph, accuracy or coverage have drifted since the promotion.
 
-    Exit code 3 when retraining is due for any workflow type, 0 when it is not.
+    Exit code 3 if retraining is due for any workflow type, else 0.
     """
     from presage.cli.load import load
     from presage.serving_hooks.monitoring.promoted import promoted_by_type
@@ -74,7 +74,7 @@ def retrain_check(
         table = _unseen(traces, loaded, skip_bad, out, report)
         report("forecasting", None)
         forecasts = forecasts_of(loaded, table)
-        report("holding forecasts against what came", None)
+        report("comparing forecasts with outcomes", None)
         found = check(followed_of(table, forecasts), promoted, _known_types(loaded))
         data = {"models": {kind: one.called for kind, one in loaded.items()}, **found.to_dict()}
     out.result(data, *(_render(data) if not as_json else ()))
@@ -95,7 +95,7 @@ def _by_kind(loaded: list[Loaded]) -> dict[str, Loaded]:
             )
         if kind == "remaining-length" and one.predictor.target != "remaining":
             raise ConfigurationError(
-                f"--model {one.source}: says how long a {one.predictor.target} is; one of what remains is wanted"
+                f"--model {one.source}: its target is {one.predictor.target!r}; wanted the target 'remaining'"
             )
         found[kind] = one
     return found
@@ -124,8 +124,8 @@ def _render(data: dict[str, Any]) -> list[Any]:
         [name, "DUE" if of["due"] else "not due", str(of["workflows"]), str(of["watched"]), _why(of)]
         for name, of in data["workflow_types"].items()
     ]
-    head = ["workflow type", "retraining", "workflows", "held against figures", "why"]
-    return [table(f"Retraining of {', '.join(data['models'].values())}", head, rows, left=(0, 4))]
+    head = ["workflow type", "retraining", "workflows", "compared", "why"]
+    return [table(f"Retraining check of {', '.join(data['models'].values())}", head, rows, left=(0, 4))]
 
 
 def _why(of: dict[str, Any]) -> str:
@@ -136,8 +136,8 @@ def _why(of: dict[str, Any]) -> str:
             for reason in of["alarm"]["reasons"]
         )
     if of["never_seen"]:
-        return "no model has seen this workflow type"
-    return "too few workflows to tell" if not of["watched"] else ""
+        return "no model was trained on this workflow type"
+    return "too few workflows" if not of["watched"] else ""
 
 
 def promotion_figures(candidate: Loaded, table: pa.Table, out: Output) -> dict[str, Promoted] | None:
@@ -165,8 +165,8 @@ def promotion_figures(candidate: Loaded, table: pa.Table, out: Output) -> dict[s
     if few := sorted(set(pc.unique(table["workflow_type"]).to_pylist()) - found.keys()):
         more = f" and {len(few) - _NAMED} more" if len(few) > _NAMED else ""
         out.note(
-            f"fewer than {AT_LEAST} workflows that ended of {', '.join(map(repr, few[:_NAMED]))}{more}: an engine "
-            "will hold these workflow types against their own first workflows"
+            f"fewer than {AT_LEAST} ended workflows of {', '.join(map(repr, few[:_NAMED]))}{more}: an engine will "
+            "compare these workflow types with their own first workflows"
         )
     return found
 

@@ -49,13 +49,13 @@ def router(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help=f"{_TRANSFORMER} a router to train further; models it knows start where they stood.",
+            help=f"{_TRANSFORMER} a router to train further; known models keep their heads.",
             show_default=False,
         ),
     ] = None,
     epochs: Annotated[int, typer.Option(help=f"{_TRANSFORMER} passes over the prompts.", min=1)] = 5,
     lr: Annotated[float, typer.Option("--lr", "--learning-rate", help=f"{_TRANSFORMER} learning rate.")] = 1e-5,
-    batch_size: Annotated[int, typer.Option(help=f"{_TRANSFORMER} prompts a step and device.", min=1)] = 16,
+    batch_size: Annotated[int, typer.Option(help=f"{_TRANSFORMER} prompts per step and device.", min=1)] = 16,
     head_tokens: Annotated[
         int | None, typer.Option(help=f"{_TRANSFORMER} tokens kept of a long prompt's beginning.", min=1)
     ] = None,
@@ -64,10 +64,11 @@ def router(
         bool, typer.Option("--gradient-checkpointing", help=f"{_TRANSFORMER} less memory, more time.")
     ] = False,
     checkpoints: Annotated[
-        Path, typer.Option(help=f"{_TRANSFORMER} the training's working folder, deleted at the end.")
+        Path, typer.Option(help=f"{_TRANSFORMER} working folder of the training, deleted at the end.")
     ] = Path("router-checkpoints"),
     resume: Annotated[
-        bool, typer.Option("--resume", help=f"{_TRANSFORMER} go on from the last checkpoint of a killed training.")
+        bool,
+        typer.Option("--resume", help=f"{_TRANSFORMER} resume from the last checkpoint of an interrupted training."),
     ] = False,
     test: options.Test = None,
     config: options.ConfigFile = None,
@@ -75,13 +76,13 @@ def router(
     seed: options.Seed = 0,
     baselines: options.Baselines = "default",
     out_folder: options.OutFolder = None,
-    name: Annotated[str, typer.Option(help="Model to register a version of.")] = "router",
+    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "router",
     register: options.Register = True,
     skip_bad: options.SkipBad = False,
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train the router on outcomes, judge it beside every baseline, and register it."""
+    """Train the router on outcomes, compare it with baselines, and register it."""
     from dataclasses import replace
 
     from presage.errors import ConfigurationError
@@ -100,7 +101,7 @@ def router(
     wanted = choose_baselines(baselines)
     if start_from is not None and (encoder, head_tokens, tail_tokens) != (None, None, None):
         raise ConfigurationError(
-            "--start-from brings its encoder and what it reads of a prompt: leave --encoder, --head-tokens and "
+            "--start-from keeps the router's encoder and prompt limits: omit --encoder, --head-tokens and "
             "--tail-tokens out"
         )
 
@@ -164,7 +165,7 @@ def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:
     found = resolve(reference, lambda: options.open_registry(tracking_uri))
     scorer = getattr(load_predictor(found.folder), "scorer", None)
     if not isinstance(scorer, TransformerScorer):
-        raise ArtefactError(f"--start-from {reference}: a router with the head transformer is wanted")
+        raise ArtefactError(f"--start-from {reference}: wanted a router with the head transformer")
     return scorer
 
 
@@ -255,7 +256,7 @@ def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
     if best is not None:
         low, high = metrics["gain_over_best_single_ci95"]
         shown.append(
-            f"\nbest single model {best} {number(metrics['best_single'])} (ours less it: 95 % {number(low)} to "
+            f"\nbest single model {best} {number(metrics['best_single'])} (router minus it: 95 % {number(low)} to "
             f"{number(high)}), at random {number(metrics['random'])}, oracle {number(metrics['oracle'])}, on "
             f"{metrics['prompts_with_every_label']} prompts with every label"
         )
@@ -282,8 +283,7 @@ def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     prompt = rows[-1].get("input_text")
     if prompt is None:
         raise InputError(
-            "the last step has no input_text, which is what a router reads; add it, or ask with "
-            '`presage route MODEL "prompt"`'
+            'the last step has no input_text, the input of a router; add it, or use `presage route MODEL "prompt"`'
         )
     found: dict[str, Any] = predictor.forecast(prompt).to_dict()
     return found
@@ -321,7 +321,7 @@ def _costs(curve: dict[str, Any]) -> list[Any]:
         f"\narea under cost and quality: {number(curve['area'])}, of single models mixed at random "
         f"{number(curve['area_of_singles'])}"
     )
-    return [table(f"\nWhat quality costs ({curve['unit']} a request)", ["", "cost", "accuracy"], rows), areas]
+    return [table(f"\nCost against quality ({curve['unit']} per request)", ["", "cost", "accuracy"], rows), areas]
 
 
 def _budget(head: str) -> RouterBudget:

@@ -1,4 +1,4 @@
-"""`presage serve`: `vllm serve` with the hooks. `presage vllm-check`: would that start here?"""
+"""`presage serve`: `vllm serve` with the hooks. `presage vllm-check`: check that it can start here."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ def serve(
         list[str],
         typer.Argument(
             metavar="MODEL [OPTIONS OF VLLM]",
-            help="What you would give to `vllm serve`; `vllm serve --help` lists it.",
+            help="Arguments of `vllm serve`; see `vllm serve --help`.",
             show_default=False,
         ),
     ],
     layer: Annotated[
         int | None,
         typer.Option(
-            help="Tap the hidden states after this transformer layer, counted from 1, or -1 for the last: the setting "
+            help="Read the hidden states after this transformer layer, counted from 1, or -1 for the last: the setting "
             "`state_layer`. Without it, those after the final norm.",
             show_default=False,
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command line of vLLM, with its environment, and stop.")
+        bool, typer.Option("--dry-run", help="Print vLLM's command line and environment, and exit.")
     ] = False,
 ) -> None:
     """Serve a model with vLLM and with forecasts in its scheduler.
 
-    This is `vllm serve`, plus --scheduler-cls, --worker-cls, --kv-transfer-config and VLLM_PLUGINS where you have not
-    said them; everything else goes to vLLM as it is. Settings of the hooks go there too, as
-    --additional-config.presage.NAME VALUE; `presage vllm-check --settings` lists them.
+    Runs `vllm serve` and adds --scheduler-cls, --worker-cls, --kv-transfer-config and VLLM_PLUGINS unless you set them.
+    All other arguments are passed to vLLM unchanged. Set the hooks with --additional-config.presage.NAME VALUE;
+    `presage vllm-check --settings` lists the settings.
     """
     import os
     import shlex
@@ -84,18 +84,16 @@ def wanted_vllm() -> None:
 def vllm_check(
     registry: Annotated[
         str | None,
-        typer.Option(
-            help="The registry the engine would be given. Without: as the engine finds it.", show_default=False
-        ),
+        typer.Option(help="The registry to check. Default: the one the engine would use.", show_default=False),
     ] = None,
     settings: Annotated[
         bool, typer.Option("--settings", help="List the settings of the hooks instead; needs no vLLM.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Look whether this vLLM, its plugins, the device and the registry are what the hooks need.
+    """Check that this vLLM, its plugins, the device and the registry meet the requirements of the hooks.
 
-    Exit code 3 if an engine with the hooks would not start, or not as it was told to.
+    Exit code 3 if an engine with the hooks would not start, or not as configured.
     """
     out = Output(as_json)
     if settings:
@@ -136,5 +134,5 @@ def _render(found: list[Finding], ready: bool) -> list[Any]:
     words = {"ok": "ok", "less": "less", "no": "NO"}
     rows = [[words[one.state], one.what, one.found] for one in found]
     shown = table("", ["", "what", "found"], rows, left=range(3))
-    end = "An engine with the hooks starts here." if ready else "What is marked NO stands in the way."
+    end = "An engine with the hooks starts here." if ready else "The checks marked NO must be fixed first."
     return [shown, f"\n{end}"]

@@ -20,13 +20,15 @@ from presage.errors import EngineError
 TIMEOUT_S: Final = 10.0
 KEY: Final = "VLLM_API_KEY"
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="Of the server, as http://localhost:8000.", show_default=False)]
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="URL of the server, such as http://localhost:8000.", show_default=False)
+]
 ApiKey = Annotated[
     str | None,
     typer.Option(
         "--api-key",
         envvar=KEY,
-        help="The key that the server was started with, if any.",
+        help="The server's API key, if it has one.",
         show_default=False,
     ),
 ]
@@ -60,7 +62,7 @@ def ask(
         api_key: sent as a bearer token.
         body: sent as JSON by POST; None sends a GET.
         headers: further headers.
-        refusals: messages for status codes with a JSON `detail`, which our routes send.
+        refusals: messages for status codes with a JSON `detail`, as Presage's routes send.
         timeout_s: of the request.
 
     Raises:
@@ -94,7 +96,7 @@ def ask(
 
 
 def _is_ours(error: urllib.error.HTTPError) -> bool:
-    """Whether our routes (or FastAPI for them) refused, and not vLLM's own authentication."""
+    """Whether Presage's routes (or FastAPI for them) refused, rather than vLLM's own authentication."""
     try:
         return "detail" in json.load(error)
     except (ValueError, OSError, TypeError):
@@ -109,7 +111,9 @@ def _base(url: str) -> str:
     except ValueError:
         bad = True
     if not bad and "@" in parts.netloc:
-        raise EngineError(f"the URL holds a name or a password; leave it out, and give a key as --api-key or in {KEY}")
+        raise EngineError(
+            f"the URL contains a user name or password; remove it, and give the key as --api-key or in {KEY}"
+        )
     if bad or not given.isascii() or not given.isprintable() or " " in given:
         raise EngineError(f"{url!r:.80} is no address of a server; give one such as http://localhost:8000")
     return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
@@ -120,14 +124,14 @@ def _refused(where: str, path: str, code: int, with_key: bool) -> str:
         wrong = "does not take this key" if with_key else "wants a key"
         return f"{where} {wrong}; give the one it was started with as --api-key or in {KEY}"
     if code == 503:
-        return f"{where}: no engine runs behind this server; ask the one that serves the workflows"
+        return f"{where}: no engine runs behind this server; use the URL of the server that runs the workflows"
     if code == 404:
         return f"{where}{path} is not there; {_another('404')}"
-    return f"{where}{path} answers {code}; look into the server's log"
+    return f"{where}{path} answers {code}; see the server's log"
 
 
 def _another(found: str) -> str:
     return (
-        f"this is another server, or one without our routes ({found}): correct the URL, or start it with "
+        f"this is another server, or one without Presage's routes ({found}): correct the URL, or start it with "
         "`presage serve`, which names presage in VLLM_PLUGINS"
     )

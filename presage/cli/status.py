@@ -24,21 +24,21 @@ PATH = "/v1/workflows/status"
 Rows = list[Sequence[str]]
 _WHEN: Final = {"prefill": "before the output", "completion": "after the output"}
 _WIDTH: Final = 22
-"""Of the first column, so that all tables align."""
+"""Width of the first column, so that all tables align."""
 
 
 def status(
     url: Url,
     watch: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Ask again every S seconds until interrupted.", min=0.1, show_default=False),
+        typer.Option(metavar="S", help="Refresh every S seconds until interrupted.", min=0.1, show_default=False),
     ] = None,
     api_key: ApiKey = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show what the hooks in a running engine do: policies, models, forecasts, hits, requests held back, and errors.
+    """Show the status of a running engine's hooks: policies, models, forecasts, hits, held requests, and errors.
 
-    With --watch and --json one object a line.
+    With --watch and --json, prints one object per line.
     """
     out = Output(as_json)
     while True:
@@ -52,7 +52,7 @@ def status(
 
 
 def _clear() -> None:
-    """Clears a terminal; in a file or a pipe one status follows the other."""
+    """Clears a terminal; not written to a file or pipe."""
     from rich.console import Console
 
     Console().clear()
@@ -83,7 +83,7 @@ def _tables(engines: list[Mapping[str, Any]]) -> Iterator[Any]:
 
 
 def tables(name: str, engine: EngineStatus) -> Iterator[Table]:
-    """One engine, in the order of questions: is it on, what does it know, what has come of it, what failed."""
+    """One engine: modes, then models and forecasts, then effects, then errors."""
     for title, rows in (
         (name, [*_policies(engine), *_models(engine), *_inputs(engine), *_workflows(engine)]),
         ("Forecasts", [*_forecasts(engine), *_accuracies(engine)]),
@@ -177,12 +177,12 @@ def _admission(engine: EngineStatus) -> Rows:
         ["held back so far", f"{of.held_s:.1f} s, the longest workflow {of.longest_held_s:.1f} s"],
     ]
     if of.outlook:
-        chosen, everybody = of.outlook["chosen"], of.outlook["everybody"]
+        chosen, everyone = of.outlook["chosen"], of.outlook["everybody"]
         rows.append(
             [
                 "expected",
                 f"{chosen.steps_per_s:.2f} steps/s of {chosen.workflows} workflows, "
-                f"{everybody.steps_per_s:.2f} of all {everybody.workflows}",
+                f"{everyone.steps_per_s:.2f} of all {everyone.workflows}",
             ]
         )
     return rows

@@ -19,26 +19,28 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Ask your traces: would more of them help, what are states worth, how far ahead is a forecast any good?",
+    help="Study your traces: effect of more traces, value of hidden states, useful forecast horizon.",
 )
 
 _Test = Annotated[
     list[Path] | None,
-    typer.Option("--test", help="Traces to judge on; repeat for more. Without: a fifth of the tasks."),
+    typer.Option("--test", help="Test traces; repeat for more. Default: a fifth of the tasks."),
 ]
-_States = Annotated[str, typer.Option(help="Semantic states: captured, text, none, or auto: the first there is.")]
+_States = Annotated[
+    str, typer.Option(help="Semantic states: captured, text, none, or auto: the first of these in the traces.")
+]
 _Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="One setting of the predictor, as train-predictor takes it."),
 ]
 _Baselines = Annotated[
-    str, typer.Option(help="What to train beside ours: names or sets, as for train-predictor.", metavar="NAMES")
+    str, typer.Option(help="Baselines to train as well: names or sets, as for train-predictor.", metavar="NAMES")
 ]
 _Folder = Annotated[
     Path | None,
     typer.Option("--report", help="Folder for metrics.json, report.html and report.md.", show_default=False),
 ]
-_Horizon = Annotated[int, typer.Option(help="How many steps ahead.", min=1)]
+_Horizon = Annotated[int, typer.Option(help="Number of steps to forecast.", min=1)]
 
 _BASELINES = "markov-3,boosted-trees,published-graphsage"
 _QUICK = 100
@@ -51,8 +53,8 @@ Ask = Callable[["pa.Table", "pa.Table | None", "Recipe", Report], dict[str, Any]
     epilog="Examples:\n\n"
     "presage study learning-curve traces/ --report curve/\n\n"
     "presage study learning-curve traces/ --sizes 100,400,1600 --draws 1\n\n"
-    "A set is of whole tasks, so it may hold more workflows than asked for. Each training costs what train-predictor "
-    "would on so many workflows.",
+    "Training sets consist of whole tasks, so they may hold more workflows than requested. Each training costs as much "
+    "as train-predictor on that many workflows.",
 )
 def learning_curve(
     traces: options.Traces,
@@ -60,7 +62,8 @@ def learning_curve(
     sizes: Annotated[
         str | None,
         typer.Option(
-            help="Training workflows, separated by commas. Without: 25, 50, 100, … up to 800.", show_default=False
+            help="Numbers of training workflows, separated by commas. Default: 25, 50, 100, … up to 800.",
+            show_default=False,
         ),
     ] = None,
     draws: Annotated[int, typer.Option(help="How often a small training set is drawn.", min=1)] = 3,
@@ -111,7 +114,7 @@ def states_(
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
 ) -> None:
-    """What hidden states add over texts and over neither, and completion over prefill: are they worth recording?"""
+    """Accuracy with hidden states, with texts and with neither, and after against before the output."""
     from presage.training.study import study_states
 
     def ask(table: pa.Table, test_table: pa.Table | None, recipe: Recipe, report: Report) -> dict[str, Any]:
@@ -150,7 +153,7 @@ def horizon(
     epilog="Examples:\n\n"
     "presage study shift outcomes.jsonl.gz\n\n"
     "presage study shift outcomes/ --family '^[^_]+' --set rank=4 --json\n\n"
-    "Costs one training for each family left out, and one more.",
+    "Trains once for each family left out, and once more.",
 )
 def shift(
     data: outcomes.Files,
@@ -158,18 +161,18 @@ def shift(
         str | None,
         typer.Option(
             metavar="REGEX",
-            help="What names the family in a task: the first group of this, or all that matches. Without: the name up "
-            "to the first / (all of it where that leaves one family), without _train or _test.",
+            help="Regular expression for the family in a task's name: its first group, or the whole match. Default: "
+            "the name up to the first / (or the whole name, if that leaves one family), without _train or _test.",
             show_default=False,
         ),
     ] = None,
-    most: Annotated[int, typer.Option(help="How many families to leave out, the largest first.", min=2)] = 12,
+    most: Annotated[int, typer.Option(help="Maximum number of families to leave out, largest first.", min=2)] = 12,
     settings: _Settings = None,
     seed: options.Seed = 0,
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
 ) -> None:
-    """How a router does on benchmark families that training never saw: does it hold on new topics?"""
+    """Accuracy of a router on benchmark families left out of its training."""
     from presage.predictors.router.predictor import RouterConfig
     from presage.training.configuration import read_configuration
     from presage.training.router.shift import study_shift
@@ -251,7 +254,7 @@ def _sizes(sizes: str | None) -> list[int] | None:
 
 
 def _shift_tables(found: dict[str, Any]) -> list[Any]:
-    """Each family left out, and all families pooled, left out and known."""
+    """Figures of each family left out, and of all families pooled, left out and known."""
     routers = list(found["pooled"]["left_out"]["routers"])
     baselines = routers[1:]
     head = ["family left out", "prompts", "macro mAP", "ECE", "picked accuracy", "flagged"]
@@ -260,13 +263,13 @@ def _shift_tables(found: dict[str, Any]) -> list[Any]:
     rows.append(["all of them", *_shift_row(pooled["left_out"], routers)])
     rows.append(["with all families known", *_shift_row(pooled["known"], routers)])
     shown: list[Any] = [
-        text_table(f"\nThe router on families that training never saw: ours / {' / '.join(baselines)}", head, rows),
-        "\nflagged: share of prompts for which ours says that there is not enough evidence",
+        text_table(f"\nThe router on families left out of training: router / {' / '.join(baselines)}", head, rows),
+        "\nflagged: share of prompts that the router marks as having too little evidence",
     ]
     intervals = []
     for called, key in (("left out", "left_out"), ("known", "known")):
         for name, of in pooled[key]["differences"].items():
-            intervals.append([f"{called}, ours less {name}", *map(_difference_of, of.values())])
+            intervals.append([f"{called}, router minus {name}", *map(_difference_of, of.values())])
     first = pooled["left_out"]["differences"][baselines[0]]
     shown.append(text_table("\nDifferences over all families, with paired 95 % intervals", ["", *first], intervals))
     behind = pooled["left_out"]["behind"]

@@ -1,4 +1,4 @@
-"""`presage traces`: bring traces in, look at them, or generate some from a synthetic process."""
+"""`presage traces`: ingest and describe traces, or generate synthetic ones."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from presage.errors import ConfigurationError
 if TYPE_CHECKING:
     from presage.datasets.ingest import Feed
 
-app = typer.Typer(no_args_is_help=True, help="Bring traces into a store, describe them, or generate some.")
+app = typer.Typer(no_args_is_help=True, help="Ingest traces into a store, describe them, or generate synthetic ones.")
 
-_To = Annotated[Path, typer.Option("--to", help="Folder of the store; made if new, appended to if not.")]
+_To = Annotated[Path, typer.Option("--to", help="Folder of the store; created if missing, else appended to.")]
 
 
 @app.command(
     epilog="Example:  presage traces ingest runs/*.jsonl.gz --to traces/\n\n"
     "A .csv or .parquet file has the columns of docs/traces.md, as pandas writes it.\n\n"
-    "Ingesting a file twice adds nothing. An ingestion that was stopped goes on when the same command is given again.",
+    "Ingesting a file twice adds nothing. To resume an interrupted ingestion, repeat the command.",
 )
 def ingest(
     to: _To,
@@ -41,19 +41,21 @@ def ingest(
     source_format: Annotated[
         str,
         typer.Option(
-            "--format", help=f"auto goes by name and content; or the format of every source: {', '.join(READERS)}."
+            "--format", help=f"auto detects by name and content; or the format of all sources: {', '.join(READERS)}."
         ),
     ] = "auto",
     mlflow_experiment: Annotated[
         str | None,
-        typer.Option("--mlflow-experiment", help="Take the traces of this MLflow experiment too.", show_default=False),
+        typer.Option(
+            "--mlflow-experiment", help="Also ingest the traces of this MLflow experiment.", show_default=False
+        ),
     ] = None,
     tracking_uri: Annotated[
         str | None,
         typer.Option(
             "--tracking-uri",
             envvar="MLFLOW_TRACKING_URI",
-            help="With --mlflow-experiment: the MLflow server or database where it is.",
+            help="With --mlflow-experiment: its MLflow server or database.",
             show_default=False,
         ),
     ] = None,
@@ -61,7 +63,7 @@ def ingest(
         str | None,
         typer.Option(
             "--since",
-            help="Only workflows that began then or later: ISO 8601 with a zone, or epoch seconds.",
+            help="Only workflows that started at this time or later: ISO 8601 with a zone, or epoch seconds.",
             show_default=False,
         ),
     ] = None,
@@ -75,7 +77,7 @@ def ingest(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Check traces and add them to a store, all or nothing; memory stays bounded however many there are."""
+    """Validate traces and add them to a store, all or nothing, in bounded memory."""
     from presage.datasets.ingest import ingest as bring_in
 
     out = Output(as_json)
@@ -123,12 +125,12 @@ def describe(
     store: options.Traces,
     page: Annotated[
         Path | None,
-        typer.Option("--html", help="Also write the description as a page of its own.", show_default=False),
+        typer.Option("--html", help="Also write the description as an HTML page.", show_default=False),
     ] = None,
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show workflow types, agents, lengths, tokens, the share that was cut, and the call graph."""
+    """Show workflow types, agents, lengths, tokens, the share of truncated workflows, and the call graph."""
     from presage.datasets.describe import describe as describe_table
 
     out = Output(as_json)
@@ -150,16 +152,18 @@ def generate(
     to: _To,
     process: Annotated[
         str | None,
-        typer.Option(help="retry, research or triage: who calls whom. lengths: how long.", show_default=False),
+        typer.Option(
+            help="retry, research or triage (sequences of agents), or lengths (output lengths).", show_default=False
+        ),
     ] = None,
     law: Annotated[str | None, typer.Option(hidden=True)] = None,
-    workflows: Annotated[int, typer.Option(help="How many.", min=1)] = 1000,
+    workflows: Annotated[int, typer.Option(help="Number of workflows.", min=1)] = 1000,
     seed: options.Seed = 0,
     state_size: Annotated[int, typer.Option(help="Width of the hidden states.", min=1)] = 64,
-    censored: Annotated[float, typer.Option(help="Share of the workflows that may be cut.", min=0, max=1)] = 0.0,
+    censored: Annotated[float, typer.Option(help="Share of the workflows that may be truncated.", min=0, max=1)] = 0.0,
     as_json: options.Json = False,
 ) -> None:
-    """Draw workflows of a synthetic process, whose best possible forecast is known, and add them to a store."""
+    """Generate workflows of a synthetic process with a known optimal forecast and add them to a store."""
     from presage.datasets.store import append
     from presage.datasets.synthetic.lengths import generate_lengths
     from presage.datasets.synthetic.workflows import generate as draw
@@ -171,7 +175,7 @@ def generate(
     if process is None:
         raise ConfigurationError("no process given: --process retry, research, triage or lengths")
     with out.working() as report:
-        report("drawing workflows", None)
+        report("generating workflows", None)
         if process == "lengths":  # lengths have no hidden states
             table = generate_lengths(workflows, seed, censored=censored).table
         else:
@@ -198,7 +202,7 @@ def _description(data: dict[str, Any]) -> list[Any]:
                 if of[column]
             ),
             *([["finish reasons", _reasons(of["finish_reasons"])]] if of["finish_reasons"] else []),
-            ["cut before their end", f"{of['censored_share']:.1%}"],
+            ["truncated", f"{of['censored_share']:.1%}"],
             ["successful", "unknown" if of["success_share"] is None else f"{of['success_share']:.1%}"],
             ["steps with text", f"{of['text_share']:.1%}"],
             ["steps in a fan-out", f"{of['fan_out_share']:.1%}"],

@@ -18,7 +18,7 @@ app = typer.Typer(
 
 @app.callback()
 def group() -> None:
-    """Train a predictor on traces, or a router on outcomes, compare with baselines on what is held out, register."""
+    """Train a predictor on traces or a router on outcomes, compare it with baselines on held-out data, register it."""
 
 
 for kind in KINDS:

@@ -1,4 +1,4 @@
-"""The frame of every training command: read, train, write, register and print."""
+"""The stages shared by all training commands: read, train, write, register and print."""
 
 from __future__ import annotations
 
@@ -182,5 +182,5 @@ def _summary(metrics: Mapping[str, Any], places: Mapping[str, str | None]) -> li
     if places["registered"]:
         lines.append(f"registered as {places['registered']}")
     elif not places["folder"] and not places["report"]:
-        lines.append("nothing was kept: --no-register, no --out and no --report")
+        lines.append("nothing was saved: --no-register, no --out and no --report")
     return lines

@@ -1,11 +1,11 @@
-"""Baselines by name, alone and in sets, and the comparisons with a predictor that they win.
+"""Baselines by name, and the comparisons in which a baseline beats the predictor.
 
-A name is what an option such as `--baselines default,module:name` takes. Each baseline of next-agent predictors loads
-its library when it is made. Those that decide something on the validation part learn from the rest of the training
-part; the others, which need none, learn from all of it, as ours does in the end.
+`--baselines default,module:name` selects baselines and sets of them. A next-agent baseline imports its library on
+construction. A baseline that uses the validation part (early stopping, weights) is fitted on the rest of the training
+part; every other baseline is fitted on the whole training part, as the predictor is in its final fit.
 
-Where a baseline wins beyond the interval, the end of the training and the top of its report say so, and the version
-keeps it for a gate of the registry.
+If a baseline wins significantly, the training output and the report show it first, and a tag of the version records it
+for the registry's gate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NextAgentEstimator(Protocol):
     name: str
 
     def fit(self, train: Prefixes, validation: Prefixes) -> Self:
-        """Learns from `train`; `validation` (other tasks) serves early stopping and the choice of weights."""
+        """Fit on `train`; `validation` (other tasks) is for early stopping and the choice of weights."""
         ...
 
     def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
@@ -40,7 +40,7 @@ class NextAgentEstimator(Protocol):
 
 
 Make = Callable[[int, int], NextAgentEstimator]
-"""Makes a baseline from a seed and the number of steps it will learn from."""
+"""Makes a baseline from a seed and its number of training steps."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ class NextAgentBaseline:
     """One baseline.
 
     Attributes:
-        make: makes it.
-        validates: whether it decides something on validation prefixes, which it must not have learnt from.
+        make: constructs the estimator.
+        validates: whether fitting uses validation prefixes, which must then be excluded from its training prefixes.
     """
 
     make: Make
     validates: bool
 
     def fit(self, seed: int, learning: Prefixes, inner: Prefixes, validation: Prefixes) -> NextAgentEstimator:
-        """Made and fitted on `learning`, or on its part `inner` where the other part, `validation`, decides."""
+        """Make the baseline and fit it on `learning`, or on its part `inner` if fitting uses `validation`."""
         return self.make(seed, learning.steps).fit(inner if self.validates else learning, validation)
 
 
@@ -92,15 +92,15 @@ BASELINES: Final[Mapping[str, NextAgentBaseline]] = {
     "boosted-trees-ids": _boosted(False),
     "published-graphsage": NextAgentBaseline(_published, validates=True),
 }
-"""What a training compares next-agent predictors with by default: counting, the strongest on real traces,
-and the published model."""
+"""Default baselines of next-agent predictors: n-grams, boosted trees (the strongest on real traces), and the published
+model."""
 
 
 def find(name: str) -> NextAgentBaseline:
-    """A baseline by its name: one of `BASELINES`, or `module:name`, an entry of another module's `BASELINES`.
+    """Look up a baseline: a key of `BASELINES`, or `module:name` for a key of another module's `BASELINES`.
 
     Raises:
-        ConfigurationError: there is no such baseline, or its module cannot be loaded.
+        ConfigurationError: no such baseline, or its module cannot be loaded.
     """
     module, own, key = name.partition(":")
     if not own:
@@ -108,7 +108,7 @@ def find(name: str) -> NextAgentBaseline:
         return BASELINES[name]
     try:
         found = importlib.import_module(module).BASELINES[key]
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # importing a user's module may raise any exception
         raise ConfigurationError(
             f"baseline {name!r} cannot be loaded ({error!r}); wanted is module:name, a module on PYTHONPATH whose "
             "mapping BASELINES has that name"
@@ -119,10 +119,10 @@ def find(name: str) -> NextAgentBaseline:
 
 
 def choose(text: str) -> tuple[str, ...]:
-    """The baselines of next-agent predictors that a comma-separated list of names and sets stands for, each once.
+    """Next-agent baselines selected by a comma-separated list of names and sets, without duplicates.
 
     Raises:
-        ConfigurationError: there is no such baseline and no such set.
+        ConfigurationError: an unknown baseline or set.
     """
     chosen = _expanded(text, BASELINES)
     for name in chosen:
@@ -131,10 +131,10 @@ def choose(text: str) -> tuple[str, ...]:
 
 
 def choose_names(text: str, known: Collection[str]) -> tuple[str, ...]:
-    """What a comma-separated list of names and sets stands for, each once.
+    """Names selected by a comma-separated list of names and sets, without duplicates.
 
     Raises:
-        ConfigurationError: there is no such baseline and no such set.
+        ConfigurationError: an unknown baseline or set.
     """
     chosen = _expanded(text, known)
     check_names(chosen, known)
@@ -142,7 +142,7 @@ def choose_names(text: str, known: Collection[str]) -> tuple[str, ...]:
 
 
 def check_names(names: Iterable[str], known: Collection[str]) -> None:
-    """Raises ConfigurationError unless each is the name of a baseline."""
+    """Raise ConfigurationError unless every name is known."""
     if unknown := [name for name in names if name not in known]:
         raise ConfigurationError(
             f"no baseline {unknown[0]!r}; there are: {', '.join(known)}; and the sets default, all, none"
@@ -150,21 +150,21 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def _expanded(text: str, known: Collection[str]) -> tuple[str, ...]:
-    """Names as they are, "default" and "all" as every one there is, "none" as nothing."""
+    """Expand "default" and "all" to all known names, and "none" to nothing."""
     sets = {"default": tuple(known), "all": tuple(known), "none": ()}
     return tuple(dict.fromkeys(name for item in text.split(",") for name in sets.get(item, (item,))))
 
 
 @dataclass(frozen=True)
 class Behind:
-    """One comparison that a baseline won: the paired 95 % interval of the difference does not hold 0.
+    """A comparison that a baseline won: the paired 95 % interval of the difference excludes 0.
 
     Attributes:
         baseline: its name.
-        at: what was compared, for people.
-        by: how much better the baseline is, above 0, in the unit of the figure.
+        at: description of the comparison, such as "before the output, 1 step ahead".
+        by: the baseline's lead, above 0, in the unit of the figure.
         ci95: interval of `by`.
-        of: the baseline's own figure, for scale.
+        of: the baseline's own figure.
     """
 
     baseline: str
@@ -179,17 +179,17 @@ class Behind:
 
 
 def behind(baseline: str, at: str, by: float, ci95: tuple[float, float], of: float) -> list[Behind]:
-    """The comparison if the baseline won it, else nothing; `by` and `ci95` are above 0 where the baseline is better."""
+    """The comparison as a list of one if the baseline won, else an empty list; positive `by` favours the baseline."""
     return [Behind(baseline, at, by, ci95, of)] if math.isfinite(by) and ci95[0] > 0 else []
 
 
 def moment_name(moment: Moment) -> str:
-    """A moment in words: a forecast is made before a step's output, and again after it."""
+    """Description of a moment: a forecast is made before a step's output, and again after it."""
     return "before the output" if moment == PREFILL else "after the output"
 
 
 def last_words(found: Sequence[Mapping[str, Any]], advice: str) -> list[str]:
-    """What a training ends with where a baseline won.
+    """Closing lines of a training's output: the largest losses to baselines; empty without losses.
 
     Args:
         found: `Behind.to_dict` of each comparison lost.
@@ -210,5 +210,5 @@ _MOST_LINES = 6
 
 
 def worst(found: Iterable[Behind]) -> list[dict[str, Any]]:
-    """All of them as JSON values, the largest difference first."""
+    """JSON values, largest difference first."""
     return [one.to_dict() for one in sorted(found, key=lambda one: -one.by)]

@@ -1,12 +1,12 @@
-"""A configuration from a TOML file and `--set key=value`; an unknown key or a value of another type is refused.
+"""Read a configuration from a TOML file and `--set key=value`; reject unknown keys and values of the wrong type.
 
     # next-agent.toml
     min_evidence = 20
     [network]
     epochs = 10
 
-says the same as `--set min_evidence=20 --set network.epochs=10`. The keys are the fields of the configuration
-dataclass, nested ones behind a dot; what is not named keeps its default.
+is equivalent to `--set min_evidence=20 --set network.epochs=10`. Keys are the fields of the configuration dataclass,
+with dots for nested ones. Omitted keys keep their defaults.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Config = TypeVar("Config")
 
 
 Limits = Mapping[str, tuple[float, float]]
-"""Least and greatest value of a key, both allowed."""
+"""Smallest and largest allowed value by key, inclusive."""
 
 
 def read_configuration(
     kind: type[Config], file: Path | None = None, settings: Sequence[str] = (), limits: Limits | None = None
 ) -> Config:
-    """Builds a configuration; a setting goes before the file, the file before the default.
+    """Build a configuration. Settings override the file; the file overrides the defaults.
 
     Args:
-        kind: a dataclass, its fields scalars or dataclasses, all with defaults.
+        kind: a dataclass whose fields are scalars or dataclasses, all with defaults.
         file: a TOML file.
-        settings: `key=value`, the value as TOML would have it; a bare word is a string.
-        limits: of the numbers; one that is not named there is finite and 0 or more.
+        settings: `key=value`, the value in TOML syntax; a bare word is a string.
+        limits: ranges of numeric keys; a key without one must be finite and at least 0.
 
     Raises:
-        ConfigurationError: the file cannot be read, a key is unknown, or a value is not what the key takes.
+        ConfigurationError: unreadable file, unknown key, or invalid value.
     """
     values = _read(file) if file is not None else {}
     config = _build(kind, values, str(file), limits or {})
@@ -59,7 +59,7 @@ def read_configuration(
 
 
 def keys(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every key of a configuration and the name of its type."""
+    """All keys of a configuration with their type names."""
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
@@ -70,7 +70,7 @@ def keys(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _name(hint: Any) -> str:
-    """What a key takes, in the words of TOML."""
+    """The type of a key, as shown in error messages."""
     if get_origin(hint) is Literal:
         return ", ".join(map(str, get_args(hint)))
     if get_origin(hint) is tuple:
@@ -132,7 +132,7 @@ def _build(
 
 def _scalar(hint: Any, value: Any, key: str, source: str, limits: tuple[float, float]) -> Any:
     try:
-        # Strict, or "yes" would pass for true and 3.0 for 3. TOML has lists where a configuration has tuples.
+        # Strict mode: otherwise "yes" would pass for true and 3.0 for 3. TOML lists become the dataclass's tuples.
         found = TypeAdapter(hint).validate_python(tuple(value) if isinstance(value, list) else value, strict=True)
     except ValidationError as error:
         given = f"{value!r} ({type(value).__name__})"

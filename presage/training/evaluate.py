@@ -1,11 +1,11 @@
-"""How good forecasts are on held-out traces: a predictor and its baselines, at both moments, side by side.
+"""Evaluate next-agent predictors and baselines on held-out traces, at both moments.
 
-What is judged is a function from prefixes and moment to probabilities, so one code path serves our predictor, every
-baseline and the Bayes-optimal forecast of a synthetic process. All are judged at the same positions: every step of a
-workflow, END an outcome, nothing after END or past a cut.
+A predictor is a function from prefixes and moment to probabilities, so one code path evaluates Presage's predictor,
+every baseline and the Bayes-optimal forecast of a synthetic process. All are evaluated at the same positions: every
+step of a workflow, with END as an outcome, and nothing after END or after a truncation.
 
-`confusions` says where forecasts err one step ahead: what was forecast, what came instead, and after which agents. It
-names agents alone and holds no text of a trace.
+`confusions` lists errors one step ahead: forecast, outcome, and the preceding agents. It contains agent names only, no
+text of a trace.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from presage.training.metrics import RESAMPLES, Difference, Figures, differences
 
 END: Final = "END"
 PAIRS: Final = 10
-"""Pairs of forecast and outcome listed at most, the most frequent first."""
+"""Maximum number of (forecast, outcome) pairs listed, most frequent first."""
 
 AGENTS: Final = 10
 EXAMPLES: Final = 2
 PREFIX: Final = 4
-"""An example shows so many agents of the prefix, the last ones."""
+"""Number of last agents of the prefix shown in an example."""
 
-_NOBODY: Final = -1
+_NO_AGENT: Final = -1
 
 
 def confusions(probabilities: NDArray[np.float32], prefixes: Prefixes) -> dict[str, Any]:
@@ -42,14 +42,14 @@ def confusions(probabilities: NDArray[np.float32], prefixes: Prefixes) -> dict[s
 
     Args:
         probabilities: [n, K, V+1], at one moment of every step.
-        prefixes: the n steps with what came after them.
+        prefixes: the n steps and their outcomes.
 
     Returns:
-        JSON values: `positions` judged and `errors` among them; `pairs`, the most frequent errors, each with
-        `forecast`, `came`, how many `positions`, the mean probability of what was forecast (`confidence`) and
-        `examples` {"prefix": the last agents, "earlier": were there agents before them, "positions"}; `by_agent`, the
-        agents after which most errors were made, with `positions` and `errors`. A name is null where training never
-        saw the agent.
+        JSON values: the number of `positions` and of `errors`; `pairs`, the most frequent errors, each with
+        `forecast`, `came` (the outcome), `positions`, the mean probability of the forecast (`confidence`) and
+        `examples` {"prefix": the last agents, "earlier": whether other agents precede them, "positions"}; `by_agent`,
+        the agents followed by most errors, with `positions` and `errors`. The name of an agent unknown to training is
+        null.
     """
     vocabulary = prefixes.vocabulary
     came, sure = prefixes.outcomes[:, 0], probabilities[:, 0].max(axis=1)
@@ -82,9 +82,9 @@ def confusions(probabilities: NDArray[np.float32], prefixes: Prefixes) -> dict[s
 
 
 def _examples(prefixes: Prefixes, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """The most frequent ends of the prefixes at these rows."""
+    """The most frequent sequences of last agents at these rows."""
     position = prefixes.position[rows]
-    ends = np.full((len(rows), PREFIX + 1), _NOBODY, np.int64)
+    ends = np.full((len(rows), PREFIX + 1), _NO_AGENT, np.int64)
     for back in range(PREFIX):
         there = position >= back
         ends[there, PREFIX - 1 - back] = prefixes.agent[rows[there] - back]
@@ -92,7 +92,7 @@ def _examples(prefixes: Prefixes, rows: NDArray[np.int64]) -> list[dict[str, Any
     found, counts = np.unique(ends, axis=0, return_counts=True)
     return [
         {
-            "prefix": [_agent(prefixes.vocabulary, int(a)) for a in found[index, :PREFIX] if a != _NOBODY],
+            "prefix": [_agent(prefixes.vocabulary, int(a)) for a in found[index, :PREFIX] if a != _NO_AGENT],
             "earlier": bool(found[index, PREFIX]),
             "positions": int(counts[index]),
         }
@@ -101,7 +101,7 @@ def _examples(prefixes: Prefixes, rows: NDArray[np.int64]) -> list[dict[str, Any
 
 
 def _most_frequent(counts: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Indices of the greatest counts above 0, ties in order."""
+    """Indices of the largest positive counts; ties keep their order."""
     order = np.argsort(-counts, kind="stable")[:most]
     return order[counts[order] > 0]
 
@@ -122,7 +122,7 @@ ByMoment = Mapping[Moment, Figures]
 
 @dataclass(frozen=True)
 class Rival:
-    """A baseline on some of the workflows: its figures there, and by how much it is beaten."""
+    """Figures of a baseline on a subset of workflows, and the predictor's difference to it."""
 
     figures: Figures
     difference: Difference
@@ -143,9 +143,9 @@ class ProfileFigures:
     """Figures under one input profile (`features/input_profiles.py`).
 
     Attributes:
-        moments: at each moment.
-        states: whether any step has a state at that moment.
-        behind: comparisons that a baseline won under the same profile.
+        moments: figures by moment.
+        states: whether any step has a state, by moment.
+        behind: comparisons that a baseline won under this profile.
     """
 
     moments: ByMoment
@@ -169,17 +169,17 @@ class Evaluation:
     Attributes:
         workflows: W.
         steps: n, over all workflows.
-        moments: the figures at each moment; their `correct` and `positions` are what the registry's gates compare.
-        states: whether the traces carry states at that moment; without, forecasts rest on ids and sizes.
-        by_workflow_type: the same within each type, `"unknown"` for those not in the vocabulary.
-        baselines: the same of each baseline on all workflows, by name.
-        differences: accuracy of what was judged minus that of each baseline, on all workflows.
-        rivals: of each workflow type, the figures of each baseline there and the difference to it.
-        confusions: where forecasts erred one step ahead, at each moment.
-        behind: comparisons with baselines that were lost.
+        moments: figures by moment; the registry's gates compare their `correct` and `positions`.
+        states: whether the traces have states, by moment; without them forecasts use ids and sizes only.
+        by_workflow_type: figures by type and moment; `"unknown"` for types not in the vocabulary.
+        baselines: figures of each baseline on all workflows, by name and moment.
+        differences: accuracy of the predictor minus that of each baseline, on all workflows.
+        rivals: figures of each baseline within each workflow type, and the difference to it.
+        confusions: errors one step ahead, by moment.
+        behind: comparisons that a baseline won.
         profiles: figures by input profile.
-        model: name of what was judged, if it has one.
-        version: its version in the registry, if it has one.
+        model: name of the predictor, if registered.
+        version: its version in the registry, if registered.
     """
 
     workflows: int
@@ -245,21 +245,20 @@ def evaluate(
     version: int | None = None,
     resamples: int = RESAMPLES,
 ) -> Evaluation:
-    """Judges `predict` on `prefixes`, which it was not trained on, and every baseline beside it.
+    """Evaluate a predictor and baselines on `prefixes` that they were not trained on.
 
     Args:
-        predict: what is judged.
+        predict: the predictor.
         prefixes: W workflows with their outcomes.
-        rng: the source of the bootstrap; one draw of workflows serves everything judged on them, so that equal
-            forecasts have equal intervals.
-        baselines: judged at the same positions, by name.
-        profiles: the same prefixes as each input profile shows them; one object for those that look alike.
-        model: name of what is judged, for the record.
-        version: its version, for the record.
+        rng: for the bootstrap; all predictors share its resamples, so equal forecasts have equal intervals.
+        baselines: evaluated at the same positions, by name.
+        profiles: `prefixes` as seen under each input profile; profiles with equal inputs share one object.
+        model: name of the predictor, copied to the result.
+        version: its version, copied to the result.
         resamples: of the bootstrap.
 
     Raises:
-        TraceError: there is no workflow to judge.
+        TraceError: there is no workflow.
     """
     if not prefixes.steps:
         raise TraceError("the test traces hold no step: nothing can be judged; name traces with at least one workflow")
@@ -277,13 +276,13 @@ def evaluate(
         found = {moment: baseline(prefixes, moment) for moment in MOMENTS}
         overall[name] = _by_moment(found, prefixes, everything, seed, resamples)
         for kind, rows in rows_of.items():
-            # One workflow type is all of them: nothing to measure again.
+            # With a single workflow type, its figures equal the overall ones.
             within[kind][name] = (
                 overall[name] if len(rows_of) == 1 else _by_moment(found, prefixes, rows, seed, resamples)
             )
     against = _against(moments, overall, seed, resamples)
     seen = {id(prefixes): ProfileFigures(moments, _states(prefixes), _lost(against, overall))}
-    # Baselines take longer than our predictor: judge them only under the profiles of promotion targets.
+    # Baselines take longer than Presage's predictor: evaluate them only under the profiles of promotion targets.
     for name, shown in sorted((profiles or {}).items(), key=lambda of: of[0] not in TARGETS.values()):
         if id(shown) not in seen:
             rivals = baselines if name in TARGETS.values() else None
@@ -308,11 +307,11 @@ def evaluate(
 def _profile(
     predict: Predict, prefixes: Prefixes, baselines: Mapping[str, Predict], seed: int, resamples: int
 ) -> ProfileFigures:
-    """Figures under one input profile, and those of the baselines on the same prefixes."""
+    """Figures of the predictor and of the baselines under one input profile."""
     everything = np.arange(prefixes.steps)
 
-    def judged(asked: Predict) -> ByMoment:
-        forecasts = {moment: asked(prefixes, moment) for moment in MOMENTS}
+    def judged(of: Predict) -> ByMoment:
+        forecasts = {moment: of(prefixes, moment) for moment in MOMENTS}
         return _by_moment(forecasts, prefixes, everything, seed, resamples)
 
     moments = judged(predict)
@@ -325,7 +324,7 @@ def _states(prefixes: Prefixes) -> dict[Moment, bool]:
 
 
 def _lost(against: Mapping[str, Mapping[Moment, Difference]], baselines: Mapping[str, ByMoment]) -> tuple[Behind, ...]:
-    """The comparisons that a baseline won, from the differences to each."""
+    """The comparisons that a baseline won."""
     found = []
     for name, by_moment in against.items():
         for moment, of in by_moment.items():
@@ -339,7 +338,7 @@ def _lost(against: Mapping[str, Mapping[Moment, Difference]], baselines: Mapping
 def _against(
     ours: ByMoment, baselines: Mapping[str, ByMoment], seed: int, resamples: int
 ) -> dict[str, dict[Moment, Difference]]:
-    """What was judged minus each baseline, at each moment."""
+    """Differences predictor − baseline, by baseline and moment."""
     by_moment = {
         moment: differences({name: (figures, theirs[moment]) for name, theirs in baselines.items()}, seed, resamples)
         for moment, figures in ours.items()
@@ -364,7 +363,7 @@ def _by_moment(
     seed: int,
     resamples: int,
 ) -> dict[Moment, Figures]:
-    """Figures of the steps `rows`, their workflows numbered anew."""
+    """Figures of the steps `rows`; their workflows are renumbered from 0."""
     workflow = np.unique(prefixes.workflow[rows], return_inverse=True)[1]
     return {
         moment: measure(forecast[rows], prefixes.outcomes[rows], workflow, np.random.default_rng(seed), resamples)

@@ -1,11 +1,11 @@
-"""What more traces would bring: accuracy against the number of training workflows (PBKV, appendix C.1).
+"""Learning curve: accuracy against the number of training workflows (PBKV, appendix C.1).
 
-The test set is fixed. Training sets are nested and of whole tasks: a larger one holds every smaller one of its draw,
-and workflow types keep their shares. Small sets are drawn several times, since which workflows they hold matters most
-there and they are cheap. Two kinds of doubt stand apart: `ci95` is that of the test workflows, by bootstrap over them;
-`spread` that of the training workflows, the least and the greatest accuracy of the draws.
+The test set is fixed. Training sets consist of whole tasks and are nested: a larger set contains every smaller one of
+its draw, and workflow types keep their shares. Small sets are drawn several times, because their accuracy depends most
+on the draw and training is cheap. Two uncertainties are reported separately: `ci95`, a bootstrap over test workflows,
+and `spread`, the lowest and highest accuracy over draws of training workflows.
 
-Everything is learnt from the subset alone: vocabulary, text sketch and when to stop, too.
+Vocabulary, text sketch and early stopping use the subset only.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from presage.training.metrics import Figures
 from presage.training.next_agent import NextAgentTraining, train
 
 Share = Callable[[str, float], None]
-"""Told what is being done and the share of the whole that is done, 0 to 1."""
+"""Progress callback: current stage, and the completed share of the whole, 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything `train` wants to know but the traces and the baselines; the fields mean what they mean there."""
+    """Arguments of `next_agent.train` except traces and baselines."""
 
     config: NextAgentConfig = field(default_factory=NextAgentConfig)
     horizon: int = 3
@@ -47,7 +47,7 @@ class Recipe:
     def train(
         self, table: pa.Table, test: pa.Table, baselines: Sequence[str], report: Callable[[str], None]
     ) -> NextAgentTraining:
-        """Trains on `table` and judges on `test`, with a word on each thing that begins."""
+        """Train on `table` and evaluate on `test`; `progress` receives each stage."""
         return train(
             table,
             test,
@@ -63,17 +63,17 @@ class Recipe:
 
 
 LEAST_TASKS: Final = 2
-"""One to learn from, one to decide when to stop."""
+"""One task to train on, one for early stopping."""
 
 
 @dataclass(frozen=True)
 class NestedSets:
-    """Every number of first tasks, in one random order, is a training set.
+    """Nested training sets: each set is the first tasks of one random order.
 
     Attributes:
         rows: int64 [n], the task of each row.
         sizes: int64 [T], workflows of each task.
-        order: int64 [T], tasks in the order they are taken in.
+        order: int64 [T], tasks in random order.
     """
 
     rows: NDArray[np.int64]
@@ -82,7 +82,7 @@ class NestedSets:
 
     @classmethod
     def of(cls, table: pa.Table, seed: int, draw: int) -> NestedSets:
-        """The sets of one draw of a valid trace in canonical order; a task of several types counts as of the first."""
+        """One draw from a valid trace in canonical order; a task with several workflow types counts as the first."""
         _, first, rows = np.unique(task_keys(table), return_index=True, return_inverse=True)
         heads = table["step"].to_numpy() == 0
         kinds = table["workflow_type"].combine_chunks().dictionary_encode().indices.to_numpy()[first]
@@ -90,7 +90,7 @@ class NestedSets:
         shuffled = shuffled[np.argsort(kinds[shuffled], kind="stable")]
         _, starts, counts = np.unique(kinds[shuffled], return_index=True, return_counts=True)
         rank = np.arange(len(shuffled)) - np.repeat(starts, counts)
-        # How far through its type a task stands: so ordered, first tasks hold every type in proportion.
+        # Sort tasks by their relative rank within the type, so that any first tasks hold all types in proportion.
         place = (rank + 0.5) / np.repeat(counts, counts)
         return cls(rows, np.bincount(rows[heads], minlength=len(first)), shuffled[np.argsort(place, kind="stable")])
 
@@ -101,20 +101,20 @@ class NestedSets:
 
     @property
     def workflows(self) -> int:
-        """Of all tasks together."""
+        """Number of workflows in all tasks."""
         return int(self.sizes.sum())
 
     def enough(self, workflows: int) -> int:
-        """How many first tasks hold so many workflows; two at least, if there are two."""
+        """Number of first tasks that together hold `workflows`; at least two, if there are two."""
         reached = int(np.searchsorted(np.cumsum(self.sizes[self.order]), workflows)) + 1
         return min(max(LEAST_TASKS, reached), self.tasks)
 
     def held(self, tasks: int) -> int:
-        """Workflows of so many first tasks."""
+        """Number of workflows in the first tasks."""
         return int(self.sizes[self.order[:tasks]].sum())
 
     def take(self, table: pa.Table, tasks: int) -> pa.Table:
-        """The steps of so many first tasks."""
+        """Rows of the first tasks."""
         chosen = np.zeros(self.tasks, bool)
         chosen[self.order[:tasks]] = True
         return table.filter(pa.array(chosen[self.rows]))
@@ -122,19 +122,19 @@ class NestedSets:
 
 OURS: Final = "presage"
 BASELINES: Final = ("markov-3", "boosted-trees", "published-graphsage")
-"""What ours is compared with: what counting gives, the model to beat, and the published one."""
+"""Baselines of a curve: an n-gram, the strongest baseline, and the published model."""
 
 SMALLEST: Final = 25
 LARGEST: Final = 800
-"""Workflows of the smallest and, unless asked for more, of the largest training set of a curve: each is twice the one
-before. The largest costs as much as all the others together."""
+"""Workflows of the smallest and, by default, of the largest training set of a curve. Sizes double, so the largest costs
+as much as all others together."""
 
 DRAWS: Final = 3
 
 
 @dataclass(frozen=True)
 class _Point:
-    """One number of training workflows: how many tasks and workflows, and what was measured in each draw."""
+    """One point of the curve: its tasks and workflows, and the figures of each draw."""
 
     tasks: int
     workflows: float
@@ -153,27 +153,28 @@ def learning_curve(
     whole: Evaluation | None = None,
     share: Share | None = None,
 ) -> dict[str, Any]:
-    """Trains on ever more of `train` and judges on `test`.
+    """Train on growing subsets of `train` and evaluate on `test`.
 
     Args:
         train: a valid trace to draw training sets from.
         test: a valid trace with other tasks.
-        recipe: how to train.
-        sizes: workflows of the training sets; a set is of whole tasks, so it may hold more. None: `default_sizes`.
-        largest: of the sizes that are not given.
-        draws: how often a small set is drawn; a set is drawn so often that its draws cost half of the largest.
-        baselines: names of what to train beside ours.
-        whole: what is known already of training on all of `train`; the curve then ends there.
-        share: called with what is being done.
+        recipe: the training arguments.
+        sizes: workflows of the training sets; sets consist of whole tasks, so they may hold more. None:
+            `default_sizes`.
+        largest: the largest default size.
+        draws: maximum draws of a set; larger sets are drawn less often, so that no size costs more than the largest.
+        baselines: names of baselines to train as well.
+        whole: the evaluation of a training on all of `train`, if known; becomes the last point.
+        share: progress callback.
 
     Returns:
         JSON values: `points` [{"tasks", "workflows", "draws"}], the workflows as a mean over the draws; `models`
         {name: {moment: {"accuracy", "ci95", "spread"}}}, each a list over the points of K values; `left_out`
-        [{"tasks", "workflows", "reason"}], sets too small to learn from.
+        [{"tasks", "workflows", "reason"}], sets too small to train on.
 
     Raises:
-        ConfigurationError: a size below 2 or above what there is to train on, or fewer than 1 draw.
-        TraceError: every set is too small to learn from.
+        ConfigurationError: a size below 2 or above the number of training workflows, or fewer than 1 draw.
+        TraceError: every set is too small to train on.
     """
     sets = [NestedSets.of(train, recipe.seed, draw) for draw in range(draws)]
     workflows = sets[0].workflows if sets else 0
@@ -199,7 +200,7 @@ def learning_curve(
                 runs.append(again.train(subset, test, baselines, _teller(share, what, done / cost)).evaluation)
                 done += of
         except InputError as error:
-            # A few workflows may name one agent only, or hold no text: the curve begins where there is enough.
+            # A small set may have a single agent or no text; the curve starts at the first usable size.
             left_out.append({"tasks": count, "workflows": of, "reason": str(error)})
             continue
         points.append(_Point(count, float(np.mean([one.held(count) for one in sets[:often]])), runs))
@@ -222,12 +223,12 @@ def learning_curve(
 
 
 def default_sizes(workflows: int, largest: int = LARGEST, whole_is_known: bool = False) -> list[int]:
-    """25, 50, 100, … up to the largest, ending with all workflows where they are no more than that.
+    """25, 50, 100, … up to `largest`, or up to all workflows if there are fewer.
 
     Args:
-        workflows: how many there are to train on.
-        largest: most workflows of a set.
-        whole_is_known: the curve needs no training on all of them.
+        workflows: number of training workflows.
+        largest: maximum workflows of a set.
+        whole_is_known: leave out the set of all workflows.
     """
     sizes = []
     size = SMALLEST
@@ -240,7 +241,7 @@ def default_sizes(workflows: int, largest: int = LARGEST, whole_is_known: bool =
 
 
 def _figures(point: _Point, name: str, moment: Any) -> list[Figures]:
-    """Of one model at one moment, a draw each."""
+    """Figures of one model at one moment, by draw."""
     return [(run.moments if name == OURS else run.baselines[name])[moment] for run in point.runs]
 
 
@@ -266,7 +267,7 @@ def _curve(points: Sequence[Sequence[Figures]], seed: int) -> dict[str, Any]:
 
 
 def _mean(draws: Sequence[Figures]) -> list[float]:
-    """Accuracy over all draws, K numbers; every draw was judged at the same positions."""
+    """Mean accuracy over draws, K numbers; all draws are evaluated at the same positions."""
     return [float(np.mean(of)) for of in zip(*(figures.accuracy for figures in draws), strict=True)]
 
 

@@ -247,7 +247,7 @@ def test_a_model_reference_that_means_nothing_is_named(tmp_path: Path) -> None:
 
 STEPS: dict[str, tuple[Any, str]] = {
     "nothing": ([], "an empty trace"),
-    "two workflows": ([*WORKFLOWS["loop"], *WORKFLOWS["retries"]], "steps of 2 workflows; a forecast is of one"),
+    "two workflows": ([*WORKFLOWS["loop"], *WORKFLOWS["retries"]], "steps of 2 workflows; wanted one workflow"),
     "no JSON": (["planner"], "line 1: not JSON"),
     "no agent": ([{"workflow_type": "retry", "workflow_id": "w", "step": 0}], "agent"),
     "a gap": ([WORKFLOWS["loop"][0], WORKFLOWS["loop"][2]], "step 2 of workflow"),

@@ -182,7 +182,7 @@ def test_a_champion_that_cannot_be_read_does_not_bar_its_successor(tiny: Tiny, t
     ran = run("promote", "old", "--version", 2, *held, *uri)
     assert (ran.code, ran.json["moved"], ran.json["previous"]) == (0, True, 1)
     assert "the champion, version 1, cannot be read" in ran.err
-    assert "judged against baselines alone" in ran.err
+    assert "comparing with baselines only" in ran.err
 
 
 def test_traces_of_another_application_are_no_table_of_zeros(tmp_path: Path, tiny: Tiny) -> None:

@@ -158,7 +158,7 @@ def test_a_workflow_is_explained_to_people(made: Made) -> None:
         "210 (p50)",
         "waiting, held",
         "3 of 17",
-        "900 free blocks in all",
+        "900 free blocks in total",
         "0.750",
     ):
         assert shown in ran.out, shown
@@ -187,7 +187,7 @@ def test_a_workflow_of_which_nothing_is_known_is_drawn_as_well(made: Made, tmp_p
     nothing = {**EXPLAINED, "forecasts": [], "requests": [], "blocks": None, "reasons": []}
     made.says(200, {"engines": [nothing]})
     assert run("explain", made.url, "x", "--picture", str(tmp_path / "p.svg")).code == 0
-    assert b"nothing was forecast lately" in (tmp_path / "p.svg").read_bytes()
+    assert b"no recent forecast" in (tmp_path / "p.svg").read_bytes()
 
 
 def test_a_picture_is_refused_before_anybody_is_asked(made: Made, tmp_path: Path) -> None:

@@ -112,13 +112,13 @@ def test_a_workflow_with_a_negative_count_can_be_left_out(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--quantiles", ""), "--quantiles : wanted rising numbers between 0 and 1, such as 0.5,0.9,0.99"),
-        (("--quantiles", "half"), "--quantiles half: wanted rising numbers"),
-        (("--quantiles", "0.5;0.9"), "--quantiles 0.5;0.9: wanted rising numbers"),
-        (("--quantiles", "0.5]\nfloor=3#"), "wanted rising numbers"),
-        (("--quantiles", "0.9,0.5"), "rising numbers between 0 and 1 are wanted"),
-        (("--quantiles", "0.5,0.5"), "rising numbers between 0 and 1 are wanted"),
-        (("--quantiles", "0,1"), "rising numbers between 0 and 1 are wanted"),
+        (("--quantiles", ""), "--quantiles : wanted ascending numbers between 0 and 1, such as 0.5,0.9,0.99"),
+        (("--quantiles", "half"), "--quantiles half: wanted ascending numbers"),
+        (("--quantiles", "0.5;0.9"), "--quantiles 0.5;0.9: wanted ascending numbers"),
+        (("--quantiles", "0.5]\nfloor=3#"), "wanted ascending numbers"),
+        (("--quantiles", "0.9,0.5"), "ascending numbers between 0 and 1 are wanted"),
+        (("--quantiles", "0.5,0.5"), "ascending numbers between 0 and 1 are wanted"),
+        (("--quantiles", "0,1"), "ascending numbers between 0 and 1 are wanted"),
         (("--quantiles", "nan"), "quantiles are [nan]"),
         (("--quantiles", "50"), "quantiles are [50.0]"),
         (("--set", "quantiles=0.5"), "a value of type list of float is wanted"),
@@ -180,7 +180,7 @@ def test_below_the_floor_an_answer_is_wide_and_says_that_it_is_not_calibrated(tm
     assert sound(answer)[1] > sound(calibrated)[1], "the bound is wider than one that is calibrated"
     assert told["coverage"]["0.9"] == 1.0
     for_people = run("forecast", tmp_path / "out", tmp_path / "steps.jsonl").out
-    assert "NOT CALIBRATED: the upper quantiles promise nothing here" in for_people
+    assert "NOT CALIBRATED: the upper quantiles have no coverage guarantee here" in for_people
 
 
 @pytest.fixture(scope="module")

@@ -211,7 +211,7 @@ def test_a_transformer_goes_the_same_way_and_is_trained_further(tmp_path: Path, 
         (
             [{"prompt": "x", "model": "a", "correct": 1}],
             ("--start-from", "x", "--encoder", "y"),
-            "leave --encoder",
+            "omit --encoder",
         ),
     ],
 )
@@ -241,4 +241,4 @@ def test_outcomes_are_described_and_generated(tmp_path: Path) -> None:
     told = run("outcomes", "describe", write(path, rows), "--json").json
     assert (told["prompts"], told["rows"], told["duplicates"], told["contradictions"]) == (40, len(rows), 1, 1)
     assert "contradict themselves" in run("outcomes", "describe", path).out
-    assert "a .jsonl file is wanted" in run("outcomes", "generate", "--to", tmp_path / "o.csv").complaint
+    assert "wanted a .jsonl file" in run("outcomes", "generate", "--to", tmp_path / "o.csv").complaint

@@ -162,9 +162,9 @@ def test_a_path_in_front_of_the_api_and_a_missing_scheme(made: Made) -> None:
     ("code", "body", "said"),
     [
         (401, b'{"error": "Unauthorized"}', "wants a key; give the one it was started with as --api-key"),
-        (404, b"", "is not there; this is another server, or one without our routes"),
+        (404, b"", "is not there; this is another server, or one without Presage's routes"),
         (503, b"", "no engine runs behind this server"),
-        (500, b"Traceback", "answers 500; look into the server's log"),
+        (500, b"Traceback", "answers 500; see the server's log"),
         (200, b"<html>", "this is another server"),
         (200, b"\xff\xfe", "this is another server"),
         (200, b"[]", "did not answer with a status"),

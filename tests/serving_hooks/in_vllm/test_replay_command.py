@@ -74,7 +74,7 @@ def test_the_table_names_policies_and_figures(store: Path) -> None:
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("stock", "lifecycle"))]
     assert [row[0] for row in rows] == ["stock", "lifecycle"] * 2  # figures, then blocks given up
     assert all(0 < float(row[1]) < 1 for row in rows[:2])
-    assert "Blocks given up" in done.stdout
+    assert "Evicted blocks by state" in done.stdout
     assert all(float(row[1]) > 0 for row in rows[2:])
 
 

@@ -67,16 +67,16 @@ def test_a_trace_of_sizes_alone_is_replayed_for_time(tmp_path: Path) -> None:
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
     ran = run("replay", path, "--concurrency", 4, "--seeds", 2, "--policy", "stock", "--processes", 1)
     assert ran.code == 0, ran.err
-    assert "nor what prompts share, so nothing can be found again" in ran.err
+    assert "without block hashes there are no cache hits" in ran.err
     assert "0 workflows, 30 requests, 4 at once; nothing-shared prompts" in ran.out
 
 
 def test_what_they_cannot_answer_is_refused(tmp_path: Path) -> None:
     path = mooncake(tmp_path / "m.jsonl")
-    assert "--pause-s is of workflows" in run("replay", path, "--pause-s", 1).complaint
-    assert "it foretells workflows" in run("replay", path, "--forecasts", "models:/x@champion").complaint
-    assert "--scheduler is of workflows" in run("replay", path, "--scheduler", "sjf").complaint
-    assert "--lengths is of workflows" in run("replay", path, "--lengths", "models:/x@champion").complaint
+    assert "--pause-s applies to workflows only" in run("replay", path, "--pause-s", 1).complaint
+    assert "it forecasts workflows" in run("replay", path, "--forecasts", "models:/x@champion").complaint
+    assert "--scheduler applies to workflows only" in run("replay", path, "--scheduler", "sjf").complaint
+    assert "--lengths applies to workflows only" in run("replay", path, "--lengths", "models:/x@champion").complaint
     steps = write(tmp_path / "s.jsonl", [{"workflow_type": "t", "workflow_id": "w", "step": 0, "agent": "a"}])
     assert "one after the other" in run("replay", path, steps).complaint
     large = run("replay", path, "--cache-tokens", 640)
