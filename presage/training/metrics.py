@@ -1,16 +1,15 @@
-"""How right and how honest probabilities of the next K outcomes are: arrays in, figures out.
+"""Accuracy and calibration of forecasts of the next K outcomes.
 
-A position is a step with something to know k steps ahead: nothing after END, nothing past a cut. An outcome that is not
-in the vocabulary cannot be forecast. It counts as a position and is always wrong in accuracy, top-2 and
-calibration; the log-likelihood, which would be infinite, is taken over the other positions, and `unseen` says how large
-the share left out is.
+A position is a step with a known outcome k steps ahead: none after END or after a truncation. An outcome outside the
+vocabulary counts as a position and as wrong in accuracy, top-2 and calibration. The log-likelihood, which would be
+infinite there, uses the other positions; `unseen` is the share it leaves out.
 
-Reliability compares probabilities with what came, in bins. A claim is a probability of something, and what became of
-it: 1, 0, or a share between them where there were several tries. Claims about one workflow, or about one prompt, go
-together: intervals are by bootstrap over those groups, not over claims.
+Reliability bins compare probabilities with outcomes. A claim is a probability and its outcome: 0, 1, or the share of
+successful attempts. Claims about the same workflow or prompt are correlated, so intervals are by bootstrap over those
+groups.
 
-Two predictors are compared by paired differences: both are judged on the same positions, and a resample draws the same
-workflows for both, so what is hard for both cancels. One draw of workflows serves all pairs.
+Two predictors are compared by paired differences on the same positions: all pairs share the bootstrap's resamples of
+workflows.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class Claims:
     """n claims.
 
     Attributes:
-        said: [n], probabilities.
-        truth: [n], 0..1, what came.
+        predicted: [n], probabilities.
+        truth: [n], outcomes, 0..1.
         group: int64 [n], 0..G-1, the workflow or the prompt of each.
     """
 
@@ -60,11 +59,11 @@ class Claims:
 def claims_of_forecasts(
     probabilities: NDArray[np.floating], outcomes: NDArray[np.int32], workflow: NDArray[np.int64], k: int
 ) -> Claims:
-    """How sure a next-agent predictor is of the likeliest outcome k steps ahead, and whether that came.
+    """Confidence in the likeliest outcome k steps ahead, and whether it occurred.
 
     Args:
         probabilities: [n, K, V+1].
-        outcomes: int32 [n, K], as `Prefixes.outcomes`; where there is nothing to know, nothing is claimed.
+        outcomes: int32 [n, K], as `Prefixes.outcomes`; masked positions make no claim.
         workflow: int64 [n].
         k: 1..K.
     """
@@ -92,26 +91,26 @@ def _place(predicted: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 LEAST_PROBABILITY: Final = 1e-12
-"""The log-likelihood sees no smaller one: a forecast that ruled out what came costs 27.6 nats, not infinity."""
+"""Lower bound on probabilities in the log-likelihood: an outcome forecast as impossible costs 27.6 nats."""
 
 RESAMPLES: Final = 1000
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured, K numbers each; NaN where nothing was judged.
+    """Figures at K horizons, K numbers each; NaN without positions.
 
     Attributes:
-        accuracy: share of positions whose likeliest outcome came true.
+        accuracy: share of positions whose likeliest outcome occurred.
         accuracy_by_workflow: the same within each workflow, then the mean over workflows.
         ci95: interval of `accuracy` by bootstrap over workflows.
-        top2: share of positions where one of the two likeliest outcomes came true.
-        nll: negative log-likelihood of what came, nats a position.
+        top2: share of positions where one of the two likeliest outcomes occurred.
+        nll: negative log-likelihood of the outcome, nats per position.
         ece: expected calibration error of the likeliest outcome's probability (Guo et al., 2017, eq. 3).
         unseen: share of positions whose outcome is not in the vocabulary.
         reliability: the bins behind `ece`, empty ones left out.
-        correct: int64 [W, K], positions where the likeliest outcome came true.
-        positions: int64 [W, K], positions judged.
+        correct: int64 [W, K], positions where the likeliest outcome occurred.
+        positions: int64 [W, K], number of positions.
     """
 
     accuracy: tuple[float, ...]
@@ -126,7 +125,7 @@ class Figures:
     positions: NDArray[np.int64]
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as JSON values, null where nothing was judged; W and the `positions` of all workflows."""
+        """JSON values, null without positions; with W and the total `positions`."""
         return {
             "accuracy": _numbers(self.accuracy),
             "accuracy_by_workflow": _numbers(self.accuracy_by_workflow),
@@ -148,17 +147,17 @@ def measure(
     rng: np.random.Generator,
     resamples: int = RESAMPLES,
 ) -> Figures:
-    """Judges forecasts of n steps against what came.
+    """Compare forecasts of n steps with their outcomes.
 
     Args:
         probabilities: [n, K, V+1], each row sums to 1.
         outcomes: int32 [n, K], as `Prefixes.outcomes`: V+1 is an outcome not in the vocabulary, MASKED no position.
         workflow: int64 [n], the workflow of each step, 0..W-1.
-        rng: the source of the bootstrap.
-        resamples: how often the workflows are drawn anew.
+        rng: for the bootstrap.
+        resamples: number of bootstrap resamples.
 
     Raises:
-        ValueError: shapes do not fit one another, or there is no step.
+        ValueError: inconsistent shapes, or no step.
     """
     steps, horizon, size = probabilities.shape
     if not steps or outcomes.shape != (steps, horizon) or workflow.shape != (steps,):
@@ -175,7 +174,7 @@ def measure(
     known = judged & (outcomes < size)
     of_outcome = np.take_along_axis(probabilities, np.where(known, outcomes, 0)[..., None], axis=-1)[..., 0]
     surprise = -np.log(np.maximum(of_outcome.astype(np.float64), LEAST_PROBABILITY))
-    # Second at most: no outcome but one is likelier than what came. A tie for the top counts the first, as argmax does.
+    # Top two: at most one outcome is likelier than the actual one. Ties for the top count the first, as in argmax.
     rest = probabilities.copy()
     np.put_along_axis(rest, likeliest[..., None], -1.0, axis=-1)
     among_two = right | (judged & (rest.argmax(axis=-1) == outcomes))
@@ -217,18 +216,18 @@ def _numbers(values: Iterable[float]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Accuracy of one minus accuracy of the other, K numbers each; NaN where nothing was judged.
+    """Accuracy of the first predictor minus that of the second, K numbers each; NaN without positions.
 
     Attributes:
-        difference: between −1 and 1, positive where the first is better.
-        ci95: its paired interval; where it holds 0, neither is shown to be better.
+        difference: between −1 and 1.
+        ci95: its paired interval.
     """
 
     difference: tuple[float, ...]
     ci95: tuple[tuple[float, float], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, null where nothing was judged."""
+        """JSON values, null without positions."""
         return {
             "difference": [None if math.isnan(value) else value for value in self.difference],
             "ci95": [[None if math.isnan(end) else end for end in ends] for ends in self.ci95],

@@ -1,8 +1,8 @@
-"""From a trace to a next-agent predictor and its evaluation, next to every baseline.
+"""Train and evaluate a next-agent predictor and baselines.
 
-The order is what keeps the figures honest: test tasks are set apart first, vocabulary and states are made from the
-training part alone, and a validation part of it, never the test set, decides when to stop and how to mix. Baselines
-that decide nothing on the validation part learn from the whole training part, as ours does in the end.
+Test tasks are split off first. Vocabulary and states come from the training part only, and a validation part of it,
+never the test set, serves early stopping and the mixing weights. Baselines that need no validation part are fitted on
+the whole training part, as the predictor is in its final fit.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _WARM_UP = 50
 
 
 def forecast_latency_us(predictor: NextAgentPredictor, prefixes: Prefixes) -> float:
-    """Median of one forecast with its state, microseconds, over a thousand steps and both moments.
+    """Median time of one forecast with its state, microseconds, over a thousand steps and both moments.
 
-    The state's projection counts; making a state out of a text does not, since that is the encoder's time. One thread,
-    as measured, on whatever else the machine is doing.
+    Includes the projection of the state, not the encoding of texts. Measured on one thread; other load on the machine
+    affects it.
     """
     out = np.empty((predictor.horizon, predictor.vocabulary.outcomes), np.float32)
     sizes = np.nan_to_num(prefixes.sizes, nan=0.0).tolist()
     taken: list[int] = []
-    # Around and around a short trace: the first forecasts after loading a model wait for its code.
+    # Repeat a short trace: the first forecasts after loading a model include loading its code.
     for w, (start, stop) in cycle(enumerate(pairwise(prefixes.offsets.tolist()))):
         if len(taken) >= 2 * (_STEPS + _WARM_UP):
             break
@@ -84,10 +84,10 @@ LIMITS: Final[Limits] = {
     "boosting.bins": (2, 256),
     "boosting.directions": (1, 1024),
 }
-"""What the numbers of a `NextAgentConfig` have to keep to."""
+"""Ranges of the numeric fields of `NextAgentConfig`."""
 
 NGRAM: Final = "n-gram"
-"""The baseline that a fitted predictor carries inside: order 3, counted on its own training traces."""
+"""The n-gram inside a fitted predictor: order 3, counted on its training traces."""
 
 
 class NextAgentTraining(Training[NextAgentPredictor, Evaluation]):
@@ -96,7 +96,7 @@ class NextAgentTraining(Training[NextAgentPredictor, Evaluation]):
 
 @dataclass(frozen=True)
 class Judged:
-    """A predictor judged on a trace.
+    """A predictor evaluated on a trace.
 
     Attributes:
         evaluation: its figures; the only baseline is the n-gram inside the predictor, `NGRAM`.
@@ -122,27 +122,27 @@ def train(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> NextAgentTraining:
-    """Fits a predictor and its baselines and judges them on the same held-out workflows.
+    """Fit a predictor and baselines and evaluate them on the same held-out workflows.
 
     Args:
         table: a valid trace.
-        test: a valid trace to judge on; None sets a fifth of `table` apart, whole tasks, later ones where times permit.
+        test: a valid test trace; None splits off a fifth of the tasks of `table`, the latest if times are recorded.
         config: of the predictor.
-        horizon: K, how many steps ahead.
+        horizon: K, the number of steps to forecast.
         seed: of the splits, of every fit and of the bootstrap.
-        states: where semantic states come from.
-        text_encoder: "sketch", or a folder or hub name, where they come from texts.
-        baselines: names as `presage.training.baselines.find` knows them.
-        name: of the model, for the record.
-        progress: called with what is being done.
+        states: source of semantic states.
+        text_encoder: for states from texts: "sketch", or a folder or hub name.
+        baselines: names for `presage.training.baselines.find`.
+        name: of the model, copied to the result.
+        progress: progress callback.
 
     Raises:
-        ConfigurationError: an unknown baseline, a horizon below 1, or states that the traces do not have.
-        TraceError: the traces are too few to split, or name fewer than two agents.
+        ConfigurationError: an unknown baseline, a horizon below 1, or states that the traces lack.
+        TraceError: too few traces to split, or fewer than two agents.
     """
     config, report = config or NextAgentConfig(), progress or (lambda _, __: None)
     if horizon < 1:
-        raise ConfigurationError(f"horizon is {horizon}; at least 1 step ahead is wanted")
+        raise ConfigurationError(f"horizon is {horizon}; wanted at least 1")
     compared = {name: find(name) for name in baselines}
     parts = set_apart(table, test, seed)
     begun = time.perf_counter()
@@ -206,18 +206,18 @@ def evaluate_model(
     model: str | None = None,
     version: int | None = None,
 ) -> Judged:
-    """Judges a fitted predictor on a valid trace that it was not trained on.
+    """Evaluate a fitted predictor on a valid trace that it was not trained on.
 
     Args:
         predictor: fitted.
         table: the trace.
         seed: of the bootstrap.
-        profile: judge under this input profile alone; None judges on all there is, and under each profile as well.
-        model: name of what is judged, for the record.
-        version: its version, for the record.
+        profile: use this input profile only; None uses all inputs, and each profile in addition.
+        model: name of the predictor, copied to the result.
+        version: its version, copied to the result.
 
     Raises:
-        TraceError: there is no workflow, or the predictor knows none of the agents.
+        TraceError: no workflow, or no agent that the predictor knows.
     """
     check_known_agents(table, predictor.vocabulary)
     prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon).with_states(predictor.source.states(table))
@@ -237,13 +237,13 @@ def evaluate_model(
 
 @dataclass(frozen=True)
 class FittedPredictor:
-    """A predictor and what it learnt from.
+    """A fitted predictor and its training data.
 
     Attributes:
         predictor: fitted.
-        learning: the training prefixes as its source of states sees them.
+        learning: the training prefixes with the chosen semantic states.
         inner, validation: their two parts.
-        choice: which source that is, and why.
+        choice: the chosen source of states, with the reason.
     """
 
     predictor: NextAgentPredictor
@@ -263,14 +263,14 @@ def fit_predictor(
     text_encoder: str = SKETCH,
     progress: Progress | None = None,
 ) -> FittedPredictor:
-    """Fits a predictor on all of a valid trace; the arguments are those of `train`."""
+    """Fit a predictor on all of a valid trace; arguments as in `train`."""
     config, report = config or NextAgentConfig(), progress or (lambda _, __: None)
     vocabulary = Vocabulary.from_table(table)
     report("reading states", None)
     embedded = _Count(2 * table.num_rows, lambda share: report("embedding texts", share))
     traces = TrainingTraces(table, prefixes_of(table, vocabulary, horizon), seed, text_encoder, embedded)
     choice = choose_states(traces, states, config, seed, lambda doing: report(doing, None))
-    # Without learning again on all, the model reads what it was fitted on.
+    # Without a final fit on all tasks, the model keeps the states that it was fitted with.
     source, learning = traces.seen(choice.name, inner=False) if config.refit else (choice.source, choice.prefixes)
     predictor = NextAgentPredictor(config, seed).fit(
         *(choice.prefixes.take(part) for part in traces.parts),
@@ -285,7 +285,7 @@ def fit_predictor(
 
 
 class _Count:
-    """Turns a count of things done into a share of at most `total` things."""
+    """Convert a running count into a share of `total`, at most 1."""
 
     def __init__(self, total: int, report: Callable[[float], None]) -> None:
         self.total, self.report, self.done = total, report, 0
@@ -296,7 +296,7 @@ class _Count:
 
 
 def _predict(predictor: NextAgentPredictor) -> Predict:
-    """Both moments come out of one pass over prefixes, so the last pass is kept."""
+    """Cache the last pass: one pass over prefixes yields both moments."""
     last: list[tuple[Prefixes, dict[Moment, NDArray[np.float32]]]] = []
 
     def predict(prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
@@ -308,7 +308,7 @@ def _predict(predictor: NextAgentPredictor) -> Predict:
 
 
 def _profiles(predictor: NextAgentPredictor, prefixes: Prefixes) -> dict[str, Prefixes]:
-    """The prefixes under each input profile; what looks alike to the predictor is one object."""
+    """The prefixes under each input profile; profiles with equal inputs share one object."""
     seen: dict[tuple[bool, bool], Prefixes] = {}
     found = {}
     for name in (FULL, *PROFILES):

@@ -1,6 +1,6 @@
-"""The one-standard-error rule: of several candidates, keep the simplest that is as good as the best.
+"""The one-standard-error rule: choose the simplest candidate whose loss is within one standard error of the best.
 
-Kept apart from what fits the candidates: training a predictor of lengths needs the rule, and no PyTorch.
+A module without PyTorch, because training a length predictor needs only the rule.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from numpy.typing import NDArray
 from presage.features.states import Candidate
 
 _ORDER: Final[Mapping[Candidate, int]] = {"none": 0, "captured": 1, "relevant text": 2, "text": 3}
-"""The simplest first. An engine supplies hidden states and no text, so they come before it."""
+"""Candidates, simplest first. Hidden states come before texts, because an engine supplies no texts."""
 
 _ERRORS_OF_TEXT: Final = 2.0
-"""Standard errors by which all terms of texts have to be better; anything else, by one."""
+"""Standard errors by which a sketch of all terms must be better; other candidates need one."""
 
 
 def simplest(
     losses: Mapping[Candidate, NDArray[np.float64]], task: NDArray[np.int32]
 ) -> tuple[Candidate, dict[str, tuple[float, float]]]:
-    """The simplest candidate within one standard error of the best, and the figures of all.
+    """Choose the simplest candidate within one standard error of the best.
 
     Args:
-        losses: of each candidate on n held-out steps, their loss and how many labels that is of, float64 [2, n].
+        losses: by candidate, the loss and the number of labels of n held-out steps, float64 [2, n].
         task: int32 [n].
 
     Returns:
-        The candidate, and of each the mean loss a label and the standard error, over tasks, of its gap to the best.
+        The chosen candidate; and for each candidate the mean loss per label and the standard error, over tasks, of its
+        difference to the best.
     """
     index = np.unique(task, return_inverse=True)[1]
     tasks = int(index.max(initial=-1)) + 1
@@ -40,7 +41,7 @@ def simplest(
     best = min(mean, key=lambda name: mean[name])
     table: dict[str, tuple[float, float]] = {}
     for name in sums:
-        # Of a ratio of sums over tasks, to first order.
+        # Standard error of a ratio of sums over tasks, to first order.
         gap = sums[name] - sums[best]
         spread = gap - labels * gap.sum() / max(labels.sum(), 1.0)
         error = np.sqrt(tasks / max(tasks - 1, 1) * np.square(spread).sum()) / max(labels.sum(), 1.0)

@@ -1,11 +1,11 @@
-"""Which semantic state a next-agent predictor reads: hidden states, texts, or none; decided on held-out tasks.
+"""Choose the semantic states of a next-agent predictor on held-out tasks: hidden states, texts, or none.
 
-Each candidate is fitted on the inner part of the training tasks and judged on the validation part by the trees of the
-predictor (`predictors/next_agent/learning.py`), which take seconds: by their log-likelihood of what followed, at both
-moments and all horizons. The simplest candidate within one standard error of the best is kept (Breiman et al.,
-"Classification and Regression Trees", 1984), so a text without information is not read. A sketch of relevant terms has
-passed a test before this one (`features/sketch.py`), so it only has to do better than no texts, not better by a
-standard error. All terms also identify single workflows, so they have to do better than what is simpler by two.
+Each candidate is fitted on the inner part of the training tasks and scored on the validation part with the predictor's
+trees (`predictors/next_agent/learning.py`), which take seconds. The score is the log-likelihood of the outcomes at both
+moments and all horizons. The simplest candidate within one standard error of the best is chosen (Breiman et al.,
+"Classification and Regression Trees", 1984), so uninformative texts are not used. A sketch of relevant terms has
+already passed a test (`features/sketch.py`) and only needs to be better than no texts. A sketch of all terms can
+identify single workflows and must be better by two standard errors.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ Moments = dict[Moment, NDArray[np.float32]]
 
 
 class TrainingTraces:
-    """Training traces and all that is made of them to learn from.
+    """Training traces and the data derived from them.
 
     Args:
         table: a conforming trace.
-        prefixes: of it, without states.
+        prefixes: of `table`, without states.
         seed: of the validation part and of the sketches.
         text_encoder: "sketch", or a folder or hub name of a transformer.
         progress: called with the number of texts an encoder has embedded.
@@ -79,14 +79,14 @@ class TrainingTraces:
 
     @cached_property
     def _fixed(self) -> dict[Candidate, tuple[StateSource, Moments]]:
-        """Sources that are the same whatever they are fitted on."""
+        """Sources that need no fitting."""
         return {"none": (StateSource.none(), {})}
 
     def seen(self, candidate: Candidate, *, inner: bool) -> tuple[StateSource, Prefixes]:
-        """A source and all training prefixes as it sees them, fitted on the inner part or on everything.
+        """A source of states, fitted on the inner part or on everything, and all training prefixes with its states.
 
         Raises:
-            InputError: there is text, but nothing a sketch could learn from.
+            InputError: the texts are insufficient for a sketch.
         """
         source, states = self._states(candidate, self._inner if inner else np.ones(self.prefixes.steps, bool))
         return source, self.prefixes.with_states(states)
@@ -106,16 +106,16 @@ class TrainingTraces:
 
 @dataclass(frozen=True)
 class StateChoice:
-    """A candidate, and why.
+    """The chosen candidate and the comparison behind it.
 
     Attributes:
         name: the candidate.
         source: fitted on the inner part.
-        prefixes: the training prefixes as it sees them.
-        of, trees: what was learnt from them on the way.
-        losses: mean negative log-likelihood of each candidate on validation steps, nats a step and horizon, with the
-            standard error (over tasks) of its difference to the best; empty where there was nothing to compare.
-        refused: candidates that could not be fitted, and why.
+        prefixes: the training prefixes with its states.
+        of, trees: intermediate results fitted on `prefixes`, for reuse.
+        losses: mean negative log-likelihood of each candidate on validation steps, nats per step and horizon, with the
+            standard error (over tasks) of its difference to the best; empty without a comparison.
+        refused: candidates that could not be fitted, with the reason.
     """
 
     name: Candidate
@@ -127,7 +127,7 @@ class StateChoice:
     refused: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """As the metrics have it."""
+        """JSON values for the metrics."""
         return {
             "chosen": self.name,
             "validation_nll": {name: {"nll": nll, "se": error} for name, (nll, error) in self.losses.items()},
@@ -135,7 +135,7 @@ class StateChoice:
         }
 
     def __str__(self) -> str:
-        """Which source was kept and by how much, in words."""
+        """One-line description of the choice and its losses."""
         if not self.losses:
             return f"{self.name}: nothing to choose from"
         best = min(nll for nll, _ in self.losses.values())
@@ -149,18 +149,18 @@ class StateChoice:
 def choose_states(
     traces: TrainingTraces, states: States, config: NextAgentConfig, seed: int, report: Callable[[str], None]
 ) -> StateChoice:
-    """The semantic state that forecasts best on the validation tasks.
+    """Choose the source of semantic states on the validation tasks.
 
     Args:
-        traces: to learn from.
-        states: "auto" for the best of all the traces have, or the one that is wanted.
+        traces: training traces.
+        states: a source, or "auto" to choose among those in the traces.
         config: of the predictor.
-        seed: of everything drawn.
-        report: called with the candidate that is being tried.
+        seed: of all random choices.
+        report: called with the name of each candidate.
 
     Raises:
-        ConfigurationError: the traces lack what is wanted.
-        InputError: texts are wanted, but there is nothing to learn from them.
+        ConfigurationError: the traces lack the requested source.
+        InputError: texts are requested, but insufficient for a sketch.
     """
     names = candidates(traces.table, states, traces.text_encoder)
     tried: dict[Candidate, tuple[StateSource, Prefixes, Projected, dict[str, TreeEnsemble] | None]] = {}
@@ -192,8 +192,8 @@ def choose_states(
 
 
 def _losses(of: Projected, trees: Mapping[str, TreeEnsemble]) -> NDArray[np.float64]:
-    """Negative log-likelihood of each held-out step, both moments and all horizons together, and how many labels that
-    are, float64 [2, n]."""
+    """Negative log-likelihood and number of labels of each held-out step, summed over moments and horizons, float64
+    [2, n]."""
     total = np.zeros((2, len(of.held_out.outcomes)))
     for moment in range(len(MOMENTS)):
         logits = tree_logits(of.held_out, trees, of.widths, moment)

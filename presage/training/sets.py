@@ -1,7 +1,7 @@
-"""Which workflows are learnt from, which decide when to stop, and which are judged on, for every kind of predictor.
+"""Training, validation and test sets, for every kind of predictor.
 
-The validation part is of whole tasks, as the test set is: two runs of one task on both sides would stop too late. Tasks
-are drawn systematically, every so many in an order that is random within each workflow type, so that each type is held
+Validation and test sets consist of whole tasks: with runs of one task on both sides, training would stop too late.
+Sampling is systematic: every n-th task of an order that is random within each workflow type, so that all types are held
 out in proportion.
 """
 
@@ -24,11 +24,11 @@ from presage.features.vocabulary import Vocabulary
 TEST_FRACTION: Final = 0.2
 
 SHARED_TASKS: Final = "test workflows whose task is in the training set"
-"""The line of the report that is 0 unless separate test traces were not so separate."""
+"""Report line: above 0 if separate test traces share tasks with the training traces."""
 
 
 class LearntFrom(Protocol):
-    """A predictor that knows which tasks it learnt from."""
+    """A predictor that records its training tasks."""
 
     @property
     def trained_on(self) -> NDArray[np.uint64]:
@@ -37,15 +37,15 @@ class LearntFrom(Protocol):
 
 
 def set_apart(table: pa.Table, test: pa.Table | None, seed: int) -> Split:
-    """What `train` learns from and what it judges on: `test`, or where that is None a part of `table`."""
+    """Training and test set; if `test` is None, a part of `table` is split off."""
     return Split(table, test, "separate test traces") if test is not None else split(table, TEST_FRACTION, seed)
 
 
 def held_out(table: pa.Table, *predictors: LearntFrom) -> tuple[pa.Table, int]:
-    """The workflows of tasks that none of the predictors learnt from, and how many others were left out.
+    """Workflows of tasks that no predictor was trained on, and the number of workflows left out.
 
     Raises:
-        TraceError: all were trained on, so that nothing can be judged.
+        TraceError: every workflow was trained on.
     """
     seen = np.isin(task_keys(table), np.concatenate([predictor.trained_on for predictor in predictors]))
     left_out = int((seen & (table["step"].to_numpy() == 0)).sum())
@@ -58,7 +58,7 @@ def held_out(table: pa.Table, *predictors: LearntFrom) -> tuple[pa.Table, int]:
 
 
 def check_known_agents(table: pa.Table, vocabulary: Vocabulary) -> None:
-    """Raises TraceError where a predictor knows none of a trace's agents: its figures would say nothing of it."""
+    """Raise TraceError if the predictor knows none of a trace's agents: its figures would be meaningless."""
     agents = pc.unique(table["agent"]).to_pylist()
     if agents and not set(agents) & set(vocabulary.agents):
         theirs, ours = (", ".join(map(repr, sorted(names)[:5])) for names in (agents, vocabulary.agents))
@@ -69,7 +69,7 @@ def check_known_agents(table: pa.Table, vocabulary: Vocabulary) -> None:
 
 
 def shared_tasks(parts: Split) -> int:
-    """Test workflows whose task is in the training part too: 0 after `split`."""
+    """Number of test workflows whose task is also in the training part: 0 after `split`."""
     heads = parts.test.filter(pc.equal(parts.test["step"], 0))
     return int(np.isin(task_keys(heads), task_keys(parts.train)).sum())
 
@@ -100,7 +100,7 @@ def split_validation(prefixes: Prefixes, fraction: float, seed: int) -> tuple[Pr
 def tasks_apart(
     task: NDArray[np.int32], workflow_type: NDArray[np.int32], fraction: float, seed: int
 ) -> NDArray[np.bool_]:
-    """Which of n workflows, or of n of their steps, are of tasks that are held out, bool [n].
+    """Mask of the workflows (or steps) that belong to held-out tasks, bool [n].
 
     Args:
         task: int32 [n].

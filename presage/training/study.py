@@ -1,10 +1,9 @@
-"""The questions of PBKV's appendix C for the user's own traces: how much data, which states, how far ahead?
+"""The studies of PBKV's appendix C on the user's own traces: amount of data, source of states, horizon.
 
-Each study trains as `train-predictor` does and judges on the same workflows. What it returns is JSON values with "kind"
-"study", the name of the study under "study", and under "data" and "traces" what it was made of.
+Each study trains as `train-predictor` does and evaluates on the same workflows. It returns JSON values with "kind"
+"study", its name under "study", and a description of its inputs under "data" and "traces".
 
-`further_evidence` makes the same comparisons for the report of one training: the learning curve, and the predictor with
-one part left out.
+`further_evidence` adds a learning curve and an ablation to the report of one training.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def study_learning_curve(
     baselines: Sequence[str],
     share: Share,
 ) -> dict[str, Any]:
-    """Accuracy against the number of training workflows: would more traces help?"""
+    """Accuracy against the number of training workflows."""
     parts = set_apart(table, test, recipe.seed)
     found = learning_curve.learning_curve(
         parts.train,
@@ -57,12 +56,12 @@ def study_learning_curve(
 
 
 def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, share: Share) -> dict[str, Any]:
-    """What states are worth: the same predictor with hidden states, with texts, with neither; prefill or completion.
+    """Compare predictors with hidden states, with texts and with neither, and completion with prefill.
 
     Returns:
-        Beside the head, "sources" {"captured" | "text" | "none": {"moments": figures, "against_none": {moment:
+        Adds "sources" {"captured" | "text" | "none": {"moments": figures, "against_none": {moment:
         {"difference", "ci95"}}, "completion_against_prefill": {"difference", "ci95"}}} for each source the traces have;
-        "none" is not set against itself. "absent" names the sources they lack.
+        "none" is not compared with itself. "absent" lists the sources missing from the traces.
     """
     parts = set_apart(table, test, recipe.seed)
     there = _sources(parts.train)
@@ -89,10 +88,10 @@ def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, shar
 def study_horizon(
     table: pa.Table, test: pa.Table | None, recipe: Recipe, *, baselines: Sequence[str], share: Share
 ) -> dict[str, Any]:
-    """Accuracy at each of K steps ahead: how far is a forecast worth acting on?
+    """Accuracy at each of K steps ahead.
 
     Returns:
-        Beside the head, the contract's "moments", "baselines" and "differences" of one predictor trained for K steps.
+        Adds the contract's "moments", "baselines" and "differences" of one predictor trained for K steps.
     """
     parts = set_apart(table, test, recipe.seed)
     fitted = recipe.train(parts.train, parts.test, baselines, lambda doing: share(doing, 0.0))
@@ -128,7 +127,7 @@ def _report(share: Share, what: str, done: float, doing: str) -> None:
 
 
 def _sources(table: pa.Table) -> list[States]:
-    """Sources of states that a trace has, the one with least to know last."""
+    """Sources of states in a trace, with "none" last."""
 
     def has(column: str) -> bool:
         return column in table.column_names and table[column].null_count < table.num_rows
@@ -142,13 +141,13 @@ def _sources(table: pa.Table) -> list[States]:
 
 
 STATES: Final = "states"
-"""The part of an ablation that is an input, not a component."""
+"""The ablated part that is an input rather than a component."""
 
 
 def further_evidence(
     training: NextAgentTraining, table: pa.Table, test: pa.Table | None, recipe: Recipe, share: Share
 ) -> dict[str, Any]:
-    """Figures to add to the metrics of `training`, which was made of these traces by this recipe.
+    """Figures to add to the metrics of `training`, a training on these traces with this recipe.
 
     Returns:
         JSON values: "learning_curve" (see `learning_curve`), which ends with `training` itself, and "ablation",
@@ -172,7 +171,7 @@ def further_evidence(
 
 
 def _without(training: NextAgentTraining, recipe: Recipe) -> Mapping[str, Recipe]:
-    """The recipe without each part. The states are those that were chosen, so that one thing differs."""
+    """The recipe without each part; the states are those already chosen, so that only one part differs."""
     kind = training.predictor.source.kind
     kept = dataclasses.replace(recipe, states=kind if kind in ("captured", "none") else "text")
 

@@ -1,4 +1,4 @@
-"""What every training has, whatever the kind of predictor: progress, versions, latency, and a folder of results."""
+"""Common to all trainings: progress, versions, latency, and the results folder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from presage.predictors.common.artefact import artefact_size_bytes
 from presage.training.report.files import write_metrics, write_report
 
 Progress = Callable[[str, float | None], None]
-"""Told what is being done and the share of it that is done, 0 to 1, or None where that is not known."""
+"""Progress callback: current stage and its completed share, 0 to 1, or None if unknown."""
 
 _LIBRARIES: Final = ("torch", "numpy", "scikit-learn", "lightgbm", "numba", "pyarrow")
 
 
 def versions() -> dict[str, str]:
-    """Python, Presage and the libraries that decide the numbers."""
+    """Versions of Python, Presage and the libraries that affect the figures."""
     return {
         "python": platform.python_version(),
         "presage": __version__,
@@ -35,7 +35,7 @@ _WARM_UP = 50
 
 
 def median_us(call: Callable[[int], object], rounds: int) -> float:
-    """Median of `rounds` calls, microseconds; each is given its number, and as many as warm it up are not counted."""
+    """Median of `rounds` calls, microseconds, after warm-up calls; each call receives its number."""
     for i in range(min(rounds, _WARM_UP)):
         call(i)
     taken = []
@@ -50,7 +50,7 @@ class Saves(Protocol):
     """A fitted predictor."""
 
     def save(self, folder: Path, training_data: Mapping[str, Any]) -> None:
-        """Writes the artefact."""
+        """Write the artefact."""
         ...
 
 
@@ -60,13 +60,13 @@ Evaluation = TypeVar("Evaluation", covariant=True)
 
 @dataclass(frozen=True)
 class Training(Generic[Predictor, Evaluation]):
-    """A fitted predictor and what is known of it.
+    """A fitted predictor and its metrics.
 
     Attributes:
         predictor: fitted.
         metrics: the object of the command contract, with "data", "config", "versions", "fit_seconds", "latency_us" and
-            "size_bytes" beside the figures, and what the kind adds.
-        training_data: what the artefact says of what it was trained on.
+            "size_bytes" beside the figures, and keys of the kind.
+        training_data: the artefact's description of its training data.
         evaluation: the figures behind the metrics.
     """
 
@@ -76,10 +76,10 @@ class Training(Generic[Predictor, Evaluation]):
     evaluation: Evaluation
 
     def save(self, folder: Path) -> None:
-        """Writes artefact, `metrics.json` and report; "size_bytes" is known from then on.
+        """Write artefact, `metrics.json` and report; sets "size_bytes".
 
         Raises:
-            OutputError: the folder cannot be written, or holds something else than an artefact.
+            OutputError: the folder cannot be written, or does not hold an artefact.
         """
         self.predictor.save(folder, self.training_data)
         self.metrics["size_bytes"] = artefact_size_bytes(folder)

@@ -1,1 +1,1 @@
-"""The router: trained, judged beside baselines, reported."""
+"""Train, evaluate and report routers."""

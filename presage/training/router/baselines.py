@@ -1,6 +1,6 @@
-"""What a router has to beat: knowing only how good the models are, one plain text classifier a model, and neighbours.
+"""Baselines of routers: base rates of the models, one text classifier per model, and nearest neighbours.
 
-All learn from the whole training part and pick the model of highest probability.
+All are fitted on the whole training part and pick the model with the highest probability.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from presage.predictors.router.factors import base_rates
 
 
 class Routes(Protocol):
-    """What is judged: our predictor, or a baseline."""
+    """A predictor or a baseline."""
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
-        """That each of M models solves each of n prompts, float32 [n, M]."""
+        """Probability that each of M models solves each of n prompts, float32 [n, M]."""
         ...
 
     def picks(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The model to take for each prompt, int64 [n]."""
+        """Index of the picked model for each prompt, int64 [n]."""
         ...
 
 
@@ -34,12 +34,12 @@ class RouterBaseline(Routes, Protocol):
     name: ClassVar[str]
 
     def fit(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> Self:
-        """Learns from n prompts and labels [n, M], 0..1, NaN without one."""
+        """Fit on n prompts and labels [n, M], 0..1, NaN if missing."""
         ...
 
 
 class _Likeliest:
-    """Picks the model of highest probability; of equals the first."""
+    """Pick the model with the highest probability; ties go to the first."""
 
     def picks(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
         return np.asarray(probabilities.argmax(axis=1), np.int64)
@@ -54,7 +54,7 @@ class BaseRate(_Likeliest):
 
     @classmethod
     def of(cls, base: NDArray[np.float64]) -> Self:
-        """With base rates [M] counted elsewhere."""
+        """Construct from given base rates [M]."""
         made = cls()
         made._base = base.astype(np.float32)
         return made
@@ -65,17 +65,17 @@ class BaseRate(_Likeliest):
         return self
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
-        """The same for each prompt."""
+        """The base rates, repeated for each prompt."""
         return np.tile(self._base, (len(prompts), 1))
 
 
 class TfidfLogistic(_Likeliest):
-    """scikit-learn's TfidfVectorizer and one LogisticRegression a model, both as they come."""
+    """scikit-learn's TfidfVectorizer and one LogisticRegression per model, with default settings."""
 
     name: ClassVar[str] = "tfidf-logistic"
 
     def fit(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> Self:
-        """Fits; a label counts as solved from .5 on, and a model of one class keeps its base rate."""
+        """Fit; labels of .5 or more count as solved, and a model with a single class keeps its base rate."""
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
 
@@ -101,7 +101,7 @@ class TfidfLogistic(_Likeliest):
 
 
 class Nearest(_Likeliest):
-    """Mean label of the training prompts most alike by the same terms, drawn towards the base rate."""
+    """Mean label of the nearest training prompts by TF-IDF terms, shrunk towards the base rate."""
 
     name: ClassVar[str] = "knn"
 
@@ -110,13 +110,13 @@ class Nearest(_Likeliest):
     chunk: Final = 500
 
     def fit(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> Self:
-        """Keeps all training prompts."""
+        """Store all training prompts."""
         self._base, self._terms, self._correct = base_rates(correct), PromptTerms.fit(prompts), correct
         self._rows = self._terms.transform(prompts)
         return self
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
-        """By cosine; neighbours without a label of a model do not count for it."""
+        """Cosine similarity; neighbours without a label for a model are ignored for it."""
         rows, found = self._terms.transform(prompts), np.empty((len(prompts), len(self._base)), np.float32)
         count = min(self.neighbours, len(self._correct))
         for start in range(0, len(prompts), self.chunk):

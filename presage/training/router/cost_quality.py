@@ -1,12 +1,11 @@
-"""What quality costs: accuracy and cost of routing as the weight of cost grows, next to single models.
+"""Cost against accuracy of a router at several trade-offs, compared with single models.
 
-At trade-off λ the model of highest p − λ · (its mean cost / the dearest model's) is taken. λ = 0 looks at success
-alone, a large λ takes the cheapest. Costs are those of the rows, else output tokens; where a cell has none, its
-model's mean stands in. Mean costs are those of the judged prompts: a price list, not a forecast.
+At trade-off λ the router picks the model with the highest p − λ · (its mean cost / the most expensive model's). λ = 0
+ignores costs; a large λ picks the cheapest model. Costs are those of the rows, else output tokens; a missing cell gets
+its model's mean. Mean costs are those of the evaluated prompts: a price list, not a forecast.
 
-How sure the curve is: an interval of the accuracy at each trade-off, by bootstrap over prompts, prices as they are. One
-draw of prompts serves all points and everything judged on the same prompts with the same seed, so the points of a curve
-move together.
+Intervals of the accuracy are by bootstrap over prompts, with fixed prices. All points, and all evaluations on the same
+prompts with the same seed, share the resamples, so the points of a curve move together.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SLACKS: Final = (0.0, 0.01, 0.02, 0.05)
 
 @dataclass(frozen=True)
 class TradeOffPoint:
-    """A way to choose models: mean cost and accuracy over the prompts; `trade_off` is λ."""
+    """Mean cost and accuracy over the prompts at a trade-off λ."""
 
     trade_off: float
     cost: float
@@ -41,13 +40,13 @@ class CostQuality:
 
     Attributes:
         unit: "cost", or "output tokens".
-        points: of rising λ.
+        points: by ascending λ.
         singles: mean cost and accuracy of each model, by name.
-        area: mean over the costs from the cheapest single model to the dearest of the best accuracy at that cost or
-            below, 0..1.
-        area_of_singles: the same of single models, each mixed at random with the next: what needs no router.
-        at_slack: for each slack, the cheapest point whose accuracy is the best single model's less the slack or more,
-            chosen on these very prompts; None where there is none.
+        area: best accuracy at a cost or below, averaged over costs from the cheapest to the most expensive single
+            model, 0..1.
+        area_of_singles: the same for random mixtures of single models, which need no router.
+        at_slack: for each slack, the cheapest point whose accuracy is at least the best single model's minus the
+            slack, chosen on these prompts; None if no point qualifies.
     """
 
     unit: str
@@ -71,29 +70,29 @@ class CostQuality:
 
 @dataclass(frozen=True, eq=False)
 class Priced:
-    """The n' prompts with a label of every model, and what each answer to them costs.
+    """The n' prompts with a label of every model, and the costs of their answers.
 
     Attributes:
         unit: "cost", or "output tokens".
-        whole: bool [n], which of the n prompts they are.
-        paid: float64 [n', M].
-        truth: float64 [n', M], labels.
-        price: float64 [M], each model's mean cost as a share of the dearest model's.
+        whole: bool [n], mask of these prompts.
+        paid: float64 [n', M], costs.
+        labels: float64 [n', M].
+        price: float64 [M], each model's mean cost as a share of the most expensive model's.
     """
 
     unit: str
     whole: NDArray[np.bool_]
     paid: NDArray[np.float64]
-    truth: NDArray[np.float64]
+    labels: NDArray[np.float64]
     price: NDArray[np.float64]
 
     def taken(self, predicted: NDArray[np.floating], trade_off: float) -> NDArray[np.int64]:
-        """The model taken for each of the n' prompts at λ, int64 [n', 1], from probabilities [n', M]."""
+        """The model picked for each of the n' prompts at λ, int64 [n', 1], from probabilities [n', M]."""
         return np.asarray((predicted - trade_off * self.price).argmax(axis=1)[:, None])
 
 
 def priced(outcomes: Outcomes) -> Priced | None:
-    """What the outcomes say of costs; None where some model's cost or no prompt is known whole."""
+    """Costs in the outcomes; None if a model has no cost or no prompt has a label of every model."""
     unit, cost = ("cost", outcomes.cost) if _known(outcomes.cost) else ("output tokens", outcomes.output_tokens)
     whole = judged_prompts(outcomes.correct)
     if not _known(cost) or not whole.any():
@@ -106,17 +105,17 @@ def priced(outcomes: Outcomes) -> Priced | None:
 def cost_quality(
     probabilities: NDArray[np.floating], outcomes: Outcomes, trade_offs: Sequence[float] = TRADE_OFFS
 ) -> CostQuality | None:
-    """The curve of probabilities [n, M] on their outcomes; None where some model's cost or no prompt is known whole."""
+    """The curve of probabilities [n, M]; None if a model has no cost or no prompt has a label of every model."""
     known = priced(outcomes)
     if known is None:
         return None
-    paid, truth, predicted = known.paid, known.truth, probabilities[known.whole].astype(np.float64)
+    paid, labels, predicted = known.paid, known.labels, probabilities[known.whole].astype(np.float64)
     points = []
     for weight in trade_offs:
         taken = known.taken(predicted, weight)
-        spent, solved = (float(np.take_along_axis(of, taken, axis=1).mean()) for of in (paid, truth))
+        spent, solved = (float(np.take_along_axis(of, taken, axis=1).mean()) for of in (paid, labels))
         points.append(TradeOffPoint(weight, spent, solved))
-    singles = {name: (float(paid[:, m].mean()), float(truth[:, m].mean())) for m, name in enumerate(outcomes.models)}
+    singles = {name: (float(paid[:, m].mean()), float(labels[:, m].mean())) for m, name in enumerate(outcomes.models)}
     costs = np.array([spent for spent, _ in singles.values()])
     best = max(of for _, of in singles.values())
     return CostQuality(
@@ -133,9 +132,9 @@ def cost_quality(
 
 
 def area_under(points: Sequence[tuple[float, float]], low: float, high: float) -> float:
-    """Mean over costs in [low, high] of the best accuracy among (cost, accuracy) points at that cost or below.
+    """Best accuracy among (cost, accuracy) points at a cost or below, averaged over costs in [low, high].
 
-    Below the cheapest point its accuracy counts; with low = high it is the best accuracy at that cost.
+    Costs below the cheapest point use its accuracy; with low = high the result is the best accuracy at that cost.
     """
     ordered = sorted(points)
     costs, best = (np.array(column) for column in zip(*ordered, strict=True))
@@ -147,7 +146,7 @@ def area_under(points: Sequence[tuple[float, float]], low: float, high: float) -
 
 
 def _hull_area(singles: Sequence[tuple[float, float]]) -> float:
-    """Mean accuracy over the costs of single models under their upper hull: straight lines are mixtures of two."""
+    """Mean accuracy of the upper hull of single models; its segments are random mixtures of two models."""
     hull: list[tuple[float, float]] = []
     best = -np.inf
     for point in sorted(singles, key=lambda p: (p[0], -p[1])):
@@ -171,7 +170,7 @@ def _turns_up(a: tuple[float, float], b: tuple[float, float], c: tuple[float, fl
 
 
 def _known(cost: NDArray[np.float32]) -> bool:
-    """Whether each model has a cost somewhere."""
+    """Whether every model has at least one cost."""
     return bool((~np.isnan(cost)).any(axis=0).all())
 
 
@@ -187,13 +186,13 @@ def accuracy_cis(
         trade_offs: of the points.
 
     Returns:
-        An interval a trade-off; none where costs are not known.
+        One interval per trade-off; empty without costs.
     """
     known = priced(outcomes)
     if known is None:
         return ()
     predicted = probabilities[known.whole].astype(np.float64)
     hits = np.concatenate(
-        [np.take_along_axis(known.truth, known.taken(predicted, w), axis=1) for w in trade_offs], axis=1
+        [np.take_along_axis(known.labels, known.taken(predicted, w), axis=1) for w in trade_offs], axis=1
     )
     return tuple(ratio_cis(hits, np.ones_like(hits), np.random.default_rng(seed)))

@@ -1,7 +1,6 @@
-"""How good a router is on held-out prompts, side by side with its baselines.
+"""Evaluate routers and baselines on held-out prompts.
 
-All are judged on the same labels, and for differences a resample draws the same prompts for both, so that what is hard
-for both cancels.
+All are evaluated on the same labels. Differences are paired: both routers share the bootstrap's resamples of prompts.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from presage.training.router.metrics import (
 KIND: Final = "router"
 
 MIN_TASK_PROMPTS: Final = 20
-"""A task with fewer prompts has no row of its own."""
+"""Minimum prompts of a task for figures by task."""
 
 _CALLED: Final = {"macro_map": "macro mAP", "brier": "Brier score", "picked_accuracy": "accuracy of the picks"}
 _LOWER_IS_BETTER: Final = frozenset({"brier"})
@@ -47,7 +46,7 @@ Told = tuple[float, tuple[float, float]]
 
 @dataclass(frozen=True)
 class RouterFigures:
-    """How one router did: its probabilities, and its picks."""
+    """Figures of one router: of its probabilities, and of its picks."""
 
     ranking: RankingFigures
     picking: PickFigures
@@ -62,14 +61,14 @@ class RouterEvaluation:
     """Figures of one router on n prompts and M models.
 
     Attributes:
-        figures: on all prompts judged; what they hold by prompt is what the registry's gates compare.
-        by_task: the same for each task of 20 prompts or more, without intervals.
+        figures: on all prompts; the registry's gates compare their values by prompt.
+        by_task: figures of each task with 20 prompts or more, without intervals.
         baselines: figures of each baseline, by name.
-        differences: ours minus each baseline: `macro_map`, `brier` (below 0 is better), `picked_accuracy`.
-        curve: cost against quality; None where costs are not known.
+        differences: router minus each baseline: `macro_map`, `brier` (below 0 is better), `picked_accuracy`.
+        curve: cost against quality; None without costs.
         models: M names.
         prompts: n.
-        model, version: of what was judged, if it has them.
+        model, version: name and version of the router, if registered.
     """
 
     figures: RouterFigures
@@ -113,19 +112,19 @@ def evaluate(
     version: int | None = None,
     resamples: int = RESAMPLES,
 ) -> RouterEvaluation:
-    """Judges a router on prompts that it was not trained on, and every baseline beside it.
+    """Evaluate a router and baselines on prompts that they were not trained on.
 
     Args:
-        router: what is judged; its models are those of `outcomes`, in this order.
+        router: the router; its models are those of `outcomes`, in the same order.
         outcomes: n prompts and M models.
         seed: of the bootstrap.
-        baselines: judged on the same prompts, by name.
-        model: name of what is judged, for the record.
-        version: its version, for the record.
+        baselines: evaluated on the same prompts, by name.
+        model: name of the router, copied to the result.
+        version: its version, copied to the result.
         resamples: of the bootstrap.
 
     Raises:
-        TraceError: there is no label.
+        TraceError: no label.
     """
     if not outcomes.labels.any():
         raise TraceError(
@@ -162,7 +161,7 @@ def judge(
 
 
 def differences(ours: RouterFigures, theirs: RouterFigures, seed: int, resamples: int = RESAMPLES) -> dict[str, Told]:
-    """Ours minus theirs on the same prompts, with paired intervals; both judged with the same seed and resamples."""
+    """First minus second on the same prompts, with paired intervals; both need the same seed and resamples."""
     mine, its = ours.ranking, theirs.ranking
     squared = ratio_ci(mine.squared - its.squared, mine.counted, np.random.default_rng(seed), resamples)
     return {
@@ -176,7 +175,7 @@ def differences(ours: RouterFigures, theirs: RouterFigures, seed: int, resamples
 
 
 def lost(baselines: Mapping[str, RouterFigures], against: Mapping[str, Mapping[str, Told]]) -> list[Behind]:
-    """The figures in which a baseline is better beyond the interval; `against` as `RouterEvaluation.differences`."""
+    """Comparisons that a baseline won significantly; `against` as in `RouterEvaluation.differences`."""
     found = []
     for name, its in baselines.items():
         own = {
@@ -203,7 +202,7 @@ def _by_task(
 
 
 def _short(of: RouterFigures) -> dict[str, Any]:
-    """A task's figures in few words."""
+    """Headline figures of a task."""
     ranking, picking = of.ranking, of.picking
     return {
         "macro_map": number(ranking.macro_map),
@@ -218,10 +217,10 @@ def _short(of: RouterFigures) -> dict[str, Any]:
 
 
 def held_out(outcomes: Outcomes, *routers: RouterPredictor) -> tuple[Outcomes, int]:
-    """The prompts that none of the routers learnt from, and how many others were left out.
+    """Prompts that no router was trained on, and the number of prompts left out.
 
     Raises:
-        TraceError: all were trained on, so that nothing can be judged.
+        TraceError: every prompt was trained on.
     """
     seen = np.isin(prompt_keys(outcomes), np.concatenate([router.trained_on for router in routers]))
     if seen.all():
@@ -234,7 +233,7 @@ def held_out(outcomes: Outcomes, *routers: RouterPredictor) -> tuple[Outcomes, i
 
 @dataclass(frozen=True)
 class ComparedRouters:
-    """A router beside another.
+    """Comparison of two routers.
 
     Attributes:
         mine, its: figures of each.
@@ -247,12 +246,10 @@ class ComparedRouters:
 
 
 def compare_routers(mine: RouterPredictor, its: RouterPredictor, outcomes: Outcomes, seed: int) -> ComparedRouters:
-    """Judges both on prompts that neither was trained on.
-
-    Each picks among the models in common as it would if there were no others.
+    """Compare two routers on prompts that neither was trained on, restricted to their common models.
 
     Raises:
-        ConfigurationError: they have no model in common.
+        ConfigurationError: no common model.
     """
     shared = [name for name in mine.models if name in its.models]
     if not shared:

@@ -1,16 +1,15 @@
-"""The transformer of the router learns from outcomes, with the Trainer of Hugging Face.
+"""Fine-tune the router's transformer on outcomes with Hugging Face's Trainer.
 
-"Chimera", appendix B.1: 5 epochs, a learning rate of 1e-5, batches of 16, binary cross-entropy. Ours: a prompt that a
-model was never tried has no label there and adds nothing to the loss; after each epoch a validation part judges, and
-the best epoch is kept; the rate warms up first.
+As in "Chimera", appendix B.1: 5 epochs, learning rate 1e-5, batches of 16, binary cross-entropy. Presage adds a mask
+for missing labels, a warm-up, and a choice of the best epoch on a validation part.
 
-While it runs, the Trainer keeps checkpoints in a folder of its own: weights as safetensors, and the state of optimizer
-and random numbers as torch.save writes them, which is pickle. That folder is scratch paper and no artefact: nothing
-else reads it, and it is deleted once the training ends. A training that was killed goes on from its last whole
-checkpoint and ends with the weights it would have had, but for the rounding of sums.
+The Trainer writes checkpoints to a working folder: weights as safetensors, and optimizer and random states with
+torch.save, that is, pickle. Only the Trainer reads this folder, and it is deleted at the end of the training; it is
+not an artefact. An interrupted training resumes from the last complete checkpoint and reaches the same weights up to
+rounding.
 
-Runs under `accelerate launch` as it stands: every process calls `finetune`, and `Finetuned.main_process` says which one
-is to save the artefact.
+Supports `accelerate launch`: every process calls `finetune`, and `Finetuned.main_process` marks the one that saves the
+artefact.
 """
 
 from __future__ import annotations
@@ -41,15 +40,14 @@ _NOT_WRITTEN: Final = ("inline_container.cc", "PytorchStreamWriter")  # torch.sa
 
 @dataclass(frozen=True)
 class Finetuned:
-    """A trained transformer and how it came about.
+    """A fine-tuned transformer and its training history.
 
     Attributes:
         scorer: of the best epoch.
         history: for each epoch "epoch", and on the validation part "loss" (nats a known outcome) and "macro_ap"
-            (None where no model has both outcomes; both None of an epoch that diverged); empty without a validation
-            part.
+            (None if no model has both outcomes; both None if the epoch diverged); empty without a validation part.
         best_epoch: from 1; the last one without a validation part.
-        main_process: whether this process is the one to save.
+        main_process: whether this process saves the artefact.
     """
 
     scorer: TransformerScorer
@@ -68,21 +66,20 @@ def finetune(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Finetuned:
-    """Trains a scorer in place.
+    """Train a scorer in place.
 
     Args:
-        scorer: fresh from an encoder, or of an artefact through `with_models`, so that known models start where they
-            stood.
-        train: labels one column a model of the scorer.
-        validation: other prompts, to choose the epoch by; None keeps the last one.
-        config: how.
-        checkpoints: the Trainer's working folder, outside of any artefact; deleted at the end.
-        resume: go on from the last checkpoint there; without one the training starts at the beginning.
-        progress: called with what is being done.
+        scorer: new, or from an artefact through `with_models`, which keeps the heads of known models.
+        train: prompts and labels, one column per model of the scorer.
+        validation: other prompts for the choice of the epoch; None keeps the last epoch.
+        config: training settings.
+        checkpoints: the Trainer's working folder, outside any artefact; deleted at the end.
+        resume: resume from the last checkpoint in the folder, if there is one.
+        progress: progress callback.
 
     Raises:
-        ConfigurationError: a field is out of its range, memory ran out, the loss diverged, or the checkpoints are those
-            of another training.
+        ConfigurationError: a field is out of range, memory ran out, the loss diverged, or the checkpoints belong to
+            another training.
         TraceError: no training prompt has a label.
         OutputError: the folder of checkpoints cannot be written.
     """
@@ -124,7 +121,7 @@ def finetune(
 def _known_failure(
     error: Exception, scorer: TransformerScorer, config: FinetuneConfig, checkpoints: Path
 ) -> ConfigurationError | OutputError | None:
-    """What a user can do something about: memory that ran out, a checkpoint that could not be written."""
+    """Turn errors that a user can fix into Presage's: out of memory, checkpoint not writable."""
     if isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY):
         longest = scorer.tokens.head + scorer.tokens.tail
         return ConfigurationError(
@@ -148,7 +145,7 @@ def _check_labels(part: Labelled | None, scorer: TransformerScorer) -> None:
 def _fingerprint(
     scorer: TransformerScorer, train: Labelled, validation: Labelled | None, config: FinetuneConfig
 ) -> str:
-    """Over everything that decides the outcome, the weights it starts from included."""
+    """Digest of everything that determines the result, including the initial weights."""
     digest = hashlib.sha256(json.dumps([asdict(config), scorer.to_config()], sort_keys=True).encode())
     for name, content in scorer.to_files().items():
         digest.update(name.encode() + content)
@@ -163,13 +160,13 @@ def _fingerprint(
 
 
 def _last_checkpoint(folder: Path, print_of_training: str, resume: bool) -> Path | None:
-    """The last whole checkpoint of this very training; refuses to mix trainings or to overwrite one."""
+    """The last complete checkpoint of this training; refuses checkpoints of another training."""
     found = sorted(folder.glob(f"{_CHECKPOINT}*"), key=lambda path: int(path.name.removeprefix(_CHECKPOINT)))
     if not found:
         return None
     if not resume:
         raise ConfigurationError(
-            f"{folder}: holds checkpoints of a training that did not end; give --resume to go on with it, or delete "
+            f"{folder}: holds checkpoints of an interrupted training; resume it with --resume, or delete "
             "the folder to start anew"
         )
     try:
@@ -193,7 +190,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def _clear(folder: Path) -> None:
-    """Deletes what the training put there, and the folder where nothing else is in it."""
+    """Delete the training's files, and the folder if it is then empty."""
     for path in folder.glob(f"{_CHECKPOINT}*"):
         shutil.rmtree(path, ignore_errors=True)
     (folder / _TRAINING_FILE).unlink(missing_ok=True)
@@ -203,13 +200,13 @@ def _clear(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Start:
-    """What is fine-tuned.
+    """The transformer to fine-tune.
 
     Attributes:
         encoder: hub name or folder; None for ModernBERT-large, or with `trained`.
-        trained: a scorer to train further instead.
-        head_tokens, tail_tokens: what a fresh one reads of a long prompt.
-        seed: of fresh weights.
+        trained: a scorer to train further.
+        head_tokens, tail_tokens: tokens kept of a long prompt, for a new scorer.
+        seed: of new weights.
     """
 
     encoder: str | None
@@ -227,10 +224,10 @@ class Start:
         resume: bool,
         progress: Progress | None = None,
     ) -> Finetuned:
-        """Learns the models of `train`; `validation` chooses the epoch.
+        """Fine-tune on `train`; `validation` chooses the epoch.
 
         Raises:
-            ConfigurationError: there is no such encoder, or see `finetune`.
+            ConfigurationError: no such encoder, or see `finetune`.
         """
         learnt, held = (Labelled(part.prompts, part.correct) for part in (train, validation))
         return finetune(

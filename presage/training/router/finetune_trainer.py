@@ -1,7 +1,7 @@
-"""The Trainer of Hugging Face as the router uses it: a loss that knows missing labels, and an order that can go on.
+"""Hugging Face's Trainer for the router: a loss that masks missing labels, and a resumable batch order.
 
-Loads torch and transformers: import it where it is used. Which prompts make a batch depends on seed and epoch alone, so
-a training that goes on in the middle of an epoch, or on several devices, sees the same batches.
+Imports torch and transformers, so import this module lazily. Batches depend on seed and epoch only, so a training that
+resumes in the middle of an epoch, or runs on several devices, has the same batches.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from presage.training.router.metrics import measure
 from presage.training.training import Progress
 
 _EVALUATION_TIMES: Final = 4
-"""Batches of the validation part are so many times larger: nothing of them is kept for a backward pass."""
+"""Factor on the batch size for validation, which needs no memory for a backward pass."""
 
-_LOSS: Final = "eval_known_loss"  # the Trainer's own "eval_loss" weighs batches equally, whatever is known of them
+_LOSS: Final = (
+    "eval_known_loss"  # the Trainer's "eval_loss" weights batches equally, regardless of their number of labels
+)
 _MACRO_AP: Final = "eval_macro_ap"
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """How the transformer learns.
+    """Settings of a fine-tuning.
 
     Attributes:
         epochs: passes over the training prompts.
@@ -43,9 +45,9 @@ class FinetuneConfig:
         batch_size: prompts a step, on each device.
         weight_decay: of AdamW.
         warmup: share of all steps over which the rate rises, 0..1.
-        best_by: what names the best epoch on the validation part; the loss does where no model there has both outcomes.
-        gradient_checkpointing: computes the forward pass twice to hold less of it in memory.
-        checkpoint_steps: steps between checkpoints, beside the one after each epoch.
+        best_by: validation figure that selects the best epoch; loss if no model has both outcomes there.
+        gradient_checkpointing: recompute activations to save memory.
+        checkpoint_steps: steps between checkpoints, in addition to one after each epoch.
         seed: of the order of prompts and of dropout.
     """
 
@@ -60,7 +62,7 @@ class FinetuneConfig:
     seed: int = 0
 
     def check(self) -> None:
-        """Raises ConfigurationError unless every field is in its range."""
+        """Raise ConfigurationError if a field is out of range."""
         for name, least in (("epochs", 1), ("batch_size", 1), ("checkpoint_steps", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; {least} or more is wanted")
@@ -76,11 +78,11 @@ class FinetuneConfig:
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Prompts and what became of them.
+    """Prompts and their outcomes.
 
     Attributes:
         prompts: n texts.
-        correct: float32 [n, M], 0..1, NaN where a model was not tried.
+        correct: float32 [n, M], 0..1, NaN if missing.
     """
 
     prompts: Sequence[str]
@@ -138,7 +140,7 @@ def make_trainer(
 
 
 class RouterTrainer(Trainer):
-    """Binary cross-entropy over the labels that are known, batches of prompts of like length."""
+    """Binary cross-entropy over known labels, with batches of prompts of similar length."""
 
     def compute_loss(
         self,
@@ -147,7 +149,7 @@ class RouterTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The mean over the known labels of a batch; 0 where none is known."""
+        """Mean over the known labels of a batch; 0 without any."""
         labels = inputs.pop("labels")
         outputs = model(**inputs)
         loss = known_loss(outputs.logits.float(), labels)
@@ -160,13 +162,13 @@ class RouterTrainer(Trainer):
         return self._loader(rows, self.args.train_batch_size, order)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Batches of the validation part, as it stands."""
+        """Batches of the validation part, in its order."""
         return self._loader(
             self.eval_dataset if eval_dataset is None else eval_dataset, self.args.eval_batch_size, None
         )
 
     def _loader(self, rows: Any, batch_size: int, order: Sampler[int] | None) -> DataLoader[Any]:
-        """Not the Trainer's own: that asks a package `datasets` of the rows, and takes any folder of that name."""
+        """Replaces the Trainer's method, which imports `datasets` and can pick up any folder of that name."""
         loader: DataLoader[Any] = DataLoader(
             rows,
             batch_size=batch_size,
@@ -184,18 +186,18 @@ class RouterTrainer(Trainer):
                 yield {"epoch": round(entry["epoch"]), "loss": loss, "macro_ap": ap}
 
     def best_epoch(self) -> int:
-        """From 1: the one whose weights were kept."""
+        """Epoch of the weights kept, counted from 1."""
         best = self.state.best_global_step or self.state.max_steps
         return round(best / self.state.max_steps * self.args.num_train_epochs)
 
 
 class LikeLengths(Sampler[int]):
-    """An order of rows in which those of a batch have like lengths; another one each epoch, the longest batch first.
+    """An order that batches rows of similar length; it changes each epoch, and the longest batch comes first.
 
     Args:
         lengths: tokens of each row.
-        batch: rows a step, on all devices together.
-        seed: with the epoch it decides the order, and nothing else does.
+        batch: rows per step on all devices together.
+        seed: determines the order together with the epoch.
     """
 
     def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
@@ -216,7 +218,7 @@ class LikeLengths(Sampler[int]):
 
 
 class _Rows(Dataset[dict[str, Any]]):
-    """Token ids and labels, one a prompt."""
+    """Token ids and labels by prompt."""
 
     def __init__(self, tokens: PromptTokens, labelled: Labelled) -> None:
         self._ids, self._labels = tokens.ids(labelled.prompts), labelled.correct
@@ -230,7 +232,7 @@ class _Rows(Dataset[dict[str, Any]]):
 
 
 class _Collator:
-    """Rows as the tensors of a batch, as long as its longest row."""
+    """Collate rows into tensors, padded to the longest row."""
 
     def __init__(self, tokens: PromptTokens) -> None:
         self._tokens = tokens
@@ -246,19 +248,19 @@ class _Collator:
 
 
 class _EverySteps(TrainerCallback):
-    """Asks for a checkpoint every so many steps, beside the Trainer's own after each epoch."""
+    """Requests a checkpoint every `checkpoint_steps` steps, in addition to the Trainer's own after each epoch."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Asks, if it is time."""
+        """Request a checkpoint if it is due."""
         if state.global_step % self._steps == 0:
             control.should_save = True
 
 
 class _Teller(TrainerCallback):
-    """Tells how far the training is, in one process of many."""
+    """Reports progress from the main process only."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -271,7 +273,7 @@ class _Teller(TrainerCallback):
 
 
 def known_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy, the mean over known labels ("Chimera", §3.3); 0 where none is known.
+    """Binary cross-entropy, mean over known labels ("Chimera", §3.3); 0 without any.
 
     Args:
         logits: [n, M].
@@ -283,7 +285,7 @@ def known_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def judge(prediction: EvalPrediction) -> dict[str, float]:
-    """The loss over all known labels of a validation part, and the mean over models of average precision."""
+    """Loss over all known labels of a validation part, and average precision, mean over models."""
     logits, labels = np.asarray(prediction.predictions, np.float32), np.asarray(prediction.label_ids, np.float32)
     if not np.isfinite(logits).all():  # the training diverged: no epoch from here on is the best
         return {_LOSS.removeprefix("eval_"): math.nan, _MACRO_AP.removeprefix("eval_"): math.nan}
@@ -292,7 +294,7 @@ def judge(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def _macro_ap(logits: NDArray[np.float32], correct: NDArray[np.float32]) -> float:
-    """Of float32 [n, M] each; NaN where no model has both outcomes."""
+    """Macro average precision of float32 [n, M] each; NaN if no model has both outcomes."""
     models = [str(model) for model in range(correct.shape[1])]
     return measure(expit(logits), correct, models, seed=0, resamples=0).macro_map
 

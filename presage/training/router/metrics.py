@@ -1,12 +1,11 @@
-"""How well probabilities rank prompts for each model, and how honest they are: arrays in, figures out.
+"""Ranking and calibration of a router's probabilities, and accuracy of its picks.
 
-Every figure leaves out cells without a label. A label between 0 and 1, the share of several tries that solved the
-prompt, counts as that much solved and the rest unsolved; with labels 0 and 1 the figures are the usual ones. Macro
-figures are means over the models for which both classes occur. Intervals are by bootstrap over prompts, because the
-labels of one prompt go together.
+Missing labels are ignored. A fractional label, the share of attempts that solved the prompt, counts as that much
+solved and the rest unsolved; with labels 0 and 1 the figures are the usual ones. Macro figures are means over models
+with both classes. Intervals are by bootstrap over prompts, because the labels of one prompt are correlated.
 
-What picking a model for each prompt is worth is judged on the prompts that have a label of every model, next to always
-taking one, to chance, and to knowing the answers: elsewhere the result of another pick is unknown.
+Picks are evaluated on prompts with a label of every model, since the outcome of any pick must be known. They are
+compared with the best single model, a random model, and an oracle.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """What was measured of one model; NaN where no label, or only one class, was judged.
+    """Figures of one model; NaN without labels or with a single class.
 
     Attributes:
-        labels: prompts judged.
-        base_rate: share of them it solved.
-        average_precision: of its probabilities; a ranking that knows nothing has `base_rate`.
-        auroc: area under the receiver operating characteristic; .5 knows nothing.
+        labels: number of labels.
+        base_rate: share of solved prompts.
+        average_precision: of its probabilities; a random ranking has `base_rate`.
+        auroc: area under the receiver operating characteristic; a random ranking has .5.
         brier: mean squared error of the probability.
-        ece: expected calibration error (Guo et al., 2017, eq. 3), upwards by chance where labels are few.
+        ece: expected calibration error (Guo et al., 2017, eq. 3); biased upwards with few labels.
     """
 
     labels: int
@@ -51,7 +50,7 @@ class ModelFigures:
 
 @dataclass(frozen=True)
 class RankingFigures:
-    """What was measured on n prompts and M models; NaN where nothing was judged.
+    """Figures of probabilities on n prompts and M models; NaN without labels.
 
     Attributes:
         macro_map: mean over models of the average precision, as Chimera's table 2.
@@ -61,9 +60,9 @@ class RankingFigures:
         ece: expected calibration error over all labels, probabilities of all models together.
         reliability: the bins behind `ece`, empty ones left out.
         by_model: figures of each model, by name.
-        prompts, labels: how many were judged.
-        map_draws: float64 [R], `macro_map` of each resample, for differences that are paired.
-        squared, counted: float64 [n], squared error and labels of each prompt, for the same.
+        prompts, labels: number of prompts and labels.
+        map_draws: float64 [R], `macro_map` of each resample, for paired differences.
+        squared, counted: float64 [n], squared error and number of labels of each prompt, for paired differences.
     """
 
     macro_map: float
@@ -105,17 +104,17 @@ def measure(
     seed: int,
     resamples: int = RESAMPLES,
 ) -> RankingFigures:
-    """Judges the probabilities of M models on n prompts.
+    """Evaluate the probabilities of M models on n prompts.
 
     Args:
         probabilities: [n, M], 0..1.
-        correct: [n, M], 0..1, NaN without a label.
+        correct: [n, M], 0..1, NaN if missing.
         models: M names.
-        seed: of the bootstrap; the same seed draws the same prompts, so that differences are paired.
-        resamples: how often the prompts are drawn anew; 0 leaves intervals out.
+        seed: of the bootstrap; equal seeds give equal resamples, hence paired differences.
+        resamples: number of bootstrap resamples; 0 omits intervals.
 
     Raises:
-        ValueError: shapes do not fit one another, or a probability is not between 0 and 1.
+        ValueError: inconsistent shapes, or a probability outside 0..1.
     """
     if probabilities.shape != correct.shape or correct.shape[1:] != (len(models),) or not len(correct):
         raise ValueError(
@@ -208,7 +207,7 @@ def _ranked(scores: Floats, truth: Floats, weights: Floats) -> tuple[Floats, Flo
 
 
 def percentiles(draws: Floats) -> tuple[float, float]:
-    """The 95 % interval of resamples; NaN where there is none."""
+    """The 95 % interval of resamples; NaN without resamples."""
     usable = draws[~np.isnan(draws)]
     if not len(usable):
         return math.nan, math.nan
@@ -248,19 +247,19 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class PickFigures:
-    """What was measured on the n' prompts with every label; NaN where there are none.
+    """Figures of the picks on the n' prompts with every label; NaN without such prompts.
 
     Attributes:
-        picked_accuracy: mean label of the models picked.
+        picked_accuracy: mean label of the picked models.
         picked_ci95: by bootstrap over prompts.
-        best_single: of the model that is best on these very prompts, which cannot be known beforehand.
+        best_single: of the model that is best on these prompts, known only in hindsight.
         best_single_model: its name.
         gain_ci95: of `picked_accuracy` minus `best_single`, paired.
-        random: of a model picked by chance.
+        random: of a random model.
         oracle: of the best model for each prompt; with many models inflated by chance.
-        shares: of the prompts each model was picked for, by name.
+        shares: share of prompts for which each model was picked, by name.
         prompts: n'.
-        hits: float64 [n'], label of the model picked.
+        hits: float64 [n'], label of the picked model.
     """
 
     picked_accuracy: float
@@ -301,14 +300,14 @@ def measure_picks(
     seed: int,
     resamples: int = RESAMPLES,
 ) -> PickFigures:
-    """Judges the models picked for n prompts.
+    """Evaluate the models picked for n prompts.
 
     Args:
         picks: int64 [n], 0..M-1.
-        correct: [n, M], 0..1, NaN without a label.
+        correct: [n, M], 0..1, NaN if missing.
         models: M names.
-        seed: of the bootstrap; the same seed draws the same prompts.
-        resamples: how often; 0 leaves intervals out.
+        seed: of the bootstrap; equal seeds give equal resamples.
+        resamples: number of bootstrap resamples; 0 omits intervals.
     """
     whole = judged_prompts(correct)
     truth, taken = correct[whole].astype(np.float64), picks[whole]

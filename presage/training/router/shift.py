@@ -1,7 +1,7 @@
-"""Does a router hold on topics that it never saw? Leave one benchmark family out, train on the rest, judge on it.
+"""Evaluate a router on new topics: leave one benchmark family out, train on the rest, evaluate on it.
 
-A split by prompt leaves prompts of every family on both sides, so it cannot tell. Here each family is judged by a
-router and by baselines that learnt from the other families alone, beside one training on part of every family.
+A split by prompt has every family on both sides and cannot measure this. Here each family is evaluated with a router
+and baselines trained on the other families only, and compared with one training on part of every family.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from presage.training.router.train import CALIBRATION_FRACTION
 from presage.training.sets import TEST_FRACTION
 
 LEAST_PROMPTS: Final = 50
-"""A family with fewer prompts is never left out."""
+"""Minimum prompts of a family that is left out."""
 
 MOST_FAMILIES: Final = 12
 """Families to leave out by default, the largest first."""
@@ -38,12 +38,12 @@ Share = Callable[[str, float | None], None]
 
 @dataclass(frozen=True, eq=False)
 class _Answers:
-    """What routers answered to some prompts.
+    """Routers' answers to n prompts.
 
     Attributes:
         outcomes: the n prompts.
-        said: probabilities [n, M] and picks [n], by router.
-        flagged: bool [n], the prompts for which ours says that there is not enough evidence.
+        predicted: probabilities [n, M] and picks [n], by router.
+        flagged: bool [n], prompts that the router marks as having too little evidence.
     """
 
     outcomes: Outcomes
@@ -65,26 +65,26 @@ def study_shift(
     resamples: int = RESAMPLES,
     share: Share,
 ) -> dict[str, Any]:
-    """Judges the router on families it never saw, beside baselines and beside families it knows.
+    """Evaluate the router on families left out of its training, against baselines and against known families.
 
     Args:
         outcomes: with tasks of at least two families.
-        config: of the router; the head linear.
-        pattern: what names the family of a task, as `presage.datasets.outcomes.split.families`.
-        most: families left out at most, the largest.
+        config: of the router, with a linear head.
+        pattern: regular expression of the family, as in `presage.datasets.outcomes.split.families`.
+        most: maximum number of families to leave out, largest first.
         seed: of the splits and of the bootstrap.
         resamples: of the bootstrap.
-        share: called with what is being done.
+        share: progress callback.
 
     Returns:
         JSON values: "families" {name: {"prompts", "left_out", "known"}} and the same over all families together under
-        "pooled". Each of both is {"routers": {name: figures}, "flagged": share of prompts without enough evidence,
-        "differences": ours minus each baseline, "behind": comparisons lost}, or null where no prompt was judged.
-        "known" is of one training on four fifths of the prompts of every family, judged on the others.
+        "pooled". "left_out" and "known" are {"routers": {name: figures}, "flagged": share of prompts without enough
+        evidence, "differences": router minus each baseline, "behind": comparisons lost}, or null without prompts.
+        "known" is from one training on four fifths of the prompts of every family, evaluated on the others.
 
     Raises:
-        ConfigurationError: the pattern is no regular expression, or the configuration is out of range.
-        TraceError: fewer than two families with 50 prompts, too few labels, or one class only.
+        ConfigurationError: an invalid regular expression, or a configuration out of range.
+        TraceError: fewer than two families with 50 prompts, too few labels, or a single class.
     """
     config = config or RouterConfig()
     config.check()
@@ -193,7 +193,7 @@ def _judged(parts: Sequence[_Answers], seed: int, resamples: int) -> dict[str, A
 
 
 def _joined(parts: Sequence[Outcomes]) -> Outcomes:
-    """Outcomes of the same models and different prompts, one after the other."""
+    """Concatenate outcomes of the same models and different prompts."""
     return Outcomes(
         tuple(prompt for part in parts for prompt in part.prompts),
         parts[0].models,

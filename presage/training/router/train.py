@@ -1,7 +1,7 @@
-"""From outcomes to a router and its evaluation, next to every baseline.
+"""Train and evaluate a router and baselines on outcomes.
 
-In the order of every training here: test prompts are set apart first, whole; of the rest a calibration part makes
-probabilities of what was learnt. Baselines need no calibration, so they learn from the whole training part.
+Test prompts are split off first. A calibration part of the rest calibrates the scores into probabilities. Baselines
+need no calibration and are fitted on the whole training part.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ CALIBRATION_FRACTION: Final = 0.25
 """Of the training prompts."""
 
 LIMITS: Final[Limits] = dict.fromkeys(("rank", "min_evidence"), (1, math.inf))
-"""What the numbers of a `RouterConfig` have to keep to."""
+"""Ranges of the numeric fields of `RouterConfig`."""
 
 SHARED_PROMPTS: Final = "test prompts left out because they are in the training set"
 
 FitScorer = Callable[[Outcomes, Outcomes], Scorer]
-"""Fits a scorer on the first, and may choose by the second when to stop."""
+"""Fits a scorer on the first part; may use the second for early stopping."""
 
 _TIMED: Final = 300
 
 
 class RouterTraining(Training[RouterPredictor, RouterEvaluation]):
-    """With "models" among the metrics: labels, base rate, mean cost and tokens of each in training."""
+    """A training whose metrics include "models": labels, base rate, mean cost and tokens of each model."""
 
 
 @dataclass(frozen=True)
 class JudgedRouter:
-    """A router judged on outcomes.
+    """A router evaluated on outcomes.
 
     Attributes:
         evaluation: its figures; the only baseline is "base-rate", with the router's own base rates.
@@ -69,22 +69,22 @@ def train_router(
     fit_scorer: FitScorer | None = None,
     progress: Progress | None = None,
 ) -> RouterTraining:
-    """Fits a router and its baselines and judges them on the same held-out prompts.
+    """Fit a router and baselines and evaluate them on the same held-out prompts.
 
     Args:
         outcomes: of at least two models.
-        test: to judge on; None sets a fifth of the prompts apart.
+        test: test outcomes; None splits off a fifth of the prompts.
         config: of the router.
         seed: of the splits and of the bootstrap.
-        baselines: names out of `BASELINES`.
-        name: of the model, for the record.
-        fit_scorer: of a head that is trained elsewhere, called with training and calibration part; the calibration
-            part's labels may choose among its epochs.
-        progress: called with what is being done.
+        baselines: keys of `BASELINES`.
+        name: of the model, copied to the result.
+        fit_scorer: trains a custom head; receives the training and the calibration part, and may use the latter to
+            choose an epoch.
+        progress: progress callback.
 
     Raises:
         ConfigurationError: an unknown baseline, or a configuration out of range.
-        TraceError: too few models, labels or prompts, or one class only.
+        TraceError: too few models, labels or prompts, or a single class.
         InputError: no two prompts share a term.
     """
     config, report = config or RouterConfig(), progress or (lambda _, __: None)
@@ -153,10 +153,10 @@ def evaluate_router(
     model: str | None = None,
     version: int | None = None,
 ) -> JudgedRouter:
-    """Judges a fitted router on the prompts of outcomes that it was not trained on, and on its own models.
+    """Evaluate a fitted router on prompts that it was not trained on, for its own models.
 
     Raises:
-        TraceError: it was trained on all of them, or there is no label of its models.
+        TraceError: every prompt was trained on, or its models have no label.
     """
     fresh, left_out = held_out(outcomes, predictor)
     judged = fresh.of_models(predictor.models)
@@ -166,22 +166,22 @@ def evaluate_router(
 
 
 def forecast_latency_us(predictor: RouterPredictor, outcomes: Outcomes) -> float:
-    """Median of one forecast, microseconds, over up to 300 prompts; one thread, as measured."""
+    """Median time of one forecast, microseconds, over up to 300 prompts, on one thread."""
     prompts = outcomes.prompts
     return median_us(lambda i: predictor.forecast(prompts[i % len(prompts)]), min(_TIMED, 4 * len(prompts)))
 
 
 def choose_baselines(names: str) -> tuple[str, ...]:
-    """The baselines that a comma-separated list stands for.
+    """Baselines selected by a comma-separated list.
 
     Raises:
-        ConfigurationError: there is no such baseline.
+        ConfigurationError: an unknown baseline.
     """
     return choose_names(names, BASELINES)
 
 
 def _parts(outcomes: Outcomes, test: Outcomes | None, seed: int) -> tuple[Outcomes, Outcomes, int]:
-    """What is learnt from, what is judged on, and how many test prompts were left out because they are in both."""
+    """Training outcomes, test outcomes, and the number of test prompts left out because they are in both."""
     if test is None:
         return *split_outcomes(outcomes, TEST_FRACTION, seed), 0
     shared = np.isin(prompt_keys(test), prompt_keys(outcomes))
