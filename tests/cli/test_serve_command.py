@@ -57,7 +57,7 @@ def test_another_scheduler_stays_and_that_is_said() -> None:
     made = command(["m", "--scheduler-cls", "mine.Scheduler"], None)
     assert made.arguments == ("serve", "m", "--scheduler-cls", "mine.Scheduler", *STATES)
     assert "your --scheduler-cls mine.Scheduler is kept" in made.notes[0]
-    assert "leaves the policies out" in run("serve", "m", "--scheduler-cls", "a.B", "--dry-run").err
+    assert "runs without the policies" in run("serve", "m", "--scheduler-cls", "a.B", "--dry-run").err
 
 
 @pytest.mark.parametrize("own", ["--kv-transfer-config.kv_connector", "--kv-transfer-config"])

@@ -181,7 +181,7 @@ def test_an_alias_that_is_gone_takes_nothing_away(caplog: pytest.LogCaptureFixtu
         reload.look()
         reload.look()
     assert reload.take() is None
-    assert "means nothing any more; version 1 stays" in reload.troubles["next-agent"]
+    assert "no longer resolves to a version; version 1 stays" in reload.troubles["next-agent"]
     assert sum("next-agent" in record.getMessage().split(":")[0] for record in caplog.records) == 1
 
 

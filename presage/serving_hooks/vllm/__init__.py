@@ -1,7 +1,7 @@
 """Presage's policies inside vLLM's scheduler and KV-cache manager.
 
-They are enabled by `--scheduler-cls presage.serving_hooks.vllm.WorkflowScheduler`. After a failure in them vLLM goes on
-without them.
+They are enabled by `--scheduler-cls presage.serving_hooks.vllm.WorkflowScheduler`. If a policy fails, vLLM
+continues without it.
 """
 
 from __future__ import annotations

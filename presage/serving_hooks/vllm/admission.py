@@ -156,7 +156,7 @@ class AdmissionController:
         self._workload = WorkloadMeans()
         self._columns = Columns(self._admission.crowd, self._workload, block_tokens)
         self._accounts: dict[str, Account] = {}
-        self._ended: set[str] = set()  # whose accounts go once they have no request
+        self._ended: set[str] = set()  # accounts to delete once they have no request
         self._held: dict[str, Account] = {}
         self._workflow_of: dict[str, str] = {}
         self._later: list[Callable[[], None]] = []
@@ -170,7 +170,7 @@ class AdmissionController:
         self._last: _Decided | None = None
         self._rates: Rates | None = None
 
-    # What happens.
+    # Events.
 
     def arrives(
         self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes], remaining_tokens: float | None
@@ -191,7 +191,7 @@ class AdmissionController:
         asked = account.begins(request_id, hashes, now)
         self._held_times.observe(account.waited_for_s(asked, now))
         reusable, prompt = asked.reusable_tokens, asked.new_tokens + asked.reusable_tokens
-        # What others computed is not lost if it is not cached, and not new if it is.
+        # Blocks that other workflows computed count neither as lost if they are not cached, nor as new if they are.
         self._workload.begins(prompt - max(reusable, found_tokens), reusable)
         if account.kept and now > account.left_at:
             load = (self._load_area(now) - account.load_area) / (now - account.left_at)
@@ -206,7 +206,7 @@ class AdmissionController:
         """A workflow has ended."""
         self.switch.attempt(self._happens, partial(self._end, workflow.step.workflow))
 
-    # What the engine asks.
+    # Queries.
 
     def holds(self, request_id: str) -> bool:
         """Whether a request without blocks is held."""
@@ -230,7 +230,7 @@ class AdmissionController:
         return changed if self.switch.on else self._open()
 
     def let_one_in(self) -> list[str]:
-        """Admits the workflow held longest, as nothing runs and all that wait are held; returns its requests."""
+        """Admits the workflow held longest, when all requests wait and are held; returns its requests."""
         if not self.switch.on:
             return self._open()
         now = self._clock()
@@ -294,13 +294,13 @@ class AdmissionController:
         return self._open()
 
     def reconsider(self) -> None:
-        """Modes may have changed: decides at the next iteration."""
+        """Decides again at the next iteration; called when modes may have changed."""
         self._again = True
 
     # Guarded by the switch.
 
     def _happens(self, event: Callable[[], None]) -> None:
-        """Defers an event to the next decision while no workflow is held, as no answer depends on it."""
+        """Handles an event; while no workflow is held, defers it to the next decision, as no result depends on it."""
         self._later.append(event)
         if self._holding or self._held:
             self._catch_up()
@@ -347,7 +347,7 @@ class AdmissionController:
             return
         name, asked = self._workflow_of.pop(request_id), account.requests[request_id]
         account.leaves(request_id, hashes, output_tokens, now)
-        self._given_up(account, asked, now)
+        self._count_held_time(account, asked, now)
         account.left_at, account.load_area = now, self._load_area(now)
         if completed:
             self._workload.completes(output_tokens)
@@ -388,7 +388,7 @@ class AdmissionController:
         self._log(decision, now)
 
     def _acts_on(self, held: Mapping[str, str]) -> dict[str, None]:
-        """Those of them for whose types the policy is on, in their order."""
+        """The held workflows for whose types the policy is on, in the same order."""
         types = {name: self._accounts[name].workflow_type for name in held}
         on = {one for one in set(types.values()) if self._mode(one) is Mode.ON}
         return {name: None for name, one in types.items() if one in on}
@@ -421,8 +421,8 @@ class AdmissionController:
         self._columns.changed(name, account)
         self._news = True
 
-    def _given_up(self, account: Account, asked: AdmissionRequest, now: float) -> None:
-        """A request leaves; if it has not begun, the time it was held is counted now."""
+    def _count_held_time(self, account: Account, asked: AdmissionRequest, now: float) -> None:
+        """Counts the time a leaving request was held, unless it was counted when the request began."""
         if not asked.begun:
             self._held_times.observe(account.waited_for_s(asked, now))
 
@@ -450,7 +450,7 @@ class AdmissionController:
         self._held_s += sum(account.waited_s(now) for account in self._accounts.values())
         for account in self._accounts.values():
             for asked in account.requests.values():
-                self._given_up(account, asked, now)
+                self._count_held_time(account, asked, now)
         for table in (self._accounts, self._held, self._ended, self._workflow_of):
             table.clear()
         self._later.clear()
@@ -460,8 +460,8 @@ class AdmissionController:
         if self._held and now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
             logger.info(
-                "%d of %d workflows are held: %.2f steps/s expected with %d, %.2f with all, whose loads on the cache "
-                "are %.2f and %.2f",
+                "%d of %d workflows are held: %.2f steps/s expected with %d, %.2f with all, at cache loads of %.2f and "
+                "%.2f",
                 len(self._held),
                 len(decision.held) + len(decision.run),
                 decision.chosen.steps_per_s,

@@ -1,7 +1,7 @@
 """Finds an engine's registry and queries it through a process of its own.
 
 The registry is named by a setting or the environment, or is the database in the working directory. An engine only
-reads: opening a missing MLflow database would create one, and an engine started in the wrong folder would silently
+reads it: opening a missing MLflow database would create one, and an engine started in the wrong folder would silently
 serve from an empty registry. So a missing registry is an error.
 
 The process (`registry_process.py`) is started on the first query, with a new interpreter, since a process that uses a
@@ -71,8 +71,8 @@ def _on_this_machine(uri: str) -> Path | None:
 
 
 MOST_S: Final = 600.0
-"""Time limit of one answer: a list of versions, or the trial of one, compilation included. It is long, since a hanging
-process delays nobody and a starved one may need it."""
+"""Time limit of one answer: a list of versions, or the trial of one, compilation included. It is long: a hanging
+process delays no request, and a process starved of CPU may need it."""
 
 _FIRST_WAIT_S: Final = 10.0
 _LONGEST_WAIT_S: Final = 600.0

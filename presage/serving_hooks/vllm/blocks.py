@@ -4,10 +4,10 @@ vLLM's own queue stays underneath and is kept up to date; the order of policies/
 to take out of it. If the order is wrong or fails, no block is lost or used twice: naming a block that is not free ends
 the scored order, and vLLM's queue serves the rest. This costs one more operation per block.
 
-All requests without a workflow form one pseudo-workflow of no forecast value. Their blocks are evicted after all
-retired ones and before those that an active workflow is expected to use, least recently used first, which is vLLM's
-rule; so an engine without workflows evicts as vLLM does. (With a pseudo-workflow per request the rule "fewer users
-first" would count uses, and blocks of finished long conversations would never be evicted.)
+All requests without a workflow form one pseudo-workflow whose blocks have no forecast value. Their blocks are evicted
+after all retired ones and before those that an active workflow is expected to use, least recently used first, which is
+vLLM's rule; so an engine without workflows evicts as vLLM does. (With a pseudo-workflow per request the rule "fewer
+users first" would count uses, and blocks of finished long conversations would never be evicted.)
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class ScoredBlocks:
         queue: vLLM's queue.
         blocks: all blocks of the pool, each at its id.
         config: of the order.
-        step_of: the step a request is, by request id; None for one without a workflow.
+        step_of: the workflow step of a request, by request id; None without a workflow.
         switch: off after a failure.
 
     Attributes:
         acts: whether the order chooses; in shadow vLLM's queue chooses and the order is only compared.
-        watched: blocks evicted in shadow ("given up"), and those the order would have kept ("otherwise").
+        watched: evictions in shadow ("given up"), and those the order would have avoided ("otherwise").
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ScoredBlocks:
         return self.popleft_n(1)[0]
 
     def popleft_n(self, n: int) -> list[Any]:
-        """The next n free blocks to be given up."""
+        """The next n blocks to evict."""
         given: list[Any] = []
         if self.switch.on and not self.acts:
             return self._popped_by_vllm(n)
@@ -117,7 +117,7 @@ class ScoredBlocks:
     def remove(self, block: Any) -> None:
         """A free block is in use again."""
         self._queue.remove(block)
-        if self.switch.on:  # not by `attempt`: this is called for every block that is found in the cache
+        if self.switch.on:  # without `attempt`, for speed: called for every block that is found in the cache
             try:
                 self._order.remove(block.block_id)
             except Exception as error:
@@ -248,7 +248,7 @@ class ScoredBlocks:
         self._order.filled(workflow, agent, self._own(blocks))
 
     def _freed(self, blocks: Sequence[Block]) -> None:
-        # Cached blocks without an owner came by a way that is not reported, such as a partial block.
+        # Some cached blocks are never reported as filled, such as partial blocks; they have no owner.
         ids = [block.block_id for block in blocks]
         if not all(map(self._owned.__getitem__, ids)):
             strays = [block for block in blocks if not self._owned[block.block_id] and block.block_hash is not None]

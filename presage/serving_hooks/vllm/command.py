@@ -1,7 +1,7 @@
 """`presage serve`: adds the options of the hooks to a `vllm serve` command line, and checks what they need.
 
-Options that are given are kept. `findings` checks with the functions that the engine itself uses. Knows vLLM's options
-for the scheduler, workers, connector and plugins.
+Options given on the command line are kept. `findings` runs the same checks as the engine. Adds vLLM's options for the
+scheduler, workers, connector and plugins.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ PLUGIN: Final = "presage"
 ENDPOINTS: Final = "vllm.endpoint_plugins"
 
 ADDED: Final[Sequence[tuple[str, str, str]]] = (
-    ("--scheduler-cls", SCHEDULER, "a class that does not derive from it leaves the policies out"),
+    ("--scheduler-cls", SCHEDULER, "a class that does not derive from it runs without the policies"),
     ("--worker-cls", WORKER, "without it forecasts have no hidden states"),
-    ("--kv-transfer-config", CONNECTOR, "unless ours is in it, forecasts have no hidden states"),
+    ("--kv-transfer-config", CONNECTOR, "without our connector in it, forecasts have no hidden states"),
 )
 """Options that are added if they are not given: option, value, and what another value means."""
 
@@ -83,7 +83,7 @@ def command(
             added += (option, value)
         elif value not in own.values():
             kept = " ".join(f"{name} {theirs}" for name, theirs in own.items())
-            notes.append(f"your {kept} is kept in place of {value}; {otherwise}")
+            notes.append(f"your {kept} is kept instead of {value}; {otherwise}")
     names = list(others) if plugins is None else plugins.split(",")
     listed = ",".join(dict.fromkeys([*filter(None, names), PLUGIN]))
     return Command(("serve", *arguments, *added), listed, tuple(notes))
@@ -170,7 +170,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        what: was checked.
+        what: the subject of the check.
         state: "ok"; "less": the engine starts with reduced function; "no": it does not start, or not as configured.
         found: a description.
     """
@@ -187,11 +187,11 @@ def findings(registry: str | None, report: Callable[[str], None]) -> list[Findin
         registry: the setting of that name.
         report: receives progress messages.
     """
-    report("looking at vLLM")
+    report("checking vLLM")
     found = [_version(), *_plugins()]
-    report("looking at the platform")
+    report("checking the platform")
     found += [_platform(), _scheduling()]
-    report("asking the registry")
+    report("checking the registry")
     return found + _registry(read_config({"presage": {"registry": registry}}))
 
 
@@ -211,22 +211,22 @@ def _plugin(group: str, called: str) -> Finding:
     what = f"plugin: {called}"
     plugins = [plugin for plugin in entry_points(group=group) if plugin.name == PLUGIN]
     if not plugins:
-        return Finding(what, "no", f"{group} holds no {PLUGIN}; install Presage again, its metadata is of another time")
+        return Finding(what, "no", f"{group} has no {PLUGIN}; reinstall Presage, its metadata is outdated")
     try:
         plugins[0].load()
     except Exception as error:
         return Finding(what, "no", f"cannot be loaded: {type(error).__name__}")
     allowed = os.environ.get("VLLM_PLUGINS")
     if (allowed is None and group == ENDPOINTS) or (allowed is not None and PLUGIN not in allowed.split(",")):
-        return Finding(what, "ok", "there; `presage serve` adds it to VLLM_PLUGINS, `vllm serve` wants it named there")
-    return Finding(what, "ok", "there")
+        return Finding(what, "ok", "found; `presage serve` adds it to VLLM_PLUGINS, for `vllm serve` add it yourself")
+    return Finding(what, "ok", "found")
 
 
 def _platform() -> Finding:
     try:
         kind, device = engine.platform()
     except Exception as error:
-        return Finding("platform", "no", f"a tensor cannot be made on it: {type(error).__name__}")
+        return Finding("platform", "no", f"cannot create a tensor: {type(error).__name__}")
     return Finding("platform", "ok", kind if kind == device else f"{kind}, {device}")
 
 
@@ -234,15 +234,15 @@ def _scheduling() -> Finding:
     try:
         ahead = engine.schedules_ahead(SCHEDULER)
     except Exception as error:
-        return Finding("scheduling", "no", f"vLLM makes no configuration with {SCHEDULER}: {type(error).__name__}")
-    how = "asynchronous: a step is scheduled while the one before runs" if ahead else "synchronous"
+        return Finding("scheduling", "no", f"vLLM cannot be configured with {SCHEDULER}: {type(error).__name__}")
+    how = "asynchronous: a step is scheduled while the previous one runs" if ahead else "synchronous"
     return Finding("scheduling", "ok", how)
 
 
 def _registry(config: PresageConfig) -> list[Finding]:
     uri = resolve_registry_uri(config.registry)
     if uri is None:
-        answers = Finding("registry", "less", "none, and none is needed: counts learnt online answer after a while")
+        answers = Finding("registry", "less", "none; optional: online counts forecast once they have enough data")
     else:
         try:
             open_existing(uri)

@@ -1,4 +1,4 @@
-"""Checks that the installed vLLM is one that Presage knows, before it serves anything.
+"""Checks at start that Presage supports the installed vLLM.
 
 vLLM promises plugin groups and `--scheduler-cls`, but not the inside of a scheduler. `engine.py` and `engine_worker.py`
 therefore name everything they use of it; here these names are compared with the installation, and every difference is
@@ -91,7 +91,7 @@ METHODS: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
 }
-"""Classes that Presage replaces, with all their public methods: a further one would be missing in the replacement."""
+"""Classes that Presage replaces, with all their public methods: the replacement would lack any new one."""
 
 ATTRIBUTES: Final = (
     "requests",

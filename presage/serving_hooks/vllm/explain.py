@@ -1,7 +1,7 @@
 """Explains one workflow: its forecasts, the decisions about it, and their reasons. No text of a prompt is kept.
 
-One ring keeps the latest forecasts of all workflows, so an ended workflow can be explained for a while. Everything else
-is read from the policies on request.
+One ring buffer keeps the latest forecasts of all workflows, so an ended workflow can be explained for a while.
+Everything else is read from the policies on request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AGENTS_SHOWN: Final = 8
 
 
 class Made(NamedTuple):
-    """A forecast of a step, and when it was made, seconds."""
+    """A forecast for a step, and when it was made, in seconds."""
 
     at: float
     step: Step
@@ -32,7 +32,7 @@ class LastForecasts:
 
     Args:
         most: forecasts kept.
-        clock: seconds, rising.
+        clock: monotonic seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
@@ -43,16 +43,16 @@ class LastForecasts:
         return len(self._ring)
 
     def add(self, step: Step, forecast: LiveForecast) -> None:
-        """A forecast was made."""
+        """Adds a forecast."""
         self._ring.append(Made(self._clock(), step, forecast))
 
     def of(self, workflow: str) -> list[dict[str, Any]]:
         """The forecasts of one workflow, the oldest first. Costs O(most)."""
         now = self._clock()
-        return [_told(made, now) for made in self._ring if made.step.workflow == workflow][-MOST_SHOWN:]
+        return [_as_plain(made, now) for made in self._ring if made.step.workflow == workflow][-MOST_SHOWN:]
 
 
-def _told(made: Made, now: float) -> dict[str, Any]:
+def _as_plain(made: Made, now: float) -> dict[str, Any]:
     forecast = made.forecast
     return {
         "ago_s": round(now - made.at, 3),
@@ -83,29 +83,31 @@ def _lengths(of: LiveLengths) -> dict[str, Any]:
     }
 
 
-def reasons(told: dict[str, Any]) -> list[str]:
+def reasons(explanation: dict[str, Any]) -> list[str]:
     """The explanation in sentences, the most important first."""
-    said = [f"{policy} is {mode} for this workflow type" for policy, mode in told["modes"].items() if mode != "on"]
-    if not told["alive"]:
-        return [*said, "it is not running: it has ended or expired, or never arrived"]
-    admission, blocks = told["admission"], told["blocks"]
+    modes = explanation["modes"].items()
+    sentences = [f"{policy} is {mode} for this workflow type" for policy, mode in modes if mode != "on"]
+    if not explanation["alive"]:
+        return [*sentences, "it is not running: it has ended or expired, or never arrived"]
+    admission, blocks = explanation["admission"], explanation["blocks"]
     if admission is not None and admission["held"]:
-        said.append(f"it is held: {admission['reason']}; for {admission['held_s']:.1f} s so far")
+        sentences.append(f"it is held: {admission['reason']}; for {admission['held_s']:.1f} s so far")
     elif admission is not None and admission["reason"]:
-        said.append(f"admission would hold it ({admission['reason']}), but does not act on it")
-    for request in told["requests"]:
+        sentences.append(f"admission would hold it ({admission['reason']}), but does not act on it")
+    for request in explanation["requests"]:
         if request["place"] is not None:
-            said.append(f"a request of agent {request['agent']!r} waits, {request['place']} of {request['waiting']}")
-    if not told["forecasts"]:
-        said.append("it has no recent forecast")
-    elif told["forecasts"][-1]["source"] == "none":
-        said.append(f"its last forecast is unknown: {told['forecasts'][-1]['reason']}")
+            place = f"{request['place']} of {request['waiting']}"
+            sentences.append(f"a request of agent {request['agent']!r} waits, {place}")
+    if not explanation["forecasts"]:
+        sentences.append("it has no recent forecast")
+    elif explanation["forecasts"][-1]["source"] == "none":
+        sentences.append(f"its last forecast is unknown: {explanation['forecasts'][-1]['reason']}")
     if blocks is not None and blocks["free"]:
         before = min(group["before"] for group in blocks["groups"] if group["before"] is not None)
-        said.append(
+        sentences.append(
             f"{blocks['free']} of its {blocks['blocks']} blocks are free; {before} others are evicted before the first"
         )
-    return said
+    return sentences
 
 
 def plain(workflow_type: str, workflow_id: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from presage.serving_hooks.workflows.identity import Step
 
 
 class NextAgents(Protocol):
-    """Which agents come next in a workflow; see `Forecaster`."""
+    """Forecasts the next agents of a workflow; see `Forecaster`."""
 
     def on_prefill(  # noqa: D102
         self,
@@ -38,7 +38,7 @@ class NextAgents(Protocol):
 
 @runtime_checkable
 class ReadsStates(Protocol):
-    """Next agents that read hidden states of the model that is served; see `Forecaster`."""
+    """A next-agent source that reads hidden states of the served model; see `Forecaster`."""
 
     @property
     def projections(self) -> Mapping[Moment, Projection]:
@@ -62,7 +62,7 @@ class ReadsStates(Protocol):
 
 
 class RemainingTokens(Protocol):
-    """How much work a workflow has left."""
+    """Forecasts the remaining output tokens of a workflow."""
 
     def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
         """Output tokens of an arriving step and all later ones; None if unknown."""
@@ -78,7 +78,7 @@ class Upkeep(Protocol):
         """Swaps in newer models between two iterations; returns whether there were any."""
 
     def status(self) -> Mapping[str, Any]:
-        """What an operator is told, by keys of the engine's status."""
+        """Entries of the engine's status, for operators."""
 
     def close(self) -> None:
         """The engine shuts down."""
@@ -89,9 +89,11 @@ class Forecasts:
     """Every source of forecasts.
 
     Attributes:
-        next_agents: for eviction. remaining: for priority. medians: remaining output tokens at the start, the median
-        of each workflow type; for requests without a forecast. models: the model of each kind, for operators; may
-        change while the engine runs. upkeep: of the models.
+        next_agents: used by eviction.
+        remaining: used by priority.
+        medians: median remaining output tokens at the start of a workflow, by type; for requests without a forecast.
+        models: the model of each kind, for operators; may change while the engine runs.
+        upkeep: of the models.
     """
 
     next_agents: NextAgents | None = None

@@ -4,8 +4,8 @@ The names are those of `vllm_xargs` (`workflow_type`, `workflow_id`, `agent`, `s
 and those of Pythia's `app_metadata` (`workflow_type_id`, `agent_id`), flat or nested under that name. A session
 without a workflow id is a workflow of its own.
 
-This input is untrusted: it never raises, it is never logged, and anything but a short, printable name is left out and
-counted. Names are never truncated, since two long names could become one.
+This input is untrusted. Reading it never raises, it is never logged, and anything but a short, printable name is
+ignored and counted. Names are never truncated, since two long names could become one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from presage.serving_hooks.vllm.tenants import ARGUMENT
 from presage.serving_hooks.workflows.identity import Step, scoped
 
 MAX_NAME: Final = 256
-"""Characters of a name; longer ones are left out."""
+"""Characters of a name; longer ones are ignored."""
 
 MAX_STEP: Final = 2**31 - 1
 
@@ -34,12 +34,12 @@ _NO: Final = frozenset({"false", "0", "no", ""})
 
 
 def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | None:
-    """The step that a request is; None if it belongs to no workflow.
+    """The workflow step of a request; None if it belongs to no workflow.
 
     Args:
-        extra_args: `sampling_params.extra_args` of the request, anything at all.
+        extra_args: `sampling_params.extra_args` of the request; of any type.
         session_id: of the request or its header.
-        counts: counts what is left out, by field and reason.
+        counts: counts ignored values, by field and reason.
     """
     sent = _sent(extra_args, counts)
     workflow_type, workflow_id, agent, session = (_first(sent, field, keys, counts) for field, keys in _NAMES)
@@ -49,7 +49,7 @@ def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | 
         if workflow_type or agent:
             counts.add(METADATA_LEFT_OUT, "workflow_id", "missing")
         return None
-    tenant = extra_args.get(ARGUMENT) if isinstance(extra_args, dict) else None  # never from the nested names
+    tenant = extra_args.get(ARGUMENT) if isinstance(extra_args, dict) else None  # never read from `app_metadata`
     return Step(
         workflow_type=_shared(workflow_type),
         workflow_id=scoped(_name(tenant, ARGUMENT, counts) or "", workflow_id),

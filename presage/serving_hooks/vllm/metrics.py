@@ -2,7 +2,7 @@
 
 Counters end in `_total`. Label values are closed sets, names of models and exceptions, and workflow types. Clients
 choose workflow types freely, so at most `MOST_TYPES` of them keep their names; the others are exported as `other`.
-Reasons that may hold a path or an address are left out: vLLM's metrics page needs no key.
+Reasons that may contain a path or an address are not exported: vLLM's metrics page needs no key.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _models(status: EngineStatus) -> Iterator[Sample]:
 
 
 def _reference(model: ModelStatus) -> str:
-    """What anybody may read: a registry URI. Folders and reasons describe this machine."""
+    """The registry reference, which is public; folders and reasons describe this machine."""
     if model.reason is not None:
         return "none"
     reference = str(model.reference)

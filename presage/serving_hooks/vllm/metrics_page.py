@@ -1,13 +1,13 @@
 """The hooks' metrics at the end of vLLM's own page `/metrics`.
 
-The figures live in the engine's process; the API server's process answers the page. So the server asks the engines when
-a client requests the page, and appends what they report. That works with several API servers, each of which reports the
-same figures, and with `--disable-log-stats`. vLLM's own statistics messages would drop our fields, and with several API
-servers vLLM's page does not read the Prometheus registry of its process.
+The figures are in the engine's process, and the API server's process serves the page. So the server queries the engines
+when a client requests the page, and appends their metrics. This works with several API servers, each of which reports
+the same figures, and with `--disable-log-stats`. vLLM's own statistics messages would drop our fields, and with several
+API servers vLLM's page does not read the Prometheus registry of its process.
 
 An engine answers between two iterations. If one takes longer than `PATIENCE_S`, the page has
 `presage_engines_answered 0` and none of our other metrics. The page needs no key, so however often it is requested,
-the engines are asked once at a time, and the answer is reused for `FRESH_S`.
+the engines get one query at a time, and the answer is reused for `FRESH_S`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Engines = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 class StatusCache:
-    """Asks the engines for their status, at most once at a time and not again within `FRESH_S`.
+    """Queries the engines for their status, one query at a time, at most once per `FRESH_S`.
 
     Args:
-        ask: asks the engines.
+        ask: queries the engines.
         clock: monotonic seconds.
     """
 
@@ -63,7 +63,7 @@ class StatusCache:
             return None
         error = self._under_way.exception()
         if error is not None:
-            logger.debug("engines were asked for metrics: %s", type(error).__name__)
+            logger.debug("the engines did not report metrics: %s", type(error).__name__)
             return None
         self._answer = self._clock(), self._under_way.result()
         return self._answer[1]

@@ -1,18 +1,18 @@
 """The mode of each policy for each workflow type, set by configuration and while the engine runs.
 
-- off: nothing is computed;
-- shadow: everything is computed, counted and shown, but nothing is done;
+- off: the policy computes nothing;
+- shadow: the policy computes, counts and shows its decisions, but does not act;
 - on: the policy acts.
 
 A policy that acts for no workflow type leaves vLLM's queues and free blocks in place. Where it acts for some types, the
-others are ordered like requests of which nothing is known; without a place in the order they would starve, or starve
+others are ordered as if their remaining work were unknown; without a place in the order they would starve, or starve
 others.
 
 A policy or type setting overrides the default; if both are set, the stricter wins; a setting for the pair overrides
 both. Setting the default clears all other settings, so one request switches everything off.
 
 A workflow type with too little evidence for its forecasts (`Evidence`) is in shadow at most. A policy that fails is
-switched off, and the engine goes on without it (`Switch`).
+switched off, and the engine continues without it (`Switch`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _BETS: Final[NDArray[np.float64]] = np.array(SHARES) / _LIMIT
 
 
 class Switch:
-    """Whether a policy is on: until it fails. Then the engine goes on without it.
+    """Switches a policy off when it fails; the engine continues without it.
 
     A policy that failed may be in an inconsistent state, so it is never switched on again. The log names the kind and
     place of the error, never its message, which might repeat a prompt.
@@ -93,13 +93,13 @@ class Switch:
         self.on, self.reason = False, type(error).__name__
         frames = traceback.extract_tb(error.__traceback__)
         where = f"{frames[-1].name}, line {frames[-1].lineno}" if frames else "unknown place"
-        logger.error("%s is off from here on: %s in %s; vLLM goes on without it", self.name, self.reason, where)
+        logger.error("%s is switched off: %s in %s; vLLM continues without it", self.name, self.reason, where)
         for other in self._takes:
             other.off(error)
 
 
 class Mode(IntEnum):
-    """Ordered by how far a policy goes."""
+    """Modes in rising order."""
 
     OFF = 0
     SHADOW = 1
@@ -107,7 +107,7 @@ class Mode(IntEnum):
 
     @property
     def word(self) -> str:
-        """As settings and status write it."""
+        """The name in settings and status."""
         return self.name.lower()
 
 
@@ -251,9 +251,9 @@ class Evidence:
     """Whether there is enough evidence to act on the forecasts of a workflow type; a new type begins in shadow.
 
     Pythia (§5) runs a new workflow or version on the reactive fallback and profiles it in the background until "safe
-    statistical confidence intervals are established"; it leaves open which. The rule here: act after at least `least`
-    workflows of a type, once a test shows that one model's forecasts, one step ahead, are right at most `TOLERANCE`
-    less often than they claim; the test errs with a probability of at most `RISK`.
+    statistical confidence intervals are established", without specifying them. The rule here: act after at least
+    `least` workflows of a type, once a test shows that the accuracy of one model's forecasts, one step ahead, is at
+    most `TOLERANCE` below their stated probability; the test errs with a probability of at most `RISK`.
 
     The test is of calibration, not accuracy, because decisions use probabilities: an unsure forecast changes little, a
     sure and wrong one evicts needed blocks.
@@ -265,8 +265,8 @@ class Evidence:
         W_n = mean over λ of Π_t (1 + λ (x_t − m)),   0 ≤ λ < 1/m
 
     has a mean of at most 1 as long as it is not (Waudby-Smith & Ramdas, 2024, §4), so it ever reaches 1 / RISK with a
-    probability of at most RISK (Ville), however often one looks. This assumes independent workflows. The bets are those
-    of `monitoring/drift.py`.
+    probability of at most RISK (Ville), however often it is checked. This assumes independent workflows. The bets are
+    those of `monitoring/drift.py`.
 
     Evidence is for a type and a model ("version 3", or the counts), so another version begins in shadow again; so does
     a new version of an application if its type has a new name. Later changes of a type are the drift alarm's task.
@@ -288,7 +288,7 @@ class Evidence:
         self._sufficing = 0
 
     def suffices(self, workflow_type: str | None) -> bool:
-        """Whether the model that last forecast for a type has enough evidence; None: any model for any type."""
+        """Whether the latest model for a type has enough evidence; None asks for any model of any type."""
         if workflow_type is None:
             return self._sufficing > 0
         shown = self._shown.get((workflow_type, self._asked.get(workflow_type, "")))

@@ -1,8 +1,7 @@
-"""The recorder in the engine: which of the scheduler's events it is told, and in vLLM's words for them.
+"""Passes the scheduler's events to the recorder: steps that begin and leave, forecasts, states, ends of workflows.
 
-Forecasts and ends of workflows come from `workflows.py`, hidden states from the tap; here are the steps themselves:
-when a request is selected for the first time, and when it leaves. A recorder raises nothing by its own promise. Should
-anything fail on the way to it, recording is off and counted, and the engine goes on.
+The recorder itself never raises. If an error occurs on the way to it, recording is switched off, the error is counted,
+and the engine continues.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _RECORDED_AS: Final = {
     EndReason.ABORTED: RECORDED_FINISHED,
     EndReason.EXPIRED: RECORDED_EXPIRED,
 }
-"""What a recording calls the end of a workflow."""
+"""The reason recorded for the end of a workflow."""
 
 
 class Observing:
@@ -39,7 +38,7 @@ class Observing:
         state_layer: the layer that is captured; None for the states after the final norm.
 
     Raises:
-        ConfigurationError: the redaction that is named cannot be loaded.
+        ConfigurationError: the configured redaction cannot be loaded.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Observing:
         return self._there and self._switch.on
 
     def scheduled(self, port: EnginePort, output: Iteration) -> None:
-        """An iteration has been scheduled; steps scheduled for the first time have begun."""
+        """Records the steps that an iteration schedules for the first time."""
         if not output.scheduled_new_reqs or not self.on:
             return
         try:
@@ -120,5 +119,5 @@ class Observing:
         return {"recorded workflows": self._records.debug_state().get("workflows", 0)}
 
     def close(self) -> None:
-        """Writes what waits, for some seconds at most."""
+        """Writes buffered rows, for some seconds at most."""
         self._switch.attempt(self._records.close)

@@ -156,7 +156,7 @@ def register() -> None:
             }
         )
     except Exception as error:
-        logger.warning("the routes of Presage cannot reach the engine: %s", type(error).__name__)
+        logger.warning("the HTTP routes of Presage cannot reach the engine: %s", type(error).__name__)
 
 
 Type = Annotated[str | None, Query(max_length=MAX_NAME)]
@@ -229,5 +229,5 @@ class WorkflowRoutes:
 
 
 def _own(workflow_id: str) -> str:
-    """The id within the tenant of the client that asks."""
+    """The workflow id within the tenant of the requesting client."""
     return scoped(tenant(), workflow_id)

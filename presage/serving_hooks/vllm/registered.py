@@ -92,7 +92,7 @@ class AskedOnArrival:
         step: int | None = None,
         input_tokens: int | None = None,
     ) -> LiveForecast:
-        """The forecast made on arrival; a new one if priority is vLLM's own."""
+        """The forecast made on arrival; a new one if priority is off."""
         kept = self._early.get((workflow_type, workflow_id))
         early = kept.pop((agent, step), None) if kept is not None else None
         if not kept:
@@ -123,7 +123,7 @@ class AskedOnArrival:
     def on_prefill_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
     ) -> LiveForecast | None:
-        """The prefill state of a step has come; see `Forecaster.on_prefill_state`."""
+        """The prefill state of a step has arrived; see `Forecaster.on_prefill_state`."""
         return self._forecasters.on_prefill_state(workflow_type, workflow_id, projected, of)
 
     def on_completion(
@@ -171,9 +171,9 @@ class Champions:
         self.asked = AskedOnArrival(self._forecaster(found))
         self._reload: Reload | None = None
         if config.reload_s is not None:
-            warm()  # an engine that has no model yet gets one while it serves
+            warm()  # compiles now, in case a model is loaded while serving
             self._reload = Reload(found, AskRegistry(partial(resolve_registry_uri, config.registry)), config.reload_s)
-        self._tell(found)
+        self._report_models(found)
 
     def start(self) -> None:
         """Starts to watch the registry for newer versions."""
@@ -181,12 +181,12 @@ class Champions:
             self._reload.start()
 
     def look(self) -> None:
-        """Asks the registry now, on the calling thread."""
+        """Checks the registry now, on the calling thread."""
         if self._reload is not None:
             self._reload.look()
 
     def renew(self) -> bool:
-        """Between two iterations: a validated set of newer models goes live; False if there is none."""
+        """Activates a validated set of newer models between two iterations; returns False if there is none."""
         found = self._reload.take() if self._reload is not None else None
         if found is None:
             return False
@@ -199,24 +199,24 @@ class Champions:
                 forecaster.breakers[kind].off = forecaster.breakers[kind].hung = True
         self.asked.take_over(forecaster)
         self._renewed += 1
-        self._tell(found)
+        self._report_models(found)
         _log.info("newer models are live; %d running workflows keep the earlier ones", self.asked.under_older)
         return True
 
     def status(self) -> dict[str, Any]:
         """Status of reloads, inputs and the monitor."""
-        told: dict[str, Any] = {
+        status: dict[str, Any] = {
             "reload": {"on": self._reload is not None, "renewed": self._renewed},
             "inputs": {"counts": dict(self._inputs), "missing": self._missing()},
         }
         if self._reload is not None:
-            told["reload"] |= {
+            status["reload"] |= {
                 "refused": dict(self._reload.refused),
                 "troubles": dict(self._reload.troubles),
                 "workflows_under_older": self.asked.under_older,
             }
         truth = self.asked.latest.monitor
-        return told | ({"truth": truth.status()} if truth is not None else {})
+        return status | ({"truth": truth.status()} if truth is not None else {})
 
     def close(self) -> None:
         """The engine shuts down."""
@@ -246,7 +246,7 @@ class Champions:
             inputs=self._inputs,
         )
 
-    def _tell(self, found: Predictors) -> None:
+    def _report_models(self, found: Predictors) -> None:
         for kind, held in by_kind(found).items():
             self.models[kind] = model_status(held)
             self._promoted_under.pop(kind, None)

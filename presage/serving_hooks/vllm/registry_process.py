@@ -1,6 +1,6 @@
 """The process beside an engine that queries the registry, fetches versions and tries them; `ask_registry.py` starts it.
 
-MLflow, compilation and the trial of a version would hold the GIL of the engine. The engine reads what is compiled here
+MLflow, compilation and the trial of a version would hold the GIL of the engine. The engine loads the code compiled here
 from numba's cache.
 
 Queries come on standard input, one line of JSON each:
@@ -36,7 +36,7 @@ from presage.registry.resolve import current_aliases, parse
 from presage.serving_hooks.vllm.ask_registry import open_existing
 
 _NICE: Final = 5
-"""The engine takes precedence, but on a busy machine versions must still be tried."""
+"""Low enough to yield to the engine, high enough to try versions on a busy machine."""
 
 
 class RegistryAnswers:
@@ -77,7 +77,7 @@ def version_of(reference: str, registry: Registry) -> int | None:
 
 
 def _trial(kind: str, reference: str, registry: Registry) -> dict[str, Any]:
-    # These take a hundred megabytes, which a process that only lists versions does not need.
+    # Imported here: they take a hundred megabytes, which a process that only lists versions does not need.
     from presage.serving_hooks.forecasting.sources import Held, load_length, load_next_agent
     from presage.serving_hooks.monitoring.promoted import promoted_json
 

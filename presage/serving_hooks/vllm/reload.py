@@ -3,8 +3,8 @@
 A separate process (ask_registry.py) resolves the engine's references periodically, and fetches, loads and tries new
 versions. New versions go live only after every changed model passes: a thread here loads them from local files, which
 takes milliseconds, and the engine's thread takes the set between two iterations. A version that fails its trial is
-refused once, and its set with it; the current versions stay until an alias moves. A model that the engine does not have
-yet does not hold up others by failing.
+refused once, together with its set; the current versions stay until an alias moves. A model that the engine does not
+have yet does not hold up others by failing.
 
 A registry that is down and a process that has ended are tried again; a removed alias changes nothing. Each problem is
 logged once, and once when it is over. Folders and version numbers do not change: only what could not be loaded is tried
@@ -109,7 +109,7 @@ class Reload:
         except Exception as error:
             reason = str(error) if isinstance(error, ProcessEnded) else why(error)
             if not self._stop.is_set():
-                self._trouble("registry", f"{reason.rstrip('.')}; the current versions stay, and it is asked again")
+                self._trouble("registry", f"{reason.rstrip('.')}; keeping the current versions and retrying")
             return
         if versions is None:
             return
@@ -120,7 +120,7 @@ class Reload:
                 self._follow(new)
                 self._registry.rest()
         except Exception as error:
-            self._trouble("reload", f"a look at the registry failed: {why(error)}")
+            self._trouble("reload", f"a check of the registry failed: {why(error)}")
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
@@ -133,7 +133,7 @@ class Reload:
             held = self._held[kind]
             if version is None:
                 if held.predictor is not None:
-                    gone = f"{held.reference} means nothing any more; version {held.version} stays"
+                    gone = f"{held.reference} no longer resolves to a version; version {held.version} stays"
                     self._trouble(kind, gone)
             elif held.predictor is not None and version == held.version:
                 self._trouble(kind, None)
@@ -201,7 +201,7 @@ class Reload:
         reason = str(error) if isinstance(error, ProcessEnded | TrialFailed) else why(error)
         self.refused[_called(kind, version)] = reason
         held = self._held[kind]
-        stays = f"version {held.version} stays" if held.predictor is not None else "there is none"
+        stays = f"version {held.version} stays" if held.predictor is not None else "no model is loaded"
         _log.error("%s is refused, %s: %s", _called(kind, version), stays, reason)
 
     def _trouble(self, about: str, what: str | None) -> None:

@@ -4,10 +4,10 @@ The policies choose among what vLLM would do anyway: which waiting request runs 
 change no token and start or stop no client's request; admission lets some wait longer. Configuration can switch each
 policy off, and a policy that fails switches itself off.
 
-Deferrable work is done while the model runs: vLLM asks for the grammar of an iteration right after it has started the
-model. Then the hooks note what the iteration has started, request forecasts, rank blocks, and decide about admission
-and ageing before the next iteration; later events count one iteration later. If vLLM does not ask, or nothing runs,
-this work is done before the next iteration is scheduled.
+Deferrable work is done while the model runs: vLLM calls `get_grammar_bitmask` right after it has started the model.
+The hooks then record which requests the iteration has started, request forecasts, rank blocks, and decide about
+admission and ageing for the next iteration; later events count one iteration later. If vLLM does not make that call, or
+nothing runs, this work is done before the next iteration is scheduled.
 """
 
 from __future__ import annotations
@@ -133,14 +133,14 @@ class Policies(engine.SchedulerSeam):
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """The sources of forecasts; called once."""
-        from presage.serving_hooks.vllm.registered import load_forecasts  # the registry's side, where it is wanted
+        from presage.serving_hooks.vllm.registered import load_forecasts  # only if used
 
         return load_forecasts(config, self.engine_port.config.served_model, self._state_layer)
 
     # What vLLM calls.
 
     def add_request(self, request: EngineRequest) -> None:
-        """A request, or the next part of one that streams its input."""
+        """Adds a request, or the next part of a streamed input."""
         self._follow_modes()
         comes = self._acts and request.request_id not in self.engine_port.requests
         if comes:
@@ -155,10 +155,10 @@ class Policies(engine.SchedulerSeam):
             self.queue_policies.queued(request)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """One iteration."""
+        """Schedules one iteration."""
         self._follow_modes()
         self._note()
-        if not self._prepared or not self.engine_port.running:  # an engine with nothing to do has time now
+        if not self._prepared or not self.engine_port.running:  # nothing runs: do the deferred work now
             self._prepare()
         self._prepared = False
         if not self._acts:
@@ -172,7 +172,7 @@ class Policies(engine.SchedulerSeam):
         return output
 
     def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
-        """vLLM's own. The model runs by now, or is about to: time for what can wait."""
+        """vLLM's own; does the deferred work first, as the model is running or about to run."""
         grammar = super().get_grammar_bitmask(scheduler_output)  # type: ignore[misc]
         self._note()
         self._prepare()
@@ -180,7 +180,7 @@ class Policies(engine.SchedulerSeam):
         return grammar
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """What an iteration has computed, hidden states first, and without what nobody asked for."""
+        """Processes the output of an iteration: reads hidden states, then removes internal requests."""
         self._note()
         self.queue_policies.updated(scheduler_output, type(self).clock())
         self._bookkeeping.attempt(self._states.read, model_runner_output)
@@ -201,13 +201,13 @@ class Policies(engine.SchedulerSeam):
         return self.prefetcher.wants()
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """vLLM's own; no block is held for nobody's sake."""
+        """Aborts prefetches, whose blocks would prevent the reset, then calls vLLM's own."""
         if self.prefetcher is not None:
             self.prefetcher.drop()
         return bool(super().reset_prefix_cache(*args, **kwargs))  # type: ignore[misc]
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's own, of the requests of clients."""
+        """vLLM's own, without internal requests."""
         stats = super().make_stats(*args, **kwargs)  # type: ignore[misc]
         if self.prefetcher is not None:
             self.prefetcher.hide_from_stats(stats)
@@ -229,7 +229,7 @@ class Policies(engine.SchedulerSeam):
         self.queue_policies.left(request, completed)
 
     def shutdown(self) -> None:
-        """vLLM's own, once what waits to be recorded is written."""
+        """Writes what the recorder has buffered, then calls vLLM's own."""
         self._observing.close()
         if self.upkeep is not None:
             self._renewal.attempt(self.upkeep.close)
@@ -238,7 +238,7 @@ class Policies(engine.SchedulerSeam):
     # What operators and the routes call.
 
     def workflow_ended(self, workflow_type: str, workflow_id: str) -> bool:
-        """A workflow will send no more requests; whether it was known."""
+        """Ends a workflow; returns whether it was known."""
         if not self._bookkeeping.on:
             return False
         try:
@@ -248,7 +248,7 @@ class Policies(engine.SchedulerSeam):
             return False
 
     def presage_status(self) -> dict[str, Any]:
-        """Which policies are on, who forecasts, what was counted, and how many workflows are alive."""
+        """The status of policies, models and counters, and the number of running workflows."""
         self._note()
         self._bookkeeping.attempt(self.step_forecasts.flush)
         self._renewal.attempt(self._renew)  # an idle engine has no iterations
@@ -267,7 +267,7 @@ class Policies(engine.SchedulerSeam):
             "expired": self.workflow_table.ends[EndReason.EXPIRED],
             "models": {kind: str(model) for kind, model in models.items()},
             "model_versions": {kind: asdict(model) for kind, model in models.items()},
-            "states": self._states.told,
+            "states": self._states.predictor_states,
             "state_layer": self._state_layer,
             "prefetch": {"on": False} if self.prefetcher is None else self.prefetcher.status(),
             "counts": self._counts.by_key(),
@@ -282,10 +282,10 @@ class Policies(engine.SchedulerSeam):
         }
 
     def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
-        """How far policies go from the next iteration on; what holds then.
+        """Sets a mode from the next iteration on; returns the modes in force.
 
         Raises:
-            ConfigurationError: there is no such mode or policy.
+            ConfigurationError: the mode or policy is unknown.
         """
         self._modes.say(mode, policy, workflow_type)
         types = "all workflow types" if workflow_type is None else "one workflow type"
@@ -293,7 +293,7 @@ class Policies(engine.SchedulerSeam):
         return self.modes()
 
     def modes(self) -> dict[str, Any]:
-        """How far policies go, what those in shadow would have done, and what forecasts have shown."""
+        """The modes in force, what policies in shadow would have done, and the evidence for forecasts."""
         shadow = self.queue_policies.shadow
         would = {
             "priority": shadow.counts if shadow is not None else {},
@@ -306,11 +306,11 @@ class Policies(engine.SchedulerSeam):
         }
 
     def explain(self, workflow_type: str, workflow_id: str) -> dict[str, Any]:
-        """What is known of a workflow, what was decided about it, and why; see explain.py."""
+        """The forecasts for a workflow, the decisions about it, and their reasons; see explain.py."""
         workflow = workflow_key(workflow_type, workflow_id)
         running, admission = self.workflow_table.get(workflow), self.queue_policies.admission
         stats_key = scoped(tenant_of(workflow_id), workflow_type)
-        told = {
+        explanation = {
             **plain(workflow_type, workflow_id),
             "alive": running is not None,
             "modes": {policy: self._modes.of(policy, stats_key).word for policy in POLICIES},
@@ -319,7 +319,7 @@ class Policies(engine.SchedulerSeam):
             "admission": admission.explain(workflow) if admission is not None else None,
             "blocks": self.block_order.explain(workflow) if self.block_order is not None else None,
         }
-        return {**told, "reasons": reasons(told)}
+        return {**explanation, "reasons": reasons(explanation)}
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table that grows with requests and workflows, to find leaks."""
@@ -344,7 +344,7 @@ class Policies(engine.SchedulerSeam):
         return self.queue_policies.active or self.step_forecasts.retention is not None or self._observing.on
 
     def _note(self) -> None:
-        """What the last iteration has begun, if that is not known yet."""
+        """Processes the requests that the last iteration has started, if that is not done yet."""
         if self._unnoted is None:
             return
         output, began_at = self._unnoted
@@ -382,7 +382,7 @@ class Policies(engine.SchedulerSeam):
         self._bookkeeping.attempt(self.step_forecasts.flush)
 
     def _prepare(self) -> None:
-        """For the next iteration."""
+        """Does the work for the next iteration."""
         self._bookkeeping.attempt(self.workflow_table.expire)
         if not self._acts:
             return
@@ -423,9 +423,9 @@ class Policies(engine.SchedulerSeam):
             **self.queue_policies.explain(request),
         }
 
-    # Modes. Off, the tables of a policy are dropped and vLLM's queues replace ours; on again, it starts from what is in
-    # the engine. Between shadow and on nothing is lost. Settings for some workflow types hold for a workflow from its
-    # next event on.
+    # Modes. When a policy is switched off, its tables are dropped and vLLM's queues replace ours; when it is switched
+    # on again, it starts from the requests in the engine. Nothing is lost between shadow and on. A setting for a
+    # workflow type applies to a running workflow from its next event on.
 
     def _follow_modes(self) -> None:
         """Applies changed modes. Between two iterations only."""
@@ -454,7 +454,7 @@ class Policies(engine.SchedulerSeam):
         self.step_forecasts.retention = None if mode is Mode.OFF else self.prefetcher or scored
 
     def _forecast_enabled(self, stats_key: str) -> bool:
-        """Eviction uses forecasts of next agents; a source of remaining tokens has to hear of every step, too."""
+        """Whether to request next-agent forecasts: eviction uses them, and remaining tokens need every step."""
         of = self._modes.of
         return bool(of("eviction", stats_key) or of("priority", stats_key) or of("admission", stats_key))
 
@@ -505,20 +505,21 @@ class Policies(engine.SchedulerSeam):
 
 
 class SyncWorkflowScheduler(TimedSteps, Policies, Scheduler):  # type: ignore[misc]
-    """On an engine without asynchronous scheduling; `WorkflowScheduler` becomes it by itself there."""
+    """For engines without asynchronous scheduling, where `WorkflowScheduler` constructs it."""
 
 
 class WorkflowScheduler(TimedSteps, Policies, AsyncScheduler):  # type: ignore[misc]
-    """The one for `--scheduler-cls`.
+    """The scheduler for `--scheduler-cls`.
 
-    vLLM schedules ahead only with a scheduler derived from its asynchronous one, and decides only after it has seen the
-    class whether the engine can: so this is that class, and gives its sibling where the engine cannot.
+    vLLM schedules ahead only with a scheduler derived from its asynchronous one, but decides whether the engine can do
+    so only after it has seen the class. So this class is the asynchronous one, and constructs a `SyncWorkflowScheduler`
+    where the engine cannot schedule ahead.
     """
 
     schedules_ahead = True
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """The sibling, where the engine does not schedule ahead."""
+        """Constructs a `SyncWorkflowScheduler` if the engine does not schedule ahead."""
         if cls is WorkflowScheduler and not vllm_config.scheduler_config.async_scheduling:
             return SyncWorkflowScheduler(vllm_config, *args, **kwargs)
         return super().__new__(cls)

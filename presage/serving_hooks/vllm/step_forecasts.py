@@ -1,8 +1,8 @@
 """Asks for the forecasts of running steps and passes them to eviction.
 
-Forecasts are made when something happens to a step. Eviction gets the latest one of each workflow at `flush`, when the
-engine has time: a step that completes and the next one that arrives have the workflow's blocks ranked once. A forecast
-source that raises is switched off; its workflows then count as unknown, as if there were no source.
+A forecast is made when a step starts, completes or gets its hidden state. Eviction receives the latest forecast of each
+workflow at `flush`, while the model runs: if one step completes and the next arrives, blocks are ranked only once. A
+forecast source that raises is switched off; its workflows then count as unknown, as if there were no source.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CompletionState = Callable[[str], "NDArray[np.float32] | None"]
 
 @runtime_checkable
 class HasDebugState(Protocol):
-    """A forecast source that shows how much it keeps."""
+    """A forecast source that reports the sizes of its tables."""
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
@@ -102,7 +102,7 @@ class StepForecasts:
             table.subscribe(self._close)
 
     def arrived(self, request_id: str, step: Step) -> None:
-        """A step enters the engine."""
+        """A step has arrived."""
         if self._table.arrived(request_id, step):
             self._change(step, arrived)
 
@@ -134,7 +134,7 @@ class StepForecasts:
             self._without_state[request_id] = self._latest[step.workflow]
 
     def prefill_state(self, request_id: str, projected: NDArray[np.float32]) -> None:
-        """The hidden state of a step's prompt has come: its forecast is made again."""
+        """Renews the forecast of a step with its prefill state."""
         step, made = self._table.step(request_id), self._without_state.pop(request_id, None)
         if self.state_source is None or step is None or made is None or not self._next_agents_switch.on:
             return
@@ -151,7 +151,7 @@ class StepForecasts:
             self._change(step, preempted if request_id in self._preempted else _unchanged)
 
     def preempted(self, request_id: str) -> None:
-        """A step is preempted: it has lost its blocks, and will look for them in the cache."""
+        """A step is preempted: it has lost its blocks, some of which may still be cached when it resumes."""
         step = self._table.step(request_id)
         if step is not None:
             self._preempted.add(request_id)
@@ -186,7 +186,7 @@ class StepForecasts:
             self._table.end(step.workflow, EndReason.FINISHED if completed else EndReason.ABORTED)
 
     def flush(self) -> None:
-        """Passes to retention what is new since the last time: one forecast for each workflow."""
+        """Passes the latest forecast of each workflow to retention, if it is new since the last call."""
         if self._pending:
             pending, self._pending = self._pending, {}
             if self.retention is not None:
@@ -234,7 +234,7 @@ class StepForecasts:
         return {"projected": state} if state is not None else {}
 
     def _forecast(self, request_id: str, step: Step, ask: Callable[[], LiveForecast], ends: bool = False) -> None:
-        """The source hears of the last step's completion too; only retention needs no forecast then."""
+        """Requests a forecast; retention does not receive the one made when the last step (`ends`) completes."""
         self._latest.pop(step.workflow, None)
         forecast = None
         if self._next_agents_switch.on and self._forecast_enabled(step.stats_key):
@@ -288,15 +288,15 @@ def _unchanged(forecast: LiveForecast, _: str) -> NDArray[np.float32]:
 def arrived(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:
     """Probabilities [K, V+1] once the next step, of `agent`, has arrived; unchanged if the forecast does not know it.
 
-    PBKV updates a workflow's forecast when a step is computed. But a step can wait long before that, and while the
-    engine is full its blocks would be judged by the chance that it comes, though it is there. So the first row becomes
-    a certainty; the later rows stay, since they were made for the case that the workflow goes on.
+    PBKV updates a workflow's forecast when a step is computed. In a full engine a step may wait long before that, and
+    its blocks would be scored by the probability that it arrives, although it has arrived. So the first row becomes
+    certain. The later rows stay, since they are conditional on the workflow continuing.
     """
     return _certain_first(forecast, agent, forecast.probabilities[1:])
 
 
 def preempted(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:
-    """The same where the step of `agent` that it was made at is to be computed again: all others are one further."""
+    """Probabilities once the step of `agent` must be computed again: it comes first, all others one step later."""
     return _certain_first(forecast, agent, forecast.probabilities[:-1])
 
 

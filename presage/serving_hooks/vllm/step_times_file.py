@@ -1,8 +1,8 @@
 """Writes the tokens and the duration of each iteration to a file, to which `presage calibrate-cost` fits a cost model.
 
-While the engine is busy an iteration lasts from the previous update to its own: the rate of a busy engine, with all it
-does between two iterations. The first iteration after an idle time counts from its own start. Its tokens are those it
-prefilled, decoded and attended to (all that its requests have in the cache after it), as a replay counts them.
+While the engine is busy, an iteration lasts from the previous update to its own, which includes all work between two
+iterations. The first iteration after an idle time counts from its own start. The tokens are those the iteration
+prefilled, decoded and attended to (all tokens its requests have in the cache after it), as a replay counts them.
 
 The file has one line per iteration after a line that describes the engine. It ends at `MOST` iterations; an existing
 file is never overwritten: a number is added to the name.
@@ -106,24 +106,24 @@ def _begin(path: Path) -> tuple[Path, IO[str]]:
         except OSError as error:
             raise ConfigurationError(
                 f"additional_config: presage.step_times_file is {str(path)!r}: {error.strerror or error}; "
-                "give a file in a folder that is there and can be written to"
+                "give a file in an existing folder that can be written to"
             ) from None
     raise ConfigurationError(
-        f"additional_config: presage.step_times_file is {str(path)!r}, and a thousand of them are there: "
+        f"additional_config: presage.step_times_file is {str(path)!r}, and a thousand files with this name exist: "
         "give another name, or move them away"
     )
 
 
 class TimedSteps:
-    """Goes before the policies, so that the times include them.
+    """A mixin before the policies, so that the times include them.
 
     Raises:
         ConfigurationError: the file cannot be created when the engine starts.
     """
 
-    clock: ClassVar[Callable[[], float]]  # this and the port belong to the policies
+    clock: ClassVar[Callable[[], float]]  # `Policies` sets this and the port
     engine_port: EnginePort
-    _counts: EventCounts  # theirs, too
+    _counts: EventCounts  # also set by `Policies`
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -133,7 +133,7 @@ class TimedSteps:
         self._step_times = None if path is None else StepTimesFile(Path(path), port.described())
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """One iteration."""
+        """Schedules one iteration."""
         if self._step_times is None:
             return super().schedule(throttle_prefills)  # type: ignore[misc]
         began_at = type(self).clock()
@@ -157,11 +157,11 @@ class TimedSteps:
         super().shutdown()  # type: ignore[misc]
 
     def presage_status(self) -> dict[str, Any]:
-        """The status of the policies, and that of the file."""
+        """The status of the policies, and of the file."""
         status: dict[str, Any] = super().presage_status()  # type: ignore[misc]
         if self._step_times is not None:
-            told = {"on": self._timing.on, "file": str(self._step_times.path), "iterations": self._step_times.written}
-            status["step_times"] = told
+            file = self._step_times
+            status["step_times"] = {"on": self._timing.on, "file": str(file.path), "iterations": file.written}
         return status
 
     def _scheduled(self, file: StepTimesFile, output: Iteration, began_at: float) -> None:

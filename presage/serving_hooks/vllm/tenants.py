@@ -1,13 +1,13 @@
 """Isolates clients by their API key: the HTTP server marks each request with its tenant.
 
-vLLM accepts any of its keys (`--api-key A B`, or VLLM_API_KEY) and forgets which. With two or more keys each key is a
-tenant, named by its place in the list, so that nothing of a key leaves this process. No other tenant can end, read or
-continue a tenant's workflows (docs/security.md). Clients sharing a key are not isolated.
+vLLM accepts any of its keys (`--api-key A B`, or VLLM_API_KEY) and does not pass on which was used. With two or more
+keys each key is a tenant, named by its place in the list, so that nothing of a key leaves this process. No other tenant
+can end, read or continue a tenant's workflows (docs/security.md). Clients sharing a key are not isolated.
 
 A middleware inside vLLM's authentication sets a context variable, which handlers and their tasks inherit. The engine's
-client, which all of vLLM's handlers call, writes it into the request's `extra_args`, over what the client sent. So no
-body is read or changed, and every route that generates is covered. Requests without a key, over routes that vLLM does
-not guard, are a tenant of their own.
+client, which all of vLLM's handlers call, writes it into the request's `extra_args`, over any value the client sent. So
+no body is read or changed, and every route that generates is covered. Requests without a key, over routes that vLLM
+does not guard, are a tenant of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 ARGUMENT: Final = "presage_tenant"
 """Key in `extra_args`; what a client writes there is discarded."""
 
-NOBODY: Final = "anonymous"
+ANONYMOUS: Final = "anonymous"
 
 _TENANT: ContextVar[str] = ContextVar("presage_tenant", default="")
 
@@ -52,7 +52,7 @@ class Tenants:
         if not self._known:
             return ""
         scheme, _, key = (authorization or "").partition(" ")
-        digest, found = _digest(key), NOBODY
+        digest, found = _digest(key), ANONYMOUS
         for place, known in enumerate(self._known):
             if hmac.compare_digest(digest, known) and scheme.lower() == "bearer":
                 found = f"key-{place}"

@@ -1,12 +1,11 @@
 """Waiting requests ordered by key, with the methods of vLLM's queues, which they replace.
 
 A sorted list, kept by bisection; a lazy heap would keep thousands of stale entries and their requests. A request that
-vLLM puts back in front (it could not start, or was preempted) goes to the place of its key; where the queue imitates
-vLLM's first-come order, in front of equal keys.
+vLLM puts back in front (it could not start, or was preempted) is placed by its key; in a queue that imitates vLLM's
+first-come order, in front of equal keys.
 
-A held request is counted, found and removed like any other, but never chosen. vLLM uses the truth of a queue to see
-whether there is a request to choose and its length to see whether there is work: so an engine with only held requests
-stays awake.
+A held request is counted, found and removed like any other, but never chosen. vLLM tests `bool(queue)` for a request to
+choose and `len(queue)` for work, so an engine with only held requests stays awake.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class WaitingQueue:
             self.prepend_request(request)
 
     def refile(self, request_id: str) -> None:
-        """Asks again whether a request is held; its key has not changed. Ignores a request that does not wait here."""
+        """Updates whether a request is held; its key has not changed. Ignores a request that does not wait here."""
         entry = self._waiting.get(request_id)
         if entry is None:
             return
@@ -74,7 +73,7 @@ class WaitingQueue:
             insort(self._line, entry)
 
     def moved(self, request_id: str) -> None:
-        """Asks again for a request's key; whether it is held has not changed. Ignores one that does not wait here."""
+        """Updates a request's key; whether it is held has not changed. Ignores a request that does not wait here."""
         known = self._waiting.get(request_id)
         if known is not None:
             entry = self._waiting[request_id] = (self._key(known[-1]), next(self._next), known[-1])
@@ -157,7 +156,7 @@ class WaitingQueue:
 
     def _take_out(self, entry: tuple[Order, int, Any]) -> None:
         at = bisect_left(self._line, entry)
-        if at == len(self._line) or self._line[at] is not entry:  # NaN has no place in an order
+        if at == len(self._line) or self._line[at] is not entry:  # NaN keys are not ordered
             at = next(place for place, other in enumerate(self._line) if other is entry)
         del self._line[at]
 

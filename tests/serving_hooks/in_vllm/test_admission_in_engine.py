@@ -292,7 +292,7 @@ def test_when_it_fails_all_run_at_once(
     assert not status["on"]["admission"]
     assert status["on"]["priority"] is status["on"]["eviction"] is (more == {})
     assert (status["admission"]["held"], status["admission"]["held_requests"]) == (0, 0)
-    assert "admission is off from here on: RuntimeError" in caplog.text
+    assert "admission is switched off: RuntimeError" in caplog.text
     assert "what the prompt says" not in caplog.text
     assert not engine.scheduler.deferred_waiting
 

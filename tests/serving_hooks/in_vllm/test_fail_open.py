@@ -81,7 +81,7 @@ def test_a_policy_that_raises_is_off_and_all_is_served(
     status = engine.scheduler.presage_status()
     assert {name for name, on in status["on"].items() if not on} == off
     assert any(reason.endswith(": RuntimeError") for reason in status["counts"])
-    assert "is off from here on: RuntimeError" in caplog.text
+    assert "is switched off: RuntimeError" in caplog.text
     assert SECRET not in caplog.text
 
 

@@ -147,7 +147,7 @@ def test_tapping_a_layer_changes_no_token(tapped: Any, first_layer: Any) -> None
 
 
 def test_a_predictor_of_another_layer_does_without_states_and_says_so(first_layer: Any) -> None:
-    assert first_layer["status"]["states"].startswith("off: nobody reads")
+    assert first_layer["status"]["states"].startswith("off: no predictor reads")
     assert first_layer["status"]["counts"]["forecast: champion"] >= 100
     assert first_layer["recorded"]["why"] == [LAYER_LEFT_OUT]
     assert first_layer["changed"] == [0, 0]
@@ -159,7 +159,7 @@ def test_a_layer_that_the_model_does_not_have_is_refused(model: Path, registry: 
 
 
 def test_states_of_another_model_are_not_tapped_and_the_forecast_says_so(other: Any) -> None:
-    assert other["status"]["states"].startswith("off: nobody reads")
+    assert other["status"]["states"].startswith("off: no predictor reads")
     assert not [key for key in other["status"]["counts"] if "states:" in key]
     assert other["status"]["counts"]["forecast: champion"] >= 100
     assert (other["checked"], other["off"], other["changed"]) == ({}, {}, [0, 0])

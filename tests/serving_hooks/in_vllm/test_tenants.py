@@ -18,7 +18,7 @@ from presage.serving_hooks.vllm import plugin
 from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.modes import Modes
 from presage.serving_hooks.vllm.plugin import SHORTEST_KEY, admin_key
-from presage.serving_hooks.vllm.tenants import ARGUMENT, NOBODY, Tenants
+from presage.serving_hooks.vllm.tenants import ANONYMOUS, ARGUMENT, Tenants
 from presage.serving_hooks.workflows import MOST_OF_A_TENANT, EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import MARK, scoped, tenant_of, unscoped, workflow_key
 
@@ -84,7 +84,7 @@ def test_each_request_is_marked_with_its_own_key_whatever_its_client_claims(rout
     http, engine = server("one", "two")
     for key in ("one", "two", "three", "one"):
         assert http.post(route, json={ARGUMENT: "key-1", "agent": "a"}, headers=bearer(key)).status_code == 200
-    assert engine.told == [{"agent": "a", ARGUMENT: of} for of in ("key-0", "key-1", NOBODY, "key-0")]
+    assert engine.told == [{"agent": "a", ARGUMENT: of} for of in ("key-0", "key-1", ANONYMOUS, "key-0")]
     http.post(route, content="null", headers=bearer("two"))
     assert engine.told[-1] == {ARGUMENT: "key-1"}
 
@@ -102,8 +102,8 @@ def test_two_authorization_headers_are_nobodys() -> None:
     http, engine = server("one", "two")
     both = [("Authorization", "Bearer one"), ("Authorization", "Bearer two")]
     http.post("/v1/answer", json={}, headers=both)
-    assert engine.told == [{ARGUMENT: NOBODY}]
-    assert Tenants(["one", "two"]).of("Basic one") == Tenants(["one", "two"]).of(None) == NOBODY
+    assert engine.told == [{ARGUMENT: ANONYMOUS}]
+    assert Tenants(["one", "two"]).of("Basic one") == Tenants(["one", "two"]).of(None) == ANONYMOUS
     assert Tenants(["one", "two"]).of("bearer two") == "key-1"
 
 

@@ -3,8 +3,8 @@
     --kv-transfer-config '{"kv_connector": "StatesConnector", "kv_role": "kv_producer",
         "kv_connector_module_path": "presage.serving_hooks.vllm.hidden_states.connector"}'
 
-It is a producer, since vLLM holds blocks back for consumers. One class has both ends, as vLLM requires; each process
-has one of them. This file and its imports do not use numba: without Triton, vLLM's CPU worker inspects all loaded
+It is a producer, since vLLM holds blocks back for consumers. vLLM requires one class for both ends; each process uses
+one of them. This file and its imports do not use numba: without Triton, vLLM's CPU worker inspects all loaded
 modules at its start and fails at numba's.
 
 A row is the model's output, after the final norm, at the last position that a request computes in a step; the next
@@ -136,7 +136,7 @@ class WantedRows:
         self._prompts.update(
             (new.req_id, new.prompt_len)
             for new in output.scheduled_new_reqs
-            if new.req_id not in self._writing and self._is_step(new.req_id)  # a resumed one may look new
+            if new.req_id not in self._writing and self._is_step(new.req_id)  # a resumed request may be listed as new
         )
         ended = self._ended(output) if self._prompts else ()
         self._writing.update(ended)
@@ -212,7 +212,7 @@ def _to_host(states: torch.Tensor) -> tuple[Any, Any]:
 
 
 class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Both ends; idle until `request_states` is called on the scheduler's end."""
+    """Both ends of the connector; idle until `request_states` is called on the scheduler's end."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -268,13 +268,13 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """No cache comes from here."""
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks may go at once."""
+        """Blocks may be freed at once."""
         return False, None
 
     # In the worker.
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        """A step begins."""
+        """Receives the rows to capture in this step."""
         super().bind_connector_metadata(connector_metadata)
         if connector_metadata.projections is not None:
             self._projector, self._whole = Projector(connector_metadata.projections), connector_metadata.whole
@@ -289,7 +289,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             places, hidden = {name: place for place, name in enumerate(ids)}, rows()
             if len(hidden) != len(ids):
-                raise ValueError  # several rows a request
+                raise ValueError  # several rows per request
             for moment, names in wanted.items():
                 here = [name for name in names if name in places]
                 which = [places[name] for name in here]
@@ -317,6 +317,6 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """No cache is kept here."""
 
     def _fails(self, error: Exception) -> None:
-        """Switches hidden states off; the error's message is not logged, as it might repeat a prompt."""
+        """Switches hidden states off. Logs only the kind of the error, whose message might repeat a prompt."""
         self._wanted, self._projector = None, None
-        logger.error("hidden states are off from here on: %s", type(error).__name__)
+        logger.error("hidden states are switched off: %s", type(error).__name__)

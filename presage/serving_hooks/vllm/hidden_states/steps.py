@@ -1,6 +1,6 @@
 """Assigns the states that the worker sends to the steps of workflows.
 
-The states of an iteration are read before vLLM counts its tokens: so a step that goes on gets a new forecast within the
+The states of an iteration are read before vLLM processes its tokens. So a running step gets a new forecast within the
 same update, and a step that ends has its completion state. The predictor reads projected states, the recorder whole
 ones.
 """
@@ -27,14 +27,14 @@ from presage.serving_hooks.workflows import WorkflowTable
 logger = logging.getLogger(__name__)
 
 ON = "on"
-NOT_READ = "off: nobody reads states of the model that is served"
-NO_CONNECTOR = "off: start with --worker-cls and the StatesConnector for the states that the predictor reads"
-NO_EVICTION = "off: eviction is vLLM's own, and nobody else reads the forecasts"
-SEVERAL_ROWS = "off: with speculative decoding a step has several rows a request"
-OTHER_WIDTH = "off: the predictor learnt states of another width than the served model has"
+NOT_READ = "off: no predictor reads hidden states of this model"
+NO_CONNECTOR = "off: start with --worker-cls and the StatesConnector to send states to the predictor"
+NO_EVICTION = "off: vLLM's own eviction is in use, and no other policy reads the forecasts"
+SEVERAL_ROWS = "off: with speculative decoding each request has several rows per step"
+OTHER_WIDTH = "off: the predictor was trained on states of another width than those of the served model"
 
-NOT_RECORDED = "off: not asked for"
-NO_WAY = "off: start with --worker-cls and the StatesConnector for the states that are to be recorded"
+NOT_RECORDED = "off: the recorder is not configured to record states"
+NO_WAY = "off: start with --worker-cls and the StatesConnector to record states"
 
 _RECORDED: Final[dict[str, tuple[Moment, ...]]] = {"off": (), "prefill": (PREFILL,), "both": MOMENTS}
 
@@ -51,8 +51,8 @@ class StatesOfSteps:
         recorded: the moments whose states the recorder reads.
 
     Attributes:
-        told: "on", or why the predictor gets no states.
-        kept: the same for the recorder.
+        predictor_states: "on", or why the predictor gets no states.
+        recorder_states: the same for the recorder.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StatesOfSteps:
         recorder: Observing,
         recorded: Literal["off", "prefill", "both"] = "off",
     ) -> None:
-        self.told, self.kept = NOT_READ, NOT_RECORDED
+        self.predictor_states, self.recorder_states = NOT_READ, NOT_RECORDED
         self._port, self._source = port, forecasts.next_agents
         self._step_forecasts, self._table, self._recorder = step_forecasts, table, recorder
         self._recorded = _RECORDED[recorded]
@@ -74,48 +74,48 @@ class StatesOfSteps:
     def renew(self) -> None:
         """Requests states if the predictor or the recorder reads them; called again when the predictor has changed."""
         source, port = self._source, self._port
-        before = self.told, self.kept
+        before = self.predictor_states, self.recorder_states
         reader = source if isinstance(source, ReadsStates) and source.projections else None
         connector = port.connector(StatesConnector)
-        self.told = NOT_READ if reader is None else self._told(reader, connector)
-        self.kept = NOT_RECORDED
+        self.predictor_states = NOT_READ if reader is None else self._why_off(reader, connector)
+        self.recorder_states = NOT_RECORDED
         if self._recorded:
-            self.kept = NO_WAY if connector is None else SEVERAL_ROWS if port.config.speculates else ON
+            self.recorder_states = NO_WAY if connector is None else SEVERAL_ROWS if port.config.speculates else ON
         projections: Mapping[Moment, Projection] = {}
         self._step_forecasts.state_source = None
-        if reader is not None and self.told == ON:
+        if reader is not None and self.predictor_states == ON:
             projections = reader.projections
             reader.await_states()
             self._step_forecasts.state_source = reader, self.completion_state
-        if connector is not None and ON in (self.told, self.kept, *before):
-            whole = self._recorded if self.kept == ON else ()
+        if connector is not None and ON in (self.predictor_states, self.recorder_states, *before):
+            whole = self._recorded if self.recorder_states == ON else ()
             connector.request_states(lambda name: self._table.step(name) is not None, projections, whole)
-        if (self.told, self.kept) != before:
-            logger.log(logging.INFO if self.told == ON else logging.WARNING, "hidden states: %s", self.told)
+        if (self.predictor_states, self.recorder_states) != before:
+            _log_state("hidden states: %s", self.predictor_states)
             if self._recorded:
-                logger.log(logging.INFO if self.kept == ON else logging.WARNING, "recorded states: %s", self.kept)
+                _log_state("recorded states: %s", self.recorder_states)
 
     def read(self, output: Any) -> None:
         """Reads the states of an iteration; called before vLLM processes its tokens."""
-        if ON not in (self.told, self.kept):
+        if ON not in (self.predictor_states, self.recorder_states):
             return
         self._came = tuple(engine.of_kind(States, engine.worker_metadata(output)))
         for states in self._came:
-            if self.told == ON:
+            if self.predictor_states == ON:
                 for name, state in zip(*(states.rows(PREFILL) or ((), ())), strict=True):
                     if np.isfinite(state).all():
                         self._step_forecasts.prefill_state(name, state)
-            if self.kept == ON and (whole := states.rows(PREFILL, whole=True)) is not None:
+            if self.recorder_states == ON and (whole := states.rows(PREFILL, whole=True)) is not None:
                 for name, state in zip(*whole, strict=True):
                     self._recorder.state(name, PREFILL, state)
 
     def completed(self, request_id: str) -> None:
-        """A request has had its last token: the recorder is told the state that it was sampled from."""
-        state = self._row(request_id, whole=True) if self.kept == ON else None
+        """Records the state from which the last token of a request was sampled."""
+        state = self._row(request_id, whole=True) if self.recorder_states == ON else None
         if state is not None:
             self._recorder.state(request_id, COMPLETION, state)
 
-    def _told(self, reader: ReadsStates, connector: StatesConnector | None) -> str:
+    def _why_off(self, reader: ReadsStates, connector: StatesConnector | None) -> str:
         if connector is None:
             return NO_CONNECTOR
         if self._step_forecasts.retention is None:
@@ -131,6 +131,10 @@ class StatesOfSteps:
         return state if state is not None and np.isfinite(state).all() else None
 
     def _row(self, request_id: str, *, whole: bool) -> NDArray[Any] | None:
-        """The completion row of a request in the last iteration; the others are dropped with that iteration, unread."""
+        """The completion row of a request in the last iteration; rows of other requests are dropped unread."""
         found = (states.row(COMPLETION, request_id, whole=whole) for states in self._came)
         return next((row for row in found if row is not None), None)
+
+
+def _log_state(message: str, state: str) -> None:
+    logger.log(logging.INFO if state == ON else logging.WARNING, message, state)
