@@ -83,11 +83,11 @@ class IterationTimes:
         self._costs: IterationCosts | None = None
 
     def scheduled(self, output: object, decode_tokens: int, prefill_tokens: int, began_at: float) -> None:
-        """An iteration is scheduled."""
+        """Records the start of an iteration."""
         self._under_way.append((output, decode_tokens, prefill_tokens, began_at))
 
     def updated(self, output: object, now: float) -> None:
-        """The output of an iteration has come. Iterations come in order."""
+        """The output of an iteration has arrived. Outputs arrive in order."""
         while self._under_way:
             known, decode_tokens, prefill_tokens, began_at = self._under_way.popleft()
             if known is output:

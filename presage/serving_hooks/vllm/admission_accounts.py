@@ -1,10 +1,10 @@
 """The state of each workflow that admission decides on: its phase, its working set, and how long it has been held.
 
-Only hashes of a workflow's blocks are kept (policies/distinct.py), never a token. Its working set is what it has used
-so far, each block once, plus what its next step is expected to add: the waiting prompt, or the mean of new tokens per
-step; and the output of a step, or the workflow's remaining tokens if fewer. Prefixes that several workflows share count
-for each, and so do tokens that no later prompt reads (an output after an instruction that moves): this overestimates by
-about the same factor at every load, and losses are measured against the same loads.
+Only hashes of a workflow's blocks are kept (policies/distinct.py), never a token. Its working set is the blocks it has
+used so far, each once, plus the tokens its next step is expected to add: the waiting prompt, or the mean of new tokens
+per step; and the output of a step, or the workflow's remaining tokens if fewer. Prefixes that several workflows share
+count for each, and so do tokens that no later prompt reads (an output after an instruction that moves): this
+overestimates by about the same factor at every load, and losses are measured against the same loads.
 
 A decision reads the accounts as columns. A working set depends on the mean step, which changes with every step of any
 workflow: a row is rewritten only when its own account changes, and the means are applied to all rows before a decision.
@@ -53,7 +53,7 @@ class Account:
         held: whether its requests are held.
         exempt: whether it has been held for the maximal time.
         held_s: seconds its requests were held over its life, up to `held_since` if they are held now.
-        kept: whether it has not been held since its last step, so that others evicted what it has lost.
+        kept: whether it has not been held since its last step, so that other workflows evicted any lost blocks.
         left_at, load_area: when its last step ended, and ∫ load dt until then.
     """
 

@@ -47,24 +47,24 @@ class PresageConfig(BaseModel):
         None,
         pattern=r"^[\w.]+:\w+$",
         description="package.module:function, called without arguments when the engine starts; returns Forecasts, "
-        "which stand in place of the registry's models",
+        "which replace the registry's models",
     )
     next_agent: str | None = Field(
         "models:/next-agent@champion",
         min_length=1,
-        description="who comes next, for eviction: models:/NAME@ALIAS, models:/NAME/VERSION or an artefact folder; "
+        description="next-agent model, for eviction: models:/NAME@ALIAS, models:/NAME/VERSION or an artefact folder; "
         "null for none",
     )
     remaining_length: str | None = Field(
         "models:/remaining-length@champion",
         min_length=1,
-        description="how many output tokens are left, for priority; likewise",
+        description="remaining-length model, for priority; given like next_agent",
     )
     registry: str | None = Field(
         None,
         min_length=1,
-        description="MLflow tracking URI of the registry. Without it that of MLFLOW_TRACKING_URI, else mlflow.db in "
-        "the working directory if it is there, else there is no registry. None is ever created",
+        description="MLflow tracking URI of the registry; by default MLFLOW_TRACKING_URI, else mlflow.db in the "
+        "working directory if it exists, else no registry. The engine never creates one",
     )
     forecast_deadline_ms: float = Field(
         1000 * Budget.deadline_s,
@@ -77,68 +77,67 @@ class PresageConfig(BaseModel):
         ge=0,
         lt=1,
         allow_inf_nan=False,
-        description="share of a model's last forecasts that may fail or be late; above it the model is switched off",
+        description="share of a model's latest forecasts that may fail or be late; above it the model is switched off",
     )
     reload_s: float | None = Field(
         30.0,
         gt=0,
         allow_inf_nan=False,
-        description="seconds after which the registry is asked again which versions it has for this engine; null for "
-        "never",
+        description="seconds between two checks of the registry for newer versions; null for never",
     )
     truth: bool = Field(
         True,
-        description="hold forecasts of the registry's models against what came; a workflow type that has changed "
-        "gets them from counts",
+        description="compare forecasts of the registry's models with outcomes; a workflow type that has drifted gets "
+        "forecasts from online counts",
     )
     state_layer: int | None = Field(
         None,
-        description="which hidden states are tapped: those after this transformer layer, counted from 1, or -1 for the "
-        "last; null for those after the final norm, from which tokens are sampled",
+        description="hidden states to read: those after this transformer layer, counted from 1, or -1 for the last; "
+        "null for those after the final norm, from which tokens are sampled",
     )
     recorder: RecorderConfig | None = Field(
-        None, description="what is served is written down as traces: an object with at least `folder`"
+        None, description="records served workflows as traces: an object with at least `folder`"
     )
     mode: Word | ModeSettings = Field(
         "on",
-        description="off, shadow (all is computed and shown, nothing is done) or on; or an object of default, policies "
-        "and workflow_types, words by name",
+        description="off, shadow (decisions are computed and shown, but not acted on) or on; or an object of default, "
+        "policies and workflow_types, modes by name",
     )
     evidence: int = Field(
         0,
         ge=0,
-        description="workflows of a type that a model must have forecast well until policies act on it; 0: at once",
+        description="workflows of a type that a model must have forecast well before policies act on it; 0: at once",
     )
     explain: int = Field(
         2000,
         ge=0,
-        description="forecasts kept, the last of all workflows together, for `presage explain`",
+        description="latest forecasts kept for `presage explain`, over all workflows",
     )
     admin_key_variable: str = Field(
         ADMIN_KEY_VARIABLE,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="environment variable with the key that routes which change the engine ask for; without one "
-        "there are no such routes",
+        description="environment variable with the key for routes that change the engine; without a key these routes "
+        "do not exist",
     )
     priority: bool = Field(True, description="shortest total job first with ageing, in place of vLLM's waiting queues")
     eviction: bool = Field(
-        True, description="the scored order of free blocks, in place of vLLM's; idle without prefix caching"
+        True, description="the scored order of free blocks, in place of vLLM's; inactive without prefix caching"
     )
     starved_after: int = Field(
         PriorityConfig.starved_after,
         ge=1,
-        description="S, iterations without selection until a request goes up a level",
+        description="S, iterations without selection until a request is promoted by a level",
     )
     quantum: int = Field(
-        PriorityConfig.quantum, ge=1, description="Q, iterations selected until a promoted request comes down a level"
+        PriorityConfig.quantum, ge=1, description="Q, iterations selected until a promoted request is demoted"
     )
     horizon: int = Field(ScoreConfig.horizon, ge=1, le=64, description="K, steps a block's score looks ahead")
-    gamma: float = Field(ScoreConfig.decay, gt=0, le=1, description="γ, what a touch one step later counts")
+    gamma: float = Field(ScoreConfig.decay, gt=0, le=1, description="γ, weight of a use one step later")
     tie: float = Field(
         EvictionConfig.tie, ge=0, le=1, description="scores closer than this are ordered by time to next use"
     )
     learn_sharing: bool = Field(
-        EvictionConfig.learn_sharing, description="count which agents read what others wrote, and score by it"
+        EvictionConfig.learn_sharing, description="count which agents read blocks that others wrote, for their scores"
     )
     time_to_live_s: float = Field(
         TIME_TO_LIVE_S,
@@ -148,66 +147,66 @@ class PresageConfig(BaseModel):
     )
     admission: bool = Field(
         True,
-        description="hold workflows back where measurements promise more steps a second for it; idle without prefix "
+        description="hold workflows where measurements predict more steps per second for it; inactive without prefix "
         "caching",
     )
     admission_margin: float = Field(
         AdmissionConfig.margin,
         ge=0,
         allow_inf_nan=False,
-        description="holding must promise this much more steps a second than letting all run, as a share",
+        description="relative gain in steps per second that holding must promise over letting all run",
     )
     admission_patience_s: float = Field(
         AdmissionConfig.patience_s,
         gt=0,
         allow_inf_nan=False,
-        description="seconds of being held that put a workflow before all that were held for less",
+        description="seconds after which a held workflow precedes all that were held for less",
     )
     admission_horizon_s: float = Field(
         AdmissionConfig.horizon_s,
         gt=0,
         allow_inf_nan=False,
-        description="seconds over which a pause must earn back what it makes the engine compute again",
+        description="seconds within which a pause must make up for the tokens that are recomputed because of it",
     )
     admission_forget_s: float = Field(
         AdmissionConfig.forget_s,
         gt=0,
         allow_inf_nan=False,
-        description="seconds for which a measured share of lost tokens counts",
+        description="seconds for which a measured share of lost tokens is used",
     )
     held_at_most_s: float = Field(
         600.0,
         gt=0,
         allow_inf_nan=False,
-        description="seconds a workflow is held back over its life, then never again",
+        description="seconds a workflow may be held over its life; then it is never held again",
     )
 
     prefetch: bool = Field(
-        False, description="what is forecast is brought into idle blocks before it is asked for; needs eviction"
+        False, description="load or compute forecast prompts into idle blocks before they are requested; needs eviction"
     )
     prefetch_least_value: float = Field(
         PrefetchConfig.least_value,
         gt=0,
         allow_inf_nan=False,
-        description="a prompt less likely than this to come next is not fetched",
+        description="a prompt less likely than this to come next is not prefetched",
     )
-    prefetch_most_blocks: int = Field(PrefetchConfig.most_blocks, ge=1, description="fetched in one iteration at most")
-    prefetch_memory_mb: int = Field(64, ge=1, description="MiB of token ids and hashes kept of what agents were asked")
+    prefetch_most_blocks: int = Field(PrefetchConfig.most_blocks, ge=1, description="limit of blocks per iteration")
+    prefetch_memory_mb: int = Field(64, ge=1, description="MiB for the token ids and hashes of earlier prompts")
 
     step_times_file: str | None = Field(
         None,
         min_length=1,
-        description="what each iteration computed and how long it took is written here, for `presage calibrate-cost`",
+        description="file for the tokens and seconds of each iteration, for `presage calibrate-cost`",
     )
 
     def modes(self) -> ModeSettings:
-        """The modes, whichever way they are given."""
+        """The modes, from a single word or an object."""
         return self.mode if isinstance(self.mode, ModeSettings) else ModeSettings(default=self.mode)
 
     def forecast_budget(self) -> Budget:
         """The limits of each model.
 
-        The first calls have no longer deadline: models were compiled in their trial.
+        The first calls get no longer deadline, since the trial has compiled the models.
         """
         return Budget(deadline_s=self.forecast_deadline_ms / 1000, share=self.error_budget, first_hang_s=HANG_S)
 
@@ -257,7 +256,7 @@ def _described(problem: Any) -> str:
     where = ".".join(["presage", *map(str, problem["loc"])])
     if problem["type"] == "extra_forbidden":
         of: type[BaseModel] = PresageConfig if len(problem["loc"]) == 1 else RecorderConfig
-        return f"{where} is unknown; there are {', '.join(sorted(of.model_fields))}"
+        return f"{where} is unknown; the settings are {', '.join(sorted(of.model_fields))}"
     if problem["type"] == "missing":
         return f"{where} is missing"
     return f"{where} is {problem['input']!r:.60}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
@@ -266,7 +265,7 @@ def _described(problem: Any) -> str:
 def counted_from_1(layer: int | None, layers: int) -> int | None:
     """The layer whose hidden states are read, as recordings and predictors store it.
 
-    PBKV takes states after the final norm and finds in its appendix C.3 that the best layer depends on the model and on
+    PBKV reads states after the final norm, and its appendix C.3 finds that the best layer depends on the model and on
     the application. Layers count as Hugging Face's `output_hidden_states` and PBKV count them: 1 is the first
     transformer layer, and a state is the residual stream after it; after the last layer, before the final norm.
 

@@ -1,4 +1,4 @@
-"""The port to vLLM: everything Presage uses of the engine that vLLM does not promise to keep.
+"""The port to vLLM: all engine internals that Presage uses and vLLM may change.
 
 `EnginePort` reads and changes one live scheduler, `EngineConfig` reads its configuration, `EngineClient` calls engines
 from the HTTP server. The protocols list what is read of vLLM's requests, blocks and outputs. `engine_worker.py` is the
@@ -89,17 +89,17 @@ class FreeQueue(Protocol):
 
 
 class BlockEvents(Protocol):
-    """Receives what happens to blocks. Its methods must not raise."""
+    """Receives block events. Its methods must not raise."""
 
     def filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
-        """The request has computed these blocks, and the prefix cache has them from now on."""
+        """The request has computed these blocks, which are in the prefix cache from now on."""
 
     def lost(self, blocks: Iterable[int]) -> None:
         """The prefix cache has dropped the contents of these blocks."""
 
 
 class NoBlockEvents:
-    """Ignores what happens to blocks."""
+    """Ignores block events."""
 
     def filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
         """See `BlockEvents`."""
@@ -481,7 +481,7 @@ class EnginePort:
         return request.block_hashes[: (request.num_prompt_tokens - 1) // self.hash_tokens]
 
     def loadable_tokens(self, request: EngineRequest, found_tokens: int) -> int:
-        """Tokens after the first `found_tokens` that the connector has; 0 also where it cannot answer yet."""
+        """Tokens after the first `found_tokens` that the connector has; 0 if it cannot answer yet."""
         return int(self._scheduler.connector.get_num_new_matched_tokens(request, found_tokens)[0] or 0)
 
     def why_no_prefetch(self) -> str | None:
@@ -492,9 +492,9 @@ class EnginePort:
             "the model generates no text": not self.config.generates,
             "an encoder and a decoder share the cache": scheduler.is_encoder_decoder,
             "its layers keep several kinds of cache": len(scheduler.kv_cache_config.kv_cache_groups) != 1,
-            "its hashes cover other blocks than its cache": self.block_tokens != self.hash_tokens,
+            "its block hashes have another block size than its cache": self.block_tokens != self.hash_tokens,
             # Data-parallel engines step together: an idle one cannot work for itself alone.
-            "it is one of several in data parallel": scheduler.parallel_config.data_parallel_size > 1,
+            "it is one of several data-parallel engines": scheduler.parallel_config.data_parallel_size > 1,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -609,7 +609,7 @@ def internal_request(name: str, tokens: list[int], hashes: list[bytes], salt: st
     sampling = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
     sampling.update_from_generation_config({}, None)
     request: Any = Request(name, tokens, sampling, None, arrival_time=math.inf, priority=2**40, cache_salt=salt)
-    request.block_hashes = hashes  # as vLLM computed them before: without a hasher it computes none
+    request.block_hashes = hashes  # computed earlier by vLLM; without a hasher it computes none
     found: EngineRequest = request
     return found
 
@@ -626,7 +626,7 @@ def of_kind(kind: type[Kind], found: Any) -> Iterator[Kind]:
 
 
 def worker_metadata(output: Any) -> Any:
-    """What the workers' KV connectors sent with the tokens of an iteration; None for nothing."""
+    """The metadata that the workers' KV connectors sent with an iteration's tokens; None if they sent none."""
     return output.kv_connector_output.kv_connector_worker_meta if output.kv_connector_output is not None else None
 
 
@@ -687,7 +687,7 @@ def platform() -> tuple[str, str]:
     """vLLM's platform and the name of its device, such as ("cpu", "cpu").
 
     Raises:
-        Exception: of any kind, where a tensor cannot be made on it.
+        Exception: of any kind, if a tensor cannot be created on it.
     """
     import torch
     from vllm.platforms import current_platform

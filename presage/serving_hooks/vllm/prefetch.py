@@ -7,8 +7,8 @@ request ends. Clients never see it. It lasts one iteration, longer only while a 
 - It starts only while no client's request waits or prefills, and at most one iteration of it is in flight.
 - Beside decoding requests it only loads, from a KV connector that has the blocks: a prefill would lengthen their step.
   Without a connector it prefills on an idle engine, which is when a tool runs.
-- S = min(blank and retired blocks, rate × step time), so a request that arrives meanwhile waits no longer than for a
-  decode step. The rate is that of prefill; connectors are assumed to be faster.
+- S = min(blank and retired blocks, rate × step time), so a request that arrives meanwhile waits for at most one decode
+  step. The rate is that of prefill; connectors are assumed to be faster.
 - When a client's request waits, all prefetches are aborted before vLLM schedules. Blocks that a connector still writes
   to are freed when it is done; for that time two blocks per running request stay free.
 
@@ -99,11 +99,11 @@ class _Mean:
 class Pace:
     """Running means of the seconds of a decode step and of prompt tokens prefilled per second.
 
-    A step lasts from when it was scheduled, or the previous one was done if that was later, until its output comes.
-    Steps that prefetch are left out: the means cover the engine's work for clients.
+    A step lasts from its scheduling, or from the previous step's output if that is later, until its own output arrives.
+    Steps that prefetch are excluded, so the means cover the engine's work for clients only.
 
     Args:
-        clock: seconds, rising.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -123,7 +123,7 @@ class Pace:
         self._under_way[step] = self._clock(), prefilled, counts
 
     def done(self, step: int) -> None:
-        """The output of a step has come. Unknown steps are ignored."""
+        """The output of a step has arrived. Unknown steps are ignored."""
         now = self._clock()
         at, prefilled, counts = self._under_way.pop(step, (now, 0, False))
         if counts:
@@ -214,7 +214,7 @@ class Prefetcher:
             self.switch.attempt(self._prompts.arrives, step, request)
 
     def left(self, request: EngineRequest, step: Step | None) -> None:
-        """A request has left the engine; called before a forecast is made from that."""
+        """A request has left the engine; called before its completion forecast is made."""
         self._stuck = False
         if self._alive.pop(request.request_id, None) is None and step is not None and engine.completed(request):
             self.switch.attempt(self._prompts.completed, step, request)
@@ -254,9 +254,9 @@ class Prefetcher:
         self.switch.attempt(self._after, output)
 
     def done(self, output: Iteration, answers: dict[int, Any]) -> None:
-        """The output of an iteration has come; removes internal requests from the answers."""
+        """The output of an iteration has arrived; removes internal requests from the answers."""
         self.switch.attempt(self._pace.done, id(output))
-        try:  # also when off: a prefetch started before may still answer
+        try:  # also after a failure: a prefetch started before it may still answer
             if self._unreported:
                 engine.hide_answers(answers, self._unreported)
                 self._unreported &= self._alive.keys()
@@ -371,7 +371,7 @@ class Prefetcher:
         ]
         acted_on = [one for one in fetches if self._mode(one[0].step.stats_key) is Mode.ON]
         self.counts["would start"] += len(fetches) - len(acted_on)
-        # An idle engine without prompts has settled some and looks at the next ones.
+        # An idle engine without prompts to fetch has settled some workflows and tries the next ones.
         self._stuck = not acted_on and bool(prompts or decoding)
         for prompt, blocks in acted_on:
             self._fetch(prompt, blocks, bool(decoding))
@@ -380,7 +380,7 @@ class Prefetcher:
         found = {block for prompt in prompts for block in prompt.found}
         spare = min(
             self._blocks.spare(found),
-            # Blocks of a load come back only when it is done; decoding requests need some meanwhile.
+            # A load frees its blocks only when it is done; decoding requests need some meanwhile.
             self._blocks.num_free_blocks - len(found) - 2 * decoding,
             self._port.most_tokens // self._block,  # so that one iteration is enough
         )

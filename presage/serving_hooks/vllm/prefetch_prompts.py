@@ -3,8 +3,8 @@
 `LastConversations` keeps the last prompt and output of each agent of each workflow, `Habits` counts how an agent's next
 prompt begins, and `ExpectedPrompts` combines both with the forecasts.
 
-A workflow is due from a new forecast until everything worth fetching for it is cached or cannot be. That bounds the
-work of an iteration, and the iterations between two forecasts that find something to do.
+A workflow is due from a new forecast until every prompt worth fetching is cached or cannot be cached. That bounds the
+work per iteration, and the number of iterations between two forecasts that have work.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ Key = tuple[str, str]
 class CachedConversation:
     """The prompt and the output of one completed request, in whole blocks.
 
-    Keeps token ids, block hashes and salt. The hashes are kept rather than computed again, since vLLM may have put
-    other things into them.
+    Keeps token ids, block hashes and salt. The hashes are kept and not recomputed, since vLLM may have included other
+    data in them.
 
     Args:
         tokens: ids of the prompt and the output.
@@ -109,15 +109,15 @@ class CachedConversation:
 class LastConversations:
     """The last conversation of each agent of each workflow, the least recently used first.
 
-    Bounded: 4 bytes a token, the width of a hash a block (32 bytes with SHA-256), and `ENTRY` for what stands around
-    them. The least recently used is dropped first. Texts are not kept, and nothing is written anywhere.
+    Bounded: 4 bytes per token, one hash per block (32 bytes with SHA-256), and `ENTRY` for the tables around them. The
+    least recently used conversation is dropped first. Texts are not kept, and nothing is written to disk.
 
     Args:
-        most_bytes: of all of them.
+        most_bytes: limit over all conversations.
 
     Attributes:
-        bytes: of those there are; never above `most_bytes`.
-        dropped: those that had to make room.
+        bytes: of the kept conversations; never above `most_bytes`.
+        dropped: conversations dropped to make room.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -189,8 +189,9 @@ class Habits:
 
     A prompt may begin like the agent's own last prompt or, where prompts share a history, like the workflow's latest
     one; with or without the output that followed. This depends on the application, so each arriving prompt is compared
-    with these, block by block. What held for nearly all blocks counts as certain. Otherwise only the first blocks that
-    an agent's last two prompts share are fetched. Counts halve at 2**16 blocks, since applications change.
+    with these, block by block. A beginning that matched in nearly all blocks counts as certain. Otherwise only the
+    first blocks that an agent's last two prompts share are fetched. Counts halve at 2**16 blocks, since applications
+    change.
     """
 
     def __init__(self, conversations: LastConversations) -> None:
@@ -226,7 +227,7 @@ class Habits:
 
 
 def _known(conversation: CachedConversation, prompt: bool, output: bool) -> int:
-    """Blocks that will be repeated, if its prompt is, and its output."""
+    """Blocks that will be repeated, if its prompt and its output are."""
     return (len(conversation) if output else conversation.prompt_blocks) if prompt else 0
 
 
@@ -237,7 +238,7 @@ def _compared(
     if conversation is None:
         return (0, 0), (0, 0)
     common, prompt = conversation.common(hashes), conversation.prompt_blocks
-    whole = common >= prompt  # without a repeated prompt nothing is learnt about the output
+    whole = common >= prompt  # an output counts only after a fully repeated prompt
     return (min(common, prompt), prompt), (common - prompt, len(conversation) - prompt) if whole else (0, 0)
 
 
@@ -335,7 +336,7 @@ class ExpectedPrompts:
         self.memory.end(workflow)
 
     def fetched(self, prompt: Prompt) -> None:
-        """More of a prompt is being fetched; if no more of it is found later, it cannot be cached."""
+        """Records that more of a prompt is being fetched; if the cache has no more of it later, it cannot be cached."""
         self._due[prompt.step.workflow].reached[prompt.beginning] = len(prompt.found)
 
     def absent(self, prompt: Prompt) -> None:
@@ -343,7 +344,7 @@ class ExpectedPrompts:
         self._due[prompt.step.workflow].absent.add(prompt.beginning)
 
     def refused(self, prompt: Prompt) -> None:
-        """vLLM had no room for a prompt."""
+        """vLLM refused a prompt for lack of blocks."""
         self._due.pop(prompt.step.workflow, None)
 
     def lookahead(self, prompt: Prompt) -> Lookahead:

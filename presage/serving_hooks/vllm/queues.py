@@ -58,7 +58,7 @@ class Priorities:
         remaining_tokens: float | None,
         ranked: bool = True,
     ) -> None:
-        """A request arrives; one that is not `ranked` is queued as if its remaining work were unknown."""
+        """Adds a request; one that is not `ranked` is queued as if its remaining work were unknown."""
         self.rank(request.request_id, ranked)
         if self._classes:
             self._given[request.request_id] = request.priority
@@ -229,7 +229,7 @@ class QueuePolicies:
             self._refile(self.admission.decide(idle=False))
 
     def before(self) -> None:
-        """An iteration is about to be scheduled; an engine that would stand still admits a workflow."""
+        """Called before an iteration is scheduled; admits a workflow if the engine would otherwise stall."""
         self._iteration += 1
         if self.admission is not None and self._port.stalled():
             self._refile(self.admission.decide(idle=True))
@@ -248,20 +248,20 @@ class QueuePolicies:
                 self.priorities.switch.attempt(self._moved, request_id)
 
     def updated(self, output: object, now: float) -> None:
-        """The output of an iteration has come."""
+        """The output of an iteration has arrived."""
         if self.admission is not None:
             self.admission.switch.attempt(self.admission.times.updated, output, now)
 
     # Modes and status.
 
     def apply_modes(self) -> None:
-        """Follows changed modes. Between two iterations only."""
+        """Applies changed modes. Between two iterations only."""
         self._apply_to_admission(self._modes.whole["admission"])
         self._apply_to_priority(self._modes.whole["priority"])
         self._replace_queues()
 
     def explain(self, request: EngineRequest) -> dict[str, Any]:
-        """The place of a request among those that wait."""
+        """The position of a request among the waiting requests."""
         line = [one.request_id for one in self._port.waiting]
         found: dict[str, Any] = {
             "held": self.holds(request),

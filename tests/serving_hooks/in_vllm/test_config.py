@@ -60,7 +60,7 @@ def test_an_unknown_key_is_one_clear_error() -> None:
     with pytest.raises(ConfigurationError) as refused:
         read_config({"presage": {"evictoin": True, "gamma": 2, "quantum": "many"}})
     said = str(refused.value)
-    assert "presage.evictoin is unknown; there are admin_key_variable, admission, " in said
+    assert "presage.evictoin is unknown; the settings are admin_key_variable, admission, " in said
     assert "presage.gamma is 2: input should be less than or equal to 1" in said
     assert "presage.quantum is 'many'" in said
     assert "\n" not in said
@@ -73,7 +73,7 @@ def test_the_recorder_is_set_by_an_object_of_its_own() -> None:
     with pytest.raises(ConfigurationError) as refused:
         read_config({"presage": {"recorder": {"stats": "both"}}})
     assert "presage.recorder.folder is missing" in str(refused.value)
-    assert "presage.recorder.stats is unknown; there are file_age_s, " in str(refused.value)
+    assert "presage.recorder.stats is unknown; the settings are file_age_s, " in str(refused.value)
 
 
 @pytest.mark.parametrize("given_", [[], "on", 3, {"time_to_live_s": float("inf")}, {"forecasts": "no function"}])

@@ -40,7 +40,7 @@ _RECORDED: Final[dict[str, tuple[Moment, ...]]] = {"off": (), "prefill": (PREFIL
 
 
 class StatesOfSteps:
-    """Hidden states in the scheduler.
+    """Requests hidden states from the worker and passes them to predictor and recorder.
 
     Args:
         port: to the scheduler.
