@@ -277,7 +277,7 @@ class Policies(engine.SchedulerSeam):
             "given_up": self.block_order.given_up if self.block_order is not None else None,
             "ageing": priorities.aged() if priorities is not None else None,
             "admission": admission.status() if admission is not None else None,
-            "recorder": {**self._observing.status(), "states": self._states.kept},
+            "recorder": {**self._observing.status(), "states": self._states.recorder_states},
             **self._upkept(),
         }
 
