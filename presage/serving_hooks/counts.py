@@ -28,7 +28,7 @@ Part = Literal[
     "forecasts of remaining tokens", "evidence of forecasts", "reload of models", "status of models", "recorder",
     "step times",
 ]  # fmt: skip
-"""What can fail on its own; `presage_errors_total` counts by it."""
+"""Parts that fail independently; `presage_errors_total` counts failures by part."""
 
 AdmissionChange = Literal["held", "paused", "restored", "exempt", "let in"]
 Reason = Literal[
@@ -45,7 +45,7 @@ class CounterMetric(Generic[*Labels]):
         name: in Prometheus, ending in `_total`.
         labels: names of the labels, after `engine`, which all metrics have.
         help: what it counts.
-        key: key of a count in the JSON status, made of its label values; for people, never parsed.
+        key: key of a count in the JSON status, made of its label values; for display, never parsed.
         from_zero: label values exported as 0 before anything is counted, so that a rate is defined from the start.
     """
 

@@ -1,8 +1,8 @@
-"""What an engine reports about the hooks, typed: made of the plain data that the engine's core sends.
+"""The status that an engine reports about the hooks, parsed from the plain data that its core sends.
 
 The same data is the JSON of `GET /v1/workflows/status`. `/metrics` and `presage status` read this and nothing else. A
 section that an engine does not report is None; keys that are not declared here are ignored, so the two sides of a
-connection may be of different versions.
+connection may run different versions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ModelStatus:
     Attributes:
         reference: as the settings name it: a registry URI or a folder.
         version: in the registry; None for a folder.
-        reason: why no model is loaded; None where one is.
+        reason: why no model is loaded; None if one is.
     """
 
     reference: str | None = None
@@ -136,7 +136,7 @@ class InputStatus:
 @final
 @dataclass(frozen=True)
 class ReloadStatus:
-    """Newer models taken over while the engine ran."""
+    """Number of times that newer models went live while the engine ran."""
 
     renewed: int = 0
 
@@ -144,7 +144,7 @@ class ReloadStatus:
 @final
 @dataclass(frozen=True)
 class AgentAccuracy:
-    """Share of forecasts whose likeliest agent came true, and how many were judged, by steps ahead."""
+    """Share of forecasts whose likeliest agent was right, and how many were judged, by steps ahead."""
 
     accuracy: tuple[float | None, ...]
     positions: tuple[int, ...]
@@ -211,7 +211,7 @@ def _adapter() -> TypeAdapter[EngineStatus]:
 
 
 def read_status(reported: Mapping[str, Any]) -> EngineStatus | None:
-    """The status that an engine reported; None where its scheduler is another and reports nothing.
+    """The status that an engine reported; None if it runs another scheduler.
 
     Raises:
         pydantic.ValidationError: a declared key holds another type.

@@ -31,7 +31,7 @@ class TextFilter:
 
     Args:
         redact: None keeps texts as they are.
-        decode: makes a text of token ids; None for engines that give texts.
+        decode: converts token ids to text; None for engines that pass texts.
         counts: counts texts that are not kept, by reason.
     """
 
@@ -41,7 +41,7 @@ class TextFilter:
         self._redact, self._decode, self._counts = redact, decode, counts
 
     def kept(self, given: Text | None, column: str) -> str | None:
-        """What may be written to a column; None if nothing may."""
+        """The text that may be written to a column; None if none may."""
         if given is None:
             return None
         try:
@@ -132,7 +132,7 @@ class BatchBuilder:
     Args:
         texts: redacts texts.
         wanted: state columns that every step should have.
-        counts: counts what is not kept, by reason.
+        counts: counts values that are not kept, by reason.
     """
 
     def __init__(self, texts: TextFilter, wanted: Sequence[str], counts: Counter[str]) -> None:

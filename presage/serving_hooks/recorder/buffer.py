@@ -51,7 +51,8 @@ class WallClock:
 class EventBuffer:
     """Events in the order in which they happened, each a handler and its arguments. Bounded, and without a lock.
 
-    The engine thread puts, the writer thread drains. Each writes only its own byte counter; their difference waits.
+    The engine thread puts, the writer thread drains. Each writes only its own byte counter; the difference is the bytes
+    that wait.
 
     Args:
         events: how many may wait.

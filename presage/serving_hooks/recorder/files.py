@@ -21,7 +21,7 @@ OpenFile = Callable[[str], Any]
 
 
 class EngineFolder:
-    """The folder of one engine in a recording that engines may share: locked, bounded, made again if it is removed.
+    """The folder of one engine in a recording that engines may share: locked, bounded, created again if it is removed.
 
     Args:
         root: of the recording.
@@ -58,7 +58,7 @@ class EngineFolder:
         return True
 
     def release(self) -> None:
-        """Unlocks the folder: nothing more will be written."""
+        """Unlocks the folder; called after the last write."""
         if self._lock is not None:
             with suppress(OSError):
                 os.close(self._lock)
@@ -69,7 +69,7 @@ class EngineFolder:
         self._bytes += size
 
     def full(self, now_s: float) -> bool:
-        """Whether the recording has reached its limit. Measures the disk now and then: others write and remove too."""
+        """Whether the recording has reached its limit. Measures the disk now and then: other processes use it too."""
         if now_s - self._looked_s >= _LOOK_AGAIN_S:
             self._looked_s = now_s
             self._bytes = _bytes_under(self.root)
@@ -86,7 +86,7 @@ def _bytes_under(root: Path) -> int:
 
 
 def error_reason(error: Exception) -> str:
-    """Why something could not be written, as the system says it: Arrow's own message may hold a path."""
+    """The system's reason for a failed write; Arrow's own message may contain a path."""
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno).lower()
     return type(error).__name__
@@ -105,8 +105,8 @@ class RotatingWriter:
     """Writes one table, a new file whenever the current one is full.
 
     A file has an open name until it is full, then it is renamed. A file that could not be written keeps the open name;
-    its whole batches count, and the next rows go into another file. Nothing is synced to the disk, which would slow the
-    machine down: a power cut takes the end of some files, and readers count that.
+    its whole batches are read, and the next rows go into another file. Files are not synced to disk, which would slow
+    the machine down: a power cut truncates some files, and readers count that.
 
     Args:
         folder: of the engine.
@@ -134,7 +134,7 @@ class RotatingWriter:
             now_s: by the monotonic clock.
 
         Raises:
-            OSError: it could not be written; readers will see nothing of it.
+            OSError: it could not be written; readers will not see it.
         """
         before = self._size
         try:
@@ -178,7 +178,7 @@ class RotatingWriter:
         self._reset()
 
     def take_lost(self) -> int:
-        """Rows of open files that somebody removed, since the last call. Writes to such a file succeed."""
+        """Rows lost with open files that were removed, since the last call. Writes to such a file succeed."""
         if self._writer is not None and not self._path.exists():
             self._abandon()
         lost, self._lost = self._lost, 0

@@ -3,13 +3,13 @@
     recorder = start(config, model="model-7b")                                   # once
     recorder.begun(request_id, step, input_tokens=n, cached_input_tokens=m)      # a request was selected
     recorder.forecast(request_id, live)                                          # whenever one was made
-    recorder.state(request_id, PREFILL, vector)                                  # may come a little late
+    recorder.state(request_id, PREFILL, vector)                                  # may arrive a little late
     recorder.completed(request_id, output_tokens=n, finish_reason="stop")        # however the request left
     recorder.ended(workflow_type, workflow_id, RECORDED_FINISHED)                             # or RECORDED_EXPIRED
 
-The model waits for the engine thread, so it only buffers events; the writer thread makes rows of them. Runs and steps
-are numbered here, so whatever is dropped later leaves a gap that ingestion sees. Nothing blocks and nothing raises:
-what cannot be recorded is counted by its reason.
+The model waits for the engine thread, so this thread only buffers events; the writer thread makes rows of them. Runs
+and steps are numbered here, so a row dropped later leaves a gap that ingestion detects. No call blocks or raises:
+events that cannot be recorded are counted by reason.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_TYPES: Final = 1_000
 _MAX_RUNNING: Final = 16_384
 _EVENTS_PER_ROW: Final = 4
 _KEPT_SHARE: Final = 64
-"""A state is copied if the array it is a row of takes more than this part of the room."""
+"""A state is copied if its array takes more than 1/64 of the buffer."""
 
 
 class Recorder:
@@ -60,9 +60,9 @@ class Recorder:
         config: its settings.
         model: name of the served model.
         state_layer: the layer of the states, counted from 1; None for those after the final norm.
-        decode: makes a text of token ids.
-        instance: name of this engine in the recording, unique among engines that share a folder. None makes one of the
-            time and a random number.
+        decode: converts token ids to text.
+        instance: name of this engine in the recording, unique among engines that share a folder. None combines
+            the time and a random number.
         clock: the time of day.
         open_file: opens a file for writing.
 
@@ -90,7 +90,7 @@ class Recorder:
         queue = RowQueue(config.queue_rows, room, written)
         self._rows = RowAssembler(queue, clock.at_us, written)
         self._events = EventBuffer(_EVENTS_PER_ROW * config.queue_rows, room, queue, self._counts, written)
-        # Bound once: all of this is cold when it is called, and each further object costs the thread a cache miss.
+        # Bound once: this code is cold in the CPU cache when called, and each further object costs a cache miss.
         self._put, self._now_s, self._most_kept = self._events.put, clock.monotonic, room // _KEPT_SHARE
         self._begun, self._completed = self._rows.begun, self._rows.completed
         self._state, self._forecast = self._rows.state, self._rows.forecast
@@ -208,8 +208,8 @@ class Recorder:
             self._failed(error)
 
     def status(self) -> dict[str, Any]:
-        """What was recorded and what was not, by reason."""
-        counts = Counter(dict(self._counts))  # copies: the threads go on counting
+        """Rows written, and rows not recorded by reason."""
+        counts = Counter(dict(self._counts))  # copies, since both threads keep counting
         counts.update(dict(self.writer.counts))
         return {
             "on": True,
@@ -220,7 +220,7 @@ class Recorder:
         }
 
     def debug_state(self) -> dict[str, int]:
-        """What is in memory: running `workflows`, `events` in the buffer, `bytes` there and in the queue, `running`
+        """Sizes in memory: running `workflows`, `events` in the buffer, `bytes` there and in the queue, `running`
         steps, and `late` steps, which have completed and may still get a state."""
         return {
             "workflows": len(self._runs),
@@ -231,7 +231,7 @@ class Recorder:
         }
 
     def close(self) -> None:
-        """Writes what waits, and running steps with what is known of them; gives up after some seconds."""
+        """Writes waiting rows and the known columns of running steps; stops after some seconds."""
         self._put(self._rows.finish, (self._now_s(),), always=True)
         self._events.close()
         self._running.clear()
@@ -240,7 +240,7 @@ class Recorder:
 
     def _new_run(self, step: NamedStep) -> RecordedWorkflow | None:
         workflow_type, workflow_id = step.workflow_type, step.workflow_id
-        # The type is empty if the client gave none.
+        # The type is empty if the client sent none.
         if not is_name(workflow_id) or not (workflow_type == "" or is_name(workflow_type)):
             self._counts[NO_NAME] += 1
             return None
@@ -285,7 +285,7 @@ class NoRecorder:
         return {}
 
     def status(self) -> dict[str, Any]:
-        """Says that it is off."""
+        """Reports that the recorder is off."""
         return {"on": False}
 
 

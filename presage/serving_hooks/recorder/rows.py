@@ -62,7 +62,7 @@ class RecordedWorkflow:
     Attributes:
         number: counts the runs of the engine.
         steps: steps begun; written by the engine thread, like `known`.
-        known: whether the writer thread gets to know of the run.
+        known: whether the writer thread has an event of the run.
         running: steps that have not completed; written by the writer thread, like `how`.
         how: how the run ended.
     """
@@ -127,7 +127,7 @@ class ForecastRow(NamedTuple):
 
 
 class EndRow(NamedTuple):
-    """The end of a run; `steps` is a copy, since the engine thread goes on counting."""
+    """The end of a run; `steps` is a copy, since the engine thread keeps counting."""
 
     run: RecordedWorkflow
     steps: int
@@ -188,8 +188,8 @@ class RowQueue:
 class RowAssembler:
     """Makes rows of events. Event times are seconds of the monotonic clock.
 
-    A step is queued once it has completed. Its last state and forecast may come a little later; the state is then added
-    to the row while that waits in the queue.
+    A step is queued once it has completed. Its last state and forecast may arrive a little later; the state is then
+    added to the row while it waits in the queue.
 
     Args:
         queue: takes the rows.
@@ -275,7 +275,7 @@ class RowAssembler:
         self._enqueue_end(at_s, run)
 
     def finish(self, at_s: float) -> None:
-        """Queues the steps that have not completed, with what is known of them."""
+        """Queues the steps that have not completed, with their known columns."""
         for request_id, row in self.running.items():
             self._enqueue(at_s, request_id, row)
         self.running.clear()
@@ -293,7 +293,7 @@ class RowAssembler:
         self._enqueue_end(at_s, row.run)
 
     def _enqueue_end(self, at_s: float, run: RecordedWorkflow) -> None:
-        """The end comes after the last step: a reader that sees it knows that all other steps are there or lost."""
+        """Queues the end after the last step: a reader that sees it knows that missing steps are lost."""
         if run.how is not None and not run.running:
             self._queue.offer(EndRow(run, run.steps, run.how, self._at_us(at_s)))
 

@@ -1,7 +1,7 @@
-"""The writer thread: turns events into rows and batches, and writes them for as long as the disk lets it.
+"""The writer thread: turns events into rows and batches, and writes them to disk.
 
-While the disk fails, rows wait in the bounded queue and writing is retried; the log says once that writing stopped and
-once that it goes on. Steps are written before the ends of their runs: a reader that sees an end has every step.
+While the disk fails, rows wait in the bounded queue and writing is retried; the log reports once that writing stopped
+and once that it continues. Steps are written before the ends of their runs: a reader that sees an end has every step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.files import EngineFolder, FileLimits, OpenFile, RotatingWriter, error_reason
 from presage.serving_hooks.recorder.rows import EndRow, RowQueue, StepRow
 
-# Both small, so that the engine thread waits little for the interpreter.
+# Both are small, so that the engine thread rarely waits for the interpreter.
 _BATCH_ROWS: Final = 256
 _EVENTS: Final = 256
 _PAUSE_S: Final = 0.02
@@ -37,18 +37,18 @@ _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Writes what waits in an event buffer and a queue.
+    """Drains an event buffer and a row queue to disk.
 
     Args:
         config: limits.
-        events: drained first, whatever the disk does.
+        events: drained first, even while the disk fails.
         queue: holds the rows made of them.
         texts: redacts texts.
         clock: of the recorder.
         instance: name of the engine.
         model: name of the served model.
         state_layer: the layer of the states; see `datasets.recording.described`.
-        counts: counts rows written, and what was not written, by reason; of this thread.
+        counts: rows written, and rows not written by reason; used by this thread only.
         open_file: opens a file.
 
     Attributes:
@@ -93,11 +93,11 @@ class Writer:
 
     def start(self) -> None:
         """Starts the thread."""
-        pa.array([None])  # imports pandas, where there is one, before there is anything to disturb
+        pa.array([None])  # imports pandas, if installed, before the engine serves
         self._thread.start()
 
     def close(self) -> None:
-        """Writes what waits, once, and closes all files; gives up after some seconds."""
+        """Writes waiting rows once and closes all files; stops after `_JOIN_S` seconds."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
@@ -105,15 +105,15 @@ class Writer:
             self._end()
 
     def turn(self, now_s: float, *, last: bool = False) -> bool:
-        """Looks once at the events, the queue and the disk; returns whether more waits.
+        """Handles events, rows and files once; returns whether more work waits.
 
         Args:
             now_s: by the monotonic clock.
-            last: write whatever is there.
+            last: write all remaining rows.
         """
         if self._clock.set_back():
             self.counts["clock: set back"] += 1
-        undrained = self._events.drain(_EVENTS)  # whatever the disk does: the queue drops better than the buffer
+        undrained = self._events.drain(_EVENTS)  # even while the disk fails: the queue chooses better what to drop
         if now_s < self._retry_at_s and not last:
             return undrained
         try:
@@ -126,7 +126,7 @@ class Writer:
                     self._write(now_s)
             if last or now_s - self._looked_s >= self._config.flush_s:
                 self._look_after_files(now_s)
-        except Exception as error:  # the engine goes on whatever happens here
+        except Exception as error:  # no error here may affect the engine
             self._pause(error, now_s)
             return undrained
         return more or undrained
@@ -134,7 +134,7 @@ class Writer:
     def _run(self) -> None:
         while not self._stop.wait(_PAUSE_S):
             while self.turn(self._clock.monotonic()) and not self._stop.is_set():
-                self._stop.wait(0.0005)  # leaves the interpreter to the engine thread between two batches
+                self._stop.wait(0.0005)  # yields the interpreter to the engine thread between two batches
         self._end()
 
     def _end(self) -> None:
@@ -163,7 +163,7 @@ class Writer:
     def _take(self, now_s: float, last: bool) -> bool:
         """Takes rows from the queue, up to a batch of them; returns whether there may be more."""
         if self._built:
-            return True  # what could not be written goes first
+            return True  # rows that could not be written go first
         held = self._held
         if not held:
             self._since_s = now_s
@@ -174,7 +174,7 @@ class Writer:
             if isinstance(row, StepRow):
                 final = last and not len(self._events)
                 if not final and self._events.drained_to_s(now_s) - row.completed_s < self._linger_s:
-                    return False  # its last state may still come
+                    return False  # its last state may still arrive
                 table = "steps"
             else:
                 table = "ends" if isinstance(row, EndRow) else "forecasts"
@@ -199,7 +199,7 @@ class Writer:
                 del self._built[table]
                 self.counts[f"written: {table}"] += batch.num_rows
         if self.state != RECORDING:
-            _log.warning("recorder: goes on in %s", self._folder.root)
+            _log.warning("recorder: continues in %s", self._folder.root)
             self.state, self._retry_s = RECORDING, _FIRST_RETRY_S
         self._rotate_if_full(now_s)
 

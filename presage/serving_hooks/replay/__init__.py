@@ -2,5 +2,5 @@
 
 `workload` makes jobs of a trace, `arrivals` schedules them, `prompts` makes their tokens. `engine` runs them through
 the scheduler that `vllm_scheduler` makes of a policy. `runs` compares policies, `metrics` measures runs. docs/replay.md
-says what is real and what is modelled.
+describes what is real and what is modelled.
 """

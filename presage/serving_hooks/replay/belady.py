@@ -1,7 +1,7 @@
-"""Belady's rule: evict the free block whose next use is furthest away, as the trace knows it.
+"""Belady's rule: evict the free block whose next use is furthest away, according to the trace.
 
-The trace tells which steps read a block: those whose prompts begin with it. A step reads it when its parents have ended
-and its pause is over; a step that has not ended is assumed to take the mean seconds per output token so far, waiting
+A block is read by the steps whose prompts begin with it. A step reads it when its parents have ended and its pause is
+over; a step that has not ended is assumed to take the mean seconds per output token so far, waiting
 and prefill included. So the order of reads is exact within a workflow, and an estimate between workflows.
 
 Belady (1966) is optimal for a given sequence of reads. Here the sequence depends on evictions, misses cost time, and a
@@ -37,8 +37,8 @@ NEVER: Final = 0
 class NextUses:
     """Next uses of blocks, in groups with the same readers.
 
-    A block of several workflows is due when the first running one reads it; if none will, at the pace of arrivals so
-    far.
+    A block of several workflows is due when the first running one reads it; if no running one will, its due time is
+    estimated from the rate of arrivals so far.
 
     Args:
         jobs: that are replayed.
@@ -53,7 +53,7 @@ class NextUses:
         self._group_of: dict[bytes, tuple[int, int]] = {}
         self._readers: list[tuple[int, ...]] = [()]  # of each group, of its job
         self._groups: list[list[int]] = [[] for _ in jobs]
-        self._shared: dict[int, dict[int, tuple[int, ...]]] = {}  # of each shared group, by job, who reads
+        self._shared: dict[int, dict[int, tuple[int, ...]]] = {}  # of each shared group, the steps that read it, by job
         self._shared_of: list[list[int]] = [[] for _ in jobs]
         self._sort(hashes)
         self.due: NDArray[np.float64] = np.full(len(self._readers), math.inf)
@@ -156,7 +156,7 @@ _A_PLACE_S: Final = 1e-6
 
 
 class BeladyBlocks:
-    """Takes the place of vLLM's queue of free blocks; evicts by Belady's rule.
+    """Replaces vLLM's queue of free blocks; evicts by Belady's rule.
 
     vLLM's queue stays underneath and gets every call, as in `vllm/blocks.py`. Blocks due at the same time are evicted
     from the end of their prompts, since a block is useless without those before it.

@@ -5,7 +5,8 @@ Least absolute relative deviations with non-negative coefficients: SciPy's non-n
 so that a decode step of milliseconds counts as much as a long prefill; absolute deviations, so that a compilation or a
 pause of the machine does not move the fit. The fit is the usual step; `total_error` shows how much the tail adds.
 
-Every fifth segment of 32 iterations is held out. Neighbouring iterations are alike, so single ones would not do.
+Every fifth segment of 32 iterations is held out. Neighbouring iterations are similar, so single ones would not be
+independent.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def calibrate(times: StepTimes, source: str = "") -> Calibrated:
 
     Args:
         times: of one engine.
-        source: where they come from; a description of the fit is appended.
+        source: of the step times; a description of the fit is appended.
 
     Raises:
         TraceError: too few iterations, or too few of a kind.
@@ -171,12 +172,12 @@ def calibrate(times: StepTimes, source: str = "") -> Calibrated:
     kept, judged = int((~apart).sum()), int(apart.sum())
     median = float(np.median(errors))
     of = times.engine
-    said = (
+    summary = (
         f"fitted to {kept} iterations of {of.model} on {of.device} with vLLM {of.vllm}; "
         f"median error {median:.1%} on {judged} others"
     )
     iteration_s, prefill, decode, context = map(float, coefficients)
-    cost = Cost(max(iteration_s, _SHORTEST_S), prefill, decode, context, f"{source}; {said}" if source else said)
+    cost = Cost(max(iteration_s, _SHORTEST_S), prefill, decode, context, f"{source}; {summary}" if source else summary)
     total = float(predicted.sum() / measured.sum()) - 1.0
     return Calibrated(cost, kept, judged, median, float(np.quantile(errors, 0.9)), total)
 
@@ -191,7 +192,7 @@ def fit(tokens: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.f
     from scipy.optimize import nnls
 
     relative = _design(tokens) / seconds[:, None]
-    scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(float).tiny)  # a second and a token differ by millions
+    scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(float).tiny)  # the columns differ by factors of millions
     rows, found = relative / scale, np.zeros(4)
     weights = np.ones(len(seconds))
     for _ in range(_ROUNDS):

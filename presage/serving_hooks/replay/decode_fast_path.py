@@ -2,7 +2,7 @@
 
 Most iterations do only that, and vLLM's general code takes most of the time of a replay. The fast path allocates blocks
 by vLLM's own manager in vLLM's order and gives every request a token; a request with its last token leaves by vLLM's
-code. Policies that look at every iteration still see each of them. Otherwise `fast_forward` runs many iterations at
+code. Policies that observe every iteration still see each of them. Otherwise `fast_forward` runs many iterations at
 once, and touches only the requests that need or fill a block.
 
 vLLM's general code takes over before an iteration in which a block cannot be allocated, or the waiting queue has a head
@@ -29,7 +29,7 @@ from presage.serving_hooks.vllm.engine import EngineRequest, SchedulerSeam, toke
 
 
 def model_output(scheduler: Any, output: Any, says: Mapping[str, int]) -> ModelRunnerOutput:
-    """What a model would answer to an iteration: a token for every request whose prompt has been read to its end."""
+    """The model output of an iteration: one token for every request whose prompt is complete."""
     names = list(output.num_scheduled_tokens)
     requests = scheduler.requests
     return ModelRunnerOutput(
@@ -44,10 +44,10 @@ class _Decoding:
 
     Args:
         request: that decodes.
-        token: it is answered with, again and again.
+        token: of which its whole output consists.
 
     Attributes:
-        done: fast-forwarded iterations that its tokens show.
+        done: fast-forwarded iterations whose tokens were added.
     """
 
     __slots__ = ("_all_tokens", "_output_tokens", "_token", "done", "request")
@@ -73,11 +73,11 @@ class _Decoding:
 
 
 class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
-    """Takes the place of vLLM's `Scheduler`.
+    """Replaces vLLM's `Scheduler`.
 
     Attributes:
         fast_path: False always runs vLLM's general code.
-        says: the token each request is answered with, by its id.
+        says: the output token of each request, by its id.
         fast_iterations: iterations on the fast path.
         context_tokens: attended to in the last of them.
     """
@@ -91,7 +91,7 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         self.context_tokens = 0
         self._left = 0
         self._head: Any = None
-        self._full = False  # the most requests that may run do run
+        self._full = False  # the limit of running requests is reached
         self._output: Any = None
         self._decoding: list[_Decoding] = []
         self._by_phase: list[list[tuple[_Decoding, bool]]] = []
@@ -130,7 +130,7 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         return answers
 
     def fast_forward(self, clock: VirtualClock, cost: Cost, until_s: float) -> int:
-        """Runs iterations on the fast path while nobody has to see them; returns how many.
+        """Runs iterations on the fast path while no policy observes them; returns how many.
 
         Args:
             clock: virtual; advanced.
@@ -140,7 +140,7 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         if self._left < 2 or not self.may_fast_forward() or not self._same_queue():
             return 0
         many, context, done = len(self._decoding), self.context_tokens, 0
-        while self._left > 1 and clock.now < until_s:  # the last iteration has answers
+        while self._left > 1 and clock.now < until_s:  # in the last iteration a request completes
             self.on_fast_forward()
             for one, _ in self._by_phase[self._phase]:
                 one.catch_up(done)
@@ -160,7 +160,7 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         return done
 
     def may_fast_forward(self) -> bool:
-        """Whether no policy looks at every iteration."""
+        """Whether no policy observes every iteration."""
         return True
 
     def on_fast_forward(self) -> None:
@@ -178,14 +178,14 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         self._head = self.waiting.peek_request() if self.waiting else None
         if not running or output.preempted_req_ids or not (decoded or self._full or self._head is None):
             return
-        # A request without output still has to read the last token of its prompt: it answers with a first token.
+        # A request without output still has to compute the last token of its prompt, which yields its first token.
         if any(r.num_computed_tokens != r.num_tokens - 1 or not r.num_output_tokens for r in running):
             return
         self._left = min(request.max_tokens - request.num_output_tokens for request in running)
         self.context_tokens = sum(request.num_computed_tokens for request in running)
         self._decoding = [_Decoding(request, self.says[request.request_id]) for request in running]
-        # A request needs a block when what it has computed fills its last one, and a block is handed to the cache in
-        # the iteration that fills it: two of `size` iterations, at which each request stands in the list.
+        # A request needs a block when its computed tokens fill the last one, and the iteration that fills a block
+        # caches it: two of `size` iterations, and the list has each request at both.
         self._by_phase, self._phase = [[] for _ in range(size)], 0
         for one in self._decoding:
             over = one.request.num_computed_tokens % size
@@ -203,7 +203,7 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         manager, size = self.kv_cache_manager, self.block_size
         for one, fills in self._by_phase[self._phase]:
             request = one.request
-            if fills and size > 1:  # it has the block: all that allocate_slots would do is to cache it
+            if fills and size > 1:  # it already has the block, and allocate_slots would only cache it
                 manager.coordinator.cache_blocks(request, request.num_computed_tokens + 1)
             elif manager.allocate_slots(request, 1) is None:
                 return False
@@ -242,7 +242,7 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
 
 
 def _decode_output(running: list[Any]) -> Any:
-    """The output of an iteration in which each running request decodes a token, as far as policies look at it."""
+    """The scheduler output of a decode-only iteration, with the fields that policies read."""
     names = [request.request_id for request in running]
     return SchedulerOutput(
         scheduled_new_reqs=[],

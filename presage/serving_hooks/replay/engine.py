@@ -1,4 +1,4 @@
-"""An engine in virtual time: requests arrive, vLLM's scheduler decides, the cost model says how long it took.
+"""An engine in virtual time: requests arrive, vLLM's scheduler decides, the cost model gives its duration.
 
 A step arrives once its last parent has ended and its pause is over. An iteration begins with all requests that have
 arrived by then and answers them at its end. Nothing here is random or reads real time.
@@ -22,12 +22,12 @@ from presage.serving_hooks.replay.vllm_scheduler import make_request
 from presage.serving_hooks.replay.workload import ReplayJob, Schedule, again_tokens
 
 _LOOK_AGAIN_S: Final = 0.01
-"""How soon an engine asks its scheduler again when requests wait and none is admitted."""
+"""Seconds until an engine calls its scheduler again when requests wait and none is admitted."""
 
 _MOST_IDLE: Final = 1_000_000
 
 _JOB: Final = -1
-"""In place of a step number: the whole job arrives."""
+"""Replaces a step number when the whole job arrives."""
 
 
 class Watcher(Protocol):
@@ -158,7 +158,7 @@ class ReplayEngine:
         )
         request = make_request(name, prompt, step.output_tokens, at_s, sent, known, self._block_tokens)
         again = again_tokens(job, index) // self._block_tokens * self._block_tokens
-        came_s = at_s if step.parents else self._under_way[number].began_s  # also if the job had to wait
+        came_s = at_s if step.parents else self._under_way[number].began_s  # also if the job waited to begin
         self._asked[name] = RequestOutcome(number, index, step.agent, came_s, step.prompt_tokens, again)
         self._scheduler.says[name] = conversation.says(index)
         for watcher in self._watchers:

@@ -21,7 +21,7 @@ from presage.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of an iteration: the one part of a replay that vLLM does not decide.
+    """Seconds of an iteration: the one part of a replay that vLLM does not compute.
 
         seconds = iteration_s + prefill_token_s · tokens prefilled + decode_token_s · tokens decoded
                   + context_token_s · tokens attended to + host_token_s · tokens loaded from the host
@@ -66,11 +66,11 @@ class _Costs(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     source: str = Field(min_length=1, description="where the numbers come from")
-    iteration_s: float = Field(gt=0, le=60, allow_inf_nan=False, description="an iteration, whatever is in it")
+    iteration_s: float = Field(gt=0, le=60, allow_inf_nan=False, description="each iteration, whatever its tokens")
     prefill_token_s: _Seconds = Field(description="each token prefilled")
     decode_token_s: _Seconds = Field(description="each token decoded")
     context_token_s: _Seconds = Field(description="each token attended to")
-    host_token_s: _Seconds | None = Field(None, description="each token loaded from the host, if it keeps any")
+    host_token_s: _Seconds | None = Field(None, description="each token loaded from the host, if it has a cache")
 
 
 class EngineFile(BaseModel):
@@ -79,7 +79,7 @@ class EngineFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     cache_tokens: int = Field(gt=0, le=10**9, description="tokens the KV cache holds")
-    host_cache_tokens: int = Field(0, ge=0, le=10**10, description="tokens the host's memory holds behind it")
+    host_cache_tokens: int = Field(0, ge=0, le=10**10, description="tokens the host-memory tier holds")
     block_tokens: int = Field(16, ge=1, le=1024, description="tokens of a block")
     most_requests: int = Field(64, ge=1, le=65536, description="requests in one iteration (max_num_seqs)")
     most_tokens: int = Field(2048, ge=1, le=10**6, description="tokens in one iteration (max_num_batched_tokens)")
@@ -151,20 +151,20 @@ def checked(given: Mapping[str, Any], name: str) -> EngineFile:
     try:
         engine = EngineFile.model_validate(given)
     except ValidationError as error:
-        said = "; ".join(
+        problems = "; ".join(
             f"{'.'.join(map(str, problem['loc']))}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
             for problem in error.errors()
         )
-        raise ConfigurationError(f"{name}: invalid engine file: {said}") from None
+        raise ConfigurationError(f"{name}: invalid engine file: {problems}") from None
     if engine.blocks < 2:
         raise ConfigurationError(
             f"{name}: cache_tokens is {engine.cache_tokens}, which is {engine.blocks} blocks of {engine.block_tokens}; "
-            "vLLM keeps one for itself: give more"
+            "vLLM reserves one for itself: give more"
         )
     if engine.most_tokens < engine.most_requests:
         raise ConfigurationError(
             f"{name}: most_tokens is {engine.most_tokens}, less than the {engine.most_requests} requests of an "
-            "iteration, each of which decodes one: give more tokens or fewer requests"
+            "iteration, each of which decodes one token: give more tokens or fewer requests"
         )
     _check_host(engine, name)
     return engine
@@ -180,7 +180,8 @@ def _check_host(engine: EngineFile, name: str) -> None:
     if tokens and engine.cost.host_token_s is None:
         raise ConfigurationError(
             f"{name}: host_cache_tokens is {tokens} and [cost] has no host_token_s, the seconds that a token takes "
-            "from the host: put it there (bytes of a token's cache / bytes a second of the way), or keep none there"
+            "from the host: add it (bytes of a token's cache / bytes per second of the link), or set "
+            "host_cache_tokens to 0"
         )
 
 

@@ -2,8 +2,8 @@
 
 The oracle reads the trace: agents in the order of step numbers, END after the last, even if the workflow was cut.
 `noise:x` mixes it with a share x of the uniform distribution over outcomes, and its remaining tokens with those of a
-random step. `counts` starts empty and counts while it serves, as the hooks do without a model. A model is asked as in
-serving, without texts and states; callers leave out the workflows it was trained on.
+random step. `counts` starts empty and counts during the replay, as the hooks do without a model. A model is called as
+in serving, without texts and states; callers exclude the workflows it was trained on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PATIENT: Final = Budget(deadline_s=math.inf, hang_s=None)
 
 
 class OracleForecaster:
-    """Forecasts what the trace says, mixed with noise.
+    """Forecasts the recorded future from the trace, mixed with noise.
 
     Args:
         jobs: that are replayed.
@@ -154,7 +154,7 @@ Source = Callable[[Sequence[ReplayJob], Callable[[], float]], "_Both"]
 
 
 def known(name: str) -> bool:
-    """Whether this names a source that is not a model."""
+    """Whether the name is that of a source that is not a model."""
     return name in ("oracle", COUNTS) or name.startswith("noise:")
 
 
@@ -178,10 +178,10 @@ def source(name: str, lengths: str | None = None) -> Source:
 
 
 def check_lengths(name: str, lengths: str | None) -> None:
-    """Checks that a remaining-length model does not stand beside a source with its own remaining tokens.
+    """Rejects a remaining-length model beside a source with its own remaining tokens.
 
     Raises:
-        ConfigurationError: it does.
+        ConfigurationError: both are given.
     """
     if lengths is not None and known(name) and name != COUNTS:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Host memory behind the GPU's cache, as a KV connector that vLLM's own scheduler asks, as in serving.
+"""Host memory behind the GPU's cache, as a KV connector that vLLM's own scheduler queries, as in serving.
 
 - Write-through: the host keeps each full block that vLLM caches, and those of a request once more when it leaves.
   Writing takes no time.
@@ -7,8 +7,8 @@
 
 Only the scheduler's side; there are no workers. The host evicts the least recently used block, under every policy.
 
-Knows vLLM's private names, like `vllm/engine.py`: `cache_full_blocks` of the pool of blocks. The host looks there and
-not in `build_connector_meta`, so that the decode fast path writes in the same order.
+Knows vLLM's private names, like `vllm/engine.py`: `cache_full_blocks` of the pool of blocks. The host observes it there
+and not in `build_connector_meta`, so that the decode fast path writes in the same order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HostCache:
     """Blocks in host memory by their hashes, evicted least recently used first; iterates in that order.
 
     Args:
-        blocks: it has room for.
+        blocks: its capacity.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -110,7 +110,7 @@ class HostTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         pool.__class__ = type(f"Hosted{type(pool).__name__}", (_WrittenThrough, type(pool)), {})
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Tokens that the host has after these, loaded synchronously. Asking changes nothing."""
+        """Tokens that the host has after these, loaded synchronously. A query changes nothing."""
         size = self._block_tokens
         wanted = request.block_hashes[num_computed_tokens // size : (request.num_tokens - 1) // size]
         return self.host.found(wanted) * size, False
@@ -126,7 +126,7 @@ class HostTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return Loads(loads)
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """The GPU's blocks may go at once."""
+        """The GPU's blocks may be freed at once."""
         self.host.keep(request.block_hashes[: request.num_computed_tokens // self._block_tokens])
         return False, None
 

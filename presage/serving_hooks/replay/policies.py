@@ -3,21 +3,21 @@
     stock          vLLM's own scheduler and order of free blocks
     lifecycle      evicts blocks of ended workflows first; no forecasts (PBKV's lifecycle-aware eviction)
     hierarchical   the scored order of free blocks (PBKV eq. 2), by --forecasts
-    admission      holds back or pauses workflows; no forecasts, vLLM's order of free blocks
+    admission      holds or pauses workflows; no forecasts, vLLM's order of free blocks
     full           priority, eviction, admission and prefetch, by --forecasts
     oracle         hierarchical with the oracle's forecasts
     belady         evicts the block whose next use is furthest away, by the oracle (`belady.py`)
     best-fixed     oracle with the best fixed number of concurrent workflows (`runs.tried`)
     shortest-job   shortest total job first by the oracle; vLLM's order of free blocks
 
-Schedulers decide who runs next; each is crossed with every policy:
+Schedulers decide which request runs next; each is combined with every policy:
 
     fcfs           first come, first served: vLLM's own
     sjf            the request with the shortest output first, by the oracle (Chimera's shortest job first)
     stjf           the workflow with the fewest output tokens left first, by --forecasts
     stjf-oracle    the same by the oracle
 
-Your own policy is a `Policy` in a module of yours, named module:NAME; benchmarks/papers.py has some.
+To replay your own policy, name a `Policy` of a module as module:NAME; benchmarks/papers.py has examples.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Policy:
         at_once: limit on concurrent workflows; None for no limit.
         swept: whether a sweep finds the limit.
         more: further settings of the hooks.
-        scheduler: makes your own scheduler class of the hooked one; a function of a module, since it is sent to other
-            processes.
+        scheduler: derives your own scheduler class from the hooked one; a module-level function, since it is sent to
+            other processes.
     """
 
     name: str
@@ -126,7 +126,7 @@ def _own(path: str) -> Policy:
     module, _, name = path.partition(":")
     try:
         found = getattr(import_module(module), name)
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # a user's module may raise any error
         raise ConfigurationError(f"--policy {path!r} cannot be imported: {error}") from None
     if not isinstance(found, Policy):
         raise ConfigurationError(f"--policy {path!r} is a {type(found).__name__}; give the name of a Policy")

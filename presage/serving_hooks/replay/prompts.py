@@ -1,7 +1,7 @@
-"""Token ids of prompts and outputs: two share a prefix exactly where the convention says so.
+"""Token ids of prompts and outputs, which share prefixes exactly as the convention defines.
 
-Each part of a prompt is one id repeated: prompts that open alike share the opening's id, an agent's closings share
-theirs, and what a step adds or is answered with has its own. The hash of a block covers all before it, so blocks of one
+Each part of a prompt is one id repeated: prompts with the same opening share its id, an agent's closings share an id,
+and each step's new tokens and output have their own. The hash of a block covers all before it, so blocks of one
 repeated id differ by position. Nothing is random.
 """
 
@@ -119,7 +119,7 @@ class JobConversation:
     def repeated_tokens(self, number: int) -> int:
         """Tokens from the start of a step's prompt that equal the prompt and output of the step it continues.
 
-        An output behind a closing does not count: it stands elsewhere now.
+        An output behind a closing does not count: its position has changed.
         """
         continues = self._job.steps[number].continues
         if continues is None:

@@ -35,12 +35,12 @@ from presage.serving_hooks.status import EngineStatus, read_status
 _FEWEST_AT_ONCE: Final = 4
 
 _OFTEN: Final = (50_000, 20, 20)
-"""Rare enough to cost nothing, frequent enough that requests, which refer to themselves, do not pile up."""
+"""Rare enough to cost nothing, frequent enough that requests, which have reference cycles, do not pile up."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs have in common.
+    """Settings common to all runs.
 
     Attributes:
         jobs: to run.
@@ -139,7 +139,7 @@ def run_one(
         seed: of the arrivals.
         fast_path: whether decode-only iterations take the fast path.
         prompts: of the setting's jobs, from an earlier run; None makes them.
-        tell: receives the records of the run, request by request.
+        tell: receives the run with its records.
     """
     _quiet()
     from presage.serving_hooks.replay import vllm_scheduler
@@ -208,11 +208,11 @@ def run_all(
     """Every policy with every seed.
 
     Args:
-        setting: what they have in common.
+        setting: common to all runs.
         policies: to compare.
         seeds: of the arrivals.
         processes: in parallel; None uses one per core. With 1 everything runs in this process.
-        progress: called with what is being done and the share that is done.
+        progress: called with a description and the share done.
 
     Returns:
         The finished runs by policy and seed, as given, and whether an interrupt ended them early.
@@ -283,10 +283,10 @@ def most_at_once(arrivals_at_once: int | None, most_requests: int, jobs: Sequenc
 
 
 class _Runner:
-    """Runs tasks in this process and in others, which end with the context.
+    """Runs tasks in this process and in worker processes, which end with the context.
 
     Args:
-        setting: what the runs have in common.
+        setting: common to all runs.
         workers: processes, this one included.
     """
 

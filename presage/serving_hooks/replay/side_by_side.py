@@ -35,7 +35,7 @@ def side_by_side(
     Args:
         tasks: to run.
         processes: in parallel; with 1 everything runs in this process.
-        progress: called with what is being done and the share that is done.
+        progress: called with a description and the share done.
     """
     done: list[Done] = []
     doing = f"replaying {len(tasks)} runs"
@@ -128,7 +128,7 @@ def contest(
     figures cannot be resampled workflow by workflow. The order of arrivals is redrawn too, which widens intervals.
 
     Args:
-        setting: what they have in common; its `forecasts` are ignored.
+        setting: common to all runs; its `forecasts` are ignored.
         contenders: to compare.
         seeds: one half each.
         processes: as of `side_by_side`.

@@ -1,7 +1,7 @@
-"""vLLM's scheduler and KV-cache manager without a model, as a policy wants them: vLLM's own, or behind the hooks.
+"""vLLM's scheduler and KV-cache manager without a model: vLLM's own, or with the hooks of a policy.
 
-Real: the scheduler, the cache manager, requests, block hashes. Made up: the folder of a model that has nothing but a
-configuration, and the outputs of iterations.
+Real: the scheduler, the cache manager, requests, block hashes. Made up: a model folder that has only a configuration,
+and the outputs of iterations.
 """
 
 from __future__ import annotations
@@ -154,11 +154,11 @@ class HookedScheduler(Policies, FastPathScheduler):
     """The hooks before the scheduler with the fast path."""
 
     def may_fast_forward(self) -> bool:
-        """Only an order of free blocks has nothing to do in a decode-only iteration."""
+        """Whether only the order of free blocks acts, which has no work in a decode-only iteration."""
         return not self.queue_policies.active and self.prefetcher is None
 
     def on_fast_forward(self) -> None:
-        """Expires workflows, and hands the forecasts of the iteration before to the order of free blocks."""
+        """Expires workflows, and passes the forecasts of the previous iteration to the order of free blocks."""
         self.catch_up()
 
 
@@ -192,7 +192,7 @@ def scheduler_class(
         agents: forecasts of next agents; None without.
         clock: seconds of virtual time.
         fast_path: whether decode-only iterations take the fast path.
-        lengths: forecasts of remaining tokens; None asks `agents`.
+        lengths: forecasts of remaining tokens; None uses `agents`.
         next_uses: for Belady's rule.
     """
     if policy.settings is None:

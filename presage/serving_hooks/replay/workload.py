@@ -1,4 +1,4 @@
-"""Makes jobs of a trace: when they arrive, sizes of requests, whom they wait for, which earlier tokens they repeat.
+"""Makes jobs of a trace: arrivals, sizes of requests, the steps they wait for, and the earlier tokens they repeat.
 
 A trace has sizes, not tokens, so what a prompt repeats is a convention:
 
@@ -12,8 +12,8 @@ to hold that sequence repeats only the opening.
 Only rows of kind "llm" are requests. Steps that waited for a tool wait for the tool's parents, and its time is part of
 the pause, as is everything between the end of the last parent and the start of a step.
 
-In a trace of plain requests each request is a job without a workflow. Its `hash_ids` say what its prompt shares;
-without them nothing is shared.
+In a trace of plain requests each request is a job without a workflow. Its `hash_ids` define what its prompt
+shares; without them it shares nothing.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def _by_workflow(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]
 
 def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[RecordedRequest]:
     """The requests of one workflow; parents are numbers of requests."""
-    waited: dict[int, tuple[int, ...]] = {}  # by step: the requests that waiting for it means
+    waited: dict[int, tuple[int, ...]] = {}  # by step: the requests to wait for in its place
     found: list[RecordedRequest] = []
     ended: list[Any] = []
     last: int | None = None
@@ -387,7 +387,7 @@ def _step(one: RecordedRequest, continues: int | None, repeated: int, convention
 
 
 AGENT: Final = "request"
-"""Stands for the agent of plain requests in figures."""
+"""Agent name of plain requests in figures."""
 
 
 class Sized(Protocol):
@@ -469,8 +469,8 @@ def check_fits(jobs: Sequence[ReplayJob], engine: EngineFile) -> None:
 def again_tokens(job: ReplayJob, index: int) -> int:
     """Tokens of a step's prompt that an endless cache would have, openings included.
 
-    The last token of an output is never read, so no cache has it; the last token of a prompt is always computed. What
-    follows a closing stands elsewhere in the next prompt.
+    The last token of an output is never read, so no cache has it; the last token of a prompt is always computed.
+    Tokens behind a closing change their position in the next prompt.
     """
     step = job.steps[index]
     again = step.prompt_tokens - step.new_tokens - step.closing_tokens
