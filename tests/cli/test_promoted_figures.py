@@ -169,7 +169,7 @@ def test_a_broken_file_is_none_and_the_engine_serves(
     with caplog.at_level(logging.WARNING):
         asked = engine(uri)
     (record,) = caplog.records
-    assert record.getMessage().startswith("next-agent version 1: what it was promoted with is not known")
+    assert record.getMessage().startswith("next-agent version 1: its promoted figures cannot be read")
     assert asked.on_prefill("retry", "w", "planner", step=0, input_tokens=9).source == "champion"
     held = drift_of(asked).promoted("retry")
     assert held is not None, "that of lengths is whole"

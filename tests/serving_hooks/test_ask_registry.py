@@ -74,7 +74,7 @@ def test_it_says_which_versions_there_are_tries_them_and_takes_no_memory_at_rest
     with caplog.at_level(logging.INFO, "presage"):
         tried = asked.trial("next-agent", "models:/next-agent/1")
     assert (tried.version, tried.digest, tried.promoted) == (1, artefact_digest(tiny.folder), None)
-    assert "no figures were kept when it was promoted" in caplog.text, "the log is the engine's"
+    assert "it was promoted without figures" in caplog.text, "the log is the engine's"
     assert take_next_agent(tried.folder, tried.digest).vocabulary == tiny.training.predictor.vocabulary
     with pytest.raises(TrialFailed, match="gone"):
         asked.trial("next-agent", "models:/next-agent/2")
@@ -91,7 +91,7 @@ def test_it_says_which_versions_there_are_tries_them_and_takes_no_memory_at_rest
 
 @pytest.mark.slow
 def test_another_artefact_than_was_tried_is_not_taken(tiny: Tiny) -> None:
-    with pytest.raises(ValueError, match="was tried: put it back"):
+    with pytest.raises(ValueError, match="was validated: put it back"):
         take_next_agent(tiny.folder, "sha256:0123")
 
 

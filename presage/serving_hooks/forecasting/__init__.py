@@ -1,1 +1,1 @@
-"""Forecasts of running workflows: predictors, the counts behind them, and what keeps both from harming requests."""
+"""Forecasts of running workflows: predictors, online counts as fallback, and circuit breakers around both."""

@@ -53,7 +53,7 @@ def _distributions(out: NDArray[np.float32]) -> bool:
 
 
 def warm() -> None:
-    """Initialises compiled code once in a process; takes most of a second and holds the interpreter lock."""
+    """Compiles `_distributions` once in a process; takes most of a second and holds the interpreter lock."""
     _distributions(np.ones((1, 1), np.float32))
 
 
@@ -63,8 +63,8 @@ class NextAgentAdapter:
     Args:
         predictor: fitted.
         version: in the registry.
-        served_model: the model that the engine serves, None if unknown. Hidden states belong to one layer of one model:
-            if the predictor learnt others, they are ignored, and each forecast gives this as its reason.
+        served_model: the model that the engine serves, None if unknown. A predictor trained on hidden states of another
+            model or layer ignores those of the engine, and each forecast gives this as its reason.
         state_layer: the layer that this engine captures; None for the states after the final norm.
     """
 
@@ -89,21 +89,21 @@ class NextAgentAdapter:
         return {moment: projection for moment, projection in found.items() if projection is not None}
 
     def prefilled(self, workflow: Workflow, agent: str, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast:
-        """A step has read its prompt; `left` goes with the forecast."""
-        out = self._room()
+        """The forecast once a step has read its prompt; `left` becomes its remaining tokens."""
+        out = self._buffer()
         tokens = log_tokens(step, "input")
         known = self.predictor.vocabulary.agent(agent)
         evidence = self.predictor.prefilled(workflow, known, tokens, self._state(step, PREFILL), out)
-        return self._looked_at(PREFILL, evidence, out, left)
+        return self._checked(PREFILL, evidence, out, left)
 
     def completed(self, workflow: Workflow, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast:
-        """It has produced its last token; `left` goes with the forecast."""
-        out = self._room()
+        """The forecast once the step has produced its last token; `left` becomes its remaining tokens."""
+        out = self._buffer()
         tokens = log_tokens(step, "output")
         evidence = self.predictor.completed(workflow, tokens, self._state(step, COMPLETION), out)
-        return self._looked_at(COMPLETION, evidence, out, left)
+        return self._checked(COMPLETION, evidence, out, left)
 
-    def _room(self) -> NDArray[np.float32]:
+    def _buffer(self) -> NDArray[np.float32]:
         return np.full((self.predictor.horizon, self.predictor.vocabulary.outcomes), np.nan, np.float32)
 
     def _state(self, step: Mapping[str, Any], moment: Moment) -> NDArray[np.float32]:
@@ -125,7 +125,7 @@ class NextAgentAdapter:
             )
         return np.ascontiguousarray(row)
 
-    def _looked_at(self, moment: Moment, evidence: int, out: NDArray[np.float32], left: LiveLengths) -> LiveForecast:
+    def _checked(self, moment: Moment, evidence: int, out: NDArray[np.float32], left: LiveLengths) -> LiveForecast:
         agents = self.predictor.vocabulary.agents
         if out.shape[1] != len(agents) + 1 or not _distributions(out):
             raise NotAForecast("the probabilities are no distributions")
@@ -143,17 +143,17 @@ def _left_out(source: StateSource, served_model: str | None, state_layer: int | 
 
 
 class LengthAdapter:
-    """A predictor of remaining output tokens, one event at a time."""
+    """A remaining-length predictor, one event at a time."""
 
     def __init__(self, predictor: RemainingLengthPredictor, version: int | None) -> None:
         self.predictor, self.version = predictor, version
 
     def prefilled(self, workflow: LengthWorkflow, step: Mapping[str, Any]) -> LiveLengths:
-        """A step has read its prompt; `step` names its agent."""
-        said = self.predictor.begun(workflow, step)
-        quantiles, tokens = tuple(said.quantiles), tuple(said.quantiles.values())
+        """The forecast once a step has read its prompt; `step` names its agent."""
+        forecast = self.predictor.begun(workflow, step)
+        quantiles, tokens = tuple(forecast.quantiles), tuple(forecast.quantiles.values())
         if len(tokens) != len(self.predictor.quantiles) or not all(0 <= t < math.inf for t in tokens):
             raise NotAForecast("the tokens are not one number of tokens for each quantile")
         if any(low > high for low, high in pairwise(tokens)):
             raise NotAForecast("the tokens fall as quantiles rise")
-        return LiveLengths(said.source, said.evidence, quantiles, tokens, self.predictor.ranks, self.version)
+        return LiveLengths(forecast.source, forecast.evidence, quantiles, tokens, self.predictor.ranks, self.version)

@@ -1,8 +1,8 @@
 """A circuit breaker: switches off a predictor whose calls fail or exceed the deadline too often.
 
-A late result is still used. Calls run on a thread of the breaker; one that does not return within `hang_s` is abandoned
-and its predictor switched off for good, since the thread may still change its state. Switching off is logged once. The
-deadline uses the caller's clock, `hang_s` real time.
+A late result is still used. Calls run on the breaker's own thread. A call that does not return within `hang_s` is
+abandoned and its predictor switched off for good, since the thread may still change the predictor's state. Switching
+off is logged once. The deadline uses the caller's clock, `hang_s` real time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAILED: Final = "failed"
 LATE: Final = "late"
 HUNG: Final = "hung"
 HANG_S: Final = 0.25
-"""The default: a thousand times the time of a forecast, and still hardly noticed by a client."""
+"""The default: a thousand times what a forecast takes, and still hardly noticeable to a client."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ class Budget:
     Attributes:
         deadline_s: seconds a call may take.
         window: latest calls considered.
-        share: of those that may fail or be late; above it the predictor is switched off.
+        share: of those calls that may fail or be late; above it the predictor is switched off.
         at_least: calls before a predictor can be switched off.
-        hang_s: seconds after which a call is abandoned and the predictor switched off for good. None waits for ever
-            and makes calls on the caller's thread, which is faster (benchmarks/circuit_breaker.py).
-        first_hang_s: the same for the first `at_least` calls, which may have to compile.
+        hang_s: seconds after which a call is abandoned and the predictor switched off for good. None waits for
+            ever and runs calls on the caller's thread, which is faster (benchmarks/circuit_breaker.py).
+        first_hang_s: the same for the first `at_least` calls, which may include compilation.
     """
 
     deadline_s: float = 0.005
@@ -72,23 +72,27 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """There is no answer, and why."""
+    """A call without a result.
+
+    Attributes:
+        reason: why there is none.
+    """
 
     reason: str
 
 
 class CircuitBreaker:
-    """Watches over the calls of one predictor.
+    """Makes the calls of one predictor.
 
     Args:
-        called: what the log calls the predictor, such as "next-agent version 3".
-        budget: what it may cost.
+        called: the predictor's name in the log, such as "next-agent version 3".
+        budget: limits of its calls.
         clock: seconds, rising.
 
     Attributes:
         off: whether it is switched off.
-        hung: whether a call was left.
-        counts: calls, those that failed, were late or hung, and how often it was switched off.
+        hung: whether a call was abandoned.
+        counts: calls in all, failed, late and hung ones, and how often the predictor was switched off.
     """
 
     def __init__(self, called: str, budget: Budget, clock: Callable[[], float]) -> None:
@@ -96,23 +100,23 @@ class CircuitBreaker:
         self.off = self.hung = False
         self.counts: Counter[str] = Counter()
         self._thread = OwnThread(called) if budget.hang_s is not None else None
-        self._bad: deque[bool] = deque(maxlen=budget.window)
-        self._spent = 0
+        self._window: deque[bool] = deque(maxlen=budget.window)
+        self._failures = 0
         self._took = 0.0
 
     def ask(self, call: Callable[[], Answer]) -> Answer | Refused:
-        """The result of the call, or why there is none. Invalid input (`InputError`) does not count as a failure."""
+        """The result of the call, or `Refused`. Invalid input (`InputError`) does not count as a failure."""
         if self.off:
             return Refused(SWITCHED_OFF)
         try:
             answer = self._called(partial(self._timed, call))
         except NotBack:
-            self._leave()
+            self._abandon()
             return Refused(NOT_BACK)
         except Exception as error:
-            self._done(failed=type(error) is not InputError)
+            self._count(failed=type(error) is not InputError)
             return Refused(type(error).__name__)  # the message might contain text of the request
-        self._done(failed=False)
+        self._count(failed=False)
         return answer
 
     def _called(self, call: Callable[[], Answer]) -> Answer:
@@ -124,31 +128,31 @@ class CircuitBreaker:
         return answer
 
     def _timed(self, call: Callable[[], Answer]) -> Answer:
-        """Runs on the calling thread, so that the handover is not part of the time."""
+        """Measures the call on the thread that runs it, so that the time excludes the handover."""
         started = self.clock()
         try:
             return call()
         finally:
             self._took = self.clock() - started
 
-    def _done(self, failed: bool) -> None:
+    def _count(self, failed: bool) -> None:
         late = self._took > self.budget.deadline_s
         self.counts["calls"] += 1
         self.counts[FAILED] += failed
         self.counts[LATE] += late
-        if len(self._bad) == self.budget.window:
-            self._spent -= self._bad[0]
-        self._bad.append(failed or late)
-        self._spent += self._bad[-1]
-        if len(self._bad) >= self.budget.at_least and self._spent > self.budget.share * len(self._bad):
+        if len(self._window) == self.budget.window:
+            self._failures -= self._window[0]
+        self._window.append(failed or late)
+        self._failures += self._window[-1]
+        if len(self._window) >= self.budget.at_least and self._failures > self.budget.share * len(self._window):
             self._switch_off()
 
     def reset(self) -> None:
-        """Closes the breaker with a full budget; one whose predictor hung stays open."""
-        self.off, self._spent = self.hung, 0
-        self._bad.clear()
+        """Closes the breaker and clears its window; a breaker whose predictor hung stays open."""
+        self.off, self._failures = self.hung, 0
+        self._window.clear()
 
-    def _leave(self) -> None:
+    def _abandon(self) -> None:
         self.off = self.hung = True
         self._thread = None  # a late result is dropped
         self.counts["calls"] += 1
@@ -168,8 +172,8 @@ class CircuitBreaker:
             "%s is switched off: %d of its last %d calls failed or took longer than %g s; since the start %d of %d "
             "failed and %d were late. It stays off until the breaker is reset.",
             self.called,
-            self._spent,
-            len(self._bad),
+            self._failures,
+            len(self._window),
             self.budget.deadline_s,
             self.counts[FAILED],
             self.counts["calls"],
@@ -177,7 +181,7 @@ class CircuitBreaker:
         )
 
 
-class NotBack(Exception):  # noqa: N818  nothing has failed yet
+class NotBack(Exception):  # noqa: N818  the call may still succeed
     """The call has not returned in time; its thread is abandoned."""
 
 
@@ -215,7 +219,7 @@ class OwnThread:
         call still has the second.
 
         Raises:
-            NotBack: the call took longer than `most_s` seconds. Later calls would wait behind it: make none.
+            NotBack: the call took longer than `most_s` seconds. Make no further calls: they would wait behind it.
         """
         if not self._started:
             threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()

@@ -1,9 +1,9 @@
 """Chooses the source of a forecast: the model, else online counts, else none.
 
-A model that has hardly seen an agent forecasts by its own back-off; counts with more evidence take precedence. During a
-drift alarm counts forecast whenever they have enough data; the model still runs, so that the monitor notices when it
-is right again. After a failed call a model's state of the workflow is half a step behind, so the workflow gets no more
-forecasts from that model.
+For an agent with little evidence the model uses its own back-off; online counts with more evidence take precedence.
+During a drift alarm online counts forecast whenever they have enough data; the model still runs, so that the monitor
+notices when it is accurate again. After a failed call a model's state of the workflow is half a step behind, so the
+workflow gets no more forecasts from that model.
 """
 
 from __future__ import annotations
@@ -45,40 +45,40 @@ class Awaited:
     Attributes:
         before: copy of the workflow's state before it.
         step: the step's columns.
-        answered: the forecast made without the state.
+        forecast: the forecast made without the state.
     """
 
     before: Workflow
     step: Mapping[str, Any]
-    answered: LiveForecast
+    forecast: LiveForecast
 
 
 class ForecastState:
-    """What is kept of a running workflow to forecast it.
+    """The forecasting state of a running workflow.
 
     Attributes:
         agents, lengths: its state in each predictor, or why there is none.
-        steps: how many have begun.
-        within: whether the last one has not completed yet.
+        steps: number of steps begun.
+        within: whether the last step has not completed yet.
         remaining: forecast of remaining tokens when the last step began.
-        seen: what online counts will learn from it.
-        awaited: the step that began last, while its state may come.
-        stats_key: the workflow type that counts learn it under.
+        history: what online counts will learn from it.
+        awaited: the step that began last, while its hidden state is still expected.
+        stats_key: the key under which online counts learn it.
     """
 
-    __slots__ = ("agents", "awaited", "lengths", "remaining", "seen", "stats_key", "steps", "within")
+    __slots__ = ("agents", "awaited", "history", "lengths", "remaining", "stats_key", "steps", "within")
 
     def __init__(self, agents: Workflow | Refused, lengths: LengthWorkflow | Refused, stats_key: str) -> None:
         self.stats_key = stats_key
         self.agents, self.lengths, self.remaining = agents, lengths, NO_LENGTHS
         self.steps, self.within = 0, False
-        self.seen = WorkflowHistory()
+        self.history = WorkflowHistory()
         self.awaited: Awaited | None = None
 
     def miss(self, step: int) -> None:
         """Steps before number `step` were missed: predictors no longer know the state of the workflow."""
         self.agents = self.lengths = Refused(MISSED_STEP)
-        self.seen.missed()
+        self.history.missed()
         self.awaited = None
         self.steps = step
 
@@ -87,15 +87,15 @@ class FallbackChain:
     """The predictors, each behind its circuit breaker, and the online counts.
 
     Args:
-        agents: predictor of next agents, if any.
-        lengths: predictor of remaining tokens, if any.
-        counts: learn from every event, if any.
-        agents_breaker, lengths_breaker: of the predictors.
-        monitor: knows which workflow types have drifted, if any.
+        agents: next-agent predictor; None for none.
+        lengths: remaining-length predictor; None for none.
+        counts: online counts, which learn from every event; None for none.
+        agents_breaker, lengths_breaker: circuit breakers of the predictors.
+        monitor: reports which workflow types have drifted; None for no monitor.
 
     Attributes:
-        claimed: the predictors' own forecast at the last event, even if counts were used in its place: the monitor
-            judges this one. The used forecast if the predictors made none.
+        claimed: the predictors' own forecast at the last event, even if counts were used in its place, for the monitor
+            to judge. If the predictors made none, the forecast that was used.
     """
 
     def __init__(
@@ -129,14 +129,14 @@ class FallbackChain:
     def begun(
         self, workflow_type: str, running: ForecastState, step: Mapping[str, Any], awaits_state: bool = False
     ) -> LiveForecast:
-        """A step has read its prompt; `step` has the columns of the trace by name.
+        """The forecast once a step has read its prompt; `step` has the columns of the trace by name.
 
-        With `awaits_state` its state may come later, by `with_state`.
+        With `awaits_state`, `with_state` may be called later with the step's hidden state.
         """
         running.awaited = None
         before = running.agents.copy() if awaits_state and not isinstance(running.agents, Refused) else None
         if self._counts is not None:
-            running.seen.begun(self._counts, running.stats_key, shared(step["agent"]))
+            running.history.begun(self._counts, running.stats_key, shared(step["agent"]))
         made: LiveLengths | Refused = _why_not(self._lengths, running.lengths)
         if self._lengths is not None and not isinstance(running.lengths, Refused):
             made = self._ask_lengths(partial(self._lengths.prefilled, running.lengths, step))
@@ -148,12 +148,12 @@ class FallbackChain:
             live = self._ask_agents(
                 partial(self._agents.prefilled, running.agents, step["agent"], step, running.remaining)
             )
-        answer = self._next(PREFILL, workflow_type, running, live, running.remaining)
+        forecast = self._next(PREFILL, workflow_type, running, live, running.remaining)
         if self._monitor is not None and isinstance(made, LiveLengths) and made is not running.remaining:
-            self.claimed = replace(self.claimed or answer, remaining=made)
+            self.claimed = replace(self.claimed or forecast, remaining=made)
         if before is not None and not isinstance(running.agents, Refused):
-            running.awaited = Awaited(before, step, answer)
-        return answer
+            running.awaited = Awaited(before, step, forecast)
+        return forecast
 
     def with_state(self, workflow_type: str, running: ForecastState, awaited: Awaited, projected: Any) -> LiveForecast:
         """Forecasts the step that began last again, with its projected state.
@@ -170,9 +170,9 @@ class FallbackChain:
         return self._next(PREFILL, workflow_type, running, live, running.remaining)
 
     def completed(self, workflow_type: str, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast:
-        """It has produced its last token."""
+        """The forecast once the step has produced its last token."""
         running.awaited = None
-        produced = running.seen.completed(step["output_tokens"])
+        produced = running.history.completed(step["output_tokens"])
         if not isinstance(running.lengths, Refused):
             done = self._ask_lengths(partial(running.lengths.completed, step))
             if isinstance(done, Refused):
@@ -184,9 +184,9 @@ class FallbackChain:
         return self._next(COMPLETION, workflow_type, running, live, left)
 
     def ended(self, workflow_type: str, running: ForecastState) -> None:
-        """The workflow has finished or expired."""
+        """Lets the counts learn a workflow that has finished or expired."""
         if self._counts is not None:
-            running.seen.ended(self._counts, running.stats_key)
+            running.history.ended(self._counts, running.stats_key)
 
     def nothing(self, moment: Moment, reason: str, remaining: LiveLengths | None = None) -> LiveForecast:
         """A forecast of source "none"."""
@@ -204,9 +204,9 @@ class FallbackChain:
         left: LiveLengths,
     ) -> LiveForecast:
         """The chosen forecast of next agents; sets `claimed`."""
-        answer = self._better(moment, workflow_type, running, live, left)
-        self.claimed = answer if isinstance(live, Refused) else live
-        return answer
+        forecast = self._better(moment, workflow_type, running, live, left)
+        self.claimed = forecast if isinstance(live, Refused) else live
+        return forecast
 
     def _better(
         self,
@@ -221,7 +221,7 @@ class FallbackChain:
             running.agents = live
         elif live.source == "champion" and not drifted:
             return live
-        recent = running.seen.recent
+        recent = running.history.recent
         counted = self._counts.next_agents(running.stats_key, recent) if self._counts is not None else None
         if counted is not None and (isinstance(live, Refused) or drifted or counted.evidence > live.evidence):
             reason = live.reason if isinstance(live, Refused) else DRIFTED if drifted else LITTLE_SEEN
@@ -235,7 +235,7 @@ class FallbackChain:
         drifted = self._drifted(workflow_type, "remaining-length")
         if isinstance(made, LiveLengths) and made.source == "champion" and not drifted:
             return made
-        recent = running.seen.recent
+        recent = running.history.recent
         counted = self._counts.remaining(running.stats_key, recent[-1]) if self._counts is not None and recent else None
         if counted is not None and (isinstance(made, Refused) or drifted or counted[0] > made.evidence):
             evidence, median = counted

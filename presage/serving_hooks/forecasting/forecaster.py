@@ -1,9 +1,9 @@
 """Forecasts for running workflows, one event at a time.
 
 The forecaster keeps a state for each workflow, so an event costs one step and not the whole prefix. Forecasts equal
-those of `NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` on the steps so far. Events raise
-nothing: if a predictor fails, online counts forecast; if these have too little data, the forecast has source "none" and
-a reason. Not thread-safe.
+those of `NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` on the steps so far. Events raise no
+exceptions: if a predictor fails, online counts forecast; if they have too little data, the forecast has source "none"
+and a reason. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ class Forecaster:
         version: of the predictor in the registry; part of each forecast.
         lengths: predictor of remaining output tokens; None leaves these to `back_off`.
         lengths_version: of that predictor.
-        back_off: online counts, which learn from the events and forecast where a predictor does not; None for none.
+        back_off: online counts, which learn from the events and forecast if a predictor does not; None for none.
         served_model, state_layer: whose hidden states the engine captures; see `NextAgentAdapter`.
-        max_workflows: states kept; the least recently active one is dropped first. A dropped workflow is recognised
-            by its next step number and gets no forecast; without step numbers it looks like a new workflow.
+        max_workflows: states kept; the least recently active one is dropped first. If a dropped workflow continues, the
+            forecaster recognises it by its step number and makes no forecast; without step numbers it looks new.
         budget: limits of each predictor's circuit breaker.
-        monitor: receives every event; its drift alarms send forecasts to the counts.
-        inputs: counts the inputs that come with events; None counts from 0.
+        monitor: receives every event; during its drift alarms the counts forecast.
+        inputs: counter of the inputs that come with events; None for a new one.
         clock: seconds, rising.
 
     Attributes:
         counts: forecasts by source, and reasons why the model did not forecast.
         counts_of_lengths: the same for remaining tokens.
-        states: hidden states that came after their step had begun: "used", or why not.
+        states: hidden states that arrived by `on_prefill_state`: "used", or the reason why not.
         inputs: "steps" that began, and of these with "tokens", "text" or "states".
-        awaits_states: whether prefill states come after their step has begun, by `on_prefill_state`; costs a copy of
-            a workflow's state while its step waits for one.
+        awaits_states: whether prefill states arrive later, by `on_prefill_state`; costs a copy of a workflow's state
+            while its step waits for one.
         dropped: workflows dropped because of `max_workflows`.
         breakers: of each predictor, by its kind.
     """
@@ -98,7 +98,7 @@ class Forecaster:
             for kind, number in (("next-agent", version), ("remaining-length", lengths_version))
         ]
         self.breakers = dict(zip(("next-agent", "remaining-length"), breakers, strict=True))
-        self._nobody = predictor is None and lengths is None and back_off is None
+        self._no_source = predictor is None and lengths is None and back_off is None
         self._chain = FallbackChain(
             NextAgentAdapter(predictor, version, served_model, state_layer) if predictor is not None else None,
             LengthAdapter(lengths, lengths_version) if lengths is not None else None,
@@ -130,7 +130,7 @@ class Forecaster:
         model: str | None = None,
         prefill_state: NDArray[Any] | None = None,
     ) -> LiveForecast:
-        """A step has read its prompt; returns the forecast of what follows.
+        """Returns the forecast once a step has read its prompt.
 
         Args:
             workflow_type: the application.
@@ -158,7 +158,7 @@ class Forecaster:
             self.inputs[TEXT] += 1
         if prefill_state is not None:
             self.inputs[STATES] += 1
-        return self._answered(PREFILL, partial(self._begun, workflow_type, workflow_id, step, given))
+        return self._forecast(PREFILL, partial(self._begun, workflow_type, workflow_id, step, given))
 
     def on_completion(
         self,
@@ -170,7 +170,7 @@ class Forecaster:
         completion_state: NDArray[Any] | None = None,
         projected: NDArray[np.float32] | None = None,
     ) -> LiveForecast:
-        """The step that began last in this workflow has produced its last token; returns the forecast of what follows.
+        """Returns the forecast once the workflow's latest step has produced its last token.
 
         Remaining tokens are those forecast when the step began, less what it has produced. `projected` is the
         completion state projected by `projections`, float32 [c], in place of `completion_state`.
@@ -181,7 +181,7 @@ class Forecaster:
             "completion_state": completion_state,
             PROJECTED: projected,
         }
-        return self._answered(COMPLETION, partial(self._completed, workflow_type, workflow_id, given))
+        return self._forecast(COMPLETION, partial(self._completed, workflow_type, workflow_id, given))
 
     @property
     def projections(self) -> dict[Moment, Projection]:
@@ -194,9 +194,9 @@ class Forecaster:
     def on_prefill_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
     ) -> LiveForecast | None:
-        """The prefill state of a step has come after the step began: forecasts the step again, with the state.
+        """Forecasts a step again once its prefill state has arrived.
 
-        The forecast equals that of `on_prefill` with the state. It is counted in `states` alone.
+        The forecast equals that of `on_prefill` with the state. Only `states` counts it.
 
         Args:
             workflow_type, workflow_id: as in `on_prefill`.
@@ -204,12 +204,12 @@ class Forecaster:
             of: the forecast that `on_prefill` returned for this step.
 
         Returns:
-            None if the state comes too late or cannot be used; then the earlier forecast stays valid.
+            None if the state arrives too late or cannot be used; the earlier forecast then stays valid.
         """
         try:
             key = short(workflow_type), short(workflow_id)
-            running = self._heard(key)
-            if running is None or running.awaited is None or running.awaited.answered is not of:
+            running = self._state_of(key)
+            if running is None or running.awaited is None or running.awaited.forecast is not of:
                 self.states[NOT_AWAITED] += 1
                 return None
             live = self._chain.with_state(key[0], running, running.awaited, projected)
@@ -226,9 +226,9 @@ class Forecaster:
         return live
 
     def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
-        """The workflow has ended; its state goes. Closing an unknown one is no error.
+        """Drops the state of a workflow that has ended; an unknown workflow is ignored.
 
-        Online counts learn the end of finished and of expired workflows; the monitor only that of finished ones.
+        Online counts learn from finished and expired workflows; the monitor judges ends of finished ones only.
         """
         try:
             key = short(workflow_type), short(workflow_id)
@@ -241,19 +241,19 @@ class Forecaster:
             self.counts[type(error).__name__] += 1
 
     def reset(self) -> None:
-        """Closes all circuit breakers; workflows that missed a step of a predictor get no more of its forecasts."""
+        """Closes all circuit breakers. A workflow that missed a step of a predictor gets no more of its forecasts."""
         for breaker in self.breakers.values():
             breaker.reset()
 
-    def _heard(self, key: Key) -> ForecastState | None:
+    def _state_of(self, key: Key) -> ForecastState | None:
         """The state of that workflow, marked as recently active."""
         running = self._workflows.get(key)
         if running is not None:
             self._workflows.move_to_end(key)
         return running
 
-    def _answered(self, moment: Moment, event: Callable[[], LiveForecast | str]) -> LiveForecast:
-        """The event's forecast, counted; of source "none" if the event is invalid or fails."""
+    def _forecast(self, moment: Moment, event: Callable[[], LiveForecast | str]) -> LiveForecast:
+        """Returns and counts the event's forecast; of source "none" if the event is invalid or fails."""
         try:
             live = event()
         except Exception as error:
@@ -273,10 +273,10 @@ class Forecaster:
     def _begun(
         self, workflow_type: str, workflow_id: str, step: int | None, given: Mapping[str, Any]
     ) -> LiveForecast | str:
-        if self._nobody:
+        if self._no_source:
             return NO_MODEL
         key = shared(workflow_type), short(workflow_id)
-        running = self._heard(key)
+        running = self._state_of(key)
         if running is None:
             running = self._chain.open(workflow_type, shared(scoped(tenant_of(workflow_id), workflow_type)))
             self._workflows[key] = running
@@ -296,10 +296,10 @@ class Forecaster:
         return live
 
     def _completed(self, workflow_type: str, workflow_id: str, given: Mapping[str, Any]) -> LiveForecast | str:
-        if self._nobody:
+        if self._no_source:
             return NO_MODEL
         key = short(workflow_type), short(workflow_id)
-        running = self._heard(key)
+        running = self._state_of(key)
         if running is None or not running.within:
             return NO_STEP
         running.within = False
@@ -321,14 +321,14 @@ class VersionedForecaster:
 
     A workflow keeps the version it began with, since a predictor's state of a workflow means nothing to another
     predictor. New workflows begin with the latest version. An older version stays, with its breakers and monitor, while
-    workflows of it run. Beyond `_MOST_OLDER` versions the oldest is dropped; to the latest version its workflows look
-    like workflows with missed steps. Hidden states are projected for the latest version; older ones do without.
+    workflows of it run. Beyond `_MOST_OLDER` older versions the oldest is dropped; its workflows continue on the latest
+    version as workflows with missed steps. Workers project hidden states for the latest version only.
 
     Args:
         first: forecaster of the first version.
 
     Attributes:
-        latest: forecaster of new workflows.
+        latest: the forecaster for new workflows.
     """
 
     def __init__(self, first: Forecaster) -> None:
@@ -341,7 +341,7 @@ class VersionedForecaster:
         return sum(map(len, self._older))
 
     def take_over(self, forecaster: Forecaster) -> None:
-        """New workflows begin with this forecaster. Call `await_states` again if it awaits states."""
+        """Makes `forecaster` the latest. Call `await_states` again if prefill states arrive later."""
         self._older = [older for older in (self.latest, *self._older) if len(older)][:_MOST_OLDER]
         self.latest = forecaster
 
@@ -393,7 +393,7 @@ class VersionedForecaster:
         return self.latest.projections
 
     def await_states(self) -> None:
-        """Prefill states come after `on_prefill` from now on."""
+        """Expects prefill states by `on_prefill_state` from now on."""
         self.latest.awaits_states = True
 
     def _of(self, workflow_type: str, workflow_id: str) -> Forecaster:

@@ -1,9 +1,9 @@
-"""Counts learnt while serving: forecasts where there is no model, or where it has too little evidence.
+"""Online counts: they forecast if there is no model, or if it has too little evidence.
 
-Counted for each workflow type: which agents, or END, came 1..K steps after the last one and the last two agents, and
-the median of the output tokens that remained at an agent's steps. The outcome k steps ahead is counted directly and the
-orders are mixed by Witten–Bell, as in `predictors/next_agent/ngram.py`: with N outcomes counted after context c, T of
-them distinct, and c' the next shorter context,
+For each workflow type they count which agents, or END, came 1..K steps after the last one and the last two agents, and
+keep the median of the output tokens that remained at an agent's steps. Outcomes k steps ahead are counted directly, and
+contexts of different length are interpolated by Witten–Bell smoothing, as in `predictors/next_agent/ngram.py`: with N
+outcomes counted after context c, T of them distinct, and c' the next shorter context,
 
     P(o | c) = (count(c, o) + T · P(o | c')) / (N + T)
 
@@ -27,7 +27,7 @@ from presage.errors import ConfigurationError
 from presage.serving_hooks.workflows.identity import tenant_of
 
 ORDER: Final = 2
-"""Agents a context goes back."""
+"""Agents in the longest context."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class BackoffConfig:
     Attributes:
         horizon: K, steps ahead.
         types: workflow types kept.
-        agents: of each type.
-        contexts: of each type, sequences of one and two agents whose outcomes are counted.
+        agents: agents kept of each type.
+        contexts: sequences of one or two agents kept of each type.
         lengths: latest values that a median is over.
         min_evidence: steps of an agent with a known outcome that a forecast needs.
     """
@@ -62,7 +62,7 @@ class Counted:
 
     Attributes:
         evidence: steps of the current agent whose next outcome was seen.
-        probabilities: float32 [K, V+1], END last, row k given that the workflow goes that far.
+        probabilities: float32 [K, V+1], END last, row k given that the workflow gets that far.
         agents: names of the first V columns.
     """
 
@@ -72,7 +72,7 @@ class Counted:
 
 
 class OnlineCounts:
-    """The counts of every workflow type; see the module."""
+    """The counts of every workflow type."""
 
     def __init__(self, config: BackoffConfig | None = None) -> None:
         self.config = config or BackoffConfig()
@@ -82,15 +82,15 @@ class OnlineCounts:
         return len(self._types)
 
     def follow(self, workflow_type: str, before: Sequence[str], agent: str | None) -> None:
-        """After the agents `before` (the last K + 1, oldest first) came `agent`; None: the workflow ended."""
-        self._of(workflow_type).follow(before, agent)
+        """Counts that `agent`, or the end if None, followed the agents `before` (the last K + 1, oldest first)."""
+        self._counts_of(workflow_type).follow(before, agent)
 
     def left(self, workflow_type: str, agent: str, tokens: float) -> None:
-        """At a step of `agent`, `tokens` output tokens turned out to remain, its own included."""
-        self._of(workflow_type).left(agent, tokens)
+        """Records that `tokens` output tokens remained at the start of a step of `agent`, its own included."""
+        self._counts_of(workflow_type).left(agent, tokens)
 
     def next_agents(self, workflow_type: str, last: Sequence[str]) -> Counted | None:
-        """The forecast after the agents `last`, oldest first; None with too little evidence of the last one."""
+        """The forecast after the agents `last`, oldest first; None if there is too little evidence of the last one."""
         of = self._types.get(workflow_type)
         return of.next_agents(last) if of is not None and last else None
 
@@ -99,24 +99,24 @@ class OnlineCounts:
         of = self._types.get(workflow_type)
         return of.remaining(agent) if of is not None else None
 
-    def _of(self, workflow_type: str) -> _OfType:
+    def _counts_of(self, workflow_type: str) -> _OfType:
         of = self._types.get(workflow_type)
         if of is None:
             of = self._types[workflow_type] = _OfType(self.config)
             if len(self._types) > self.config.types:
-                del self._types[self._to_go()]
+                del self._types[self._type_to_drop()]
         self._types.move_to_end(workflow_type)
         return of
 
-    def _to_go(self) -> str:
-        """The least recently used type of the tenant with most types, so that no tenant displaces another's."""
+    def _type_to_drop(self) -> str:
+        """The least recently used type of the tenant with most types, so that no tenant evicts another's."""
         of = Counter(map(tenant_of, self._types))
         most = max(of.values())
         return next(name for name in self._types if of[tenant_of(name)] == most)
 
 
 class _OfType:
-    """One workflow type. Columns are agents, END the last; row 0 counts whatever came before."""
+    """Counts of one workflow type. Columns are agents, END last; row 0 is the empty context."""
 
     def __init__(self, config: BackoffConfig) -> None:
         self.config = config
@@ -143,14 +143,14 @@ class _OfType:
         if evidence < self.config.min_evidence:
             return None
         used = [*range(len(self.names)), self.config.agents]
-        said = np.full((self.config.horizon, len(used)), 1.0 / len(used))
+        mixed = np.full((self.config.horizon, len(used)), 1.0 / len(used))
         pair = self.rows.get(tuple(last[-ORDER:])) if len(last) >= ORDER else None
         for place in (0, row) if pair is None else (0, row, pair):
             counted = self.counts[place][:, used].astype(np.float64)
             distinct = np.count_nonzero(counted, axis=1)[:, None]
             total = counted.sum(axis=1, keepdims=True) + distinct
-            said = np.where(total > 0, (counted + distinct * said) / np.maximum(total, 1.0), said)
-        return Counted(evidence, said.astype(np.float32), self.names)
+            mixed = np.where(total > 0, (counted + distinct * mixed) / np.maximum(total, 1.0), mixed)
+        return Counted(evidence, mixed.astype(np.float32), self.names)
 
     def left(self, agent: str, tokens: float) -> None:
         self._column(agent)
@@ -195,7 +195,7 @@ class _OfType:
 
 
 class _LatestValues:
-    """The latest numbers of a stream, by arrival and by size."""
+    """The median of the latest `most` numbers."""
 
     __slots__ = ("_arrived", "_sorted")
 
@@ -219,16 +219,15 @@ class _LatestValues:
 
 
 STEPS_KEPT: Final = 64
-"""First steps of a workflow whose remaining tokens are learnt."""
+"""Steps of a workflow, from its first, whose remaining tokens are learnt."""
 _NO_COUNT: Final = 2**63
 
 
 class WorkflowHistory:
-    """What the counts will learn from a running workflow: its latest agents, and the tokens it had produced before each
-    of its first steps.
+    """What online counts need of a running workflow: its latest agents, and the tokens before each of its first steps.
 
     Attributes:
-        recent: the last K + 1 agents, oldest first; since the last step that was missed or had no agent.
+        recent: the last K + 1 agents, oldest first; restarts after a step that was missed or had no agent.
     """
 
     __slots__ = ("_agents", "_before", "_produced", "_within", "recent")
@@ -240,7 +239,7 @@ class WorkflowHistory:
         self._produced, self._within = 0.0, False
 
     def begun(self, counts: OnlineCounts, workflow_type: str, agent: str) -> None:
-        """A step begins. If the one before has not completed, its output is unknown."""
+        """Records the start of a step. If the previous step has not completed, its output is unknown."""
         if self._within:
             self._unknown()
         self._within = True
@@ -255,7 +254,7 @@ class WorkflowHistory:
             self._before.append(self._produced)
 
     def completed(self, output_tokens: object) -> float | None:
-        """A step completes; returns its output tokens as a number, None if they are unknown."""
+        """Records the end of a step; returns its output tokens as a number, None if unknown."""
         self._within = False
         if isinstance(output_tokens, int | float | np.number) and 0 <= output_tokens < _NO_COUNT:
             produced = float(output_tokens)
@@ -265,12 +264,12 @@ class WorkflowHistory:
         return None
 
     def missed(self) -> None:
-        """Steps were missed."""
+        """Records that steps were missed."""
         self.recent, self._within = (), False
         self._unknown()
 
     def ended(self, counts: OnlineCounts, workflow_type: str) -> None:
-        """The workflow has ended. Within a step nothing is learnt: it was aborted."""
+        """Lets `counts` learn from the ended workflow. One that ended within a step was aborted and is skipped."""
         if self._within:
             return
         counts.follow(workflow_type, self.recent, None)
@@ -278,5 +277,5 @@ class WorkflowHistory:
             counts.left(workflow_type, agent, self._produced - before)
 
     def _unknown(self) -> None:
-        """The remaining tokens of all steps so far are unknown."""
+        """Marks the remaining tokens of all steps so far as unknown."""
         self._agents, self._before = (), array("d")

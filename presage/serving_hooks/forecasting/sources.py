@@ -1,11 +1,11 @@
-"""Which predictors an engine runs with: found, loaded and tried at its start, or left out with a reason.
+"""Resolves, loads and validates the predictors of an engine at its start.
 
-An engine must start whether or not the registry answers. So nothing is raised here: a registry that is down, a model
-that is not there, an artefact that is broken or of another kind, a predictor that cannot answer a trial are reasons,
-and that part is missing. Both parts are tried before either is handed out; the trial also compiles what is compiled,
-which the first request would otherwise wait for.
+An engine must start without its predictors. If the registry is down, a model missing, an artefact broken or of another
+kind, or a trial forecast fails, the engine runs without that predictor and keeps the reason. Both predictors are
+validated before either is returned. The trial forecasts also compile code that the first request would otherwise wait
+for.
 
-An alias is resolved once; who wants to know what it means later asks again, and loads anew (vllm/reload.py).
+An alias is resolved once, here; `vllm/reload.py` resolves it again.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from presage.serving_hooks.monitoring.promoted import PROMOTED_FILE, PROMOTED_FO
 Predictor = TypeVar("Predictor")
 
 _TRIALS: Final = 3
-"""Steps of a trial: the later ones have a prefix."""
+"""Steps of a trial; the later ones have a prefix."""
 
 _TEXTS: Final = {"input_text": "a trial", "output_text": "a trial"}
 
-_OWN_BEGINNING: Final = "each workflow type is held against its own first workflows"
+_OWN_BEGINNING: Final = "each workflow type is compared with its own first workflows"
 
 _log = logging.getLogger(__name__)
 
@@ -47,15 +47,15 @@ class Held(Generic[Predictor]):
     """One predictor of an engine, or why there is none.
 
     Attributes:
-        predictor: loaded and tried; None where there is none.
-        reference: as it was given; None where none was.
+        predictor: loaded and validated, or None.
+        reference: as configured, or None.
         version: in the registry; None for a plain folder.
         digest: of the artefact.
-        reason: why there is none.
-        promoted: what forecasts of each workflow type are held against; empty where the version keeps no figures.
+        reason: why there is no predictor.
+        promoted: promoted figures by workflow type, for drift detection; empty if the version has none.
         folder: it was loaded from.
-        profile: the inputs it was judged with when it was promoted: "engine", "gateway" or "full"; None where nobody
-            has judged it.
+        profile: the inputs that its promotion evaluated: "engine", "gateway" or "full"; None if it was never
+            evaluated.
     """
 
     predictor: Predictor | None
@@ -70,12 +70,7 @@ class Held(Generic[Predictor]):
 
 @dataclass(frozen=True)
 class Predictors:
-    """What an engine runs with.
-
-    Attributes:
-        next_agent: says who comes next.
-        remaining_length: says how many output tokens are left.
-    """
+    """Both predictors of an engine."""
 
     next_agent: Held[NextAgentPredictor]
     remaining_length: Held[RemainingLengthPredictor]
@@ -88,14 +83,14 @@ def resolve_predictors(
     remaining_length: str | None = None,
     cache: Path | None = None,
 ) -> Predictors:
-    """Find, load and try the predictors. Raises nothing; what is missing is told to the log as well.
+    """Resolves, loads and validates both predictors. Raises nothing; logs why a predictor is missing.
 
     Args:
         registry: opens the registry; called at most once, and not at all if folders are given.
         next_agent, remaining_length: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, an artefact folder, or None.
         cache: where copies of remote versions are kept; by default the user's cache.
     """
-    opened = _once(registry)
+    opened = _cached(registry)
     return Predictors(
         _held(next_agent, opened, cache, load_next_agent),
         _held(remaining_length, opened, cache, load_length),
@@ -105,11 +100,11 @@ def resolve_predictors(
 def load_next_agent(
     reference: str, registry: Callable[[], Registry], cache: Path | None = None
 ) -> Held[NextAgentPredictor]:
-    """Find, load and try one that says who comes next.
+    """Resolves, loads and validates a next-agent predictor.
 
     Raises:
-        PresageError: the registry does not answer or has none; the artefact is broken, or of another kind.
-        Exception: whatever it raised at its trial.
+        PresageError: the registry does not answer or lacks the model; the artefact is broken or of another kind.
+        Exception: raised by a trial forecast.
     """
     return _loaded(reference, registry, cache, NextAgentPredictor.load, _try_next_agent)
 
@@ -117,41 +112,42 @@ def load_next_agent(
 def load_length(
     reference: str, registry: Callable[[], Registry], cache: Path | None = None
 ) -> Held[RemainingLengthPredictor]:
-    """The same of one that says how many output tokens are left."""
+    """As `load_next_agent`, for a remaining-length predictor."""
     return _loaded(reference, registry, cache, RemainingLengthPredictor.load, _try_length)
 
 
 def take_next_agent(folder: Path, digest: str) -> NextAgentPredictor:
-    """One that another process has tried here: loaded, and asked what an engine asks, without texts and states.
+    """Loads a next-agent predictor that another process on this machine has validated.
 
-    That reads into this process what is compiled. A text encoder, which no engine asks, is not loaded.
+    Makes trial forecasts without texts and states, as an engine does: these load the compiled code into this process,
+    but no text encoder.
 
     Args:
-        folder: its artefact.
-        digest: of what has been tried.
+        folder: of the artefact.
+        digest: of the validated artefact.
 
     Raises:
-        ArtefactError: the artefact is broken, of another kind, or another than was tried.
-        Exception: whatever it raised when it was asked.
+        ArtefactError: the artefact is broken, of another kind, or not the validated one.
+        Exception: raised by a trial forecast.
     """
     predictor = NextAgentPredictor.load(folder)
     _check_same(folder, digest)
-    _try_next_agent(predictor, sizes_alone=True)
+    _try_next_agent(predictor, sizes_only=True)
     return predictor
 
 
 def take_length(folder: Path, digest: str) -> RemainingLengthPredictor:
-    """The same of one that says how many output tokens are left."""
+    """As `take_next_agent`, for a remaining-length predictor."""
     predictor = RemainingLengthPredictor.load(folder)
     _check_same(folder, digest)
-    _try_length(predictor, sizes_alone=True)
+    _try_length(predictor, sizes_only=True)
     return predictor
 
 
 def _check_same(folder: Path, digest: str) -> None:
     found = artefact_digest(folder)
     if found != digest:
-        raise ArtefactError(f"{folder}: digest {found[:19]}…; that of {digest[:19]}… was tried: put it back")
+        raise ArtefactError(f"{folder}: digest {found[:19]}… is not {digest[:19]}…, which was validated: put it back")
 
 
 def _held(
@@ -185,7 +181,7 @@ def _loaded(
 
 
 def judged_under(found: ResolvedModel, registry: Callable[[], Registry]) -> str | None:
-    """The inputs a version was judged with when it was promoted; None where that is not known."""
+    """The inputs that a version's promotion evaluated; None if unknown."""
     if found.name is None or found.version is None:
         return None
     try:
@@ -197,7 +193,7 @@ def judged_under(found: ResolvedModel, registry: Callable[[], Registry]) -> str 
 
 
 def _promoted(found: ResolvedModel, registry: Callable[[], Registry]) -> Mapping[str, Promoted]:
-    """What a version was promoted with. Without it the version serves all the same, and the log says so."""
+    """The promoted figures of a version. Without them it serves all the same, and a log message gives the reason."""
     if found.name is None or found.version is None:
         return {}
     called = f"{found.name} version {found.version}"
@@ -206,19 +202,17 @@ def _promoted(found: ResolvedModel, registry: Callable[[], Registry]) -> Mapping
         if content is not None:
             return read_promoted(content)
     except Exception as error:
-        _log.warning(
-            "%s: what it was promoted with is not known: %s; %s", called, why(error).rstrip("."), _OWN_BEGINNING
-        )
+        _log.warning("%s: its promoted figures cannot be read: %s; %s", called, why(error).rstrip("."), _OWN_BEGINNING)
     else:
-        _log.info("%s: no figures were kept when it was promoted; %s", called, _OWN_BEGINNING)
+        _log.info("%s: it was promoted without figures; %s", called, _OWN_BEGINNING)
     return {}
 
 
-def _try_next_agent(predictor: NextAgentPredictor, *, sizes_alone: bool = False) -> None:
-    """A forecast at both moments of a few steps, of a known type and agent and of unknown ones."""
+def _try_next_agent(predictor: NextAgentPredictor, *, sizes_only: bool = False) -> None:
+    """Forecasts a few steps at both moments, of known and unknown workflow types and agents."""
     adapter, vocabulary = NextAgentAdapter(predictor, None), predictor.vocabulary
-    known: dict[str, Any] = {} if sizes_alone else dict(_TEXTS)
-    if not sizes_alone:
+    known: dict[str, Any] = {} if sizes_only else dict(_TEXTS)
+    if not sizes_only:
         known |= {STATE_COLUMN[moment]: np.zeros(size, np.float32) for moment, size in predictor.source.sizes.items()}
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow = predictor.open(workflow_type)
@@ -227,14 +221,14 @@ def _try_next_agent(predictor: NextAgentPredictor, *, sizes_alone: bool = False)
             adapter.completed(workflow, {"output_tokens": 1, **known}, NO_LENGTHS)
 
 
-def _try_length(predictor: RemainingLengthPredictor, *, sizes_alone: bool = False) -> None:
+def _try_length(predictor: RemainingLengthPredictor, *, sizes_only: bool = False) -> None:
     if predictor.target != "remaining":
         raise ArtefactError(
-            f"the predictor says how long a {predictor.target} is; one of what remains of a workflow is wanted, "
-            "which is the default of `train-predictor remaining-length`"
+            f"the predictor forecasts the length of a {predictor.target}; an engine needs what remains of a workflow, "
+            "the default of `train-predictor remaining-length`"
         )
     adapter, vocabulary = LengthAdapter(predictor, None), predictor.encoder.vocabulary
-    known: Mapping[str, Any] = {} if sizes_alone else _TEXTS
+    known: Mapping[str, Any] = {} if sizes_only else _TEXTS
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow = predictor.open(workflow_type)
         for agent in (*vocabulary.agents[:_TRIALS], ""):
@@ -242,19 +236,19 @@ def _try_length(predictor: RemainingLengthPredictor, *, sizes_alone: bool = Fals
             workflow.completed({"output_tokens": 1, **known})
 
 
-def _once(registry: Callable[[], Registry]) -> Callable[[], Registry]:
-    """The same, asked once: a registry that is down is waited for once."""
-    answers: list[Any] = []
+def _cached(registry: Callable[[], Registry]) -> Callable[[], Registry]:
+    """Caches the registry, or its error, so that one that is down is waited for once."""
+    results: list[Any] = []
 
     def opened() -> Registry:
-        if not answers:
+        if not results:
             try:
-                answers.append(registry())
+                results.append(registry())
             except Exception as error:
-                answers.append(error)
-        if isinstance(answers[0], Exception):
-            raise answers[0]
-        found: Registry = answers[0]
+                results.append(error)
+        if isinstance(results[0], Exception):
+            raise results[0]
+        found: Registry = results[0]
         return found
 
     return opened

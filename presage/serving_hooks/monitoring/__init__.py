@@ -1,1 +1,1 @@
-"""Forecasts held against what came true: how good they are live, and the alarm when they no longer are."""
+"""Monitoring of forecasts: live accuracy against outcomes, and the drift alarm."""

@@ -1,9 +1,9 @@
 """The drift alarm: raised when a workflow type differs from the traces that its model was promoted on.
 
-Watched are the figures of `promoted.py`: agents never seen in training, accuracy one step ahead, coverage, and the call
-graph. Each figure has a detector whose limit is the end of the promoted interval. A weighted mean of a type's detectors
-raises the alarm, so one bound holds for all its figures: while every true mean lies inside its interval, the chance of
-an alarm among n workflows is at most n / `workflows` · `false_alarms`, however often one looks.
+The alarm watches the figures of `promoted.py`: agents never seen in training, accuracy one step ahead, coverage, and
+the call graph. Each figure has a detector whose limit is the end of the promoted interval. A weighted mean of a type's
+detectors raises the alarm, so one bound holds for all its figures: while every true mean lies inside its interval, the
+chance of an alarm among n workflows is at most n / `workflows` · `false_alarms`, however often it is checked.
 
 A workflow type without promoted figures is compared with its own first `learn_from` workflows: the first half gives the
 call graph, the second half the figures. The same holds for workflows without an end (expired or aborted) where the
@@ -41,38 +41,38 @@ from presage.serving_hooks.monitoring.promoted import (
 )
 
 SHARES: Final = (0.9, 0.5, 0.25, 0.125, 0.0625, 0.03125)
-"""Bets, as shares of the boldest one that cannot lose everything."""
+"""Bets, as shares of the largest bet that cannot lose everything."""
 
 _NARROWEST: Final = 1e-3
-"""A limit of 0 would allow bets without bound; a wider one alarms less."""
+"""A limit of 0 would allow unbounded bets; a wider limit raises fewer alarms."""
 _MOST: Final = 1e200
 
 
 class Detectors:
     """Sequential tests whether means of bounded numbers exceed their limits, with a bounded rate of false alarms.
 
-    Betting (Waudby-Smith & Ramdas, 2024, §4): of numbers x in [0, 1] whose mean, given the past, is at most the limit
+    Betting (Waudby-Smith & Ramdas, 2024, §4): for numbers x in [0, 1] whose mean, given the past, is at most the limit
     m,
 
         e_t = 1 + λ (x_t − m),   0 ≤ λ < 1/m
 
-    has a mean of at most 1, whatever else their distribution is; for a mean of at least m the same with m − x and
-    λ < 1/(1 − m). A change may come at any workflow, so the bets that start at each of them are added up (the
+    has a mean of at most 1 for any such distribution; for a mean of at least m the same holds with m − x and
+    λ < 1/(1 − m). A change may come at any workflow, so R_t sums the bets that start at each workflow (the
     Shiryaev–Roberts e-detector of Shin, Ramdas & Rinaldo, 2022, §3):
 
         R_t = (R_{t−1} + 1) · e_t,   R_0 = 0
 
-    As long as nothing has changed, R_t grows by at most 1 a workflow on the mean, so up to any n workflows
+    Without a change, R_t grows by at most 1 a workflow on average, so up to any n workflows
     R_t + (n − t) is a supermartingale that starts at n and is never negative: by Ville's inequality R reaches c among
-    the first n workflows with a probability of at most n / c. That assumes neither a number of workflows nor a normal
-    distribution, but independent workflows: spells of hard and of easy workflows look like a change.
+    the first n workflows with a probability of at most n / c. The bound needs no fixed number of workflows and no
+    normal distribution, but it needs independent workflows: a run of hard or easy workflows looks like a change.
 
-    λ is not known in advance, nor which figure will change: the mean of R over a grid of λ, and any weighted mean over
-    figures, keeps to the same bound. What that costs is the logarithm of their number: 1.8 nats for the grid.
+    Neither λ nor the figure that will change is known in advance. The mean of R over a grid of λ, and any weighted mean
+    over figures, keeps the same bound; it costs the logarithm of their number, 1.8 nats for the grid.
 
     Args:
         limits: m of each, D numbers between 0 and 1.
-        sides: on which side of its limit each mean must not be, D of them.
+        sides: the side of its limit that each mean must not be on, D of them.
     """
 
     def __init__(self, limits: Sequence[float], sides: Sequence[Side]) -> None:
@@ -86,16 +86,16 @@ class Detectors:
 
     @property
     def evidence(self) -> NDArray[np.float64]:
-        """R of each, float64 [D]; while nothing has changed, its mean is at most the number of workflows."""
+        """R of each, float64 [D]; without a change, its expectation is at most the number of workflows."""
         evidence: NDArray[np.float64] = self._sums.mean(axis=1)
         return evidence
 
     def add(self, values: NDArray[np.float64]) -> None:
-        """A workflow's numbers, float64 [D], between 0 and 1; NaN for none, which makes no bet."""
+        """Adds a workflow's numbers, float64 [D], between 0 and 1; a NaN makes no bet."""
         gains = self._signs * (values - self._limits)
-        there = np.isfinite(gains)
-        sums = (self._sums[there] + 1.0) * (1.0 + self._bets[there] * gains[there, None])
-        self._sums[there] = np.minimum(sums, _MOST)
+        finite = np.isfinite(gains)
+        sums = (self._sums[finite] + 1.0) * (1.0 + self._bets[finite] * gains[finite, None])
+        self._sums[finite] = np.minimum(sums, _MOST)
 
 
 Kind = Literal["next-agent", "remaining-length"]
@@ -103,7 +103,7 @@ Kind = Literal["next-agent", "remaining-length"]
 RECENT: Final = 50
 """Workflows of which an alarm shows the mean."""
 REASONS: Final = 8
-"""Shown at most."""
+"""Reasons shown at most."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class Reason:
     """A figure that left its promoted interval.
 
     Attributes:
-        figure: its name, as `figures_of` has it.
-        side: on which it left the interval.
+        figure: its name in `figures_of`.
+        side: where it left the interval.
         live: its mean over the last `RECENT` workflows.
         promoted: the figure at promotion.
     """
@@ -124,7 +124,7 @@ class Reason:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """As part of a log message."""
         was = self.promoted
         return f"{self.figure}: {self.live:.3f}, promoted with {was.mean:.3f} [{was.low:.3f}, {was.high:.3f}]"
 
@@ -160,13 +160,13 @@ class Alarm:
 
     @property
     def text(self) -> str:
-        """For people; the name of the type is quoted, since clients choose it."""
+        """As a log message; quotes the name of the type, since clients choose it."""
         why = "; ".join(reason.text for reason in self.reasons)
         return f"workflow type {self.workflow_type!r} has changed, noticed after {self.workflows} workflows: {why}"
 
     def speaks_of(self, kind: Kind) -> bool:
-        """Whether the alarm concerns forecasts of this kind: coverage concerns lengths alone, accuracy next agents
-        alone, and everything else both.
+        """Whether the alarm affects forecasts of this kind: coverage affects lengths only, accuracy next agents only,
+        everything else both.
         """
         other = COVERAGE if kind == "next-agent" else ACCURACY
         return any(not reason.figure.startswith(other) for reason in self.reasons)
@@ -178,7 +178,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Recovered:
-    """An alarm has ended by itself."""
+    """An alarm has ended because the figures recovered."""
 
     workflow_type: str
     workflows: int
@@ -216,7 +216,7 @@ class DriftConfig:
 
 
 class Watch:
-    """The watch over one workflow type.
+    """Watches one workflow type.
 
     Args:
         name: of the type.
@@ -270,7 +270,7 @@ class Watch:
         if evidence @ self._weights < enough:
             return None
         order = np.argsort(-evidence, kind="stable")
-        # The largest is at least the mean, except for rounding.
+        # The largest evidence is at least the weighted mean, except for rounding.
         strong = [self._figures[place] for place in order if evidence[place] >= min(enough, evidence.max())]
         reasons = tuple(
             Reason(name, side, sum(self._recent[name]) / len(self._recent[name]), promoted.figures[name])
@@ -357,12 +357,12 @@ class Drift:
     def followed(self, workflow: Followed) -> Alarm | Recovered | None:
         """Counts a workflow. Returns the alarm that it raises or ends."""
         name = workflow.workflow_type
-        said = self._of(workflow).followed(workflow)
-        if isinstance(said, Alarm):
+        change = self._of(workflow).followed(workflow)
+        if isinstance(change, Alarm):
             self.raised += 1
-        if said is not None:
-            self._settle(name)
-        return None if isinstance(said, Recovered) and name in self.alarms else said
+        if change is not None:
+            self._set_alarm(name)
+        return None if isinstance(change, Recovered) and name in self.alarms else change
 
     def falls_back(self, workflow_type: str, kind: Kind | None = None) -> bool:
         """Whether an alarm sends forecasts of this workflow type, and kind if given, to online counts."""
@@ -380,20 +380,20 @@ class Drift:
         return of.workflows if of is not None else 0
 
     def reset(self, workflow_type: str, promoted: Promoted | None = None) -> None:
-        """Another model serves this type: its alarm ends, and new figures are used, or learnt if `promoted` is None."""
+        """Ends the alarm of a type that another model now serves. If `promoted` is None, its figures are learnt."""
         self.alarms.pop(workflow_type, None)
         self._promoted.pop(workflow_type, None)
         self._others.pop(workflow_type, None)
         if promoted is not None:
             self._promoted[workflow_type] = Watch(workflow_type, self.config, promoted)
 
-    def _settle(self, name: str) -> None:
-        """Sets the alarm of a type: that of its promoted figures, if both of its watches have one."""
+    def _set_alarm(self, name: str) -> None:
+        """Sets the alarm of a type. If both of its watches have one, that of the promoted figures counts."""
         watches = (self._promoted.get(name), self._others.get(name))
-        standing = [of.alarm for of in watches if of is not None and of.alarm is not None]
+        current = [of.alarm for of in watches if of is not None and of.alarm is not None]
         self.alarms.pop(name, None)
-        if standing:
-            self.alarms[name] = standing[0]
+        if current:
+            self.alarms[name] = current[0]
 
     def _of(self, workflow: Followed) -> Watch:
         name = workflow.workflow_type
@@ -404,6 +404,6 @@ class Drift:
         if of is None:
             of = self._others[name] = Watch(name, self.config, None)
             if len(self._others) > self.config.types:
-                self._settle(self._others.popitem(last=False)[0])
+                self._set_alarm(self._others.popitem(last=False)[0])
         self._others.move_to_end(name)
         return of

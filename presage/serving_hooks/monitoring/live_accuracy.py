@@ -1,9 +1,8 @@
-"""How good forecasts are live, by workflow type and model version: what `presage evaluate` says of held-out traces.
+"""Live accuracy of forecasts by workflow type and model version, over the latest `window` workflows of each.
 
-Of the latest workflows of each, `window` of them: older ones are forgotten whole. Definitions are those of evaluation:
-accuracy is the share of positions, intervals are by bootstrap over workflows (`predictors/common/bootstrap.py`), since
-events inside one workflow depend on each other, and calibration error has the bins of
-`predictors/common/probabilities.py`.
+The definitions are those of `presage evaluate`: accuracy is a share of positions, intervals are by bootstrap over
+workflows (`predictors/common/bootstrap.py`), since events inside one workflow depend on each other, and calibration
+error uses the bins of `predictors/common/probabilities.py`.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from presage.serving_hooks.monitoring.outcomes import Followed, LengthTally
 
 RESAMPLES: Final = 1000
 _SEED: Final = 0
-"""Of the bootstrap: the same workflows give the same interval."""
+"""Seed of the bootstrap, so that the same workflows give the same interval."""
 
 Ends = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class AgentFigures:
-    """Of one moment, K numbers each; NaN where nothing was judged.
+    """Accuracy of next-agent forecasts at one moment, K numbers each; NaN for a horizon without judged positions.
 
     Attributes:
-        accuracy: share of positions whose likeliest outcome came true.
+        accuracy: share of positions whose most likely outcome came true.
         ci95: its interval, over workflows.
         ece: expected calibration error.
-        nll: surprise of what came, nats a position that the forecast has a column for.
-        unseen: share of the positions where it has none.
-        positions: judged.
+        nll: negative log-likelihood of the outcome in nats, over positions whose outcome the forecast has a column for.
+        unseen: share of the positions whose outcome it has no column for.
+        positions: number of judged positions.
     """
 
     accuracy: tuple[float, ...]
@@ -51,7 +50,7 @@ class AgentFigures:
     positions: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, null where nothing was judged."""
+        """As JSON values, null for NaN."""
         return {
             "accuracy": [_json(x) for x in self.accuracy],
             "ci95": [[_json(end) for end in ends] for ends in self.ci95],
@@ -64,12 +63,12 @@ class AgentFigures:
 
 @dataclass(frozen=True)
 class LiveLengthFigures:
-    """Coverage of the tokens left.
+    """Coverage of forecasts of remaining tokens.
 
     Attributes:
-        coverage: by quantile, the share of steps whose tokens left kept within it.
+        coverage: by quantile, the share of steps whose remaining tokens were at most the forecast.
         ci95: its interval, over workflows.
-        steps: judged.
+        steps: number of judged steps.
     """
 
     coverage: Mapping[float, float]
@@ -86,11 +85,11 @@ class LiveLengthFigures:
 
 
 class LiveAccuracy:
-    """The latest workflows of every type and model.
+    """Figures of the latest workflows of every type and model.
 
     Args:
-        window: workflows that figures are of.
-        most: pairs of workflow type and model that are kept; the one longest unheard of makes room.
+        window: latest workflows that figures cover.
+        most: pairs of workflow type and model kept; the least recently active one is dropped first.
     """
 
     def __init__(self, window: int = 200, most: int = 64) -> None:
@@ -100,26 +99,26 @@ class LiveAccuracy:
         self.window, self.most = window, most
         self._agents: OrderedDict[tuple[str, str], deque[NDArray[np.float32]]] = OrderedDict()
         self._lengths: OrderedDict[tuple[str, str], deque[LengthTally]] = OrderedDict()
-        self._told: dict[tuple[str, str], dict[str, Any]] = {}
+        self._cached: dict[tuple[str, str], dict[str, Any]] = {}
 
     def followed(self, workflow: Followed) -> None:
-        """A workflow is over."""
+        """Counts a workflow that has ended."""
         for model, tally in workflow.next_agent.items():
             self._window(self._agents, workflow.workflow_type, model).append(tally.sums)
         for model, lengths in workflow.lengths.items():
             self._window(self._lengths, workflow.workflow_type, model).append(lengths)
 
     def models(self) -> tuple[tuple[str, str], ...]:
-        """Workflow type and model of everything there are figures of."""
+        """The pairs of workflow type and model that have figures."""
         return tuple(sorted({*self._agents, *self._lengths}))
 
     def agents(self, workflow_type: str, model: str, resamples: int = RESAMPLES) -> dict[Moment, AgentFigures]:
-        """How right forecasts of the next agents were; empty where none was judged.
+        """Accuracy of next-agent forecasts by moment; empty if none was judged.
 
         Args:
             workflow_type: of the workflows.
-            model: as `outcomes.model_of` has it.
-            resamples: of the bootstrap; 0 leaves intervals out (NaN), for who asks in an engine's thread.
+            model: as named by `outcomes.model_of`.
+            resamples: of the bootstrap; 0 omits intervals (NaN), for calls from an engine's thread.
         """
         window = self._agents.get((workflow_type, model))
         if not window:
@@ -132,7 +131,7 @@ class LiveAccuracy:
         }
 
     def lengths(self, workflow_type: str, model: str, resamples: int = RESAMPLES) -> LiveLengthFigures | None:
-        """How well quantiles of the tokens left cover; None where none was judged. Arguments as those of `agents`."""
+        """Coverage of the forecast quantiles of remaining tokens; None if none was judged. Arguments as in `agents`."""
         window = self._lengths.get((workflow_type, model))
         if not window:
             return None
@@ -148,19 +147,19 @@ class LiveAccuracy:
         )
 
     def to_dict(self, resamples: int = RESAMPLES) -> dict[str, dict[str, dict[str, Any]]]:
-        """All figures by workflow type and model, as JSON values; `resamples` as of `agents`.
+        """All figures by workflow type and model, as JSON values; `resamples` as in `agents`.
 
-        Without intervals only those are computed that have had a workflow since they were last asked for.
+        Without intervals, figures are cached until the next workflow of their type and model.
         """
-        told: dict[str, dict[str, dict[str, Any]]] = {}
+        figures: dict[str, dict[str, dict[str, Any]]] = {}
         for name, model in self.models():
-            of = self._told.get((name, model)) if not resamples else None
+            of = self._cached.get((name, model)) if not resamples else None
             if of is None:
                 of = self._of(name, model, resamples)
                 if not resamples:
-                    self._told[name, model] = of
-            told.setdefault(name, {})[model] = of
-        return told
+                    self._cached[name, model] = of
+            figures.setdefault(name, {})[model] = of
+        return figures
 
     def _of(self, name: str, model: str, resamples: int) -> dict[str, Any]:
         lengths = self.lengths(name, model, resamples)
@@ -169,23 +168,23 @@ class LiveAccuracy:
 
     def _window(self, of: OrderedDict[tuple[str, str], deque[Any]], workflow_type: str, model: str) -> deque[Any]:
         key = (workflow_type, model)
-        self._told.pop(key, None)
+        self._cached.pop(key, None)
         if key not in of:
             of[key] = deque(maxlen=self.window)
             if len(of) > self.most:
-                self._told.pop(of.popitem(last=False)[0], None)
+                self._cached.pop(of.popitem(last=False)[0], None)
         of.move_to_end(key)
         return of[key]
 
     def _at(self, bins: NDArray[Any], by_workflow: NDArray[Any], resamples: int) -> AgentFigures:
-        """From sums [5, K, BINS] over all workflows, and [W, 5, K] of each."""
-        positions, sure, right, surprise, known = bins
+        """Figures at one moment, from sums [5, K, BINS] over all workflows and [W, 5, K] by workflow."""
+        positions, confidence, correct, surprise, known = bins
         total, judged = positions.sum(axis=-1), known.sum(axis=-1)
         horizons = range(len(total))
         return AgentFigures(
-            accuracy=tuple(_share(right[k].sum(), total[k]) for k in horizons),
+            accuracy=tuple(_share(correct[k].sum(), total[k]) for k in horizons),
             ci95=tuple(_interval(by_workflow[:, 2, k], by_workflow[:, 0, k], resamples) for k in horizons),
-            ece=tuple(calibration_error(filled_bins(positions[k], sure[k], right[k])) for k in horizons),
+            ece=tuple(calibration_error(filled_bins(positions[k], confidence[k], correct[k])) for k in horizons),
             nll=tuple(_share(surprise[k].sum(), judged[k]) for k in horizons),
             unseen=tuple(_share(total[k] - judged[k], total[k]) for k in horizons),
             positions=tuple(int(count) for count in total),

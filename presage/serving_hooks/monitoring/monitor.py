@@ -1,6 +1,6 @@
 """Monitors forecasts: tracks their outcomes, keeps live figures and raises the drift alarm.
 
-Raises nothing: exceptions are counted by name and affect no request. Not thread-safe.
+It raises default: it counts exceptions by name, and they affect no request. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.outcomes import Followed, Outcomes, OutcomeTracker
 from presage.serving_hooks.workflows import EndReason
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class ForecastMonitor:
         drift: raises the alarm.
         live: figures of the latest workflows.
         horizon: K.
-        max_workflows: tracked at once.
+        max_workflows: workflows tracked at once.
 
     Attributes:
         errors: exceptions caught here, by name.
@@ -91,9 +91,9 @@ class ForecastMonitor:
         elif isinstance(change, Recovered):
             _log.warning("workflow type %r has recovered: its figures are as promoted", change.workflow_type)
 
-    def _safely(self, event: Callable[[], Answer], nothing: Answer) -> Answer:
+    def _safely(self, event: Callable[[], Result], default: Result) -> Result:
         try:
             return event()
         except Exception as error:
-            self.errors[type(error).__name__] += 1  # its message might repeat what the request says
-            return nothing
+            self.errors[type(error).__name__] += 1  # the message might contain text of the request
+            return default

@@ -38,7 +38,7 @@ COUNTS: Final = "counts"
 """The model of forecasts from online counts (`online_counts.py`)."""
 
 END: Final = ""
-"""Stands for the end of a workflow among agents, who all have names; as one that comes before, for its start."""
+"""The end of a workflow in place of an agent, which always has a name; as the first of a pair, the start."""
 
 _BINS: Final = np.float32(BINS)
 _PLACE: Final = {moment: place for place, moment in enumerate(MOMENTS)}
@@ -50,7 +50,7 @@ LEAST_PROBABILITY: Final = 1e-12
 def model_of(source: Source, version: int | None, reason: str | None) -> str:
     """The model that made a forecast: "version 3", "no version" for a predictor from a folder, or `COUNTS`.
 
-    A forecast from counts has the reason why the predictor did not forecast; a predictor's own back-off has none, or
+    A forecast from counts gives the reason why the predictor made none; a predictor's own back-off gives no reason, or
     one about its hidden states.
     """
     if version is not None:
@@ -64,10 +64,10 @@ class Outcome:
 
     Attributes:
         workflow_type: of the workflow.
-        model: that made it, as `model_of`.
+        model: that made it, as named by `model_of`.
         moment: at which it was made.
         horizon: k, 1..K steps ahead.
-        right: whether the most likely outcome came true; of equal ones the first counts.
+        right: whether the most likely outcome actual true; the first of equally likely ones counts.
         confidence: probability of the most likely outcome.
         given: probability of the actual outcome; 0 if the forecast has no column for it.
         known: whether the forecast has a column for the actual outcome; else it counts as wrong.
@@ -89,7 +89,7 @@ class LengthOutcome:
 
     Attributes:
         workflow_type: of the workflow.
-        model: that made the forecast, as `model_of`.
+        model: that made the forecast, as named by `model_of`.
         tokens: output tokens that remained, this step's included.
         quantiles: Q numbers, rising.
         within: whether the outcome was at most each forecast quantile, Q of them.
@@ -113,18 +113,18 @@ class Tally:
 
     def __init__(self, horizon: int) -> None:
         self._horizon, self._planes = horizon, len(MOMENTS) * horizon * BINS
-        # Not an array of NumPy's: five single numbers a forecast are added here, which that is slow at.
+        # Not a NumPy array, which is slow at adding single numbers: `add` adds five for each forecast.
         self._flat = array("f", bytes(4 * 5 * self._planes))
 
     @property
     def sums(self) -> NDArray[np.float32]:
-        """Float32 [5, 2, K, BINS]: by moment, horizon and bin of confidence: positions judged, their confidence, those
-        right, nats of surprise, and the positions that the surprise is over (`Outcome.known`).
+        """Float32 [5, 2, K, BINS]. The five planes by moment, horizon and confidence bin: positions judged, their
+        confidence, correct ones, negative log-likelihood in nats, and the positions it covers (`Outcome.known`).
         """
         return np.frombuffer(self._flat, np.float32).reshape(5, len(MOMENTS), self._horizon, BINS)
 
     def add(self, outcome: Outcome) -> None:
-        """One more."""
+        """Adds an outcome."""
         place = min(int(np.float32(outcome.confidence) * _BINS), BINS - 1)
         at = (_PLACE[outcome.moment] * self._horizon + outcome.horizon - 1) * BINS + place
         flat, plane = self._flat, self._planes
@@ -144,7 +144,7 @@ class LengthTally:
     Attributes:
         quantiles: Q numbers.
         judged: steps whose remaining tokens are known.
-        within: of those, how many kept within each quantile, int64 [Q].
+        within: of those, how many were at most each forecast quantile, int64 [Q].
     """
 
     quantiles: tuple[float, ...]
@@ -157,11 +157,11 @@ class Followed:
     """The sums of a workflow whose tracking has ended.
 
     Attributes:
-        workflow_type: of it.
+        workflow_type: its type.
         ended: whether it finished; else it expired, was aborted, or was dropped to make room.
-        transitions: how often one agent came right after another, (before, after); `END` as the first is the start.
-        next_agent: sums by model, as `model_of` has it; the one that forecast last stands last.
-        lengths: likewise.
+        transitions: counts of (before, after), one agent right after another; `END` as the first is the start.
+        next_agent: sums by model, as named by `model_of`; the model that forecast last is the last key.
+        lengths: likewise for remaining tokens.
     """
 
     workflow_type: str
@@ -171,15 +171,15 @@ class Followed:
     lengths: Mapping[str, LengthTally]
 
 
-def judge(workflow_type: str, model: str, forecast: LiveForecast, horizon: int, came: str) -> Outcome:
-    """Compares row `horizon` of a forecast, from 1, with the agent that came, or `END`."""
+def judge(workflow_type: str, model: str, forecast: LiveForecast, horizon: int, actual: str) -> Outcome:
+    """Compares row `horizon` of a forecast, from 1, with the actual agent, or `END`."""
     row = forecast.probabilities[horizon - 1]
     top = int(row.argmax())
     column = -1
-    if came == END:
+    if actual == END:
         column = len(row) - 1
-    elif came in forecast.agents:
-        column = forecast.agents.index(came)
+    elif actual in forecast.agents:
+        column = forecast.agents.index(actual)
     given = float(row[column]) if column >= 0 else 0.0
     return Outcome(workflow_type, model, forecast.moment, horizon, top == column, float(row[top]), given, column >= 0)
 
@@ -220,12 +220,12 @@ class OutcomeTracker:
     def begun(
         self, workflow_type: str, workflow_id: str, agent: str, forecast: LiveForecast, step: int | None = None
     ) -> Outcomes:
-        """A step has begun. Returns the outcomes of earlier forecasts that this makes known.
+        """Records the start of a step. Returns the outcomes of earlier forecasts that this makes known.
 
         Args:
             workflow_type, workflow_id: of the workflow; an unknown one is new.
-            agent: of the step; one without a name is not counted.
-            forecast: the predictor's at this step's prefill, even if counts were used in its place.
+            agent: of the step; an empty name is not counted.
+            forecast: the predictor's at this step's prefill, even if counts were used instead.
             step: its number in the workflow, from 0, if the caller knows it.
         """
         key = (shared(workflow_type), short(workflow_id))
@@ -241,7 +241,7 @@ class OutcomeTracker:
     def completed(
         self, workflow_type: str, workflow_id: str, forecast: LiveForecast, output_tokens: object = None
     ) -> None:
-        """The step that began last has produced its last token; `forecast` was made at that moment."""
+        """Records that the latest step has produced its last token; `forecast` was made at that moment."""
         key = (short(workflow_type), short(workflow_id))
         course = self._courses.get(key)
         if course is not None and course.within:
@@ -249,13 +249,13 @@ class OutcomeTracker:
             course.completed(forecast, output_tokens)
 
     def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
-        """Replaces the prefill forecast of the step that began last, made again with its hidden state."""
+        """Replaces the prefill forecast of the latest step by one made with its hidden state."""
         course = self._courses.get((short(workflow_type), short(workflow_id)))
         if course is not None and course.within:
             course.again(forecast)
 
     def ended(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> Outcomes:
-        """The workflow has ended. Returns the outcomes that this makes known; only a finished one has an end."""
+        """Records the end of a workflow and returns the outcomes that this makes known; `END` only if it finished."""
         course = self._courses.pop((short(workflow_type), short(workflow_id)), None)
         if course is None:
             return ()
@@ -269,11 +269,11 @@ class _Course:
     """One running workflow.
 
     Attributes:
-        steps: number of the next step, as far as is known.
+        steps: number of the next step, as far as known.
         within: whether the last step has not completed.
-        last: agent of the last step; `END` before the first one, None if it is not known.
-        open: (step, model, forecast) of forecasts that are still to be judged.
-        open_lengths: tokens produced before each of the first steps, and what was forecast to remain there.
+        last: agent of the last step; `END` before the first one, None if unknown.
+        open: (step, model, forecast) of forecasts not fully judged yet.
+        open_lengths: tokens produced before each of the first steps, and the forecast of remaining tokens made there.
     """
 
     __slots__ = (
@@ -294,7 +294,7 @@ class _Course:
         self.workflow_type, self._horizon = workflow_type, horizon
         self.steps, self.within, self._produced = 0, False, 0.0
         self.last: str | None = END
-        self.open: list[tuple[int, str, LiveForecast]] = []  # a few: a deque has room for 64 at once
+        self.open: list[tuple[int, str, LiveForecast]] = []  # a few: a deque would allocate room for 64
         self.open_lengths: list[tuple[float, LiveLengths]] = []
         self._transitions: dict[tuple[str, str], int] = {}
         self._tallies: dict[str, Tally] = {}
@@ -308,7 +308,7 @@ class _Course:
             self.last = None
         if step > self.steps or self.within:
             self.open_lengths = []
-        outcomes = self._came(agent, step) if agent else ()
+        outcomes = self._outcomes(agent, step) if agent else ()
         self.last, self.steps, self.within = shared(agent) or None, step + 1, True
         self._keep(step, forecast)
         if forecast.remaining.tokens and len(self.open_lengths) < STEPS_KEPT:
@@ -329,7 +329,7 @@ class _Course:
             self.open_lengths = []
 
     def ended(self) -> Outcomes:
-        return (*self._came(END, self.steps), *self._left())
+        return (*self._outcomes(END, self.steps), *self._length_outcomes())
 
     def over(self, ended: bool) -> Followed:
         return Followed(self.workflow_type, ended, self._transitions, self._tallies, self._lengths)
@@ -341,10 +341,10 @@ class _Course:
             model = model_of(forecast.source, forecast.version, forecast.reason)
             self.open.append((step, model, forecast))
             if model in self._tallies:
-                self._tallies[model] = self._tallies.pop(model)  # the latest stands last
+                self._tallies[model] = self._tallies.pop(model)  # keep the latest last
 
-    def _came(self, agent: str, step: int) -> tuple[Outcome, ...]:
-        """The outcomes that the agent of this step, or `END` in its place, makes known."""
+    def _outcomes(self, agent: str, step: int) -> tuple[Outcome, ...]:
+        """The outcomes that the agent of this step, or `END` after the last one, makes known."""
         if self.last is not None:
             pair = (self.last, shared(agent))
             if pair in self._transitions or len(self._transitions) < TRANSITIONS_KEPT:
@@ -361,24 +361,24 @@ class _Course:
                     self._tallies[model].add(outcome)
         return tuple(found)
 
-    def _left(self) -> tuple[LengthOutcome, ...]:
-        """The workflow has finished, so the remaining tokens at its steps are known."""
+    def _length_outcomes(self) -> tuple[LengthOutcome, ...]:
+        """The outcomes of remaining tokens, known once the workflow has finished."""
         found = []
-        for before, said in self.open_lengths:
-            tokens, model = self._produced - before, model_of(said.source, said.version, said.reason)
-            within = tuple(tokens <= most for most in said.tokens)
-            found.append(LengthOutcome(self.workflow_type, model, tokens, said.quantiles, within))
+        for before, forecast in self.open_lengths:
+            tokens, model = self._produced - before, model_of(forecast.source, forecast.version, forecast.reason)
+            within = tuple(tokens <= most for most in forecast.tokens)
+            found.append(LengthOutcome(self.workflow_type, model, tokens, forecast.quantiles, within))
             tally = self._lengths.get(model)
             if tally is None and len(self._lengths) < MODELS_KEPT:
-                tally = self._lengths[model] = LengthTally(said.quantiles, 0, np.zeros(len(within), np.int64))
-            if tally is not None and tally.quantiles == said.quantiles:
+                tally = self._lengths[model] = LengthTally(forecast.quantiles, 0, np.zeros(len(within), np.int64))
+            if tally is not None and tally.quantiles == forecast.quantiles:
                 tally.judged += 1
                 tally.within += within
         return tuple(found)
 
 
 def _number(step: object) -> int | None:
-    """A step number, if it is one."""
+    """The step number, or None if it is not valid."""
     if isinstance(step, int | np.integer) and not isinstance(step, bool) and step >= 0:
         return int(step)
     return None

@@ -1,11 +1,11 @@
-"""What a model was promoted with: figures of a workflow type that later workflows are held against.
+"""Promoted figures: the reference values of a workflow type for drift detection.
 
-Every figure is a mean over workflows of a number between 0 and 1 a workflow, so that its interval is that of workflows
-and a sequential test can bet on it (`Detectors`). `figures_of` is the one definition, for the promoted figures and for
-live ones. A mean of workflows' own shares is `accuracy_by_workflow` of an evaluation, not its `accuracy`, in which a
-long workflow weighs more.
+Each figure is a mean over workflows of one number between 0 and 1 per workflow, so that its interval is over workflows
+and a sequential test can bet on it (`Detectors`). `figures_of` defines promoted and live figures alike. Its accuracy is
+`accuracy_by_workflow` of an evaluation, not `accuracy`, in which a long workflow weighs more.
 
-Accuracy is watched one step ahead: at 2 to K steps it is the same transitions seen again (`live_accuracy.py` tells it).
+The figures include accuracy one step ahead only: 2 to K steps ahead it depends on the same transitions
+(`live_accuracy.py` reports it).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Pair = tuple[str, str]
 
 
 class Transitions:
-    """Counts of pairs. Bounded: of more than `PAIRS_KEPT` different ones the later are not counted."""
+    """Counts of pairs. Beyond `PAIRS_KEPT` different pairs, new ones are not counted."""
 
     def __init__(self, counts: Mapping[Pair, int] | None = None) -> None:
         self.counts: Counter[Pair] = Counter()
@@ -38,7 +38,7 @@ class Transitions:
         self.add(counts or {})
 
     def add(self, transitions: Mapping[Pair, int]) -> None:
-        """A workflow more."""
+        """Adds the transitions of a workflow."""
         self._watched = None
         for pair, count in transitions.items():
             if pair in self.counts or len(self.counts) < PAIRS_KEPT:
@@ -47,7 +47,7 @@ class Transitions:
 
     @property
     def watched(self) -> tuple[Pair, ...]:
-        """The commonest pairs, `PAIRS_WATCHED` at most."""
+        """The most frequent pairs, `PAIRS_WATCHED` at most."""
         if self._watched is None:
             ranked = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
             self._watched = tuple(pair for pair, _ in ranked[:PAIRS_WATCHED])
@@ -64,29 +64,29 @@ class Transitions:
 
 
 def name_of(pair: Pair) -> str:
-    """For people, and the same for no other pair: clients choose the names of agents, so they are quoted."""
+    """A unique readable name of a pair; quotes agents, since clients choose their names."""
     before, after = pair
     return f"{repr(before) if before != END else 'start'} → {repr(after) if after != END else 'end'}"
 
 
 NEVER_SEEN: Final = "agents never seen"
-"""Share of the workflows that call one."""
+"""Share of the workflows that call an agent absent from the promoted call graph."""
 NEVER_SEEN_PAIRS: Final = "transitions never seen"
-"""Share of the workflows in which one known agent follows another as it never did."""
+"""Share of the workflows with a transition between known agents that is absent from the promoted call graph."""
 TRANSITION: Final = "transition "
-"""Share of a workflow's transitions that lead from one agent to another: the call graph."""
+"""Prefix of the call graph's figures: the share of a workflow's transitions that are this pair."""
 ACCURACY: Final = "accuracy at "
 COVERAGE: Final = "coverage at "
 
 Of = TypeVar("Of")
 
 Side = Literal["above", "below"]
-"""Where a mean must not go."""
+"""The side of its interval on which a mean raises the alarm."""
 
 _Z95: Final = 1.959964
 _Z999: Final = 3.290527
 _RULE_OF_THREE: Final = 3.0
-"""Of n workflows that show something never, up to 3/n may show it: 95 %."""
+"""If none of n workflows shows something, its 95 % upper bound is 3/n."""
 
 
 @dataclass(frozen=True)
@@ -101,44 +101,44 @@ class Figure:
         if not 0 <= self.low <= self.mean <= self.high <= 1:
             raise ConfigurationError(
                 f"a figure of {self.mean} within [{self.low}, {self.high}]; "
-                "numbers between 0 and 1 are wanted, the mean inside its interval"
+                "give numbers between 0 and 1, the mean inside its interval"
             )
 
 
 @dataclass(slots=True)
 class Sums:
-    """A mean and its spread, one number a workflow at a time (Welford, 1962)."""
+    """Running mean and variance of one number per workflow (Welford, 1962)."""
 
     workflows: int = 0
     mean: float = 0.0
     squares: float = 0.0
 
     def add(self, value: float) -> None:
-        """One workflow more."""
+        """Adds a workflow's number."""
         self.workflows += 1
         step = value - self.mean
         self.mean += step / self.workflows
         self.squares += step * (value - self.mean)
 
     def figure(self, errors: float = _Z95) -> Figure:
-        """With an interval that is never without width: the normal one of so many standard errors to either side, and
-        3/n more for what n workflows cannot show.
+        """The mean with an interval of `errors` standard errors to either side, widened by 3/n for what n workflows
+        cannot show.
         """
         n = self.workflows
-        reach = _RULE_OF_THREE / n + (errors * sqrt(self.squares / (n - 1) / n) if n > 1 else 1.0)
+        margin = _RULE_OF_THREE / n + (errors * sqrt(self.squares / (n - 1) / n) if n > 1 else 1.0)
         mean = min(max(self.mean, 0.0), 1.0)
-        return Figure(mean, max(0.0, mean - reach), min(1.0, mean + reach))
+        return Figure(mean, max(0.0, mean - margin), min(1.0, mean + margin))
 
 
 @dataclass(frozen=True)
 class Promoted:
-    """Figures of one workflow type, and the call graph they go with.
+    """Figures of one workflow type, with their call graph.
 
     Attributes:
-        transitions: of the traces a model learnt from: what is known there is not new.
-        figures: by name, as `figures_of` has them, on workflows that neither the model nor `transitions` knows.
-        workflows: how many stand behind them.
-        ended: whether all of these have ended, none was cut: then only such are held against them.
+        transitions: the call graph.
+        figures: by the names of `figures_of`, on workflows used neither for training nor for `transitions`.
+        workflows: number of workflows that the figures are means of.
+        ended: whether all of them finished; if so, only finished workflows are compared with the figures.
     """
 
     transitions: Transitions
@@ -160,15 +160,15 @@ class Promoted:
         """Inverse of `to_dict`.
 
         Raises:
-            ConfigurationError: a figure is not one.
-            LookupError, TypeError, ValueError: it is no such object.
+            ConfigurationError: a figure is invalid.
+            LookupError, TypeError, ValueError: the object is malformed.
         """
         figures = {str(name): Figure(*map(float, of)) for name, of in data["figures"].items()}
         return cls(Transitions.from_dict(data["transitions"]), figures, int(data["workflows"]), bool(data["ended"]))
 
 
 def promoted_of(workflows: Iterable[Followed], transitions: Transitions) -> Promoted:
-    """Figures of workflows of one type beside these transitions, which must not be counted on the same workflows."""
+    """Figures of workflows of one type, none of which may be counted in `transitions`."""
     sums: dict[str, Sums] = {}
     count = 0
     for followed in workflows:
@@ -179,10 +179,10 @@ def promoted_of(workflows: Iterable[Followed], transitions: Transitions) -> Prom
 
 
 def promoted_by_type(workflows: Iterable[Followed], at_least: int = 20) -> dict[str, Promoted]:
-    """What each workflow type is held against, from workflows that the model was not trained on, oldest first.
+    """Promoted figures by workflow type, from workflows outside the training data, oldest first.
 
-    The first half of a type's workflows give its call graph, the second half its figures; of fewer than `at_least`
-    workflows none are made.
+    The first half of a type's workflows gives its call graph, the second half its figures. A type with fewer than
+    `at_least` workflows gets none.
     """
     by_type: dict[str, list[Followed]] = {}
     for workflow in workflows:
@@ -199,18 +199,17 @@ def promoted_by_type(workflows: Iterable[Followed], at_least: int = 20) -> dict[
 
 
 def figures_of(followed: Followed, transitions: Transitions) -> dict[str, float]:
-    """Numbers between 0 and 1 of one workflow by name; what it does not show is left out.
+    """The figures of one workflow by name, between 0 and 1; figures without data are omitted.
 
-    Of the predictor's forecasts, not of those that counts gave in its place; of the model that forecast last, where a
-    reload came between.
+    Only the predictor's forecasts count, not those of online counts; after a reload, those of the latest model.
     """
     found: dict[str, float] = {}
     total = sum(followed.transitions.values())
     if total:
         new = [pair for pair in followed.transitions if pair not in transitions.counts]
-        strange = {agent for pair in new for agent in pair if agent != END and agent not in transitions.agents}
-        found[NEVER_SEEN] = float(bool(strange))
-        found[NEVER_SEEN_PAIRS] = float(any(strange.isdisjoint(pair) for pair in new))
+        unseen = {agent for pair in new for agent in pair if agent != END and agent not in transitions.agents}
+        found[NEVER_SEEN] = float(bool(unseen))
+        found[NEVER_SEEN_PAIRS] = float(any(unseen.isdisjoint(pair) for pair in new))
         for pair in transitions.watched:
             found[f"{TRANSITION}{name_of(pair)}"] = followed.transitions.get(pair, 0) / total
     tally = _latest(followed.next_agent)
@@ -227,27 +226,27 @@ def figures_of(followed: Followed, transitions: Transitions) -> dict[str, float]
 
 
 def sides(name: str) -> tuple[Side, ...]:
-    """Where this figure has to go to be worth an alarm: a call graph may change to either side."""
+    """The sides on which this figure raises an alarm: both for the call graph."""
     if name.startswith(TRANSITION):
         return ("above", "below")
     return ("above",) if name in (NEVER_SEEN, NEVER_SEEN_PAIRS) else ("below",)
 
 
 def reach_of(name: str) -> float:
-    """Standard errors from a figure's mean to the ends of its interval: that of 95 %, and of 99.9 % for each of the
-    many transitions.
+    """Standard errors from a figure's mean to the ends of its interval: 95 %, or 99.9 % for each of the many
+    transitions.
     """
     return _Z999 if name.startswith(TRANSITION) else _Z95
 
 
 def _latest(tallies: Mapping[str, Of]) -> Of | None:
-    """That of the predictor which forecast last."""
+    """The tally of the predictor that forecast last."""
     names = [name for name in tallies if name != COUNTS]
     return tallies[names[-1]] if names else None
 
 
 PROMOTED_FOLDER: Final = "truth"
-"""Among the artifacts of the version's run."""
+"""A folder in the artifacts of the version's run."""
 PROMOTED_FILE: Final = "promoted.json"
 
 _FORMAT: Final = 1
@@ -263,7 +262,7 @@ def read_promoted(content: bytes) -> dict[str, Promoted]:
     """Inverse of `promoted_json`.
 
     Raises:
-        ArtefactError: it is cut, of another version, or no such file.
+        ArtefactError: the file is truncated, malformed, or of another format version.
     """
     try:
         data = json.loads(content)
@@ -272,16 +271,16 @@ def read_promoted(content: bytes) -> dict[str, Promoted]:
         return {name: Promoted.from_dict(of) for name, of in data["workflow_types"].items()}
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ArtefactError(
-            f"{PROMOTED_FOLDER}/{PROMOTED_FILE} is none of format version {_FORMAT} ({type(error).__name__}): "
+            f"{PROMOTED_FOLDER}/{PROMOTED_FILE} is not valid for format version {_FORMAT} ({type(error).__name__}): "
             "promote the version again"
         ) from error
 
 
 def merged_promoted(next_agent: Mapping[str, Promoted], lengths: Mapping[str, Promoted]) -> dict[str, Promoted]:
-    """What an engine with both kinds holds each workflow type against.
+    """Promoted figures for an engine with both predictors.
 
-    Of a type in both the call graph, and the figures that go with it, are those of next agents: figures and graph must
-    be of one trace. Of lengths its coverage is added.
+    For a type in both, call graph and figures come from `next_agent`, since both must be of one trace; only coverage is
+    added from `lengths`.
     """
     found = {**lengths, **next_agent}
     for name in next_agent.keys() & lengths.keys():

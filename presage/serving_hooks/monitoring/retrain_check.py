@@ -1,12 +1,12 @@
-"""Is it time to train again? Recorded traces, told and judged as in an engine, and the alarm run over them.
+"""Decides whether to retrain: replays recorded traces through the drift alarm.
 
-The same tracker, figures and detectors as in an engine (`drift.py`), so what is said of a trace is what the engine
-would have said. Retraining is due for a workflow type whose alarm stands at the end of the traces, and for one that no
-model has seen and that came often enough to learn from.
+The replay uses the outcome tracker, figures and detectors of an engine (`drift.py`), so it raises the same alarms.
+Retraining is due for a workflow type with an alarm at the end of the traces, and for one that is absent from the
+training data but frequent enough to learn from.
 
-Forecasts of a whole trace are made at once beforehand, which gives the numbers of one event after the other. Workflows
-come one after the other in the order in which they began, each with all its events: so whether one is judged does not
-hang on how long it takes, and a trace that was cut leaves no more short ones than long ones.
+Forecasts of a whole trace are made in one batch beforehand; they equal those made event by event. Workflows are
+replayed one by one in the order of their start, each with all its events: whether a workflow is judged then does not
+depend on its duration, and a truncated trace does not favour short workflows.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _COLUMNS: Final = ("workflow_type", "workflow_id", "step", "agent", "kind", "out
 
 @dataclass(frozen=True)
 class Said:
-    """What models forecast at each of the n rows of a trace.
+    """Forecasts of the models at each of the n rows of a trace.
 
     Attributes:
         agents: names of the first V columns.
         probabilities: float32 [n, K, V+1], END last, by moment; empty without such a model.
         version: of that model.
         quantiles: Q numbers, rising; none without a model of lengths.
-        tokens: float32 [n, Q], tokens left when the row's step begins; rows of NaN where nothing was said.
+        tokens: float32 [n, Q], tokens left when the row's step begins; rows of NaN without a forecast.
         lengths_version: of that model.
     """
 
@@ -54,7 +54,7 @@ class Said:
     lengths_version: int | None = None
 
     def at(self, row: int, moment: Moment) -> LiveForecast:
-        """As the forecaster would have said it."""
+        """The forecast at a row, as the forecaster would have made it."""
         of = self.probabilities.get(moment)
         remaining = NO_LENGTHS
         if moment == PREFILL and self.tokens is not None and np.isfinite(self.tokens[row]).all():
@@ -65,36 +65,36 @@ class Said:
         return LiveForecast("champion", 0, moment, of[row], self.agents, self.version, None, remaining)
 
 
-def followed_of(table: pa.Table, said: Said) -> Iterator[Followed]:
-    """Each workflow of a trace in canonical order, by the time of its first step where there are times.
+def followed_of(table: pa.Table, forecasts: Said) -> Iterator[Followed]:
+    """The sums of each workflow of a trace, by the time of its first step if recorded.
 
     Args:
-        table: n rows.
-        said: what was forecast at each of them.
+        table: n rows in canonical order.
+        forecasts: at each row.
     """
-    found: list[Followed] = []
-    horizon = max((of.shape[1] for of in said.probabilities.values()), default=1)
-    following = OutcomeTracker(found.append, horizon)
+    ended: list[Followed] = []
+    horizon = max((of.shape[1] for of in forecasts.probabilities.values()), default=1)
+    tracker = OutcomeTracker(ended.append, horizon)
     columns: dict[str, list[Any]] = {name: table[name].to_pylist() for name in _COLUMNS}
     for rows in _by_time(table):
         for row in rows:
-            _tell(following, columns, said, row)
+            _replay_step(tracker, columns, forecasts, row)
         ids = columns["workflow_type"][rows[0]], columns["workflow_id"][rows[0]]
-        following.ended(*ids, EndReason.FINISHED if columns["complete"][rows[0]] else EndReason.ABORTED)
-        yield found.pop()
+        tracker.ended(*ids, EndReason.FINISHED if columns["complete"][rows[0]] else EndReason.ABORTED)
+        yield ended.pop()
 
 
-def _tell(following: OutcomeTracker, columns: Mapping[str, list[Any]], said: Said, row: int) -> None:
-    """A step: a tool produces no tokens, and of an LLM they may not be known."""
+def _replay_step(tracker: OutcomeTracker, columns: Mapping[str, list[Any]], forecasts: Said, row: int) -> None:
+    """Replays a step. A tool produces no tokens; those of an LLM may be unknown."""
     of = {name: values[row] for name, values in columns.items()}
     ids = (of["workflow_type"], of["workflow_id"])
-    following.begun(*ids, of["agent"], said.at(row, PREFILL), of["step"])
+    tracker.begun(*ids, of["agent"], forecasts.at(row, PREFILL), of["step"])
     tokens = of["output_tokens"] if of["kind"] == "llm" else 0
-    following.completed(*ids, said.at(row, COMPLETION), tokens)
+    tracker.completed(*ids, forecasts.at(row, COMPLETION), tokens)
 
 
 def _by_time(table: pa.Table) -> list[range]:
-    """The rows of each workflow; those without a time stay where they are, before the others."""
+    """The rows of each workflow; workflows without a time come first, in the order of the table."""
     codes = workflow_codes(table)
     ends = np.append(np.flatnonzero(np.diff(codes)) + 1, len(codes)).tolist()
     begins = [0, *ends[:-1]]
@@ -105,15 +105,15 @@ def _by_time(table: pa.Table) -> list[range]:
 
 @dataclass(frozen=True)
 class TypeCheck:
-    """One workflow type.
+    """The result for one workflow type.
 
     Attributes:
         workflows: in the traces.
-        watched: of those, how many were held against the figures; 0: too few to tell anything.
-        raised: alarms, also those that ended by themselves.
-        alarm: the one that stands at the end.
-        never_seen: no model has seen the type.
-        due: whether a model is to be trained again.
+        watched: of those, compared with the figures; 0 if there were too few.
+        raised: alarms raised, including those that ended.
+        alarm: the alarm at the end of the traces, if any.
+        never_seen: whether the type is absent from the training data.
+        due: whether retraining is due.
     """
 
     workflows: int
@@ -137,7 +137,7 @@ class TypeCheck:
 
 @dataclass(frozen=True)
 class RetrainCheck:
-    """Every workflow type of some traces.
+    """The result for all workflow types of a trace.
 
     Attributes:
         types: by name.
@@ -149,14 +149,14 @@ class RetrainCheck:
 
     @property
     def due(self) -> bool:
-        """Whether it is for any type."""
+        """Whether retraining is due for any type."""
         return any(of.due for of in self.types.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; "latest" has the figures of each model on the latest workflows."""
+        """As JSON values; "latest" holds the figures of each model on the latest workflows."""
         latest = self.live.to_dict()
-        told = {name: {**of.to_dict(), "latest": latest.get(name, {})} for name, of in self.types.items()}
-        return {"due": self.due, "workflow_types": told}
+        types = {name: {**of.to_dict(), "latest": latest.get(name, {})} for name, of in self.types.items()}
+        return {"due": self.due, "workflow_types": types}
 
 
 def retrain_check(
@@ -165,13 +165,13 @@ def retrain_check(
     known_types: Collection[str] | None = None,
     config: DriftConfig | None = None,
 ) -> RetrainCheck:
-    """Runs the alarm over workflows, oldest first.
+    """Runs the drift alarm over workflows, oldest first.
 
     Args:
         workflows: from `followed_of`, or kept from an engine.
-        promoted: what types are held against; another type is held against its own first workflows.
-        known_types: those that the models were trained on; None if that is not known.
-        config: of the alarm; a type never seen is due from `learn_from` workflows on.
+        promoted: figures by type; a type without any is compared with its own first workflows.
+        known_types: types in the training data; None if unknown.
+        config: of the alarm; a type absent from the training data is due from `learn_from` workflows on.
     """
     drift, live = Drift(promoted, config), LiveAccuracy()
     count: Counter[str] = Counter()

@@ -1,1 +1,1 @@
-"""Decisions from forecasts, in plain Python over plain types: no vLLM, no torch, no clock or chance of their own."""
+"""Scheduling and cache policies that use forecasts. Pure Python: no vLLM, no torch, no clock, no randomness."""

@@ -1,8 +1,8 @@
 """Which agents of which workflows touch which blocks: A_w(c) of PBKV (§4.2.2), for groups of blocks.
 
-Blocks with the same access map are one group and are scored once. A touch moves blocks to the group of their new map.
-Within one workflow, groups of equal maps are merged; a group of several workflows is split if only a part of it is
-touched, and never merged again. A group's score is the sum over its active workflows. Methods return the groups whose
+Blocks with the same access map form one group and are scored once. A touch moves blocks to the group of their new map.
+Within one workflow, groups of equal maps are merged. A group of several workflows is split if an agent touches only a
+part of it, and never merged again. A group's score is the sum over its active workflows. Methods return the groups whose
 place in the eviction order may have changed. Block ids must be distinct within a call.
 
 Most running workflows are idle, so small or empty collections are kept without a dict.
@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead
 
-NOBODY: Final[frozenset[str]] = frozenset()
+NO_AGENTS: Final[frozenset[str]] = frozenset()
 
 
 class Use(NamedTuple):
-    """An active workflow's use of a group: the agents that touch it, and its part of the score, in 1 / UNIT."""
+    """An active workflow's use of a group: the agents that touch it, and its part of score and moment, in 1 / UNIT."""
 
     agents: frozenset[str]
     score: int
@@ -29,7 +29,7 @@ class Use(NamedTuple):
 
 
 FEW: Final = 5
-"""Free blocks of a group that are kept in a tuple: the smallest table holds as many, and takes three times as much."""
+"""Up to so many free blocks of a group are kept in a tuple: the smallest dict takes three times the memory."""
 
 _NO_USES: Final[dict[str, Use]] = {}
 _NO_GROUPS: Final[dict[int, Group]] = {}
@@ -38,18 +38,18 @@ _NO_GROUPS: Final[dict[int, Group]] = {}
 class Group:
     """Blocks with one access map.
 
-    Nearly all have one active workflow, or none: what that one does stands in the group itself.
+    Nearly all groups have at most one active workflow, whose use is stored in the group itself.
 
     Attributes:
         id: rises with creation.
-        users: workflows that ever touched it, ended ones included.
-        sole: its one active workflow; None where it has none or several.
-        agents, moment: of that one, as `Use` has them; what it adds is the score.
-        many: uses of each active workflow where there are several; else empty, and not to be written to.
-        size: blocks in it.
-        score: Σ of what its active workflows add, in 1 / UNIT.
-        free: those of its blocks that are free, the first freed first; changed by way of `unpacked`.
-        stale: its one workflow has had a new forecast since it was scored; see `AccessIndex.score`.
+        users: number of workflows that ever touched it, ended ones included.
+        sole: its only active workflow; None if it has none or several.
+        agents, moment: use by `sole`, as in `Use`; its part of the score is `score`.
+        many: use by each of several active workflows; else empty and read-only.
+        size: number of blocks.
+        score: Σ over its active workflows, in 1 / UNIT.
+        free: its free blocks, the first freed first; change them through `unpacked`.
+        stale: whether `sole` has had a new forecast since the group was scored; see `AccessIndex.score`.
         holes: blocks evicted from the front of `free` since it was last rebuilt.
         last_use: stamp of the last time blocks of it were freed.
         entry: its valid entry in an eviction order, or None.
@@ -75,7 +75,7 @@ class Group:
         self.id = number
         self.users = self.size = self.score = self.moment = self.holes = self.last_use = 0
         self.sole: str | None = None
-        self.agents = NOBODY
+        self.agents = NO_AGENTS
         self.many = _NO_USES
         self.stale = False
         self.free: dict[int, None] | tuple[int, ...] = ()
@@ -83,11 +83,11 @@ class Group:
 
     @property
     def workflows(self) -> Collection[str]:
-        """The active ones."""
+        """Its active workflows."""
         return self.many if self.sole is None else (self.sole,)
 
     def agents_of(self, workflow: str) -> frozenset[str] | None:
-        """Those of a workflow that touch it; None if none ever did, or it has ended."""
+        """The agents of a workflow that touch it; None if none ever did, or the workflow has ended."""
         if workflow == self.sole:
             return self.agents
         use = self.many.get(workflow)
@@ -100,15 +100,15 @@ class Group:
             return
         if self.sole is not None:
             self.many = {self.sole: Use(self.agents, self.score, self.moment)}
-            self.sole, self.agents = None, NOBODY
+            self.sole, self.agents = None, NO_AGENTS
         before = self.many.get(workflow)
         self.score += score - (0 if before is None else before.score)
         self.many[workflow] = Use(agents, score, moment)
 
     def leave(self, workflow: str) -> None:
-        """An active workflow has ended."""
+        """Removes an active workflow that has ended."""
         if workflow == self.sole:
-            self.sole, self.agents, self.score, self.stale = None, NOBODY, 0, False
+            self.sole, self.agents, self.score, self.stale = None, NO_AGENTS, 0, False
             return
         self.score -= self.many.pop(workflow).score
         if len(self.many) == 1:
@@ -116,7 +116,7 @@ class Group:
             self.many = _NO_USES
 
     def unpacked(self) -> dict[int, None]:
-        """`free` as a dict that may be changed; it is packed again when blocks are freed."""
+        """`free` as a mutable dict; it is packed again when blocks are freed."""
         if isinstance(self.free, tuple):
             self.free, self.holes = dict.fromkeys(self.free), 0
         return self.free
@@ -128,15 +128,15 @@ class Group:
 
 
 class ActiveWorkflow:
-    """An active workflow: its groups, what its forecast adds to them, and when its next step is due.
+    """An active workflow: its groups, its forecast, and when its next step is due.
 
     Attributes:
         lookahead: its forecast as scores.
         next_step_at: when its next step is expected to start, seconds of the caller's clock; 0 if unknown.
         step_s: expected seconds from one of its steps to the next.
-        private: groups no other workflow ever touched, one for each set of agents that touch them; few.
-        shared: the others, by id; where there are none, not to be written to.
-        written: where the last new blocks went.
+        private: groups that no other workflow ever touched, one for each set of agents that touch them; few.
+        shared: the other groups by id; read-only if empty.
+        written: the group of the last new blocks.
     """
 
     __slots__ = ("lookahead", "next_step_at", "private", "shared", "step_s", "written")
@@ -151,18 +151,18 @@ class ActiveWorkflow:
 
     @property
     def groups(self) -> Sequence[Group]:
-        """All of them, as they are now."""
+        """Private and shared groups."""
         return (*self.private, *self.shared.values()) if self.shared else self.private
 
     def own(self, agents: frozenset[str]) -> Group | None:
-        """The private group that these agents touch."""
+        """The private group that exactly these agents touch, or None."""
         for group in self.private:
             if group.agents == agents:
                 return group
         return None
 
     def add(self, group: Group) -> None:
-        """It touches this group; no change if it did before."""
+        """Adds a group that the workflow touches; no change if it has it."""
         if group.users > 1:
             if not self.shared:
                 self.shared = {}
@@ -171,18 +171,18 @@ class ActiveWorkflow:
             self.private = (*self.private, group)
 
     def remove(self, group: Group) -> None:
-        """This group is no longer one of its groups, or no longer private."""
+        """Removes a group, from either collection."""
         if self.shared.pop(group.id, None) is None:
             self.private = tuple(one for one in self.private if one is not group)
 
 
 Parts = Mapping[Group | None, list[int]]
-"""Blocks by the group they are in."""
+"""Block ids by group; None for blocks without one."""
 
 
 @lru_cache(maxsize=4096)  # workflows of one type have the same few sets, of 216 bytes or more each
 def _joined(agents: frozenset[str], agent: str) -> frozenset[str]:
-    """These agents and this one: one copy for all groups."""
+    """The union, cached so that groups share one copy."""
     return agents | {agent}
 
 
@@ -190,9 +190,9 @@ class AccessIndex:
     """Groups of a cache of `blocks` blocks.
 
     Attributes:
-        group_of: of each block id; None for a block that holds nothing anybody touched.
+        group_of: the group of each block id; None for an empty or untouched block.
         running: active workflows.
-        by_id: the groups there are.
+        by_id: groups by id.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -203,17 +203,17 @@ class AccessIndex:
 
     @property
     def groups(self) -> int:
-        """How many there are."""
+        """Number of groups."""
         return len(self.by_id)
 
     def by_group(self, blocks: Sequence[int]) -> Parts:
-        """These blocks by group, to be handed to the next two before anything changes."""
+        """These blocks by group, as `touch` and `untouched` take them; valid until the next change."""
         group_of = self.group_of
         if len(blocks) == 1:
             return {group_of[blocks[0]]: [blocks[0]]}
         parts: dict[Group | None, list[int]] = {}
         part: list[int] = []
-        last: Group | int | None = 0  # no group
+        last: Group | int | None = 0  # 0 equals no group
         for block in blocks:
             group = group_of[block]
             if group is not last:
@@ -225,10 +225,10 @@ class AccessIndex:
         return parts
 
     def write(self, workflow: str, agent: str, blocks: Sequence[int]) -> bool:
-        """A fast path of `touch`: `agent` goes on writing new blocks, and no group changes its place.
+        """A fast path of `touch`: `agent` continues to write new blocks, and no group changes its place.
 
         Returns:
-            False, without a change, if the blocks are not new or the last group written is not this agent's alone.
+            False, without a change, if the blocks are not new or the last written group has other users.
         """
         running = self.running.get(workflow)
         group = running.written if running is not None else None
@@ -246,7 +246,7 @@ class AccessIndex:
         return True
 
     def touch(self, workflow: str, agent: str, parts: Parts) -> list[Group]:
-        """`agent` of `workflow` reads or has written these blocks. A free block stays free."""
+        """Records that `agent` of `workflow` reads or has written these blocks. Free blocks stay free."""
         running = self.running.get(workflow)
         if running is None:
             running = self.running[workflow] = ActiveWorkflow()
@@ -255,7 +255,7 @@ class AccessIndex:
             before = group.agents_of(workflow) if group is not None else None
             if before is not None and agent in before:
                 continue
-            agents = _joined(NOBODY if before is None else before, agent)
+            agents = _joined(NO_AGENTS if before is None else before, agent)
             alone = group is None or (group.users == 1 and before is not None)
             target = running.own(agents) if alone else None
             if target is None:
@@ -274,30 +274,30 @@ class AccessIndex:
         return changed
 
     def untouched(self, workflow: str, agent: str, parts: Parts) -> tuple[int, int]:
-        """Blocks of `workflow` that `agent` has not touched: how many are among these, how many there are."""
+        """Blocks of `workflow` that `agent` has not touched: how many are in `parts`, how many in all."""
         running = self.running.get(workflow)
         if running is None:
             return 0, 0
         found = others = 0
         for group in running.groups:
-            if agent not in (group.agents_of(workflow) or NOBODY):
+            if agent not in (group.agents_of(workflow) or NO_AGENTS):
                 others += group.size
                 if group in parts:
                     found += len(parts[group])
         return found, others
 
     def forecast(self, workflow: str, lookahead: Lookahead, next_step_at: float, step_s: float) -> Iterable[Group]:
-        """A new forecast: the groups of the workflow, with their new scores."""
+        """Stores a new forecast of a workflow; returns its groups, which it scores again."""
         running = self.running.get(workflow)
         if running is None:
             running = self.running[workflow] = ActiveWorkflow()
         running.lookahead, running.next_step_at, running.step_s = lookahead, next_step_at, step_s
-        known: dict[frozenset[str], tuple[int, int]] = {}  # others use them too: several groups, same agents
+        known: dict[frozenset[str], tuple[int, int]] = {}  # shared groups may have equal agents
         groups = running.groups
         for group in groups:
             alone = group.sole is not None
             if alone and not group.free:
-                group.stale = True  # all in use: there may be another forecast before it is judged
+                group.stale = True  # no free block: score it when one is freed
                 continue
             agents = group.agents if alone else group.many[workflow].agents
             worth = known.get(agents)
@@ -315,7 +315,7 @@ class AccessIndex:
         return group.score
 
     def end(self, workflow: str) -> Iterable[Group]:
-        """The workflow has ended: its groups, which it no longer adds to. No error if it is not there."""
+        """Removes an ended workflow from its groups, which it returns. An unknown workflow is ignored."""
         running = self.running.pop(workflow, None)
         if running is None:
             return ()
@@ -325,7 +325,7 @@ class AccessIndex:
         return groups
 
     def forget(self, group: Group, blocks: Sequence[int]) -> None:
-        """These blocks of `group`, no longer free, will hold something else."""
+        """Removes blocks whose content is lost from `group`; they must not be free."""
         group_of = self.group_of
         for block in blocks:
             group_of[block] = None
@@ -334,19 +334,19 @@ class AccessIndex:
             self._drop(group)
 
     def kind(self, group: Group) -> str:
-        """What is known of a group, by the names of `eviction.CLASSES`."""
+        """The class of a group's blocks, one of `eviction.CLASSES`."""
         running = self.running
         if group.sole is None and not group.many:
             return "retired"
         for workflow in group.many if group.sole is None else (group.sole,):
-            if running[workflow].lookahead.says_something:
+            if running[workflow].lookahead.has_forecast:
                 return "forecast"
         return "unknown" if group.score else "worthless"
 
     def due(self, group: Group) -> float:
         """When the next touch is expected, seconds of the caller's clock.
 
-        0 where several workflows use it, since one of them comes soon; infinity where none is expected.
+        0 for a group of several workflows, one of which comes soon; infinity if no touch is expected.
         """
         if group.sole is None:
             return 0.0
@@ -361,7 +361,7 @@ class AccessIndex:
         return group
 
     def _split(self, group: Group) -> Group:
-        """An empty group with the same map."""
+        """A new empty group with the same map."""
         target = self._new()
         target.users, target.score, target.last_use, target.stale = (
             group.users,
@@ -377,7 +377,7 @@ class AccessIndex:
         return target
 
     def _relabel(self, workflow: str, running: ActiveWorkflow, group: Group, agents: frozenset[str]) -> None:
-        """The agents of one workflow that touch a group, and with them its score and its number of users."""
+        """Sets the agents of one workflow that touch a group; updates its score and number of users."""
         self.score(group)
         if group.agents_of(workflow) is None:
             group.users += 1
@@ -387,7 +387,7 @@ class AccessIndex:
         running.add(group)
 
     def _share(self, group: Group) -> None:
-        """It was private to a workflow, which may have ended."""
+        """Makes a private group shared; its workflow may have ended."""
         for workflow in group.workflows:
             self.running[workflow].remove(group)
             self.running[workflow].add(group)

@@ -1,26 +1,25 @@
-"""What a cached block is worth: how often, and how soon, the forecasts say it will be touched.
+"""Scores of cached blocks: how often, and how soon, forecasts expect a touch.
 
 Source: PBKV (Zheng et al.), eq. 1 and 2. With A_w(c) the agents of workflow w that touch block c, P_w^(k) the forecast
-of w's k-th next step given that w gets that far, and s_w^(k) = Π_{j<k} (1 − p_w,END^(j)) the chance that it does,
+of w's k-th next step given that w gets that far, and s_w^(k) = Π_{j<k} (1 − p_w,END^(j)) the probability that it does,
 
     Value(c) = Σ_w A_w(c) · P_w^(1)
     Score(c) = Σ_{k=1..K} γ^(k−1) Σ_w s_w^(k) · A_w(c) · P_w^(k)
 
-Both are linear in the agents, so a forecast gives each agent its part once, and a group of blocks sums over its agents.
-Numbers are whole multiples of 1 / UNIT: a sum that is added to and taken from a thousand times stays exact,
-and does not depend on the order of the updates. Rounding costs at most half a unit for each agent of each workflow.
+Both are linear in the agents, so each agent's part is computed once per forecast, and a group of blocks sums over its
+agents. Numbers are whole multiples of 1 / UNIT: a sum stays exact over thousands of updates and does not depend on
+their order. Rounding costs at most half a unit for each agent of each workflow.
 
-Where we depart. Score ties, or nearly, wherever every active block is needed for certain: with prompts that begin with
-the common history all blocks of all workflows score alike, and eq. 2 cannot order them. What is left to know is when.
-`moment` is eq. 2 with every term weighted by its k, so moment / score is the mean number of steps until a touch, as the
-score itself weighs them, in 1..K. It is linear too, where the expectation of the first touch is not; for one possible
-touch they agree.
+Departures from the paper. Scores tie, or nearly, if every active block is certain to be needed: with prompts that begin
+with the common history, all blocks of all workflows score alike and eq. 2 cannot order them; only the time of the touch
+differs. `moment` is eq. 2 with every term weighted by its k, so moment / score is the mean number of steps until a
+touch, weighted as in the score, in 1..K. It is linear too, unlike the expected time of the first touch; for a single
+possible touch both agree.
 
-And of blocks that all agents of a workflow share, the first touch alone counts: for P_w^(k) stands the chance that the
-k-th next step is the first to touch. Whoever gives such a block up pays for it once, at the next step, however many
-steps come after it; eq. 2 would keep the histories of workflows that have many left before those, longer ones, that are
-about to end (benchmarks/policies_replayed.py, one history for all, the truth as forecast: hit rate .655 by eq. 2, .668
-so).
+For blocks that all agents of a workflow share, only the first touch counts: the probability that the k-th next step is
+the first to touch replaces P_w^(k). Evicting such a block costs one recomputation, at the next step, however many steps
+follow. Eq. 2 would rather keep histories of workflows with many steps left than longer ones of workflows about to end
+(benchmarks/policies_replayed.py, one history for all, oracle forecasts: hit rate .655 with eq. 2, .668 with this).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError
 
 UNIT: Final = 2**20
-"""A score of 1, one touch for certain at the next step, in the whole numbers of this module."""
+"""A score of 1, one certain touch at the next step, as an integer."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class ScoreConfig:
     """Settings of eq. 2.
 
     Attributes:
-        horizon: K, steps looked ahead; a forecast of fewer is used as far as it goes.
-        decay: γ, what a touch one step later counts, in (0, 1].
+        horizon: K, steps ahead; a shorter forecast is used as it is.
+        decay: γ, the discount of a touch for each step later, in (0, 1].
     """
 
     horizon: int = 3
@@ -60,24 +59,23 @@ class ScoreConfig:
             raise ConfigurationError(f"decay is {self.decay}; give a number above 0 and at most 1")
 
 
-_NOBODY: Final[Mapping[str, int]] = {}
+_NO_PLACES: Final[Mapping[str, int]] = {}
 NO_ROWS: Final = np.empty((0, 1), np.float32)
-"""Of a forecast that says nothing."""
+"""The rows of an empty forecast."""
 
 
 class Lookahead:
-    """One workflow's forecast, as blocks are judged by it. All worths in 1 / UNIT.
+    """One workflow's forecast as scores of blocks, in 1 / UNIT.
 
-    An agent's part is computed when it is asked for: a workflow's blocks name few of the agents there are. There is one
-    of these for each workflow, so it keeps its numbers in one array, the whole ones too (exact below 2^53), and names
-    in tables that all of them share.
+    An agent's part is computed on demand, since a workflow's blocks name few of all agents. To save memory, as each
+    workflow has one, it keeps all numbers in one float array (integers are exact below 2^53) and shares name tables.
 
     Args:
-        column: of each agent in the rows.
-        rows: P^(k), float [K, V+1]; the forecast's own, kept and not copied.
+        column: column of each agent in the rows.
+        rows: P^(k), float [K, V+1]; not copied.
         weights: γ^(k−1) s^(k), K numbers.
-        always: what every block of the workflow is worth, whoever touches it.
-        rates: as `shared` has them.
+        always: (score, moment) of every block of the workflow, whichever agents touch it.
+        rates: as in `shared`.
     """
 
     __slots__ = ("_column", "_numbers", "_place", "_rows")
@@ -91,16 +89,16 @@ class Lookahead:
         rates: Mapping[str, float] | None = None,
     ) -> None:
         self._column, self._rows = column, rows
-        self._place: Mapping[str, int] = _NOBODY
-        own: list[int] = []  # score and moment of each agent that has a place
+        self._place: Mapping[str, int] = _NO_PLACES
+        own: list[int] = []  # score and moment of each agent in `rates`
         if rates:
-            always, own = self._share(rates, weights, always)
-        # `always` first, the weights last, so that an agent's place tells where its numbers are.
+            always, own = self._split_rates(rates, weights, always)
+        # `always` first, weights last: the numbers of the agent at place p are at 2 p + 2 and 2 p + 3.
         self._numbers = array("d", (*always, *own, *weights))
 
     @property
-    def says_something(self) -> bool:
-        """Whether there is a forecast behind it."""
+    def has_forecast(self) -> bool:
+        """Whether it was made from a forecast, unlike `UNKNOWN`."""
         return len(self._rows) > 0
 
     @property
@@ -109,7 +107,7 @@ class Lookahead:
         return int(self._numbers[0]), int(self._numbers[1])
 
     def worth(self, agents: Iterable[str]) -> tuple[int, int]:
-        """(score, moment) this workflow adds to blocks that `agents` touch; an agent it does not know adds nothing."""
+        """(score, moment) that this workflow adds to blocks that `agents` touch; unknown agents add nothing."""
         numbers, place = self._numbers, self._place
         score, moment = numbers[0], numbers[1]
         for agent in agents:
@@ -124,7 +122,7 @@ class Lookahead:
         return int(score), int(moment)
 
     def next_agents(self, least: float) -> list[str]:
-        """Those that come next with at least this probability."""
+        """The agents of the next step with at least the probability `least`."""
         return [agent for agent, column in self._column.items() if float(self._rows[0, column]) >= least]
 
     def one_step(self, agents: Iterable[str]) -> int:
@@ -133,10 +131,10 @@ class Lookahead:
         return sum(round(float(self._rows[0, column[agent]]) * UNIT) for agent in agents if agent in column)
 
     def shared(self, rates: Mapping[str, float]) -> Lookahead:
-        """As it stands when an agent touches a block it has not touched before with the probability `rates` gives.
+        """This forecast if agents also touch new blocks, with the probabilities `rates`.
 
-        A_w(c) is then 1 for the agents that have touched c and the rate for the others: that share of the agent's
-        worth stays no longer its own, and `always` has what the shares of all agents come to, first touches alone.
+        A_w(c) is then 1 for the agents that have touched c and the rate for the others: `always` gains the rates' share
+        of all agents, counting first touches only, and each agent's own part loses it.
         """
         return Lookahead(self._column, self._rows, self._weights, self.always, rates) if rates else self
 
@@ -144,7 +142,7 @@ class Lookahead:
     def _weights(self) -> Sequence[float]:
         return self._numbers[2 + 2 * len(self._place) :]
 
-    def _share(
+    def _split_rates(
         self, rates: Mapping[str, float], weights: Sequence[float], always: tuple[int, int]
     ) -> tuple[tuple[int, int], list[int]]:
         own: list[int] = []
@@ -166,12 +164,12 @@ class Lookahead:
 
 
 def _first(touched: list[float], ends: list[float]) -> list[float]:
-    """The chance that a step is the first to touch, given that the workflow gets that far.
+    """The probability that each step is the first to touch, given that the workflow gets that far.
 
     Args:
-        touched: the chance that each touches.
-        ends: the chance that the workflow ends instead. Where it touches it does not end: of the workflows that go on
-            after a step, touched / (1 − end) have touched.
+        touched: the probability that each step touches.
+        ends: the probability that the workflow ends instead. A step that touches is no end, so of the workflows that
+            continue after it, touched / (1 − end) have touched.
     """
     first, not_yet = [], 1.0
     for chance, end in zip(touched, ends, strict=True):
@@ -181,7 +179,7 @@ def _first(touched: list[float], ends: list[float]) -> list[float]:
 
 
 def _part(probabilities: list[float], weights: Sequence[float]) -> tuple[int, int]:
-    """(score, moment) of an agent that comes next, and at each later step, with these probabilities."""
+    """(score, moment) of an agent with these probabilities at the next K steps."""
     score = moment = 0.0
     for k, weight in enumerate(weights):
         term = weight * probabilities[k]
@@ -191,18 +189,18 @@ def _part(probabilities: list[float], weights: Sequence[float]) -> tuple[int, in
 
 
 UNKNOWN: Final = Lookahead({}, NO_ROWS, (), always=(UNIT, UNIT))
-"""A workflow without a forecast: each of its blocks counts as touched at the next step for certain and never again.
+"""A workflow without a forecast: each of its blocks counts as touched once, at the next step.
 
-Zero would give up first what nobody knows anything of, which is no way to fail open. If no workflow has a forecast all
-tie, and what is left is: ended workflows first, then the least recently used."""
+A score of 0 would evict blocks of unknown workflows first, which would not fail open. If no workflow has a forecast,
+all tie, and the order is: ended workflows first, then the least recently used."""
 
 
 def lookahead(probabilities: NDArray[Any], agents: tuple[str, ...], config: ScoreConfig) -> Lookahead:
-    """Turns a forecast into what blocks are worth.
+    """Turns a forecast into scores of blocks.
 
     Args:
         probabilities: float [K, V+1], END last, row k given that the workflow reaches its k-th next step; as
-            `LiveForecast` has them. One without rows, or with numbers that are not finite, is UNKNOWN.
+            in `LiveForecast`. Without rows, or with numbers that are not finite, the result is UNKNOWN.
         agents: names of the first V columns.
         config: K and γ.
     """
@@ -219,6 +217,6 @@ def lookahead(probabilities: NDArray[Any], agents: tuple[str, ...], config: Scor
     return Lookahead(_columns(agents), rows, weights)
 
 
-@lru_cache(maxsize=256)  # a model version has one tuple of agents, and a workflow type one of those that share
+@lru_cache(maxsize=256)  # one tuple of agents per model version, one of `rates` per workflow type
 def _columns(agents: tuple[str, ...]) -> Mapping[str, int]:
     return {agent: column for column, agent in enumerate(agents)}

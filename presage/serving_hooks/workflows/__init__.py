@@ -1,7 +1,7 @@
-"""The table of running workflows: the one place that decides when a workflow begins and when it has ended.
+"""The table of running workflows: it alone decides when a workflow begins and ends.
 
-Whoever keeps something of a workflow subscribes and drops it when the end is announced. An end is announced once, and
-from then on the workflow's remaining requests are served as requests without a workflow.
+Components that keep state of workflows subscribe, and drop it when the table announces the end. It announces each end
+once; the workflow's remaining requests are then served as requests without a workflow.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TIME_TO_LIVE_S: Final = 600.0
 """The default: longer than most tools take."""
 
 MOST_WORKFLOWS: Final = 100_000
-"""Running at once. Clients choose the names, so the table needs a bound: requests of further workflows are served as
-requests without a workflow, and counted."""
+"""Running at once. Clients choose the names, so the table needs a bound. Requests of further workflows are counted, and
+served as requests without a workflow."""
 
 MOST_OF_A_TENANT: Final = MOST_WORKFLOWS // 4
-"""Running at once of one tenant, so that no tenant can take all places."""
+"""Running at once of one tenant, so that no tenant can fill the table."""
 
 
 class EndReason(StrEnum):
@@ -36,11 +36,11 @@ class EndReason(StrEnum):
     EXPIRED = "expired"
     """It had no request in the engine for its time to live."""
     ABORTED = "aborted"
-    """Its last step was aborted, or its trace was cut."""
+    """Its last step was aborted, or its trace was truncated."""
 
 
 _NO_REQUESTS: Final[dict[str, Step]] = {}
-"""Of workflows without requests, which are most; never written to."""
+"""Shared by workflows without requests, which are most; never written to."""
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class RunningWorkflow:
     """A running workflow.
 
     Attributes:
-        step: that arrived last; names workflow, type and tenant.
-        active_at: when a request of it last arrived or left, seconds of the table's clock.
+        step: the latest to arrive; names workflow, type and tenant.
+        active_at: when one of its requests last arrived or left, seconds of the table's clock.
         requests: its steps in the engine, by request id.
     """
 
@@ -59,7 +59,7 @@ class RunningWorkflow:
 
 
 Subscriber = Callable[[RunningWorkflow, EndReason], object]
-"""Called once when a workflow has ended, with `requests` as they were then. Raises nothing."""
+"""Called once when a workflow has ended, with its `requests` at that moment. Must not raise."""
 
 
 class WorkflowTable:
@@ -68,7 +68,7 @@ class WorkflowTable:
     Args:
         time_to_live_s: seconds without a request after which a workflow expires; longer than tools take.
         clock: seconds, rising.
-        counts: workflows that were refused because the table was full.
+        counts: counts workflows refused because the table was full.
 
     Attributes:
         ends: ended workflows by reason.
@@ -97,7 +97,7 @@ class WorkflowTable:
         return self._running.get(workflow)
 
     def step(self, request_id: str) -> Step | None:
-        """The step that a request in the engine is; None if it belongs to no running workflow."""
+        """The step of a request in the engine; None if the request belongs to no running workflow."""
         return self._steps.get(request_id)
 
     def subscribe(self, subscriber: Subscriber) -> None:
@@ -105,11 +105,11 @@ class WorkflowTable:
         self._subscribers.append(subscriber)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Calls `subscriber` no more."""
+        """Stops calling `subscriber`."""
         self._subscribers.remove(subscriber)
 
     def arrived(self, request_id: str, step: Step) -> bool:
-        """A step enters the engine; False if the table has no room for its workflow."""
+        """Records that a step enters the engine; False if the table has no room for its workflow."""
         workflow = step.workflow
         running = self._running.get(workflow)
         if running is None:
@@ -130,7 +130,7 @@ class WorkflowTable:
         return True
 
     def finished(self, request_id: str) -> Step | None:
-        """A request leaves the engine, completed or not; the step it was."""
+        """Records that a request leaves the engine, completed or not; returns its step."""
         step = self._steps.pop(request_id, None)
         if step is not None:
             running = self._running[step.workflow]
@@ -158,7 +158,7 @@ class WorkflowTable:
         return True
 
     def expire(self) -> None:
-        """Ends the workflows whose time to live has passed. Costs O(those and the busy ones before them)."""
+        """Ends the workflows whose time to live has passed. Costs O(expired workflows + busy ones before them)."""
         now = self._clock()
         while self._running:
             workflow, running = next(iter(self._running.items()))

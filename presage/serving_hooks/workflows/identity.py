@@ -1,8 +1,8 @@
-"""How a workflow is identified: workflow type and id, the tenant they belong to, and the step that a request is.
+"""Identity of workflows: workflow type, workflow id and tenant; and of requests as steps.
 
-Where several API keys are in use, the tenant is part of the workflow id, before a mark that no client can send because
-names are printable (vllm/metadata.py). So two tenants never mean the same workflow. Without tenants a name is as the
-client sent it.
+With several API keys, the tenant is a prefix of the workflow id, separated by a mark that no client can send, since
+names must be printable (vllm/metadata.py). So tenants cannot share a workflow. Without tenants a name is as the client
+sent it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def short(name: str) -> str:
     """A name of at most LONGEST_NAME characters, with a digest in place of the rest; different for different names.
 
     Raises:
-        TypeError: it is no str.
+        TypeError: the name is no str.
     """
     if not isinstance(name, str):
         raise TypeError("a name is a str")
@@ -32,12 +32,12 @@ def short(name: str) -> str:
 
 
 def shared(name: str) -> str:
-    """`short`, as one interned copy: for names that many workflows have."""
+    """`short`, interned: one copy of a name that many workflows have."""
     return intern(str(short(name)))
 
 
 MARK: Final = "\xa0"
-"""A space that Python does not count as printable."""
+"""A space that `str.isprintable` rejects."""
 
 
 def scoped(tenant: str, name: str) -> str:
@@ -56,7 +56,7 @@ def unscoped(name: str) -> str:
 
 
 def workflow_key(workflow_type: str, workflow_id: str) -> str:
-    """The name by which policies know a workflow."""
+    """The key of a workflow in policies and tables."""
     return f"{workflow_type}\0{workflow_id}"
 
 
