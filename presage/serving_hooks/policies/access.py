@@ -2,8 +2,8 @@
 
 Blocks with the same access map form one group and are scored once. A touch moves blocks to the group of their new map.
 Within one workflow, groups of equal maps are merged. A group of several workflows is split if an agent touches only a
-part of it, and never merged again. A group's score is the sum over its active workflows. Methods return the groups whose
-place in the eviction order may have changed. Block ids must be distinct within a call.
+part of it, and never merged again. A group's score is the sum over its active workflows. Methods return the groups
+whose place in the eviction order may have changed. Block ids must be distinct within a call.
 
 Most running workflows are idle, so small or empty collections are kept without a dict.
 """

@@ -1,23 +1,23 @@
-"""Admission: holds workflows back, or pauses them while their tool runs, when that raises throughput.
+"""Admission control: holds workflows back, or pauses them while their tool runs, if that raises throughput.
 
-Source: ThunderAgent, §4.3 and appendix E. Programs are paused when their contexts no longer fit the cache: those that
-wait for a tool, the smallest first (least to compute again: their eq. 10), the weight of a waiting one decaying
-exponentially with its wait (eq. 7; appendix E.1), and restored when there is room.
+Source: ThunderAgent, §4.3 and appendix E. ThunderAgent pauses programs when their contexts no longer fit the cache:
+those that wait for a tool, the smallest first (least to recompute: eq. 10). The weight of a waiting program decays
+exponentially with its wait (eq. 7; appendix E.1). It restores programs when there is room.
 
-Where we depart.
-- Not fitting is no reason by itself. Holding back saves recomputation and empties the decode batch. Both are computed
-  (throughput.py) from measured rates, from forecast working sets, and from the share that was lost at such a load, for
-  every number of workflows that might run. Some are held only if that number promises `margin` more steps a second than
-  letting all run, after what the pauses cost. Without measurements nobody is held.
-- Footprints are those forecast for the next step, not those of the last; the half-life of a pause is its forecast
-  length where there is one.
-- Restored first is who has least work left by forecast, not who has the shortest context.
+Departures from the paper.
+- Contexts that do not fit are no sufficient reason. Holding workflows saves recomputation but shrinks the decode batch.
+  For every number of running workflows the model of `throughput.py` weighs both, from measured rates, forecast working
+  sets, and the share lost at such a load. Workflows are held only if that promises `margin` more steps a second than
+  running all, net of the cost of pauses. Without measurements no workflow is held.
+- Footprints are forecasts for the next step, not those of the last; the half-life of a pause is its forecast length, if
+  there is a forecast.
+- The workflow with the least forecast work left is restored first, not the one with the shortest context.
 
-None starves. A workflow's waits add up over its life, and every `patience_s` of them put it one level up; the line is
-sorted by level first. So nobody is let in before one that has waited `patience_s` longer. Who was let in has HEAD_START
-levels at least, and stays until it ends or another is above that: rounds in which everybody is let in for a while make
-each compute its prompt again. Requests being computed are never touched, and one workflow at least may always run, so
-the line moves whenever a step or a workflow ends.
+No workflow starves. A workflow's waits add up over its life, and every `patience_s` of waiting raises it one level; the
+queue is sorted by level first. So no workflow is admitted before one that has waited `patience_s` longer. An admitted
+workflow has at least level HEAD_START, and stays until it ends or another rises above: taking turns would make each
+workflow recompute its prompt. Requests being computed are never interrupted, and at least one workflow may always run,
+so the queue advances whenever a step or a workflow ends.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from presage.serving_hooks.policies.throughput import MissCurve, Rates, steps_pe
 
 
 class Phase(Enum):
-    """Where a workflow is."""
+    """What a workflow is doing."""
 
     STEP = "step"  # its request is being computed
     TOOL = "tool"  # it waits for a tool
-    READY = "ready"  # its request has not been started, or was preempted
+    READY = "ready"  # its request has not started, or was preempted
 
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """What a decision must know of one workflow.
+    """The input of a decision about one workflow.
 
     Attributes:
         id: of the workflow.
-        phase: where it is.
-        since: when it came there, seconds of the caller's clock.
-        footprint_tokens: its working set, cache included, forecast for its next step.
-        remaining_tokens: predicted output tokens of all its steps left; infinity if unknown.
-        pause_s: forecast length of its present tool call, None if unknown.
+        phase: its current phase.
+        since: when the phase began, seconds of the caller's clock.
+        footprint_tokens: forecast working set of its next step, cached tokens included.
+        remaining_tokens: forecast output tokens of its remaining steps; infinity if unknown.
+        pause_s: forecast length of its current tool call; None if unknown.
     """
 
     id: str
@@ -77,15 +77,14 @@ _FIRST_ROOM: Final = 64
 
 
 class WorkflowColumns:
-    """All workflows that a decision is over, in columns: deciding over a thousand is a few operations on arrays.
+    """All running workflows in columns, so that a decision takes a few array operations.
 
-    A workflow keeps its row until it ends, so what has not changed is not written again. Rows of ended ones are used
-    anew.
+    A workflow keeps its row until it ends, so only changes are written. Rows of ended workflows are reused.
 
     Attributes:
         facts: `Workflow` in columns; a pause of NaN is unknown.
-        waits: how long each has been kept from running, since when it is (NaN where it is not), and whether it was let
-            in by the last decision.
+        waits: how long each workflow was held in all, since when it is held (NaN if it is not), and whether the last
+            decision admitted it.
     """
 
     __slots__ = ("_free", "_ids", "_rows", "facts", "waits")
@@ -101,38 +100,38 @@ class WorkflowColumns:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Workflow]:
-        """One after the other, as they came."""
+        """The workflows in the order of their arrival."""
         for name, row in self._rows.items():
             phase, since, footprint, remaining, pause = self.facts[row].item()
             yield Workflow(name, PHASES[phase], since, footprint, remaining, None if math.isnan(pause) else pause)
 
     def row(self, name: str) -> int | None:
-        """Where a workflow stands; None where it is not there."""
+        """The row of a workflow; None if it has none."""
         return self._rows.get(name)
 
     def rows(self) -> NDArray[np.intp]:
-        """Of all of them, as they came."""
+        """The rows of all workflows in the order of their arrival."""
         return np.fromiter(self._rows.values(), np.intp, len(self._rows))
 
     def names(self, rows: NDArray[np.intp]) -> list[Any]:
-        """Who stands in these rows."""
+        """The workflows in these rows."""
         return [self._ids[row] for row in rows.tolist()]
 
     def put(
         self, name: str, phase: Phase, since: float, footprint: float, remaining: float, pause: float | None
     ) -> int:
-        """What is known of a workflow now; its row."""
+        """Writes the row of a workflow and returns its number."""
         row = self.place(name)
         self.facts[row] = NUMBER[phase], since, footprint, remaining, math.nan if pause is None else pause
         return row
 
     def place(self, name: str) -> int:
-        """The row of a workflow, which may be new; what is known of it is then to be written there."""
+        """The row of a workflow, allocated if new; the caller fills a new row."""
         row = self._rows.get(name)
         return self._enter(name) if row is None else row
 
     def drop(self, name: str) -> None:
-        """It has ended. No error if it is not there."""
+        """Frees the row of an ended workflow. An unknown workflow is ignored."""
         row = self._rows.pop(name, None)
         if row is not None:
             self._ids[row] = None
@@ -142,7 +141,7 @@ class WorkflowColumns:
         if not self._free:
             have = len(self._ids)
             room = max(_FIRST_ROOM, 2 * have)
-            # Not by `resize`, which fails where somebody still looks at a column.
+            # `resize` would fail while a view of a column exists.
             self.facts = np.concatenate([self.facts, np.zeros(room - have, _FACTS)])
             self.waits = np.concatenate([self.waits, np.zeros(room - have, _WAITS)])
             self._ids += [None] * (room - have)
@@ -157,7 +156,7 @@ FULL: Final = "the cache would lose more than the batch would gain"
 PAUSED: Final = "paused while its tool runs: others need the cache more"
 
 HEAD_START: Final = 4
-"""The level at least of who was let in: to put it back for others that wait longer loses what it has in the cache."""
+"""The least level of an admitted workflow, since pausing it for others loses what it has in the cache."""
 
 
 @dataclass(frozen=True)
@@ -165,12 +164,11 @@ class AdmissionConfig:
     """Settings.
 
     Attributes:
-        margin: holding must promise this much more steps a second than not holding, as a share; promises that differ
-            by less are alike.
-        patience_s: seconds of waiting that put a workflow a level up.
-        horizon_s: seconds over which a pause must earn back what it makes the engine compute again.
+        margin: the share by which holding must raise steps a second over running all; smaller differences are ignored.
+        patience_s: seconds of waiting that raise a workflow one level.
+        horizon_s: seconds within which a pause must repay the recomputation it causes.
         half_life_s: of the weight of a workflow in a tool call of unknown length (ThunderAgent's decay).
-        forget_s: how long a measured share of losses counts.
+        forget_s: how long a measured lost share counts.
     """
 
     margin: float = 0.1
@@ -189,9 +187,9 @@ class AdmissionConfig:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is expected if so many workflows may run: their load on the cache, the share lost, steps a second.
+    """The expected load on the cache, lost share and steps a second if `workflows` may run.
 
-    Nothing measured, no steps a second.
+    Steps a second are 0 until rates are measured.
     """
 
     workflows: int
@@ -202,13 +200,13 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who may run and who may not.
+    """The workflows that may run and those that are held.
 
     Attributes:
-        run: those that may take their next step as soon as they like.
+        run: workflows that may start their next step at any time.
         held: the others, each with the reason.
-        chosen: what is expected of it, once steps being computed beyond its number are over.
-        everybody: what is expected of letting all run.
+        chosen: the outlook of this decision, once excess steps being computed have ended.
+        everybody: the outlook of running all.
     """
 
     run: frozenset[str]
@@ -219,16 +217,16 @@ class Decision:
 
 @dataclass
 class Admission:
-    """Decides again and again: when a workflow comes, goes, or changes its phase, or a few times a second.
+    """Decides which workflows may run: call `decide` when a workflow arrives, ends or changes its phase, or periodically.
 
     Args:
-        cache_tokens: what the cache holds.
+        cache_tokens: capacity of the cache.
         config: settings.
 
     Attributes:
-        counts: decisions, those that held somebody, workflows held, paused and restored.
-        load: on the cache of those that may run since the last decision.
-        crowd: all workflows decided on that have not ended, and their waits.
+        counts: decisions, decisions that held a workflow, and workflows held, paused and restored.
+        load: on the cache by the workflows that the last decision lets run.
+        crowd: all running workflows and their waits.
     """
 
     cache_tokens: float
@@ -240,23 +238,23 @@ class Admission:
 
     def __post_init__(self) -> None:
         if not self.cache_tokens > 0:
-            raise InputError(f"cache_tokens is {self.cache_tokens}; give what the cache holds, above 0")
+            raise InputError(f"cache_tokens is {self.cache_tokens}; give the capacity of the cache, above 0")
         self._curve = MissCurve(self.config.forget_s)
 
     def observe(self, lost_tokens: float, reusable_tokens: float, now: float, load: float | None = None) -> None:
-        """Prompts could have reused so many tokens, and so many of them were prefilled.
+        """Records tokens that prompts could have reused but had to prefill again.
 
         Args:
-            lost_tokens: that were prefilled.
-            reusable_tokens: that an endless cache would have had.
+            lost_tokens: prefilled again.
+            reusable_tokens: that an infinite cache would have held.
             now: seconds.
-            load: on the cache while they were lost; None takes that of the last decision. What a workflow lost while
-                it was held says nothing of any load, and is not to be told here.
+            load: on the cache while they were lost; None for that of the last decision. Omit what a workflow lost while
+                it was held, which no load explains.
         """
         self._curve.observe(self.load if load is None else load, lost_tokens, reusable_tokens, now)
 
     def waited_s(self, workflow: Workflow, now: float) -> float:
-        """Seconds a workflow has been kept from taking a step, over its life."""
+        """Seconds for which a workflow was held although ready, over its life."""
         row = self.crowd.row(workflow.id)
         if row is None:
             return 0.0
@@ -265,14 +263,14 @@ class Admission:
         return float(total + now - max(since, workflow.since) if held else total)
 
     def end(self, workflow: str) -> None:
-        """The workflow has ended. No error if it is not there."""
+        """Drops a workflow that has ended. An unknown workflow is ignored."""
         self.crowd.drop(workflow)
 
     def decide(self, workflows: Iterable[Workflow], rates: Rates | None, now: float) -> Decision:
-        """Who of all active workflows may run from now on; all of them while `rates` are None, not yet measured.
+        """Decides which of the active workflows may run; all of them while `rates` is None.
 
         Args:
-            workflows: all of them; `crowd`, if it was kept up to date.
+            workflows: all active workflows; pass `crowd` if it is kept up to date.
             rates: as measured.
             now: seconds.
         """
@@ -281,39 +279,40 @@ class Admission:
             rows = [
                 crowd.put(w.id, w.phase, w.since, w.footprint_tokens, w.remaining_tokens, w.pause_s) for w in workflows
             ]
-            line, must = self._line(np.array(rows, np.intp), now)
+            queue, must = self._queue(np.array(rows, np.intp), now)
         else:
-            line, must = self._line(crowd.rows(), now)
-        if not len(line):
+            queue, must = self._queue(crowd.rows(), now)
+        if not len(queue):
             nothing = Outlook(0, 0.0, 0.0, 0.0)
             return Decision(frozenset(), {}, nothing, nothing)
-        count = np.arange(1, len(line) + 1, dtype=np.float64)
-        load = np.cumsum(self._weights(line, now)) / self.cache_tokens
+        count = np.arange(1, len(queue) + 1, dtype=np.float64)
+        load = np.cumsum(self._weights(queue, now)) / self.cache_tokens
         share = self._curve.share(load, now)
-        best, per_s = len(line) - 1, np.zeros(len(line))
+        best, per_s = len(queue) - 1, np.zeros(len(queue))
         if rates is not None:
             per_s = steps_per_s(rates, self.cache_tokens, count, share)
-            worth = per_s * np.maximum(0.0, self.config.horizon_s - self._again_s(line, now, rates))
+            worth = per_s * np.maximum(0.0, self.config.horizon_s - self._recompute_s(queue, now, rates))
             as_good = worth.max() / (1 + self.config.margin)
             if as_good > worth[-1]:
                 best = int(np.argmax(worth >= as_good))
         running = max(best + 1, must)
         self.load = float(load[running - 1])
-        self._remember(line, running, now)
+        self._update_waits(queue, running, now)
 
         def outlook(at: int) -> Outlook:
             return Outlook(at + 1, float(load[at]), float(share[at]), float(per_s[at]))
 
-        tool = crowd.facts["phase"][line[running:]] == TOOL
-        held = {w: PAUSED if t else FULL for w, t in zip(crowd.names(line[running:]), tool.tolist(), strict=True)}
-        return Decision(frozenset(crowd.names(line[:running])), held, outlook(best), outlook(len(line) - 1))
+        tool = crowd.facts["phase"][queue[running:]] == TOOL
+        held = {w: PAUSED if t else FULL for w, t in zip(crowd.names(queue[running:]), tool.tolist(), strict=True)}
+        return Decision(frozenset(crowd.names(queue[:running])), held, outlook(best), outlook(len(queue) - 1))
 
-    def _line(self, rows: NDArray[np.intp], now: float) -> tuple[NDArray[np.intp], int]:
-        """All workflows, who runs first first; and how many at least run: those whose request is being computed.
+    def _queue(self, rows: NDArray[np.intp], now: float) -> tuple[NDArray[np.intp], int]:
+        """The rows in the order in which they may run, and how many must run.
 
-        Then those that were let in, since the cache has what they need: first who is ready, the least work left first,
-        then who is in a tool call, large ones first, as the small are paused first. Then the others that want to run,
-        the least work left first. Levels go before all that. Whoever was paused stays so while its tool runs.
+        Workflows whose request is being computed come first, and must run. Then admitted ones, whose tokens are cached:
+        ready ones by rising work left, then those in a tool call, the largest first, as the smallest are paused first.
+        Then other ready ones by rising work left. Levels take precedence over this order. A workflow paused in its tool
+        call stays paused until the tool returns.
         """
         facts, waits = self.crowd.facts[rows], self.crowd.waits[rows]
         phase, since = facts["phase"], facts["since"]
@@ -321,19 +320,19 @@ class Admission:
         began = np.maximum(np.where(held, waits["since"], 0.0), since)
         waited = np.where(held & (phase == READY), waits["total"] + now - began, waits["total"])
         level = np.floor(waited / self.config.patience_s)
-        # One number for the first three things that decide: the group, the level, and who comes before whom in it.
+        # One number for the first three criteria: the group, the level, and the order of phases within it.
         place = np.where(tool, 1.0, np.where(waits["inside"], 0.0, 2.0))
         place -= 3.0 * np.where(waits["inside"], np.maximum(level, HEAD_START), level)
         place = np.where(step, -np.inf, np.where(held & tool, np.inf, place))
         work = np.where(tool, np.where(held, 0.0, -facts["footprint"]), facts["remaining"])
         order = np.lexsort((since, work, place))
-        self._settle_ties(rows, order, (place, work, since))
+        self._break_ties(rows, order, (place, work, since))
         return rows[order], int(np.count_nonzero(step))
 
-    def _settle_ties(
+    def _break_ties(
         self, rows: NDArray[np.intp], order: NDArray[np.intp], keys: tuple[NDArray[np.float64], ...]
     ) -> None:
-        """Equals go by name, so that a decision does not hang on who stands in which row."""
+        """Sorts equal workflows by name, so that a decision does not depend on row numbers."""
         same = np.ones(max(0, len(order) - 1), np.bool_)
         for key in keys:
             of = key[order]
@@ -346,36 +345,36 @@ class Admission:
             names = self.crowd.names(rows[run])
             order[first : last + 1] = run[sorted(range(len(names)), key=names.__getitem__)]
 
-    def _weights(self, line: NDArray[np.intp], now: float) -> NDArray[np.float64]:
-        facts = self.crowd.facts[line]
+    def _weights(self, queue: NDArray[np.intp], now: float) -> NDArray[np.float64]:
+        facts = self.crowd.facts[queue]
         half_life_s = np.where(facts["pause"] > 0, facts["pause"], self.config.half_life_s)
         decay = np.exp2(-np.maximum(0.0, now - facts["since"]) / np.maximum(half_life_s, 1e-3))
         return np.asarray(facts["footprint"] * np.where(facts["phase"] == TOOL, decay, 1.0))
 
-    def _again_s(self, line: NDArray[np.intp], now: float, rates: Rates) -> NDArray[np.float64]:
-        """Seconds to compute again what is still cached of those newly stopped, if the first 1, 2, … run.
+    def _recompute_s(self, queue: NDArray[np.intp], now: float, rates: Rates) -> NDArray[np.float64]:
+        """Seconds to recompute the cached tokens of newly stopped workflows, if the first 1, 2, … run.
 
-        Of what they hold the share is cached that is not lost at the load there was until now.
+        Of their tokens, the share not lost at the load of the last decision is cached.
         """
-        facts, waits = self.crowd.facts[line], self.crowd.waits[line]
+        facts, waits = self.crowd.facts[queue], self.crowd.waits[queue]
         ours = np.isnan(waits["since"]) & ((facts["phase"] == TOOL) | ((facts["phase"] == READY) & waits["inside"]))
         pauses = np.where(ours, facts["footprint"], 0.0)
         lost = self._curve.share(np.array([self.load]), now)
         return np.asarray(rates.prefill_token_s * (1 - lost) * (np.sum(pauses) - np.cumsum(pauses)))
 
-    def _remember(self, line: NDArray[np.intp], running: int, now: float) -> None:
+    def _update_waits(self, queue: NDArray[np.intp], running: int, now: float) -> None:
         facts, waits = self.crowd.facts, self.crowd.waits
-        held = ~np.isnan(waits["since"][line])
+        held = ~np.isnan(waits["since"][queue])
         self.counts.add(ADMISSION_DECISIONS, "all")
-        self.counts.add(ADMISSION_DECISIONS, "held", times=running < len(line))
-        restored, stopped = line[:running][held[:running]], line[running:][~held[running:]]
+        self.counts.add(ADMISSION_DECISIONS, "held", times=running < len(queue))
+        restored, stopped = queue[:running][held[:running]], queue[running:][~held[running:]]
         ready = restored[facts["phase"][restored] == READY]
         began = np.maximum(waits["since"][ready], facts["since"][ready])
         waits["total"][ready] = waits["total"][ready] + now - began
         waits["since"][restored] = np.nan
         waits["since"][stopped] = now
         waits["inside"] = False
-        waits["inside"][line[:running]] = True
+        waits["inside"][queue[:running]] = True
         paused = int(np.count_nonzero(facts["phase"][stopped] == TOOL))
         changes: tuple[tuple[AdmissionChange, int], ...] = (
             ("restored", len(restored)),

@@ -1,15 +1,14 @@
-"""The blocks a workflow has computed so far, by their hashes: how many, and how many of a new prompt are among them.
+"""Counts the distinct blocks that a workflow has computed, by their hashes, and those of a new prompt among them.
 
-An engine hashes a block together with all before it, so a block of a prompt that is known means that the whole prompt
-up to there was computed before, and what a workflow has computed is a tree. It is kept in runs: a run begins where a
-prompt leaves all that was known, and grows while prompts go on from its end (history first: one run; own
-conversations: one for each agent). So a prompt that goes on where the last one ended costs a search for that end and
-its new blocks, however long it is. One answer serves both what a workflow's working set is and what of a prompt an
-endless cache would have.
+An engine hashes a block together with all before it. So a known block means that the whole prompt up to it was computed
+before, and the blocks of a workflow form a tree. The tree is stored in runs: a run begins where a prompt leaves all
+known blocks, and grows while prompts continue from its end (history-first prompts: one run; separate conversations: one
+for each agent). So a prompt that continues the last one costs a search for its end and its new blocks, however long it
+is. The count gives both a workflow's working set and the part of a prompt that an infinite cache would hold.
 
-A tree has an end: beyond `most` only every second block from the beginning of a prompt is kept, then every fourth, and
-so on, each for all up to it. Counts are exact until then; after it a prompt's beginning is known to the last kept one,
-and a run's length to about the distance between two.
+Memory is bounded: beyond `most` hashes only every second block of a prompt is kept, then every fourth, and so on, each
+standing for the blocks up to it. Counts are exact before that, and afterwards to about the distance between kept
+blocks.
 """
 
 from __future__ import annotations
@@ -18,45 +17,45 @@ from collections.abc import Sequence
 from typing import Final
 
 MOST: Final = 1024
-"""Of one workflow: 8 KB, and 16,000 tokens in blocks of 16 before anything is left out."""
+"""Hashes kept of one workflow: 8 KB, exact up to 16,000 tokens in blocks of 16."""
 
 _WORD: Final = 8
-"""Bytes of a hash that are kept: two blocks of one workflow share them once in 10^13 workflows of MOST blocks."""
+"""Bytes kept of a hash: two blocks of one workflow collide once in 10^13 workflows of MOST blocks."""
 
 _RUN: Final = 8
-"""Kept hashes that a run counts for besides its own: what is searched and stored of it."""
+"""The cost of a run, in hashes, besides its own hashes: for storage and search."""
 
 
 class Distinct:
-    """Hashes of one workflow's blocks.
+    """The distinct blocks of one workflow.
 
     Args:
-        most: how many are kept, runs included.
+        most: hashes kept, including the cost of runs.
     """
 
     __slots__ = ("_every", "_most", "_runs", "_words")
 
     def __init__(self, most: int = MOST) -> None:
-        self._runs: tuple[tuple[int, bytes], ...] = ()  # where in a prompt it begins, in kept blocks; their hashes
+        self._runs: tuple[tuple[int, bytes], ...] = ()  # start in the prompt, in kept blocks; hashes
         self._words = 0  # in all runs
         self._every = 1
         self._most = most
 
     def __len__(self) -> int:
-        """Distinct blocks, as counted or estimated."""
+        """Number of distinct blocks, counted or estimated."""
         return self._words * self._every
 
     @property
     def kept(self) -> int:
-        """Hashes that are kept."""
+        """Number of hashes kept."""
         return self._words
 
     def known(self, hashes: Sequence[bytes]) -> int:
-        """How many of the distinct blocks `hashes`, of a prompt from its beginning, are among them."""
+        """How many blocks of a prompt, by their `hashes` from its beginning, were computed before."""
         return self._end(hashes)[0] * self._every
 
     def add(self, hashes: Sequence[bytes]) -> None:
-        """These blocks, of a prompt from its beginning, are computed."""
+        """Adds the blocks of a prompt, by their `hashes` from its beginning."""
         known, at = self._end(hashes)
         every = self._every
         fresh = [_word(one) for one in hashes[every * (known + 1) - 1 :: every]]
@@ -73,9 +72,9 @@ class Distinct:
             self._thin()
 
     def _end(self, hashes: Sequence[bytes]) -> tuple[int, int | None]:
-        """Up to where `hashes` are known, in kept blocks, and in which run that is.
+        """The number of known `hashes`, in kept blocks, and the index of the run where they end.
 
-        Of the runs whose first block the prompt has the one that begins last: no block is in two runs.
+        That is the run with the latest start among those whose first block the prompt has: no block is in two runs.
         """
         every, first, run = self._every, -1, None
         blocks = len(hashes) // every
@@ -95,7 +94,7 @@ class Distinct:
         return first + low, run
 
     def _thin(self) -> None:
-        """Every second kept block goes."""
+        """Drops every second kept block."""
         runs = []
         for start, words in self._runs:
             ours = [words[at : at + _WORD] for at in range(_WORD * (1 - start % 2), len(words), 2 * _WORD)]

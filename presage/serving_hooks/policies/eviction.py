@@ -1,24 +1,24 @@
-"""The order of free blocks: which cached block is given up next.
+"""The eviction order of free cached blocks.
 
-Source: PBKV, §4.2. Free blocks are given up in this order, the first tier to its end before the next begins:
+Source: PBKV, §4.2. Free blocks are evicted in three tiers, each emptied before the next begins:
 
-1. blocks that hold nothing anybody touched, the first freed first;
+1. blank blocks, whose content no step has touched, the first freed first;
 2. retired blocks, all of whose workflows have ended: those used by fewer workflows first, then the least recently used;
-3. active blocks by rising score (eq. 2). Scores within the same `tie` are one rank, and in a rank: fewer users first
+3. active blocks by rising score (eq. 2). Scores within one step of `tie` share a rank. Within a rank: fewer users first
    (so a shared prefix outlives a private block of equal score), then the touch expected furthest away, then the least
-   recently used. Within a group, the first freed first: an engine that frees a request's last block first so keeps
-   the beginnings of prompts.
+   recently used. Within a group, the first freed first: an engine that frees a request's last block first thereby
+   keeps the beginnings of prompts.
 
-Where we depart. The paper sorts by the score alone. Forecasts are right to a few hundredths at best, and by its own
-corollary G.3 scores closer than the error have no order; there time to next use decides, as in Belady's rule, which is
-the one thing known where every block is needed for certain (score.py). Ties are cut by rank, so two scores on either
-side of a cut keep their order however close they are.
+Departures from the paper, which sorts by score alone. Forecasts are accurate to a few hundredths at best, and by its
+corollary G.3 scores closer than the error have no order. There the time to next use decides, as in Belady's rule: it is
+all that differs between blocks that are certain to be needed (score.py). Ranks have fixed boundaries, so two scores on
+either side of one keep their order however close they are.
 
-One `LazyHeap` holds the groups that have free blocks: a changed score pushes a new entry, the old one is skipped when
-it comes up. Entries are bytes, not tuples: the collector of garbage counts every tuple there is, and a heap that drops
-thousands at once would have it look through the whole engine ten times as often. Freeing costs O(1) a block and
-O(log groups) a group; giving up n blocks O(n + groups emptied · log groups); a new forecast O(groups of the workflow).
-A group is emptied to its end before the next in order begins.
+One `LazyHeap` holds the groups that have free blocks: a changed score pushes a new entry, and the old one is skipped
+when it surfaces. Entries are bytes, not tuples: the garbage collector counts tuples, and a heap that drops thousands at
+once would make it scan the whole engine ten times as often. Freeing costs O(1) a block and O(log groups) a group;
+evicting n blocks O(n + groups emptied · log groups); a new forecast O(groups of the workflow). A group is emptied
+before the next in order.
 """
 
 from __future__ import annotations
@@ -36,24 +36,23 @@ from presage.serving_hooks.policies.access import AccessIndex, Group
 from presage.serving_hooks.policies.score import UNIT, Lookahead
 
 PRIOR_BLOCKS: Final = 32
-"""Blocks counted as not touched before the first is seen: a few steps decide, not one."""
+"""Prior count of blocks not touched, so that a few steps decide a rate, not one."""
 
 MOST_AGENTS: Final = 10_000
-"""Agents, over all workflow types, that are counted: names come with requests, and a table must not grow with them."""
+"""Agents counted, over all workflow types. Clients choose the names, so the table needs a bound."""
 
 
 class Sharing:
     """How often an agent reads blocks of its workflow that it has not touched before, by workflow type and agent.
 
-    PBKV (appendix G.1) holds that an agent touches only blocks it has touched before in this workflow. That is so where
-    each agent has its own conversation. Where every prompt begins with the common history it is not: the next agent
-    reads all that was written so far, most of it for the first time, and a score that waits for the first touch gives
-    it up.
+    PBKV (appendix G.1) assumes that an agent touches only blocks it has touched before in this workflow. That holds if
+    each agent has its own conversation. If every prompt begins with the common history, the next agent reads everything
+    written so far, most of it for the first time, and a score that waits for the first touch evicts it.
 
-    So each time a step begins, the blocks of its workflow that its agent had not touched are counted, and those of them
-    it found. The rate is the probability by which such a block counts for the agent: near 0 the paper's rule, near 1
-    the history-first one. A block the cache has lost is in neither count; one behind a lost block counts as not
-    touched, since a prefix breaks there, so under heavy loss rates are too low, never too high.
+    So each time a step begins, `observe` counts the blocks of its workflow that its agent had not touched, and how many
+    of them the step found. Such a block counts for the agent with this rate: near 0 is the paper's rule, near 1 suits
+    history-first prompts. A block that the cache has lost is in neither count; a block behind a lost one counts as not
+    touched, since the prefix breaks there. So under heavy loss rates are too low, never too high.
     """
 
     def __init__(self) -> None:
@@ -79,77 +78,76 @@ class Sharing:
         self._rates.setdefault(workflow_type, {})[agent] = touched / others
 
     def rates(self, workflow_type: str) -> Mapping[str, float]:
-        """Of each agent that has had the choice: the share of untouched blocks it went on to touch, in [0, 1)."""
+        """By agent, the share of previously untouched blocks that it touched, in [0, 1)."""
         return self._rates.get(workflow_type, {})
 
 
 _SWEPT: Final = 8
-"""Entries that a sweep looks at, at least: twice as many as are pushed, or it would never come to an end."""
+"""Least entries per sweep. A sweep handles twice as many as are pushed, or it would never finish."""
 
 _SLACK: Final = 64
 
 
 class LazyHeap:
-    """The lowest entry first. Many entries do not stand any more: they are skipped, and dropped a few at a time.
+    """A priority queue, lowest entry first, with lazy deletion: stale entries are skipped, and dropped a few at a time.
 
-    An entry that is replaced stays where it is, since to find it would cost more than to skip it. So that they do not
-    pile up, the heap is gone through again and again; at once that would take milliseconds in which an engine waits. So
-    there are two heaps: when half of the young one may be stale it becomes the old one, and every call of `sweep` moves
-    what stands of the old one's last few entries to a new young one. Without its last entry a heap is still a heap.
-    Where n entries stand there are never more than half as many again as 64 + 2 n.
+    A replaced entry stays in the heap, since finding it costs more than skipping it. Removing all stale entries at once
+    would stall the engine for milliseconds, so there are two heaps: when half of the young heap may be stale it becomes
+    the old one, and every call of `sweep` moves the valid ones of the old heap's last few entries to a new young heap.
+    A heap without its last entry is still a heap. With n valid entries, both hold at most 1.5 · (64 + 2 n).
 
     Args:
-        stands: whether an entry does.
-        gone: told of each entry that was dropped, since it did not.
+        is_valid: whether an entry is valid.
+        on_drop: called with each dropped stale entry.
     """
 
-    def __init__(self, stands: Callable[[bytes], bool], gone: Callable[[bytes], None]) -> None:
-        self._stands = stands
-        self._gone = gone
+    def __init__(self, is_valid: Callable[[bytes], bool], on_drop: Callable[[bytes], None]) -> None:
+        self._is_valid = is_valid
+        self._on_drop = on_drop
         self._young: list[bytes] = []
         self._old: list[bytes] = []
 
     def __len__(self) -> int:
-        """Entries, those that do not stand among them."""
+        """Number of entries, stale ones included."""
         return len(self._young) + len(self._old)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Entries that stand, in no order."""
-        return filter(self._stands, chain(self._young, self._old))
+        """Valid entries, in no order."""
+        return filter(self._is_valid, chain(self._young, self._old))
 
     def push(self, entry: bytes) -> None:
-        """One that stands."""
+        """Adds a valid entry."""
         heapq.heappush(self._young, entry)
 
     def first(self) -> bytes | None:
-        """The lowest that stands, which stays; None if there is none."""
+        """The lowest valid entry, which stays; None if there is none."""
         while heap := self._lower():
-            if self._stands(heap[0]):
+            if self._is_valid(heap[0]):
                 return heap[0]
-            self._gone(heapq.heappop(heap))
+            self._on_drop(heapq.heappop(heap))
         return None
 
     def pop(self) -> bytes:
-        """Takes what `first` has answered."""
+        """Removes and returns the entry that `first` returned."""
         return heapq.heappop(self._lower())
 
-    def sweep(self, pushed: int, standing: int) -> None:
-        """Drops a few that do not stand, where there may be more of them than of others.
+    def sweep(self, pushed: int, valid: int) -> None:
+        """Drops a few stale entries, if they may outnumber the valid ones.
 
         Args:
-            pushed: entries since the last time.
-            standing: how many stand, at most.
+            pushed: entries pushed since the last sweep.
+            valid: upper bound on the number of valid entries.
         """
         if not self._old:
-            if len(self._young) <= _SLACK + 2 * standing:
+            if len(self._young) <= _SLACK + 2 * valid:
                 return
             self._old, self._young = self._young, []
         for _ in range(min(len(self._old), max(_SWEPT, 2 * pushed))):
             entry = self._old.pop()
-            if self._stands(entry):
+            if self._is_valid(entry):
                 heapq.heappush(self._young, entry)
             else:
-                self._gone(entry)
+                self._on_drop(entry)
 
     def _lower(self) -> list[bytes]:
         young, old = self._young, self._old
@@ -157,15 +155,15 @@ class LazyHeap:
 
 
 CLASSES: Final = ("blank", "retired", "worthless", "unknown", "forecast")
-"""What a block that is given up was: it held nothing; its workflows have ended; an active one uses it and is told to be
-worth nothing, or nothing is forecast of it; some forecast speaks of it."""
+"""Classes of evicted blocks: untouched content; all workflows ended; no forecast and score 0 (unowned); active workflows
+without a forecast; an active workflow with a forecast."""
 
 RETIRED: Final = 0
 ACTIVE: Final = 1
 
 _ENTRY: Final = struct.Struct(">BQQQQQ")
-"""(tier, rank, users, how early it is due, last use, id of the group): the lower is given up first. Big-endian, so that
-entries compare as their numbers do."""
+"""(tier, rank, users, how early it is due, last use, id of the group): the lowest is evicted first. Big-endian, so that
+bytes compare like the numbers."""
 
 _ALL: Final = 2**64 - 1
 _SIGN: Final = 2**63
@@ -176,9 +174,9 @@ class EvictionConfig:
     """Settings of the order.
 
     Attributes:
-        tie: scores are ranked in steps of this; 0 ranks them exactly, as the paper does.
-        learn_sharing: whether agents that read what others wrote are found by counting (`Sharing`); without it an
-            agent counts for the blocks it has touched and for no other, as in the paper.
+        tie: width of a rank of scores; 0 ranks them exactly, as in the paper.
+        learn_sharing: whether to learn which agents read blocks that others wrote (`Sharing`); if not, an agent counts
+            only for blocks it has touched, as in the paper.
     """
 
     tie: float = 1 / 16
@@ -190,16 +188,16 @@ class EvictionConfig:
 
 
 class FreeOrder:
-    """Free blocks of a cache, in the order in which they are given up, and who uses which.
+    """Free blocks of a cache in eviction order, and their use by workflows.
 
     Not thread-safe. It reads no clock: times are the caller's seconds.
 
     Args:
-        blocks: of the cache; a block is an int below it. None is free at first.
+        blocks: number of blocks; a block is an int below it. None is free at first.
         config: settings.
 
     Attributes:
-        given_up: blocks by what they were, as `CLASSES`.
+        given_up: evicted blocks by `CLASSES`.
     """
 
     def __init__(self, blocks: int, config: EvictionConfig | None = None) -> None:
@@ -217,13 +215,13 @@ class FreeOrder:
         return self._free
 
     def __iter__(self) -> Iterator[int]:
-        """All free blocks, the next to be given up first. Sorts: for inspection, not for every step."""
+        """All free blocks in eviction order. Sorts: for inspection, not for every step."""
         yield from self._blank
         for entry in sorted(self._heap):
             yield from self._index.by_id[_id(entry)].free
 
     def append(self, blocks: Iterable[int]) -> None:
-        """These blocks are free now, and keep what they hold until they are given up."""
+        """Adds freed blocks, which keep their content until evicted."""
         group_of, last, freed, count = self._index.group_of, None, [], 0
         free: dict[int, None] = {}
         for block in blocks:
@@ -244,36 +242,36 @@ class FreeOrder:
         self._place_all(freed)
 
     def remove(self, block: int) -> None:
-        """A free block is in use again."""
+        """Takes out a free block that is in use again."""
         group = self._index.group_of[block]
         try:
             del (self._blank if group is None else group.free)[block]  # type: ignore[union-attr]
-        except (KeyError, TypeError):  # not looked at before: few are packed, and this is done for every block
+        except (KeyError, TypeError):  # cheaper than a check: few groups are packed, and every block comes here
             if group is None or block not in group.free:
                 raise InputError(
-                    f"block {block} is not free; only a block that append() was given can be removed"
+                    f"block {block} is not free; only a block that append() was evicted can be removed"
                 ) from None
             del group.unpacked()[block]
         self._free -= 1
 
     def pop(self, n: int) -> list[int]:
-        """Gives up the first n free blocks; what they held is forgotten."""
+        """Evicts the first n free blocks and returns them."""
         if not 0 <= n <= self._free:
             raise InputError(f"{n} blocks were asked for and {self._free} are free; ask for no more than len()")
         self._free -= n
-        given: list[int] = []
+        evicted: list[int] = []
         blank = self._blank
-        while blank and len(given) < n:
-            given.append(blank.popitem(last=False)[0])
-        self.given_up["blank"] += len(given)
+        while blank and len(evicted) < n:
+            evicted.append(blank.popitem(last=False)[0])
+        self.given_up["blank"] += len(evicted)
         if not blank:
-            blank.clear()  # an emptied table keeps its size, this gives it back
+            blank.clear()  # an emptied table keeps its size until cleared
         heap = self._heap
-        while len(given) < n:
+        while len(evicted) < n:
             entry = heap.first()
-            assert entry is not None, "fewer blocks stand in the order than are free"
+            assert entry is not None, "the order holds fewer blocks than are free"
             group = self._index.by_id[_id(entry)]
-            wanted = n - len(given)
+            wanted = n - len(evicted)
             if wanted >= len(group.free):
                 part, group.free = list(group.free), ()
                 group.entry = None
@@ -284,15 +282,15 @@ class FreeOrder:
                 for block in part:
                     del free[block]
                 group.holes += wanted
-                if group.holes > 256 + len(free) // 8:  # a dict keeps the holes and would walk over them
+                if group.holes > 256 + len(free) // 8:  # iterating over a dict visits deleted entries
                     group.free, group.holes = dict.fromkeys(free), 0
-            given += part
+            evicted += part
             self.given_up[self._index.kind(group)] += len(part)
             self._index.forget(group, part)
-        return given
+        return evicted
 
     def first(self, n: int) -> list[int]:
-        """The first n free blocks, or all, which stay. Costs O(groups they are of · log groups)."""
+        """The first n free blocks, or all if fewer, without evicting them. Costs O(their groups · log groups)."""
         found, looked = list(islice(self._blank, n)), []
         while len(found) < n and (entry := self._heap.first()) is not None:
             looked.append(self._heap.pop())
@@ -302,7 +300,7 @@ class FreeOrder:
         return found
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """What these blocks hold is lost, free or not: a free one is given up before all that hold something."""
+        """Records that the content of these blocks is lost. Free ones become blank, to be evicted first."""
         for block in blocks:
             group = self._index.group_of[block]
             if group is None:
@@ -313,14 +311,14 @@ class FreeOrder:
             self._index.forget(group, [block])
 
     def found(self, workflow_type: str, workflow: str, agent: str, blocks: Sequence[int]) -> None:
-        """A step begins and these blocks of its prompt were in the cache. Call it once a step, also with none."""
+        """Records the prompt blocks that a new step found in the cache. Call it for every step, even without any."""
         parts = self._index.by_group(blocks)
         if self.config.learn_sharing:
             self.sharing.observe(workflow_type, agent, *self._index.untouched(workflow, agent, parts))
         self._place_all(self._index.touch(workflow, agent, parts))
 
     def filled(self, workflow: str, agent: str, blocks: Sequence[int]) -> None:
-        """A step has written these blocks. They belong to the workflow from now on."""
+        """Records that a step has written these blocks, which belong to its workflow from now on."""
         if not self._index.write(workflow, agent, blocks):
             self._place_all(self._index.touch(workflow, agent, self._index.by_group(blocks)))
 
@@ -333,12 +331,12 @@ class FreeOrder:
         next_step_at: float = 0.0,
         step_s: float = 0.0,
     ) -> None:
-        """A new forecast of a workflow.
+        """Sets the forecast of a workflow.
 
         Args:
             workflow_type: the application.
             workflow: one run of it.
-            lookahead: its forecast (score.lookahead); UNKNOWN where there is none.
+            lookahead: its forecast (`score.lookahead`); UNKNOWN for none.
             next_step_at: when its next step is expected, after its pause and the queue; seconds of the caller's clock.
                 Give it for all workflows or for none.
             step_s: expected seconds from one of its steps to the next.
@@ -348,7 +346,7 @@ class FreeOrder:
         self._place_all(self._index.forecast(workflow, lookahead, next_step_at, step_s))
 
     def end(self, workflow: str) -> None:
-        """The workflow has ended; blocks that only ended workflows used are retired. No error if it is not there."""
+        """Records the end of a workflow, which may retire its blocks. An unknown workflow is ignored."""
         self._place_all(self._index.end(workflow))
 
     def debug_state(self, unowned: str = "") -> dict[str, int]:
@@ -368,7 +366,7 @@ class FreeOrder:
         return len(self._blank) + sum(len(group.free) for group in retired)
 
     def spared(self, blocks: Iterable[int]) -> int:
-        """How many of these are among them."""
+        """How many of these blocks `spare` counts."""
         group_of = self._index.group_of
         return sum(
             block in self._blank if group is None else not group.workflows and block in group.free
@@ -376,22 +374,22 @@ class FreeOrder:
         )
 
     def _of(self, entry: bytes) -> Group | None:
-        """The group that an entry stands for; None for one that has been replaced, or whose group has no free block."""
+        """The group of a valid entry; None if the entry was replaced or the group has no free block."""
         group = self._index.by_id.get(_id(entry))
         return group if group is not None and group.entry is entry and group.free else None
 
     def explain(self, workflow: str) -> list[dict[str, Any]]:
-        """The groups of blocks that an active workflow uses, the next to be given up first. Costs O(groups).
+        """The groups of blocks that an active workflow uses, in eviction order. Costs O(groups).
 
-        Of each: how many blocks, how many of them are free, the agents of the workflow that touch them, how many
-        workflows ever did, the score, and how many free blocks are evicted before (None if none is free).
+        Each with its numbers of blocks and free blocks, the agents of the workflow that touch it, the number of
+        workflows that ever did, its score, and the free blocks evicted before it (None if it has no free block).
         """
         running = self._index.running.get(workflow)
         before, count = {}, len(self._blank)
         for group in (self._index.by_id[_id(entry)] for entry in sorted(self._heap)):
             before[group.id] = count
             count += len(group.free)
-        told: list[dict[str, Any]] = [
+        explained: list[dict[str, Any]] = [
             {
                 "blocks": group.size,
                 "free": len(group.free),
@@ -402,16 +400,16 @@ class FreeOrder:
             }
             for group in (running.groups if running is not None else ())
         ]
-        return sorted(told, key=lambda group: (group["before"] is None, group["before"], -group["blocks"]))
+        return sorted(explained, key=lambda group: (group["before"] is None, group["before"], -group["blocks"]))
 
     def _place_all(self, groups: Iterable[Group]) -> None:
-        """Puts groups where their present scores, users and due times say."""
+        """Moves groups to the places of their current scores, users and due times."""
         pushed = 0
         for group in groups:
             if not group.free:
                 continue
             if group.sole is not None or group.many:
-                rank = min(max(0, self._index.score(group) // self._rank), _ALL)  # beyond are forecasts that are none
+                rank = min(max(0, self._index.score(group) // self._rank), _ALL)  # invalid forecasts may exceed it
                 first = ACTIVE, rank, group.users, _early(self._index.due(group))
             else:
                 first = RETIRED, 0, group.users, 0
@@ -424,7 +422,7 @@ class FreeOrder:
             self._heap.sweep(pushed, self._index.groups)
 
     def _discard(self, entry: bytes) -> None:
-        """An entry has left the heap: if it was its group's valid one, the group stands nowhere."""
+        """An entry has left the heap: if it was the valid one of its group, the group has none."""
         group = self._index.by_id.get(_id(entry))
         if group is not None and group.entry is entry:
             group.entry = None
@@ -435,7 +433,7 @@ def _id(entry: bytes) -> int:
 
 
 def _early(due: float) -> int:
-    """Falls as `due` rises, and keeps every difference: the number's bits, which rise with it, from the other end."""
+    """An integer that falls strictly as `due` rises: the inverted order of the bits of the float."""
     if due == 0.0:
         return _SIGN - 1
     bits = int.from_bytes(struct.pack(">d", due))

@@ -1,16 +1,15 @@
-"""What to bring into the cache before it is asked for.
+"""Plans prefetches: which blocks to load into the cache before a request needs them.
 
-Source: PBKV, §4.3. A prefetch pays for certain and gains perhaps, so it takes only what lies idle:
+Source: PBKV, §4.3. A prefetch has a certain cost and an uncertain gain, so it uses idle resources only:
 
-- only on a step that prefills nothing;
-- only into blank and retired blocks, S_a of them: nothing an active workflow uses is given up for a guess;
-- at most what the idle channel moves while the step lasts: S = min(S_a, rate × step time). The channel is the bus to an
-  offload tier, or, while the engine is idle, its own prefill: never beside steps that decode, which it would lengthen;
-- by the one-step value (eq. 1), the highest first, until S is used up. What is needed two steps from now can be fetched
-  at the next.
+- only during a step that prefills nothing;
+- only into blank and retired blocks, S_a of them, so that it evicts no block of an active workflow;
+- at most what the idle channel moves during the step: S = min(S_a, rate × step time). The channel is the bus to an
+  offload tier or, while the engine is idle, its own prefill, which would lengthen steps that decode;
+- by the one-step value (eq. 1), the highest first, until S is used up. The next step can fetch what is needed later.
 
-Where we depart: the last candidate that does not fit is fetched in part, from its front, since the beginning of a
-prompt is of use without its end; and a candidate below `least_value` is not fetched at all.
+Departures from the paper: the last candidate that does not fit is fetched in part, from its front, since the beginning
+of a prompt is useful without its end; and a candidate below `least_value` is not fetched.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class PrefetchConfig:
     """Settings of the planning.
 
     Attributes:
-        least_value: a candidate less likely than this to be touched at the next step stays where it is; several
-            workflows add up, so it may exceed 1.
-        most_blocks: at most so many blocks a step, whatever the channel moves.
+        least_value: least one-step value of a candidate to be fetched. The value is the probability of a touch at the
+            next step, summed over workflows, so it may exceed 1.
+        most_blocks: blocks fetched per step at most.
     """
 
     least_value: float = 0.2
@@ -51,12 +50,12 @@ class PrefetchConfig:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Blocks that are not in the cache and belong together, such as the prompt of an agent in a workflow.
+    """Missing blocks that belong together, such as the prompt of an agent in a workflow.
 
     Attributes:
-        name: the caller's.
-        uses: the agents of each workflow that touch them.
-        blocks: how many are missing.
+        name: chosen by the caller.
+        uses: by workflow, the agents that touch them.
+        blocks: number of missing blocks.
     """
 
     name: str
@@ -69,7 +68,7 @@ class EngineState:
     """The step that is about to run.
 
     Attributes:
-        pure_decode: nothing is prefilled in it and no request waits for a prefill.
+        pure_decode: it prefills nothing, and no request waits for a prefill.
         spare_blocks: S_a, blank and retired free blocks.
         blocks_per_s: of the channel, a running mean.
         step_s: seconds a decode step takes, a running mean.
@@ -92,29 +91,29 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchPlan:
-    """What to fetch during this step, best first; without any, `reason` says why."""
+    """What to fetch during this step, best first; if nothing, `reason` says why."""
 
     fetches: tuple[Fetch, ...] = ()
     reason: str | None = None
 
     @property
     def blocks(self) -> int:
-        """Blocks in all."""
+        """Blocks fetched in all."""
         return sum(fetch.blocks for fetch in self.fetches)
 
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Plans one step at a time; keeps nothing between them."""
+    """Plans one step at a time, without state."""
 
     config: PrefetchConfig = field(default_factory=PrefetchConfig)
 
     def plan(
         self, engine: EngineState, candidates: Iterable[Candidate], forecasts: Mapping[str, Lookahead]
     ) -> PrefetchPlan:
-        """What to fetch, given the forecasts of active workflows; one without a forecast adds nothing to a value.
+        """What to fetch, given the forecasts of active workflows; a workflow without one adds no value.
 
-        Equal values go in the order of the candidates.
+        Candidates of equal value keep their order.
         """
         if not engine.pure_decode:
             return PrefetchPlan(reason=PREFILL_RUNS)

@@ -1,17 +1,17 @@
-"""How many steps a second the engine completes if n workflows take turns: what more of them gain and what they cost.
+"""A throughput model: the steps per second of an engine that runs n workflows at once.
 
-A workflow takes a step, pauses Z seconds (its tool), takes the next. A step decodes g tokens and prefills p: those that
-are new, and the share of the rest that the cache has lost. An iteration costs c0 whatever is in it, c1 for each token
-decoded and c_p for each token prefilled. At X steps a second and iterations of τ seconds, an engine that is busy has
+A workflow takes a step, pauses Z seconds (its tool), takes the next. A step decodes g tokens and prefills p: the new
+ones, and the share of the rest that the cache has lost. An iteration costs c0 in any case, c1 for each decoded token
+and c_p for each prefilled token. At X steps a second and iterations of τ seconds, a busy engine has
 
     g X τ requests decoding (Little's law), so   τ = c0 + c1 g X τ + c_p p X τ   and   n = X (Z + g τ).
 
 With s = c1 g + c_p p, the seconds of work that a step adds to the engine, this is Z s X² − (Z + g c0 + n s) X + n = 0,
-whose smaller root is X. It rises with n towards 1 / s, as c0 is shared by more; it falls as s rises with what is lost.
-At most B requests decode at once, as configured or as fit into the cache: X ≤ 1 / (g (c0 + c1 B) / B + c_p p).
+whose smaller root is X. X rises with n towards 1 / s, as more requests share c0; it falls as lost tokens raise s. At
+most B requests decode at once, by configuration or cache size: X ≤ 1 / (g (c0 + c1 B) / B + c_p p).
 
-Ours; ThunderAgent (§4.2) counts the cost of recomputation and of idle cache, and leaves out the batch that holding
-workflows back empties. It is a mean of a fluid: it knows neither bursts nor prefills that delay a decode.
+The model is Presage's own. ThunderAgent (§4.2) counts the cost of recomputation and of idle cache, but not the smaller
+batch when workflows are held. It is a fluid model: it ignores bursts, and prefills that delay a decode.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from presage.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the engine and its workload measured of themselves, running means.
+    """Measured rates of the engine and its workload, as running means.
 
     Attributes:
-        iteration_s: c0, seconds an iteration takes whatever is in it.
+        iteration_s: c0, seconds of an empty iteration.
         decode_token_s: c1, seconds each decoded token adds.
         prefill_token_s: c_p, seconds each prefilled token adds.
         output_tokens: g, of a step.
-        new_tokens: prompt tokens of a step that no cache could have.
-        reusable_tokens: prompt tokens of a step that an endless cache would have.
+        new_tokens: prompt tokens of a step that no cache can hold.
+        reusable_tokens: prompt tokens of a step that an infinite cache would hold.
         pause_s: Z, between two steps of a workflow.
         most_decoding: B, requests that decode at once.
     """
@@ -62,13 +62,13 @@ class Rates:
 def steps_per_s(
     rates: Rates, cache_tokens: float, workflows: NDArray[np.float64], miss_share: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """X for n workflows of whose reusable tokens a share is lost and prefilled again.
+    """X for n workflows, of whose reusable tokens a share is lost and prefilled again.
 
     Args:
         rates: as measured.
-        cache_tokens: what the cache holds.
+        cache_tokens: capacity of the cache.
         workflows: n, float64 [m].
-        miss_share: in [0, 1], float64 [m].
+        miss_share: the lost share, in [0, 1], float64 [m].
 
     Returns:
         Steps a second, float64 [m].
@@ -78,7 +78,7 @@ def steps_per_s(
     prefill_s = rates.prefill_token_s * (rates.new_tokens + miss_share * rates.reusable_tokens)
     work_s = rates.decode_token_s * rates.output_tokens + prefill_s
     linear = rates.pause_s + rates.output_tokens * rates.iteration_s + workflows * work_s
-    # 4 a c ≤ b² always: b ≥ Z + n s ≥ 2 √(Z s n). The other form of the root, exact where Z s is 0.
+    # 4 a c ≤ b² always: b ≥ Z + n s ≥ 2 √(Z s n). This form of the root is exact even if Z s is 0.
     root = np.sqrt(np.maximum(0.0, linear * linear - 4.0 * rates.pause_s * work_s * workflows))
     full = rates.iteration_s / most + rates.decode_token_s
     bound = 1.0 / (rates.output_tokens * full + prefill_s)
@@ -88,11 +88,11 @@ def steps_per_s(
 WIDTH: Final = 0.125
 QUIET: Final = 0.75
 ENOUGH_TOKENS: Final = 20_000
-"""Reusable tokens below which a load has not been measured."""
+"""Reusable tokens needed to measure a load."""
 
 
 class _Pool(NamedTuple):
-    """Loads that are one: tokens lost and reusable, and the sum of each reusable token's load."""
+    """Pooled loads: tokens lost and reusable, and the load summed over reusable tokens."""
 
     lost: float
     reusable: float
@@ -108,19 +108,18 @@ class _Pool(NamedTuple):
 
 
 class MissCurve:
-    """Which share of what could be reused is lost, at which load: measured, not assumed.
+    """The measured share of reusable tokens that the cache loses, by load.
 
-    The load is the working sets of the workflows that may run, over the cache. How much is lost at a load depends on
-    the prompts and on the order of eviction, and differs several times between workloads: so it is read off what
-    happened at that load, in steps of WIDTH. Steps next to each other are one where each alone has seen too little, and
-    where the higher load seems to lose less, since more load never does (isotonic regression, by pooling adjacent
-    violators). In between it is interpolated; up to QUIET nothing is thought to be lost unless it was seen to be;
-    beyond the highest load seen it stays what it was there. So before anything was measured nobody is held back: the
-    engine behaves as without us until it has shown that it should not. Old measurements are forgotten, which lets the
-    engine try again what the workload may have made harmless.
+    The load is the working sets of the workflows that may run, divided by the cache. The lost share at a load depends
+    on the prompts and on the eviction order, and differs severalfold between workloads, so it is measured, in bins of
+    WIDTH. Adjacent bins are pooled if one has too little data, or if the higher load seems to lose less (isotonic
+    regression by pooling adjacent violators). The curve is interpolated between bins, 0 up to a load of QUIET unless
+    losses were measured there, and constant beyond the highest measured load. So before any measurement no workflow is
+    held back: the engine behaves as without Presage. Old measurements are forgotten, so that the engine retries loads
+    that a changed workload may have made harmless.
 
     Args:
-        forget_s: seconds after which a measurement no longer counts; in half of that, new ones outweigh it.
+        forget_s: seconds after which a measurement is dropped; its half-life is half of that.
     """
 
     def __init__(self, forget_s: float) -> None:
@@ -128,7 +127,7 @@ class MissCurve:
         self._measured: dict[int, tuple[float, float, float]] = {}  # lost, reusable, when
 
     def observe(self, load: float, lost_tokens: float, reusable_tokens: float, now: float) -> None:
-        """Of `reusable_tokens` that prompts could have reused while the load was `load`, so many were prefilled."""
+        """Records that prompts had to prefill `lost_tokens` of `reusable_tokens` at this load."""
         if reusable_tokens > 0:
             at = math.floor(load / WIDTH)
             lost, reusable, when = self._measured.get(at, (0.0, 0.0, now))
@@ -143,7 +142,7 @@ class MissCurve:
         return np.asarray(np.interp(load, [quiet, *loads], [0.0, *shares]))
 
     def _pools(self, now: float) -> list[_Pool]:
-        """What was measured, the lightest load first: each with enough tokens, none losing less than one before."""
+        """The pooled measurements by rising load: each has enough tokens, and lost shares do not fall."""
         pools: list[_Pool] = []
         for at, (lost, reusable, when) in sorted(self._measured.items()):
             if now - when > self.forget_s:
