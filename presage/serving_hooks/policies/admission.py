@@ -217,7 +217,9 @@ class Decision:
 
 @dataclass
 class Admission:
-    """Decides which workflows may run: call `decide` when a workflow arrives, ends or changes its phase, or periodically.
+    """Decides which workflows may run.
+
+    Call `decide` when a workflow arrives, ends or changes its phase, or periodically.
 
     Args:
         cache_tokens: capacity of the cache.

@@ -155,8 +155,8 @@ class LazyHeap:
 
 
 CLASSES: Final = ("blank", "retired", "worthless", "unknown", "forecast")
-"""Classes of evicted blocks: untouched content; all workflows ended; no forecast and score 0 (unowned); active workflows
-without a forecast; an active workflow with a forecast."""
+"""Classes of evicted blocks: untouched content; all workflows ended; no forecast and score 0 (unowned); no forecast;
+an active workflow with a forecast."""
 
 RETIRED: Final = 0
 ACTIVE: Final = 1

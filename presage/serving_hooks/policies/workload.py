@@ -1,7 +1,7 @@
 """Measurements for admission: the cost of an iteration, running means of steps, and the tool times of each agent.
 
-The means decay: each step replaces one part in `_FORGET`. Pauses are kept by workflow type and agent, since tools
-differ a hundredfold; clients choose the names, so the table is bounded.
+The means decay: each new value has a weight of at least 1 / `_FORGET`. Pauses are kept by workflow type and agent,
+since tool times differ a hundredfold; clients choose the names, so the table is bounded.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from presage.serving_hooks.policies.throughput import Rates
 
 ENOUGH: Final = 64
-"""Iterations that a fit needs."""
+"""Least number of iterations for a fit."""
 
 ENOUGH_PREFILLS: Final = 16
-"""Iterations with a prefill that a fit needs."""
+"""Least number of iterations with a prefill for a fit."""
 
 WINDOW: Final = 512
 
@@ -29,7 +29,7 @@ _PATTERNS: Final = [list(s) for n in (3, 2, 1) for s in itertools.combinations(r
 
 
 class IterationCosts(NamedTuple):
-    """Seconds: of any iteration, and what each decoded and each prefilled token adds."""
+    """Seconds of an empty iteration, and those that each decoded and each prefilled token adds."""
 
     iteration_s: float
     decode_token_s: float
@@ -40,16 +40,15 @@ class IterationCost:
     """What an iteration costs: c0 + c1 · tokens decoded + c_p · tokens prefilled, fitted to the last iterations.
 
     Least absolute deviations over the last `window` iterations, by least squares with weights 1 / |residual|
-    (Schlossmacher 1973): a compilation, a pause of the machine or a collection of garbage is one large residual, and
-    does not move a median. No cost is negative: of the sign patterns the best feasible one is taken, which for three
-    coefficients are seven small systems. The oldest iteration is forgotten when a new one comes, so the fit follows the
-    engine.
+    (Schlossmacher 1973): a compilation, a pause of the machine or a garbage collection is one large residual, which
+    does not move a median. Costs are not negative: the fit takes the best feasible subset of positive coefficients, one of
+    seven small systems. New iterations replace the oldest, so the fit follows the engine.
 
-    Where iterations differ little the three cannot be told apart. A slight pull of c1 and c_p towards 0 then leaves the
-    cost with c0, which makes an emptier batch look dear: the mistake that holds nobody back.
+    If iterations differ little, the three costs cannot be separated. A slight regularisation of c1 and c_p towards 0
+    then attributes the cost to c0, which makes small batches look expensive: an error that holds no workflow back.
 
     Args:
-        window: how many are remembered.
+        window: iterations kept.
     """
 
     def __init__(self, window: int = WINDOW) -> None:
@@ -70,22 +69,22 @@ class IterationCost:
         seen, times = np.column_stack([np.ones(len(last)), last[:, :2]]), last[:, 2]
         weights = np.ones(len(times))
         floor = 1e-3 * float(np.median(times))
-        said, found = np.zeros(len(times)), np.zeros(3)
+        fitted, costs = np.zeros(len(times)), np.zeros(3)
         for _ in range(_ROUNDS):
-            before, found = said, np.array(_not_negative(seen, times, weights))
-            said = seen @ found
-            if (np.abs(said - before) <= 1e-3 * said).all():
+            before, costs = fitted, np.array(_not_negative(seen, times, weights))
+            fitted = seen @ costs
+            if (np.abs(fitted - before) <= 1e-3 * fitted).all():
                 break
-            weights = 1.0 / np.maximum(np.abs(times - said), floor)
-        if not found[0] > 0:
-            found[0] = floor  # an iteration costs something
-        return IterationCosts(*map(float, found))
+            weights = 1.0 / np.maximum(np.abs(times - fitted), floor)
+        if not costs[0] > 0:
+            costs[0] = floor  # an iteration costs something
+        return IterationCosts(*map(float, costs))
 
 
 def _not_negative(seen: NDArray[np.float64], times: NDArray[np.float64], weights: NDArray[np.float64]) -> list[float]:
-    """The weighted least squares over all coefficients ≥ 0, 3 numbers; seen float64 [n, 3], the others [n].
+    """Weighted least squares over coefficients ≥ 0, 3 numbers; seen float64 [n, 3], the others [n].
 
-    The systems are too small for NumPy: what it takes to call it is most of what it takes to solve them.
+    In plain Python: for systems this small, calling NumPy costs more than solving them.
     """
     weighted = seen * weights[:, None]
     normal, target = (weighted.T @ seen).tolist(), (weighted.T @ times).tolist()
@@ -107,7 +106,7 @@ def _not_negative(seen: NDArray[np.float64], times: NDArray[np.float64], weights
 
 
 def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None:
-    """A positive definite system, by Gauss's elimination; None where it is not, to rounding."""
+    """Solves a system by Gaussian elimination; None if it is not positive definite, up to rounding."""
     rows = [[*row, wanted] for row, wanted in zip(matrix, target, strict=True)]
     for i, row in enumerate(rows):
         if not row[i] > 1e-12 * matrix[i][i]:
@@ -123,7 +122,7 @@ def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None
 
 
 ENOUGH_STEPS: Final = 32
-"""Steps, and pauses, that `rates` needs."""
+"""Least number of steps and of pauses for `rates`."""
 
 MOST_AGENTS: Final = 10_000
 """Agents, over all workflow types, whose pauses are kept."""
@@ -132,11 +131,11 @@ _FORGET: Final = 50
 
 
 class RunningMean:
-    """A mean: of all so far, and once there are more than `_FORGET`, mostly of the last ones.
+    """The mean of the first `_FORGET` numbers; beyond them an exponentially weighted mean.
 
     Attributes:
-        count: numbers seen.
-        mean: of them.
+        count: of all numbers.
+        mean: the current mean.
     """
 
     __slots__ = ("count", "mean")
@@ -145,7 +144,7 @@ class RunningMean:
         self.count, self.mean = 0, 0.0
 
     def observe(self, number: float) -> None:
-        """One more."""
+        """Adds a number."""
         self.count += 1
         self.mean += (number - self.mean) / min(self.count, _FORGET)
 
@@ -158,7 +157,7 @@ class WorkloadMeans:
         self._pauses = RunningMean()
         self._agents: dict[tuple[str, str], int] = {}
         self._by_agent: list[RunningMean] = []
-        self._pause_s = np.full(1, np.nan)  # of each agent, NaN where none was seen; of nobody at the end
+        self._pause_s = np.full(1, np.nan)  # by agent number, NaN if unknown; the last entry, NaN, is for agent −1
 
     @property
     def new_tokens(self) -> float:
@@ -171,16 +170,16 @@ class WorkloadMeans:
         return self._outputs.mean
 
     def begins(self, new_tokens: int, reusable_tokens: int) -> None:
-        """A step begins, with so many prompt tokens of each kind."""
+        """Records the prompt tokens of a step that begins."""
         self._new.observe(new_tokens)
         self._reusable.observe(reusable_tokens)
 
     def completes(self, output_tokens: int) -> None:
-        """A step has had its last token."""
+        """Records the output tokens of a completed step."""
         self._outputs.observe(output_tokens)
 
     def agent(self, workflow_type: str, agent: str) -> int:
-        """The number of an agent among `pauses_s`; −1 where there are too many."""
+        """The index of an agent in `pauses_s`; −1 if there are too many agents."""
         key = workflow_type, agent
         number = self._agents.get(key)
         if number is None:
@@ -193,7 +192,7 @@ class WorkloadMeans:
         return number
 
     def paused(self, workflow_type: str, agent: str, seconds: float) -> None:
-        """So long after a step of `agent` its workflow sent the next."""
+        """Records the pause between a step of `agent` and the next step of its workflow."""
         self._pauses.observe(seconds)
         number = self.agent(workflow_type, agent)
         if number >= 0:
@@ -202,12 +201,12 @@ class WorkloadMeans:
             self._pause_s[number] = known.mean
 
     def pauses_s(self) -> NDArray[np.float64]:
-        """How long the pause after a step of each agent is, by number: its own mean, else that of all, else NaN."""
+        """The expected pause after a step, by agent number: the agent's mean, else that of all, else NaN."""
         mean = self._pauses.mean if self._pauses.count else np.nan
         return np.where(np.isnan(self._pause_s), mean, self._pause_s)
 
     def rates(self, costs: IterationCosts | None, most_decoding: int) -> Rates | None:
-        """All a decision needs; None while too little was seen of any of it."""
+        """The rates that a decision needs; None until enough of each is measured."""
         few = min(self._new.count, self._outputs.count, self._pauses.count) < ENOUGH_STEPS
         if costs is None or few or not self.output_tokens > 0:
             return None
