@@ -1,4 +1,4 @@
-"""A predictor over its budget is switched off, said once with counts, and stays off until it is reset.
+"""A predictor over its budget is switched off, logged once with counts, and stays off until it is reset.
 
 One that does not come back is left behind, and off for good.
 """
@@ -49,10 +49,10 @@ def test_above_the_share_of_the_window_it_is_off_until_reset(caplog: pytest.LogC
         assert guard.off
         assert guard.ask(lambda: calls.append(1)) == Refused(SWITCHED_OFF)
     assert (calls, len(caplog.records), guard.counts["switched off"]) == ([], 1, 1)
-    said = caplog.records[0].getMessage()
-    assert "next-agent version 3" in said
-    assert "3 of its last 10" in said
-    assert "request" not in said
+    message = caplog.records[0].getMessage()
+    assert "next-agent version 3" in message
+    assert "3 of its last 10" in message
+    assert "request" not in message
     guard.reset()
     assert guard.ask(lambda: 2) == 2
 

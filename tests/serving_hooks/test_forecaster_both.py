@@ -143,11 +143,11 @@ def test_tokens_that_are_none_are_no_forecast(tiny: Tiny, lengths: RemainingLeng
         quantiles, ranks, open = lengths.quantiles, lengths.ranks, lengths.open
 
         def __init__(self, tokens: list[float]) -> None:
-            said = lengths.forecast([{"workflow_type": "retry", "agent": "planner"}])
-            self.said = replace(said, quantiles=dict(zip((0.5, 0.9, 0.99), tokens, strict=False)))
+            forecast = lengths.forecast([{"workflow_type": "retry", "agent": "planner"}])
+            self.forecast = replace(forecast, quantiles=dict(zip((0.5, 0.9, 0.99), tokens, strict=False)))
 
         def begun(self, *_: Any) -> Any:
-            return self.said
+            return self.forecast
 
     for tokens in ([1, 2, np.nan], [3, 2, 4], [-1, 2, 3], [1, 2]):
         forecaster = Forecaster(None, lengths=Odd(tokens), clock=Clock())  # type: ignore[arg-type]
@@ -211,9 +211,9 @@ def test_an_expired_workflow_teaches_its_end_and_one_that_comes_back_is_recognis
     assert (len(forecaster), counts.next_agents("odd", ["draft"])) == (2, None)
     forecaster.close("odd", "quiet", EndReason.EXPIRED)
     assert len(forecaster) == 1
-    said = counts.next_agents("odd", ["draft"])
-    assert said is not None
-    assert said.probabilities[0, -1] > said.probabilities[0, 0], "to expire is to end"
+    counted = counts.next_agents("odd", ["draft"])
+    assert counted is not None
+    assert counted.probabilities[0, -1] > counted.probabilities[0, 0], "to expire is to end"
     assert forecaster.on_prefill("retry", "quiet", "coder", step=1).reason == MISSED_STEP
 
 

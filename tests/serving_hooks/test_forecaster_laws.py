@@ -95,10 +95,10 @@ def test_law_no_sequence_of_events_raises_or_is_kept(
             whole(live)
         assert len(forecaster) <= MOST
         assert len(counts) <= 2
-    told = forecaster.counts
+    counted = forecaster.counts
     for guard in forecaster.breakers.values():
         assert guard.counts["failed"] == 0, "what a request brings wrong is not held against the predictor"
-    assert told["champion"] + told["back-off"] + told["none"] == answered
+    assert counted["champion"] + counted["back-off"] + counted["none"] == answered
     for _, given_ids, _ in events:
         forecaster.close(*given_ids[:2])
     assert len(forecaster) == 0

@@ -115,7 +115,7 @@ def test_a_state_that_is_none_raises_nothing(predictor: NextAgentPredictor, bad:
 
 
 def test_counts_learn_a_step_once(predictor: NextAgentPredictor) -> None:
-    def told(forecaster: Forecaster, states: bool) -> list[Any]:
+    def learnt(forecaster: Forecaster, states: bool) -> list[Any]:
         for number in range(40):
             for step in WORKFLOWS["one step, complete"]:
                 step = {**step, "workflow_id": f"w{number}", "workflow_type": "new"}
@@ -127,7 +127,7 @@ def test_counts_learn_a_step_once(predictor: NextAgentPredictor) -> None:
         live = begin(forecaster, {**step, "workflow_id": "last"})
         return [live.source, live.evidence, live.end.tolist(), live.remaining]
 
-    with_states, without = (told(awaiting(predictor, back_off=OnlineCounts()), states) for states in (True, False))
+    with_states, without = (learnt(awaiting(predictor, back_off=OnlineCounts()), states) for states in (True, False))
     assert with_states == without
     assert with_states[0] == "back-off"
 

@@ -1,4 +1,4 @@
-"""Newer versions of an engine's models: a set is handed over whole, or what is there stays, and that is said once."""
+"""Newer versions of an engine's models: a set is handed over whole, or what is there stays, and that is logged once."""
 
 import logging
 import threading
@@ -241,7 +241,7 @@ def test_it_looks_in_a_thread_of_its_own_until_it_is_closed() -> None:
     reload.start()
     assert tried.wait(30)
     reload.close()
-    assert made.down, "whoever asks is told to end"
+    assert made.down, "the worker is asked to end"
 
 
 def test_folders_are_not_watched() -> None:

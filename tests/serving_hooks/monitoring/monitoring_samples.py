@@ -1,4 +1,4 @@
-"""Forecasts as a predictor makes them, and whole workflows told to whoever follows them."""
+"""Sample forecasts, and sample workflows for an `OutcomeTracker`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -13,7 +13,7 @@ from presage.serving_hooks.workflows import EndReason
 AGENTS = ("a", "b", "c")
 
 
-def said(
+def forecast_of(
     *rows: Sequence[float], moment: Moment = PREFILL, version: int | None = 1, tokens: tuple[float, ...] = ()
 ) -> LiveForecast:
     """A forecast of these rows [K, V+1] over `AGENTS`, END last; `tokens` at quantiles .5 and .9."""
@@ -24,21 +24,19 @@ def said(
 def sure_of(*agents: str, moment: Moment = PREFILL) -> LiveForecast:
     """Sure of one agent, or END, at each horizon."""
     columns = (*AGENTS, END)
-    return said(*([float(column == agent) for column in columns] for agent in agents), moment=moment)
+    return forecast_of(*([float(column == agent) for column in columns] for agent in agents), moment=moment)
 
 
 def silent(moment: Moment = PREFILL) -> LiveForecast:
     return LiveForecast("none", 0, moment, NOTHING, (), None, NO_MODEL)
 
 
-def walk(
-    following: OutcomeTracker, workflow_id: str, word: str, *, cut: bool = False, workflow_type: str = "t"
-) -> None:
-    """A workflow of one letter a step, forecast by nobody."""
+def walk(tracker: OutcomeTracker, workflow_id: str, word: str, *, cut: bool = False, workflow_type: str = "t") -> None:
+    """A workflow of one letter a step, without forecasts."""
     for step, agent in enumerate(word):
-        following.begun(workflow_type, workflow_id, agent, silent(), step)
-        following.completed(workflow_type, workflow_id, silent(COMPLETION), 10)
-    following.ended(workflow_type, workflow_id, EndReason.ABORTED if cut else EndReason.FINISHED)
+        tracker.begun(workflow_type, workflow_id, agent, silent(), step)
+        tracker.completed(workflow_type, workflow_id, silent(COMPLETION), 10)
+    tracker.ended(workflow_type, workflow_id, EndReason.ABORTED if cut else EndReason.FINISHED)
 
 
 def followed(

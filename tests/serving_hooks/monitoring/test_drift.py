@@ -37,9 +37,9 @@ def promoted() -> dict[str, Promoted]:
 
 def noticed(drift: Drift, source: Iterator[Followed], most: int = 1000) -> Alarm | None:
     for _ in range(most):
-        said = drift.followed(next(source))
-        if isinstance(said, Alarm):
-            return said
+        change = drift.followed(next(source))
+        if isinstance(change, Alarm):
+            return change
     return None
 
 
@@ -87,8 +87,8 @@ def test_an_alarm_ends_in_a_block_that_is_as_it_was_and_not_before(promoted: dic
     assert noticed(drift, changed, 200) is not None
     assert all(drift.followed(workflow) is None for workflow in take(changed, 300))
     assert drift.falls_back("t")
-    said = [drift.followed(workflow) for workflow in take(traffic(4), 200)]
-    ended = [index for index, one in enumerate(said) if isinstance(one, Recovered)]
+    changes = [drift.followed(workflow) for workflow in take(traffic(4), 200)]
+    ended = [index for index, one in enumerate(changes) if isinstance(one, Recovered)]
     assert len(ended) == 1
     assert not drift.falls_back("t")
     assert noticed(drift, traffic(5, accuracy=0.4), 200) is not None, "it begins anew"
@@ -130,7 +130,7 @@ def test_made_up_types_are_bounded_and_never_push_a_promoted_one_out(promoted: d
 
 
 def cut(source: Iterator[Followed]) -> Iterator[Followed]:
-    """The same workflows, fallen silent: where they end is not told."""
+    """The same workflows, expired: without an end."""
     for of in source:
         kept = {pair: count for pair, count in of.transitions.items() if pair[1] != END}
         yield replace(of, ended=False, transitions=kept)
@@ -147,8 +147,8 @@ def test_workflows_that_were_cut_are_not_held_against_those_that_ended(promoted:
         drift.followed(next(silent))
     assert drift.falls_back("t"), "one of both has recovered"
     ended = traffic(12)
-    said = [drift.followed(next(ended)) for _ in range(200)]
-    assert sum(isinstance(one, Recovered) for one in said) == 1
+    changes = [drift.followed(next(ended)) for _ in range(200)]
+    assert sum(isinstance(one, Recovered) for one in changes) == 1
     assert not drift.alarms
 
 

@@ -26,9 +26,9 @@ def test_figures_are_those_of_evaluation() -> None:
     shape = (prefixes.steps, 3, vocabulary.outcomes)
     forecasts = {moment: rng.dirichlet(np.full(shape[2], 0.3), shape[:2]).astype(np.float32) for moment in MOMENTS}
     tokens = np.sort(rng.uniform(0, 2000, (prefixes.steps, 2)), axis=1).astype(np.float32)
-    said = Said(vocabulary.agents, forecasts, 7, (0.5, 0.9), tokens, 8)
+    of_rows = Said(vocabulary.agents, forecasts, 7, (0.5, 0.9), tokens, 8)
     live = LiveAccuracy()
-    for workflow in followed_of(table, said):
+    for workflow in followed_of(table, of_rows):
         live.followed(workflow)
     assert live.models() == (("triage", "version 7"), ("triage", "version 8"))
     for moment, of in live.agents("triage", "version 7").items():
@@ -44,8 +44,8 @@ def test_figures_are_those_of_evaluation() -> None:
     outputs = table["output_tokens"].to_numpy().astype(float)
     bounds = zip(prefixes.offsets[:-1], prefixes.offsets[1:], strict=True)
     left = np.concatenate([outputs[low:high][::-1].cumsum()[::-1] for low, high in bounds])
-    truth = measure_lengths(tokens, left, prefixes.workflow, prefixes.position == 0, (0.5, 0.9), rng, 1)
-    assert list(lengths.coverage.values()) == pytest.approx([share.value for share in truth.coverage])
+    expected = measure_lengths(tokens, left, prefixes.workflow, prefixes.position == 0, (0.5, 0.9), rng, 1)
+    assert list(lengths.coverage.values()) == pytest.approx([share.value for share in expected.coverage])
     assert lengths.steps == prefixes.steps
 
 
@@ -94,9 +94,9 @@ def test_what_is_told_without_intervals_is_that_of_now() -> None:
     for number, right in enumerate((0, 10, 10, 4, 7, 1, 10, 3)):
         for live in (asked, fresh):
             live.followed(followed("abc", workflow_type=f"type {number % 3}", right=right, judged=10, within=right))
-        told = asked.to_dict(resamples=0)
-        assert told.keys() == {name for name, _ in asked.models()}
-    assert told == fresh.to_dict(resamples=0)
+        figures = asked.to_dict(resamples=0)
+        assert figures.keys() == {name for name, _ in asked.models()}
+    assert figures == fresh.to_dict(resamples=0)
 
 
 def test_a_window_of_nothing_is_refused() -> None:

@@ -22,43 +22,43 @@ from presage.serving_hooks.workflows import EndReason
 
 def test_beside_the_forecaster_it_tells_what_a_replay_of_the_trace_tells(tiny: Tiny) -> None:
     predictor, table = NextAgentPredictor.load(tiny.folder), read_store(tiny.held_out)
-    forecaster, truth = Forecaster(predictor, 4), ForecastMonitor()
+    forecaster, monitor = Forecaster(predictor, 4), ForecastMonitor()
     for step in table.to_pylist():
         ids = (step["workflow_type"], step["workflow_id"])
         given = {name: step[name] for name in ("input_tokens", "input_text", "prefill_state")}
-        truth.begun(
+        monitor.begun(
             *ids, step["agent"], forecaster.on_prefill(*ids, step["agent"], step=step["step"], **given), step["step"]
         )
         given = {name: step[name] for name in ("output_tokens", "output_text", "completion_state")}
-        truth.completed(*ids, forecaster.on_completion(*ids, **given), step["output_tokens"])
+        monitor.completed(*ids, forecaster.on_completion(*ids, **given), step["output_tokens"])
     for ids in sorted({(step["workflow_type"], step["workflow_id"]) for step in table.to_pylist()}):
-        truth.ended(*ids)
+        monitor.ended(*ids)
     prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon)
     both = predictor.predict_both(prefixes.with_states(predictor.source.states(table)))
     replayed = LiveAccuracy()
     for workflow in followed_of(table, Said(predictor.vocabulary.agents, both, 4)):
         replayed.followed(workflow)
-    ours, theirs = (live.agents("retry", "version 4", resamples=0) for live in (truth.live, replayed))
+    ours, theirs = (live.agents("retry", "version 4", resamples=0) for live in (monitor.live, replayed))
     for moment, figures in theirs.items():
         assert ours[moment].accuracy == pytest.approx(figures.accuracy)
         assert ours[moment].nll == pytest.approx(figures.nll, rel=1e-4)
         assert ours[moment].positions == figures.positions
-    assert not truth.errors
+    assert not monitor.errors
 
 
 def test_an_alarm_is_told_to_the_log_once_and_falls_back(caplog: pytest.LogCaptureFixture) -> None:
-    truth = ForecastMonitor(Drift(config=DriftConfig(learn_from=40)))
+    monitor = ForecastMonitor(Drift(config=DriftConfig(learn_from=40)))
     with caplog.at_level(logging.WARNING):
         for number in range(300):
             word = "abc" if number < 150 else "axc"
             for step, agent in enumerate(word):
-                truth.begun("t", str(number), agent, silent(), step)
-                truth.completed("t", str(number), silent("completion"), 10)
-            truth.ended("t", str(number))
-    assert truth.falls_back("t")
-    assert not truth.falls_back("u")
-    (told,) = [record.getMessage() for record in caplog.records if "has changed" in record.getMessage()]
-    assert "agents never seen: " in told
+                monitor.begun("t", str(number), agent, silent(), step)
+                monitor.completed("t", str(number), silent("completion"), 10)
+            monitor.ended("t", str(number))
+    assert monitor.falls_back("t")
+    assert not monitor.falls_back("u")
+    (message,) = [record.getMessage() for record in caplog.records if "has changed" in record.getMessage()]
+    assert "agents never seen: " in message
 
 
 def test_our_own_failure_is_counted_and_raises_nothing() -> None:
@@ -66,10 +66,10 @@ def test_our_own_failure_is_counted_and_raises_nothing() -> None:
         def followed(self, workflow: Any) -> None:
             raise RuntimeError("the text of a request")
 
-    truth = ForecastMonitor(live=Broken())
-    truth.begun("t", "w", "a", silent(), 0)
-    assert truth.ended("t", "w") == ()
-    assert truth.errors == {"RuntimeError": 1}
+    monitor = ForecastMonitor(live=Broken())
+    monitor.begun("t", "w", "a", silent(), 0)
+    assert monitor.ended("t", "w") == ()
+    assert monitor.errors == {"RuntimeError": 1}
 
 
 odd: st.SearchStrategy[Any] = st.sampled_from(["t", "w", "a", "", None, 3, [], {}, b"x", float("nan"), "x" * 100_000])
@@ -88,7 +88,7 @@ odd: st.SearchStrategy[Any] = st.sampled_from(["t", "w", "a", "", None, 3, [], {
     )
 )
 def test_law_nothing_an_engine_tells_raises(events: list[tuple[Any, ...]]) -> None:
-    truth = ForecastMonitor(max_workflows=3)
+    monitor = ForecastMonitor(max_workflows=3)
     for name, *arguments in events:
-        getattr(truth, name)(*arguments)
-    assert len(truth.tracker) <= 3
+        getattr(monitor, name)(*arguments)
+    assert len(monitor.tracker) <= 3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from monitoring_samples import said, silent, sure_of, walk
+from monitoring_samples import forecast_of, silent, sure_of, walk
 
 from presage.datasets.synthetic.workflows import generate
 from presage.features.moment import COMPLETION, MOMENTS
@@ -29,7 +29,7 @@ from presage.training.metrics import measure
 
 
 class Kept:
-    """An `OutcomeTracker` that keeps what it is told."""
+    """An `OutcomeTracker` that keeps its results."""
 
     def __init__(self, horizon: int = 3, most: int = 100) -> None:
         self.followed: list[Followed] = []
@@ -42,9 +42,9 @@ def brief(outcomes: tuple[Any, ...]) -> list[tuple[str, int, bool, float]]:
 
 def test_every_horizon_is_judged_when_its_step_begins() -> None:
     kept = Kept()
-    first = said([0.1, 0.6, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1])
+    first = forecast_of([0.1, 0.6, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1])
     assert kept.following.begun("t", "w", "a", first, 0) == ()
-    kept.following.completed("t", "w", said([0.0, 0.25, 0.75, 0.0], moment=COMPLETION), 5)
+    kept.following.completed("t", "w", forecast_of([0.0, 0.25, 0.75, 0.0], moment=COMPLETION), 5)
     assert brief(kept.following.begun("t", "w", "b", silent(), 1)) == [
         ("prefill", 1, True, 0.6),
         ("completion", 1, False, 0.25),
@@ -60,9 +60,9 @@ def test_every_horizon_is_judged_when_its_step_begins() -> None:
 def test_the_end_is_an_outcome_and_nothing_is_asked_after_it() -> None:
     kept = Kept()
     rows = ([0.1, 0.6, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.1, 0.1, 0.1, 0.7])
-    kept.following.begun("t", "w", "a", said(*rows), 0)
+    kept.following.begun("t", "w", "a", forecast_of(*rows), 0)
     kept.following.completed("t", "w", silent(COMPLETION), 5)
-    kept.following.begun("t", "w", "b", said(*rows), 1)
+    kept.following.begun("t", "w", "b", forecast_of(*rows), 1)
     kept.following.completed("t", "w", silent(COMPLETION), 5)
     ended = kept.following.ended("t", "w")
     assert brief(ended) == [("prefill", 2, True, 0.4), ("prefill", 1, False, 0.1)]
@@ -75,7 +75,7 @@ def test_the_end_is_an_outcome_and_nothing_is_asked_after_it() -> None:
 @pytest.mark.parametrize("how", [EndReason.EXPIRED, EndReason.ABORTED, "within a step", "dropped"])
 def test_of_a_workflow_that_did_not_end_the_end_and_the_tokens_left_are_unknown(how: str) -> None:
     kept = Kept(most=1)
-    kept.following.begun("t", "w", "a", said([0.0, 0.0, 0.0, 1.0], tokens=(1.0, 2.0)), 0)
+    kept.following.begun("t", "w", "a", forecast_of([0.0, 0.0, 0.0, 1.0], tokens=(1.0, 2.0)), 0)
     if how != "within a step":
         kept.following.completed("t", "w", silent(COMPLETION), 5)
     if how == "dropped":
@@ -97,9 +97,9 @@ def test_an_agent_the_forecast_has_no_name_for_is_wrong() -> None:
 
 def test_tokens_left_are_judged_at_the_end_by_hand() -> None:
     kept = Kept()
-    kept.following.begun("t", "w", "a", said([1, 0, 0, 0], tokens=(10.0, 15.0)), 0)
+    kept.following.begun("t", "w", "a", forecast_of([1, 0, 0, 0], tokens=(10.0, 15.0)), 0)
     kept.following.completed("t", "w", silent(COMPLETION), 8)
-    kept.following.begun("t", "w", "b", said([1, 0, 0, 0], tokens=(3.0, 3.0)), 1)
+    kept.following.begun("t", "w", "b", forecast_of([1, 0, 0, 0], tokens=(3.0, 3.0)), 1)
     kept.following.completed("t", "w", silent(COMPLETION), 4)
     lengths = [o for o in kept.following.ended("t", "w") if isinstance(o, LengthOutcome)]
     assert [(o.tokens, o.within) for o in lengths] == [(12.0, (False, True)), (4.0, (False, False))]
@@ -110,7 +110,7 @@ def test_tokens_left_are_judged_at_the_end_by_hand() -> None:
 def test_what_was_left_is_unknown_up_to_a_step_without_a_count_and_known_behind_it() -> None:
     kept = Kept()
     for number, tokens in enumerate([5, None, "many", 7]):
-        kept.following.begun("t", "w", "a", said([1, 0, 0, 0], tokens=(10.0, 20.0)), number)
+        kept.following.begun("t", "w", "a", forecast_of([1, 0, 0, 0], tokens=(10.0, 20.0)), number)
         kept.following.completed("t", "w", silent(COMPLETION), tokens)
     lengths = [o.tokens for o in kept.following.ended("t", "w") if isinstance(o, LengthOutcome)]
     assert lengths == [7.0]
@@ -118,7 +118,7 @@ def test_what_was_left_is_unknown_up_to_a_step_without_a_count_and_known_behind_
 
 def test_across_missed_steps_only_the_distance_is_known() -> None:
     kept = Kept()
-    kept.following.begun("t", "w", "a", said([0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], tokens=(1.0, 2.0)), 0)
+    kept.following.begun("t", "w", "a", forecast_of([0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], tokens=(1.0, 2.0)), 0)
     kept.following.completed("t", "w", silent(COMPLETION), 5)
     assert brief(kept.following.begun("t", "w", "c", silent(), 3)) == [("prefill", 3, True, 1.0)]
     kept.following.completed("t", "w", silent(COMPLETION), 5)
@@ -181,7 +181,7 @@ def test_a_workflow_that_never_ends_takes_bounded_memory() -> None:
 
 anything: st.SearchStrategy[Any] = st.sampled_from(["t", "w", "a", "b", "", "x" * 500, "\ud800"])
 forecasts: st.SearchStrategy[LiveForecast] = st.sampled_from(
-    [silent(), sure_of("a", "b", "c"), sure_of(END), said([0.2, 0.2, 0.2, 0.4], tokens=(1.0, 9.0), version=2)]
+    [silent(), sure_of("a", "b", "c"), sure_of(END), forecast_of([0.2, 0.2, 0.2, 0.4], tokens=(1.0, 9.0), version=2)]
 )
 events = st.one_of(
     st.tuples(
@@ -194,11 +194,11 @@ events = st.one_of(
 )
 
 
-@given(told=st.lists(events, max_size=60))
-def test_law_whatever_comes_nothing_is_judged_twice_and_little_is_kept(told: list[tuple[Any, ...]]) -> None:
+@given(calls=st.lists(events, max_size=60))
+def test_law_whatever_comes_nothing_is_judged_twice_and_little_is_kept(calls: list[tuple[Any, ...]]) -> None:
     kept = Kept(most=3)
     made, judged = 0, 0
-    for name, *arguments in told:
+    for name, *arguments in calls:
         outcomes = getattr(kept.following, name)(*arguments)
         made += 3 * (name != "ended")
         judged += sum(isinstance(outcome, Outcome) for outcome in outcomes or ())
@@ -225,7 +225,7 @@ def test_law_workflows_side_by_side_are_judged_as_one_after_the_other(words: lis
             mixed.following.ended("t", str(number))
         at[number] += 1
 
-    def told(kept: Kept) -> list[Any]:
+    def results(kept: Kept) -> list[Any]:
         return sorted(sorted(of.transitions.items()) for of in kept.followed)
 
-    assert told(alone) == told(mixed)
+    assert results(alone) == results(mixed)

@@ -24,12 +24,12 @@ LENGTHS = {**figures("ab", "ac", judged=0, within=8), **figures("ab", "ac", judg
 
 
 def test_what_was_written_is_read_and_equal_figures_make_an_equal_file() -> None:
-    told = {**LENGTHS, "é → 'x'": AGENTS["t"]}
-    content = promoted_json(told)
+    by_type = {**LENGTHS, "é → 'x'": AGENTS["t"]}
+    content = promoted_json(by_type)
     again = read_promoted(content.encode())
-    assert {name: of.to_dict() for name, of in again.items()} == {name: of.to_dict() for name, of in told.items()}
+    assert {name: of.to_dict() for name, of in again.items()} == {name: of.to_dict() for name, of in by_type.items()}
     assert again["u"].ended
-    assert promoted_json(dict(reversed(told.items()))) == content
+    assert promoted_json(dict(reversed(by_type.items()))) == content
     assert read_promoted(promoted_json({}).encode()) == {}
 
 

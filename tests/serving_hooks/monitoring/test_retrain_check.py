@@ -31,9 +31,9 @@ def test_due_is_what_has_changed_and_what_no_model_has_seen() -> None:
     alarm = found.types["changed"].alarm
     assert alarm is not None
     assert any(reason.figure == "transitions never seen" for reason in alarm.reasons)
-    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert told["workflow_types"]["changed"]["alarm"]["reasons"]
-    assert told["workflow_types"]["same"]["latest"]["version 1"]["moments"]["prefill"]["accuracy"] == [0.5]
+    written = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert written["workflow_types"]["changed"]["alarm"]["reasons"]
+    assert written["workflow_types"]["same"]["latest"]["version 1"]["moments"]["prefill"]["accuracy"] == [0.5]
 
 
 def test_what_has_recovered_is_not_due() -> None:
@@ -63,12 +63,12 @@ def test_a_tool_takes_no_tokens_and_an_unknown_count_leaves_lengths_unknown() ->
     schema = table.schema
     for name, column in (("kind", kinds), ("output_tokens", tokens)):
         table = table.set_column(schema.get_field_index(name), schema.field(name), column)
-    said = np.full((steps, 1), 10.0 * (steps - 1), np.float32)
-    said[1] = np.nan  # nobody says what is left at a tool's call
-    (found,) = followed_of(table, Said(quantiles=(0.5,), tokens=said, lengths_version=3))
+    tokens = np.full((steps, 1), 10.0 * (steps - 1), np.float32)
+    tokens[1] = np.nan  # no forecast at a tool call
+    (found,) = followed_of(table, Said(quantiles=(0.5,), tokens=tokens, lengths_version=3))
     assert found.lengths["version 3"].judged == steps - 1
     llm = table.set_column(schema.get_field_index("kind"), schema.field("kind"), pa.array(["llm"] * steps))
-    (unknown,) = followed_of(llm, Said(quantiles=(0.5,), tokens=said, lengths_version=3))
+    (unknown,) = followed_of(llm, Said(quantiles=(0.5,), tokens=tokens, lengths_version=3))
     assert unknown.lengths["version 3"].judged == steps - 2
 
 

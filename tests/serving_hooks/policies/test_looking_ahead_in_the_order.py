@@ -1,4 +1,4 @@
-"""What would be given up next can be asked without giving it up, and a workflow's blocks can be told."""
+"""The next evictions can be read without evicting, and a workflow's blocks explained."""
 
 from hypothesis import given
 from hypothesis import strategies as st

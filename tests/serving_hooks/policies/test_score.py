@@ -100,13 +100,13 @@ def simplex(draw: st.DrawFn, rows: int) -> NDArray[np.float64]:
 
 
 @st.composite
-def truth_and_guess(draw: st.DrawFn) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def true_and_estimated(draw: st.DrawFn) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     rows = draw(st.integers(1, 4))
     return simplex(draw, rows), simplex(draw, rows)
 
 
 @given(
-    st.lists(st.tuples(truth_and_guess(), st.sets(st.sampled_from(AGENTS))), min_size=1, max_size=4),
+    st.lists(st.tuples(true_and_estimated(), st.sets(st.sampled_from(AGENTS))), min_size=1, max_size=4),
     st.sampled_from([0.3, 0.7, 0.9]),
 )
 def test_an_error_of_the_forecasts_moves_a_score_no_further_than_the_paper_proves(
