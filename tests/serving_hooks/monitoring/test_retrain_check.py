@@ -63,12 +63,12 @@ def test_a_tool_takes_no_tokens_and_an_unknown_count_leaves_lengths_unknown() ->
     schema = table.schema
     for name, column in (("kind", kinds), ("output_tokens", tokens)):
         table = table.set_column(schema.get_field_index(name), schema.field(name), column)
-    tokens = np.full((steps, 1), 10.0 * (steps - 1), np.float32)
-    tokens[1] = np.nan  # no forecast at a tool call
-    (found,) = followed_of(table, Said(quantiles=(0.5,), tokens=tokens, lengths_version=3))
+    remaining = np.full((steps, 1), 10.0 * (steps - 1), np.float32)
+    remaining[1] = np.nan  # no forecast at a tool call
+    (found,) = followed_of(table, Said(quantiles=(0.5,), tokens=remaining, lengths_version=3))
     assert found.lengths["version 3"].judged == steps - 1
     llm = table.set_column(schema.get_field_index("kind"), schema.field("kind"), pa.array(["llm"] * steps))
-    (unknown,) = followed_of(llm, Said(quantiles=(0.5,), tokens=tokens, lengths_version=3))
+    (unknown,) = followed_of(llm, Said(quantiles=(0.5,), tokens=remaining, lengths_version=3))
     assert unknown.lengths["version 3"].judged == steps - 2
 
 
