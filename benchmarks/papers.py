@@ -1,4 +1,4 @@
-"""Published policies for `presage replay` beside those of the hooks, as plug-ins: they stand in no product.
+"""Published policies as plug-ins of `presage replay`, for comparison with the policies of the hooks.
 
     THUNDERAGENT   workflows paused where they do not fit, no forecasts, vLLM's order of free blocks (ThunderAgent)
     static_graph   blocks by steps to execution over learnt transitions of their workflow type (KVFlow, after PBKV)
@@ -36,7 +36,7 @@ HALF_LIFE_S: Final = 10.0
 
 
 class _NoTimes:
-    """The hooks tell admission how long iterations take; this one does not ask."""
+    """The iteration times that the hooks report to admission; this policy ignores them."""
 
     def updated(self, *args: Any) -> None: ...
     def scheduled(self, *args: Any) -> None: ...
@@ -60,7 +60,7 @@ class PauseRestore:
     call with a weight that decays (eq. 6 and 7). While they are more than the cache, workflows are paused: those in a
     tool call first, the smallest first (eq. 10). While there is room they are restored: those whose request waits
     first, the smallest first (eq. 11). One whose request is being computed is not interrupted: it is paused once that
-    has ended. A new workflow runs at once if nobody waits and it fits.
+    has ended. A new workflow runs at once if no workflow waits and it fits.
 
     The figures of Δt and of the decay are the program's own, not the paper's: every 5 s, and a half-life of 10 s, which
     is what the hooks' own admission takes for a tool call of unknown length. Where nothing runs the smallest is
@@ -227,7 +227,7 @@ class StaticGraph:
     """A source of forecasts that are the same for all workflows of a type: steps to execution on a static graph.
 
     Source: KVFlow (Pan et al., 2025), as PBKV describes it (section 6.1): every agent of a predefined graph has a
-    distance, the least number of steps until it may run, and what belongs to the agent furthest away is given up first.
+    distance, the least number of steps until it may run, and the blocks of the agent furthest away are evicted first.
 
     Where we depart. The workflows replayed have no predefined graph, so it is learnt: the transitions seen in a
     training part. An agent that other workflows of the type reach in two steps is two steps away in all of them. The

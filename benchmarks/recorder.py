@@ -1,10 +1,10 @@
 """What does recording cost the engine's thread, and how many steps a second reach the disk?
 
-One thread plays the engine: it tells the recorder of steps (begun, two hidden states, a forecast at each moment,
-completed, every tenth the end of its workflow) at a given rate, and sleeps in between; the recorder's own thread writes
-at the same time. The time of all calls of a step is the price of that step, waiting for the interpreter included; its
-CPU time beside it tells how much of that was the machine's other work. What is compared with is the least that can be
-done, which is to copy the two states. Ways take turns, and figures are medians over the rounds.
+One thread plays the engine. It reports steps to the recorder (start, two hidden states, a forecast at each moment,
+completion, and after every tenth step the end of its workflow) at a given rate and sleeps in between; the recorder's
+own thread writes at the same time. The cost of a step is the wall time of all its calls, including waits for the
+interpreter lock; its CPU time excludes other work of the machine. The baseline is a copy of the two states, the least
+possible work. Variants run in turns, and figures are medians over rounds.
 
 Then steps are offered at a rate for some seconds, and counted: those on disk, read back from there, and those dropped.
 "CPU µs to write" is the CPU time of the recorder's thread a step: a million over it is what a whole core could write.
@@ -55,7 +55,7 @@ class Named:
 
 
 def known(count: int) -> list[tuple[str, Named]]:
-    """What an engine has of its requests before it tells anybody."""
+    """The request data that an engine has before it reports a step."""
     return [
         (
             f"request-{i}",
@@ -66,7 +66,7 @@ def known(count: int) -> list[tuple[str, Named]]:
 
 
 def served(to: StepRecorder, i: int, request: str, step: Named, states: Any, forecasts: Any) -> None:
-    """Step number i, as an engine's hooks tell it."""
+    """Step number i, as reported by an engine's hooks."""
     to.begun(request, step, input_tokens=1000 + i % 500, cached_input_tokens=512)
     if states is not None:
         to.state(request, "prefill", states[0])
@@ -82,7 +82,7 @@ def served(to: StepRecorder, i: int, request: str, step: Named, states: Any, for
 
 
 def paced(call: Callable[[int], object], rate: float, seconds: float) -> tuple[list[float], list[float]]:
-    """Calls so many times a second for so long; µs of each call, and CPU µs of each."""
+    """Call at a fixed rate for a fixed time; µs and CPU µs of each call."""
     taken, worked = [], []
     begun = time.perf_counter()
     for i in range(int(rate * seconds)):

@@ -1,1 +1,1 @@
-"""Predictors of remaining output tokens: trained, judged beside baselines, reported."""
+"""Train, evaluate and report predictors of remaining output tokens."""

@@ -1,9 +1,9 @@
-"""How good forecasts of lengths are on held-out traces: a predictor and its baselines, side by side.
+"""Evaluate length predictors and baselines on held-out traces.
 
-What is judged is a function from rows to quantiles, so one code path serves our predictor, every baseline and the
-oracle of a synthetic process. All are judged on the same steps: those whose length is known. A step of a cut workflow
-has a lower bound and no length; it is left out and counted. Where long workflows are the ones that get cut, what
-remains is shorter than what is to come, for every model alike.
+A predictor is a function from rows to quantiles, so one code path evaluates Presage's predictor, every baseline and the
+oracle of a synthetic process. All are evaluated on the steps with a known length. Steps of truncated workflows are left
+out and counted. If mostly long workflows are truncated, the remaining steps are biased towards short lengths, equally
+for every model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from presage.training.metrics import RESAMPLES
 KIND: Final = "remaining-length"
 
 BINS: Final = 10
-"""Groups of equally many steps, by forecast, in which forecast and truth are compared."""
+"""Number of equal-sized groups, by forecast, in which forecast and actual length are compared."""
 
 Predict = Callable[[LengthRows], NDArray[np.float32]]
 """Rows to quantiles [n, Q], tokens."""
@@ -35,7 +35,7 @@ Predict = Callable[[LengthRows], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class LengthDifference:
-    """Figures of one minus those of another, on the same steps; below 0 the first is better.
+    """Figures of the first predictor minus those of the second on the same steps; below 0 the first is better.
 
     Attributes:
         tau_distance: by scope.
@@ -140,7 +140,7 @@ def evaluate(
     version: int | None = None,
     resamples: int = RESAMPLES,
 ) -> LengthEvaluation:
-    """Judges `predict` on rows that it was not trained on, and every baseline beside it.
+    """Evaluate a predictor and baselines on rows that they were not trained on.
 
     Args:
         predict: what is judged.
@@ -218,7 +218,7 @@ def evaluate(
 
 
 def difference(ours: LengthFigures, theirs: LengthFigures, seed: int, resamples: int = RESAMPLES) -> LengthDifference:
-    """Ours minus theirs with paired intervals: a resample draws the same workflows for both."""
+    """First minus second, with paired intervals."""
     wrong, pairs = (np.stack([of[scope] for scope in SCOPES], axis=1) for of in (_minus(ours, theirs), ours.pairs))
     ranks = pair_ratio_cis(wrong, pairs, np.random.default_rng(seed), resamples)
     loss = ours.loss - theirs.loss
@@ -239,7 +239,7 @@ def difference(ours: LengthFigures, theirs: LengthFigures, seed: int, resamples:
 def _lost(
     against: Mapping[str, LengthDifference], baselines: Mapping[str, LengthFigures], quantiles: Sequence[float]
 ) -> tuple[Behind, ...]:
-    """The comparisons that a baseline won, from the differences to each."""
+    """The comparisons that a baseline won."""
     found = []
     for name, gap in against.items():
         own = baselines[name]
@@ -257,7 +257,7 @@ def _minus(ours: LengthFigures, theirs: LengthFigures) -> dict[str, NDArray[np.f
 
 
 def _queue(rows: LengthRows, median: NDArray[np.float32], seed: int) -> QueueFigures | None:
-    """The queue over the workflows whose every step is known."""
+    """The queue over workflows in which every step has a known length."""
     waiting = queued(rows)
     if waiting is None:
         return None

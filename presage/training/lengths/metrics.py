@@ -1,13 +1,11 @@
-"""How right and how honest quantiles of a length are: arrays in, figures out.
+"""Ranking, loss and coverage of length quantiles.
 
-Everything but the ranking is a ratio of sums over workflows, so that intervals are by bootstrap over workflows. A step
-whose length is not known (no count recorded, or its workflow was cut) is not judged; the caller leaves it out and says
-how many.
+All figures but the ranking are ratios of sums over workflows, with intervals by bootstrap over workflows. The caller
+leaves out and counts steps with an unknown length (no count recorded, or a truncated workflow).
 
-The ranking's figure is Kendall's tau distance: how far a ranking by forecast is from the ranking by truth (Chimera,
-appendix B.2). It is the share of pairs of steps that the forecast puts the wrong way round; a pair it ties counts half,
-so that a constant, which ranks nothing, has exactly 0.5. A pair whose truth is equal has no right way round and is left
-out, so that the truth itself has 0. Pairs are counted for each step, not only in all, because intervals are by workflow
+Rankings are compared by Kendall's tau distance (Chimera, appendix B.2): the share of pairs of steps that the forecast
+orders wrongly. A pair tied by the forecast counts half, so a constant has exactly 0.5. Pairs of equal lengths are left
+out, so a perfect forecast has 0. Pairs are counted by step, because intervals are by workflow
 (`presage.predictors.common.bootstrap.pair_ratio_cis`).
 """
 
@@ -39,7 +37,7 @@ def discordance(truth: NDArray[np.floating], forecast: NDArray[np.floating]) -> 
     order, low = (np.unique(values, return_inverse=True)[1].astype(np.int64) for values in (truth, forecast))
     sizes = np.bincount(order, minlength=1)
     pairs = len(order) - sizes[order]
-    # Once upwards and once, everything reversed, downwards: a step is wronged from both sides.
+    # One pass upwards and one reversed, so that each discordant pair counts at both of its steps.
     wrong = _overtaken(order, low) + _overtaken(order.max(initial=0) - order, low.max(initial=0) - low)
     return wrong, pairs.astype(np.float64)
 
@@ -52,9 +50,9 @@ def tau_distance(truth: NDArray[np.floating], forecast: NDArray[np.floating]) ->
 
 @njit(cache=True)
 def _overtaken(truth: NDArray[np.int64], forecast: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of each step, the steps of lesser truth whose forecast is greater (1) or equal (1/2); ranks from 0, float64 [n].
+    """For each step, the number of shorter steps with a longer (1) or equal (1/2) forecast; ranks from 0, float64 [n].
 
-    A Fenwick tree over the ranks of the forecasts holds the steps of lesser truth: n log n.
+    A Fenwick tree over the ranks of the forecasts holds the shorter steps: O(n log n).
     """
     n = len(truth)
     wrong = np.zeros(n, np.float64)
@@ -160,7 +158,7 @@ def measure(
     rng: np.random.Generator,
     resamples: int = RESAMPLES,
 ) -> LengthFigures:
-    """Judges quantiles of n steps against what came.
+    """Compare quantiles of n steps with the actual lengths.
 
     Args:
         forecast: [n, Q] tokens.
@@ -168,11 +166,11 @@ def measure(
         workflow: [n], the workflow of each step, 0..W-1.
         arrival: bool [n], the steps at which workflows arrive.
         quantiles: Q, rising, each between 0 and 1.
-        rng: the source of the bootstrap.
-        resamples: how often the workflows are drawn anew.
+        rng: for the bootstrap.
+        resamples: number of bootstrap resamples.
 
     Raises:
-        ValueError: shapes do not fit one another, there is no step, or a number is not finite.
+        ValueError: inconsistent shapes, no step, or a number that is not finite.
     """
     steps, size = forecast.shape
     if not steps or truth.shape != (steps,) or workflow.shape != (steps,) or size != len(quantiles):

@@ -1,12 +1,11 @@
-"""What a ranking is worth: mean completion of whole workflows in a queue with a single server.
+"""Mean completion time of workflows in a single-server queue, ordered by predicted length.
 
-The server carries out one step at a time, without interrupting it, in a time that is the step's output tokens. A
-workflow asks for its next step as soon as the one before is done, so at any moment each workflow waits with one step at
-most. Whenever the server is free it takes the waiting step of the lowest key; among equals, the one that waits longest.
+The server runs one step at a time without preemption; its service time is the step's output tokens. A workflow submits
+its next step when the previous one ends, so it has at most one waiting step. A free server takes the waiting step with
+the lowest key, as vLLM does; ties go to the one waiting longest.
 
-That is a toy: no batching, no prefill, no cache, and steps that ran side by side are carried out one by one. It says
-which order is better and roughly by how much, not how many seconds a deployment saves (`presage replay` is for that).
-As in vLLM, the lower key goes first.
+This is a simplified model without batching, prefill or cache, and parallel steps run one after the other. It compares
+orders; use `presage replay` to estimate the seconds that a deployment saves.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LOAD: Final = 0.9
 """Share of the time the server is busy, on the mean."""
 
 DRAWS: Final = 5
-"""How often arrival times are drawn; every policy meets the same ones."""
+"""Number of draws of arrival times, shared by all policies."""
 LOADS_DRAWS: Final = 20
 """The same at several loads, where the interval is the doubt of the arrivals, not of workflows or training."""
 
@@ -95,7 +94,7 @@ def completions(
         if step[w] == last[w]:
             done[w] = now
             continue
-        # Who came while the step was carried out waits longer than the step that begins to wait now.
+        # Workflows that arrived during the step have waited longer than the step that starts to wait now.
         while coming and coming[-1][0] <= now:
             came, other = coming.pop()
             heapq.heappush(waiting, (key[step[other]], came, other))

@@ -1,9 +1,9 @@
-"""Which texts a predictor of lengths reads, decided on held-out tasks: none, relevant terms, or all terms.
+"""Choose the text features of a length predictor on held-out tasks: none, relevant terms, or all terms.
 
-As for next agents (`training/semantic_state.py`): of each candidate a quick trial, a few boosted trees on the logarithm
-of what is left, learns from the learning part of the training tasks and is judged on their calibration part; the
-simplest within one standard error of the best is kept. Sketches are fitted on the learning part, so the calibration
-part is judged as fresh texts are. Without a sketch, the sizes of prompts are still read.
+As for next agents (`training/semantic_state.py`): for each candidate, a few boosted trees on the logarithm of the
+remaining tokens are fitted on the learning part of the training tasks and scored on the calibration part. The simplest
+candidate within one standard error of the best is chosen. Sketches are fitted on the learning part only, so the
+calibration part acts as new texts. Without a sketch, the predictor still uses prompt sizes.
 """
 
 from __future__ import annotations
@@ -129,12 +129,12 @@ def _standing(rows: LengthRows, group: NDArray[np.int32]) -> NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TextChoice:
-    """A candidate, and why.
+    """The chosen candidate and the comparison behind it.
 
     Attributes:
         name: the candidate.
         encoder: with its sketch.
-        rows: the training rows as it sees them.
+        rows: the training rows with its features.
         losses: pinball loss of each candidate on calibration steps, on the logarithm, summed over two quantiles, with
             the standard error (over tasks) of its difference to the best; empty where there was nothing to compare.
         refused: candidates that could not be fitted, and why.
@@ -205,7 +205,7 @@ def choose_texts(
     if len(tried) > 1 and compared:
         errors: dict[Candidate, NDArray[np.float64]] = {}
         labels = np.log1p(rows.remaining.astype(np.float64))
-        # Every task counts once: by steps, a handful of long workflows would decide.
+        # Every task has weight 1; weighted by steps, a few long workflows would dominate.
         _, index, steps = np.unique(rows.task[judged], return_inverse=True, return_counts=True)
         share = 1.0 / steps[index]
         for name, seen in tried.items():

@@ -1,13 +1,12 @@
-"""From a trace to a predictor of lengths and its evaluation, next to every baseline.
+"""Train and evaluate a length predictor and baselines.
 
-As `presage.training.next_agent`, in the same order: test tasks are set apart first, vocabularies and the sketch are
-made from the training part alone, and a calibration part of it, never the test set, chooses the estimator and makes its
-quantiles cover. Baselines need no calibration, so they learn from the whole training part.
+As in `presage.training.next_agent`, test tasks are split off first, and vocabularies and the sketch come from the
+training part only. A calibration part of it, never the test set, selects the estimator and calibrates its quantiles.
+Baselines need no calibration and are fitted on the whole training part.
 
-`ablate` asks what each group of features is worth: it trains again with one of them withheld from training, calibration
-and judging alike, as where a trace does not record it. All trainings learn from the same rows and are judged on the
-same steps, so differences are paired. Where two groups carry the same information, withholding one costs nothing: a
-group without effect alone may still matter where the other is absent.
+`ablate` retrains with one group of features withheld from training, calibration and evaluation, as if the trace did not
+record it. All trainings share rows and test steps, so differences are paired. If two groups carry the same information,
+withholding one of them has no effect, although it may matter when the other is absent.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ CALIBRATION_FRACTION: Final = 0.25
 """Of the training tasks. Upper quantiles are made to cover on these: .99 wants hundreds of steps of each type."""
 
 LIMITS: Final[Limits] = dict.fromkeys(("floor", "min_evidence"), (1, math.inf))
-"""What the numbers of a `RemainingLengthConfig` have to keep to."""
+"""Ranges of the numeric fields of `RemainingLengthConfig`."""
 
 FLOOR: Final = "constant"
 """The baseline of an evaluation: fitted on the very steps it is judged on, no constant does better there."""
@@ -81,7 +80,7 @@ def train_lengths(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> LengthTraining:
-    """Fits a predictor and its baselines and judges them on the same held-out workflows.
+    """Fit a predictor and baselines and evaluate them on the same held-out workflows.
 
     Args:
         table: a valid trace.
@@ -168,9 +167,9 @@ def evaluate_lengths(
     model: str | None = None,
     version: int | None = None,
 ) -> JudgedLengths:
-    """Judges a fitted predictor on a valid trace that it was not trained on.
+    """Evaluate a fitted predictor on a valid trace that it was not trained on.
 
-    With `profile` it is judged under that input profile alone, else on all there is, and under each profile as well.
+    With `profile`, use this input profile only; otherwise use all inputs, and each profile in addition.
 
     Raises:
         TraceError: no step has a known length, or the predictor knows none of the agents.
@@ -195,7 +194,7 @@ def evaluate_lengths(
 
 
 def _profiles(predictor: RemainingLengthPredictor, rows: LengthRows) -> dict[str, LengthRows]:
-    """The rows under each input profile; what looks alike to the predictor is one object."""
+    """The rows under each input profile; profiles with equal inputs share one object."""
     seen: list[LengthRows] = [rows]
     found = {}
     for name, sources in PROFILES.items():
