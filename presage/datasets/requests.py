@@ -68,7 +68,7 @@ def read_requests(paths: Sequence[Path]) -> list[PlainRequest]:
     """All requests of some files, in order of arrival.
 
     Raises:
-        TraceError: a file cannot be read, a line is not as wanted (names it), or there is no request in them.
+        TraceError: a file cannot be read, a line is malformed (the message names it), or there is no request in them.
     """
     found: list[PlainRequest] = []
     for path in paths:
@@ -92,8 +92,8 @@ def _lines(path: Path) -> Iterator[PlainRequest]:
         ids = tuple(line.hash_ids or ())
         if len(ids) > -(-line.input_length // HASH_TOKENS):
             raise TraceError(
-                f"{path}, line {place.line}: {len(ids)} hash_ids for {line.input_length} tokens; one for each "
-                f"{HASH_TOKENS} is wanted: correct the line"
+                f"{path}, line {place.line}: {len(ids)} hash_ids for {line.input_length} tokens; expected one for "
+                f"each {HASH_TOKENS} tokens: correct the line"
             )
         yield PlainRequest(line.timestamp / 1e3, line.input_length, line.output_length, ids)
 
@@ -134,5 +134,7 @@ def _row(path: Path, of: CsvRow, row: dict[str, str]) -> PlainRequest:
             sizes.append(size)
     except ValueError:
         wanted = "a time such as 2024-05-10 00:00:00.009930" if column == _CSV[0] else "a number of tokens"
-        raise TraceError(f"{path}, line {of.line}: {column} is not as wanted: {wanted}; correct the line") from None
+        raise TraceError(
+            f"{path}, line {of.line}: {column} is malformed; expected {wanted}: correct the line"
+        ) from None
     return PlainRequest((came if came.tzinfo else came.replace(tzinfo=UTC)).timestamp(), sizes[0], sizes[1])

@@ -73,7 +73,7 @@ def split(table: pa.Table, fraction: float, seed: int, by: Literal["auto", "task
         TraceError: there are fewer than two groups, or `by` is "time" and times cannot separate the groups.
     """
     if not 0 < fraction < 1:
-        raise ConfigurationError(f"test fraction {fraction}: a number between 0 and 1 is wanted, such as 0.2")
+        raise ConfigurationError(f"test fraction {fraction}: expected a number between 0 and 1, such as 0.2")
     groups = _groups(table)
     if len(groups.keys) < 2:
         what = "workflow" if pc.all(pc.is_null(table["task"])).as_py() else "task"

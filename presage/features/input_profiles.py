@@ -1,8 +1,8 @@
-"""Which inputs of a step are at hand where a predictor serves: the sources, and the profiles made of them.
+"""Input profiles: which inputs of a step are available where a predictor serves.
 
-A model trained on texts and used without them is another model. So an evaluation masks what a profile lacks and judges
-again, and a promotion is judged under the profile of what will ask it: vLLM's scheduler sees token counts and hidden
-states, never a text; a gateway sees texts, never a hidden state.
+A predictor trained with texts behaves differently without them. So an evaluation masks the inputs that a profile lacks
+and scores again, and a promotion is decided under the profile of the predictor's clients: vLLM's scheduler has token
+counts and hidden states but no text; a gateway has texts but no hidden states.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ COLUMNS: Final[Mapping[Source, tuple[str, ...]]] = MappingProxyType(
         STATES: ("prefill_state", "completion_state"),
     }
 )
-"""Columns of the trace that a source supplies: token counts; the request as its client wrote it, its model's name
-included; hidden states of the model that served it. Workflow type, agent, order and kind of steps are always there."""
+"""Trace columns by source: token counts; the request as the client sent it, including the model name; hidden states of
+the serving model. Workflow type, agent, order and kind of steps are always available."""
 
 Sources = frozenset[Source]
 
@@ -40,16 +40,16 @@ PROFILES: Final[Mapping[str, Sources]] = MappingProxyType(
         "engine": frozenset((TOKENS, STATES)),
     }
 )
-"""The profiles of an evaluation, the fullest but one last: `engine` is what our hooks in vLLM supply."""
+"""The profiles of an evaluation; `engine` is what our hooks in vLLM supply."""
 
 FULL: Final = "+states"
 
 TARGETS: Final[Mapping[str, str]] = MappingProxyType({"engine": "engine", "gateway": "+text", "full": FULL})
-"""Profile by where a version is promoted to."""
+"""Profile by promotion target."""
 
 
 def masked(table: pa.Table, sources: Sources) -> pa.Table:
-    """The same trace with the columns of all other sources null."""
+    """The trace with the columns of all other sources set to null."""
     for source, columns in COLUMNS.items():
         for name in columns if source not in sources else ():
             if name in table.column_names:

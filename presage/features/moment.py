@@ -7,9 +7,9 @@ from typing import Final, Literal
 Moment = Literal["prefill", "completion"]
 
 PREFILL: Final = "prefill"
-"""The prompt has been read, no token produced: the step's agent, its input and the prefill state are known."""
+"""After prefill, before the first output token: the step's agent, input and prefill state are known."""
 
 COMPLETION: Final = "completion"
-"""The last token has been produced: the step's output and its completion state are known as well."""
+"""After the last output token: the step's output and completion state are known as well."""
 
 MOMENTS: Final[tuple[Moment, ...]] = (PREFILL, COMPLETION)

@@ -1,10 +1,10 @@
-"""Every prefix of every workflow as ragged arrays, with its labels.
+"""All prefixes of all workflows as ragged arrays, with their labels.
 
-A position is a step: the prefix that ends there. Rows are steps, workflows lie one after the other. A position's
-labels are the next K outcomes; nothing is predicted after END, nor past the point where a censored trace was cut
-(its next step is unknown, not END).
+A position is a step and stands for the prefix that ends there. Rows are steps, workflow after workflow. The labels of a
+position are the next K outcomes. Positions after END, or after the point where a trace was cut (the next step is
+unknown, not END), are masked.
 
-`transition_matrix` says which agent follows which, counted over prefixes.
+`transition_matrix` holds the transition probabilities between agents.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from presage.features.vocabulary import Vocabulary
 MASKED: Final = -1
 
 SIZES: Final = ("input_tokens", "output_tokens")
-"""What is known of a step's size; the output's only at completion. Kept as log(1 + x), NaN where not recorded.
+"""Token counts of a step (the output's only at completion), stored as log(1 + x), NaN if not recorded.
 
-Lengths of texts are no inputs: an engine that counts tokens does not know them, and in production they tell workflows
-apart (a customer's name, a pasted log), not what comes next."""
+Text lengths are not inputs: an engine does not know them, and in production they identify workflows (a customer's
+name, a pasted log) without predicting the next step."""
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """W workflows, n steps, K steps ahead.
+    """Prefixes of W workflows with n steps, and labels K steps ahead.
 
     Attributes:
-        vocabulary: what the indices mean.
-        offsets: int64 [W+1], workflow w has the rows offsets[w]:offsets[w+1].
+        vocabulary: meaning of the indices.
+        offsets: int64 [W+1]; workflow w has the rows offsets[w]:offsets[w+1].
         workflow_type: int32 [W], index of the workflow's type (T: unknown).
-        task: int32 [W], equal for workflows of one task: they stay on one side of any split.
+        task: int32 [W], equal for workflows of one task, which stay on one side of any split.
         agent: int32 [n], index of the step's agent (V: unknown).
         outcomes: int32 [n, K], index of the outcome 1..K steps ahead (V: END, V+1: an agent not in the vocabulary,
-            MASKED: nothing to know).
+            MASKED: unknown).
         sizes: float32 [n, 2], the columns of SIZES.
-        states: the semantic state of each step at each moment, float32 [n, d], rows of NaN where none was recorded;
-            a moment without states is absent.
+        states: semantic state of each step at each moment, float32 [n, d], NaN rows if not recorded; a moment without
+            states is absent.
     """
 
     vocabulary: Vocabulary
@@ -79,7 +79,7 @@ class Prefixes:
 
     @property
     def position(self) -> NDArray[np.int64]:
-        """int64 [n], how many steps of the workflow came before."""
+        """int64 [n], number of earlier steps in the workflow."""
         return np.arange(self.steps) - np.repeat(self.offsets[:-1], np.diff(self.offsets))
 
     def rows_of(self, workflows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -89,7 +89,7 @@ class Prefixes:
         return starts + np.arange(lengths.sum())
 
     def take(self, workflows: NDArray[np.int64]) -> Prefixes:
-        """The given workflows alone, in the given order."""
+        """The given workflows, in the given order."""
         rows = self.rows_of(workflows)
         return replace(
             self,
@@ -162,12 +162,12 @@ def _outcomes(
 
 
 def _sizes(table: pa.Table) -> NDArray[np.float32]:
-    counts = [pc.cast(table[name], pa.float32(), safe=False).to_numpy() for name in SIZES]  # above 2^24 it is rounded
+    counts = [pc.cast(table[name], pa.float32(), safe=False).to_numpy() for name in SIZES]  # rounded above 2^24
     return np.log1p(np.stack(counts, axis=1).astype(np.float32))
 
 
 def join(first: Prefixes, second: Prefixes) -> Prefixes:
-    """Both, one after the other; they come from one trace, so vocabulary and task numbers agree."""
+    """Both parts of one trace, which share vocabulary and task numbers, one after the other."""
     return replace(
         first,
         offsets=np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
@@ -181,9 +181,9 @@ def join(first: Prefixes, second: Prefixes) -> Prefixes:
 
 
 def transition_counts(prefixes: Prefixes) -> NDArray[np.int64]:
-    """How often outcome j came right after agent i, int64 [V+1, V+1]; row V is the unknown agent, column V is END.
+    """Counts of outcome j directly after agent i, int64 [V+1, V+1]; row V is the unknown agent, column V is END.
 
-    A step whose next one is not known (the trace was cut) counts nowhere.
+    Steps whose next step is unknown (the trace was cut) are not counted.
     """
     size = prefixes.vocabulary.outcomes
     following = prefixes.outcomes[:, 0]

@@ -1,13 +1,13 @@
-"""Embeddings of texts by any transformer from a local folder or the hub, kept on disk between runs.
+"""Text embeddings from any transformer in a local folder or on the hub, cached on disk.
 
-An embedding is the mean of the last hidden state over the tokens of the text: it serves encoders and decoders alike. A
-text past the model's length keeps its first and its last tokens, half each, because agents are called by name at the
-end of a message.
+An embedding is the mean of the last hidden state over the tokens of the text, which works for encoders and decoders
+alike. A text longer than the model's limit keeps its first and its last tokens, half each, because messages often name
+the next agent at the end.
 
-A hub name is resolved to its snapshot folder first, so there is one way to load; its network use is the hub client's,
-and none where the hub is offline. Weights are read from safetensors only.
+A hub name is resolved to its snapshot folder first, so there is one way to load; only the hub client uses the network,
+unless the hub is set offline. Weights are read from safetensors only.
 
-No code of a model's own is run. Text is never stored: embeddings lie in the cache under the SHA-256 of their text.
+Custom model code is never run. Text is never stored: the cache keys embeddings by the SHA-256 of their text.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from presage.errors import ConfigurationError
 _log = logging.getLogger(__name__)
 
 BATCH_TOKENS: Final = 8_192
-"""Tokens of a batch, padding included: bounds memory whatever the lengths."""
+"""Most tokens of a batch, padding included; bounds memory."""
 
 SAVE_EVERY_TEXTS: Final = 10_000
-"""An interrupted run loses at most so many embeddings."""
+"""Embeddings between two writes of the cache; an interrupted run loses at most so many."""
 
 _ROLE: Final = "text encoder"
 _LONGEST_TOKENS: Final = 1_000_000  # a tokenizer without a limit reports an astronomical one
@@ -44,11 +44,11 @@ class TextEncoder:
     """A loaded transformer and the cache of its embeddings.
 
     Attributes:
-        name: folder (absolute) or hub name, as an artefact keeps it.
+        name: absolute folder or hub name, as stored in artefacts.
         digest: "sha256:…" over its configuration, tokenizer and weights.
         size: d, width of an embedding.
-        longest: tokens of the longest text it reads whole, special tokens excluded.
-        cache_file: where embeddings are kept.
+        longest: longest text in tokens that it reads without truncation, special tokens excluded.
+        cache_file: path of the cache.
     """
 
     name: str
@@ -64,19 +64,19 @@ class TextEncoder:
 
     @property
     def cached(self) -> int:
-        """How many embeddings it holds; texts among them are not embedded again."""
+        """Number of cached embeddings; their texts are not embedded again."""
         return len(self._known)
 
     @classmethod
     def load(cls, name: str, *, cache: Path | None = None) -> TextEncoder:
-        """Loads an encoder and what the cache has of it.
+        """Load an encoder and its cache.
 
         Args:
             name: a folder with config.json, a tokenizer and safetensors weights; or a name on the hub.
             cache: folder of the cache; None for `default_cache()`.
 
         Raises:
-            ConfigurationError: there is no such folder or name, a file is missing, or the model cannot be read.
+            ConfigurationError: the folder or name does not exist, a file is missing, or the model cannot be read.
         """
         folder = find_transformer(name, role=_ROLE, option="--text-encoder")
         import torch
@@ -91,7 +91,7 @@ class TextEncoder:
                 use_safetensors=True,
                 dtype=torch.float32,
             )
-        except Exception as error:  # whatever a foreign configuration makes these libraries raise
+        except Exception as error:  # the libraries may raise anything for an unknown configuration
             raise load_error(folder, _ROLE, error) from error
         if model.config.is_encoder_decoder:
             model = model.get_encoder()
@@ -117,8 +117,8 @@ class TextEncoder:
         """Embeddings of texts, float32 [n, d], NaN rows for None; new ones are added to the cache.
 
         Args:
-            texts: any number.
-            progress: called with the number of distinct texts done since its last call, those in the cache included.
+            texts: texts or None.
+            progress: called with the number of distinct texts finished since its last call, including cached ones.
         """
         keys = [None if text is None else _key(text) for text in texts]
         fresh = {key: text for key, text in zip(keys, texts, strict=True) if key is not None and text is not None}
@@ -136,19 +136,19 @@ class TextEncoder:
         return out
 
     def encode_one(self, text: str) -> NDArray[np.float32]:
-        """The embedding of one text, float32 [d], for serving: from the cache if it is there, never added to it.
+        """The embedding of one text, float32 [d], for serving; reads the cache but does not add to it.
 
-        Equal to its row of `encode` within 1e-5 of the largest entry: sums of a batch are ordered otherwise.
+        Equals the row of `encode` within 1e-5 of the largest entry, because batches sum in another order.
         """
         known = self._known.get(_key(text))
         return self.embed([text], None)[0] if known is None else known.copy()
 
     def embed(self, texts: Sequence[str], progress: Callable[[int], None] | None) -> NDArray[np.float32]:
-        """Embeddings of texts, float32 [n, d], in batches of like length."""
+        """Embeddings of texts, float32 [n, d], in batches of similar length."""
         import torch
 
         tokens = [self._tokens(text) for text in texts]
-        order = sorted(range(len(texts)), key=lambda i: len(tokens[i]), reverse=True)  # the greediest batch first
+        order = sorted(range(len(texts)), key=lambda i: len(tokens[i]), reverse=True)  # the largest batch first
         out = np.zeros((len(texts), self.size), np.float32)  # a text without a token stays zero
         done = 0
         while done < len(order):
@@ -171,8 +171,8 @@ class TextEncoder:
         return out
 
     def _tokens(self, text: str) -> list[int]:
-        """Token ids of a text, cut in the middle, between the model's special tokens."""
-        # A lone surrogate, which JSON can spell, is no text to a tokenizer.
+        """Token ids of a text, truncated in the middle, between the model's special tokens."""
+        # JSON can contain lone surrogates; tokenizers reject them.
         readable = text.encode("utf-8", "replace").decode("utf-8")
         ids: list[int] = self._tokenizer(readable, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) > self.longest:
@@ -182,12 +182,12 @@ class TextEncoder:
 
 
 def default_cache() -> Path:
-    """Where embeddings are kept unless a caller says otherwise."""
+    """Default folder of the embedding cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "presage" / "embeddings"
 
 
 def _digest(folder: Path) -> str:
-    """Over the names and bytes of everything that decides an embedding."""
+    """Digest over the names and bytes of all files that affect an embedding."""
     digest = hashlib.sha256()
     for path in sorted({path for pattern in FILES for path in folder.glob(pattern)}):
         with path.open("rb") as file:
@@ -201,7 +201,7 @@ def _key(text: str) -> bytes:
 
 
 def _read_cache(path: Path, size: int) -> dict[bytes, NDArray[np.float32]]:
-    """Embeddings by key; nothing where the file is absent or damaged, for it can always be made again."""
+    """Embeddings by key; empty if the file is absent or damaged, because they can be recomputed."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -211,16 +211,16 @@ def _read_cache(path: Path, size: int) -> dict[bytes, NDArray[np.float32]]:
     except FileNotFoundError:
         return {}
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        _log.warning("%s: no readable cache of embeddings (%s); it is made anew", path, type(error).__name__)
+        _log.warning("%s: embedding cache cannot be read (%s); starting a new one", path, type(error).__name__)
         return {}
     if keys.shape != (len(embeddings), 32) or embeddings.shape[1:] != (size,) or not np.isfinite(embeddings).all():
-        _log.warning("%s: not a cache of embeddings of width %d; it is made anew", path, size)
+        _log.warning("%s: not an embedding cache of width %d; starting a new one", path, size)
         return {}
     return {key.tobytes(): embedding for key, embedding in zip(keys, embeddings, strict=True)}
 
 
 def _write_cache(path: Path, known: dict[bytes, NDArray[np.float32]], size: int) -> None:
-    """Replaces the file at once; where that cannot be done, the run goes on without."""
+    """Replace the file atomically; on failure, log a warning and continue without a cache."""
     from safetensors.numpy import save_file
 
     keys = np.frombuffer(b"".join(known), np.uint8).reshape(-1, 32)
@@ -233,27 +233,27 @@ def _write_cache(path: Path, known: dict[bytes, NDArray[np.float32]], size: int)
         finally:
             fresh.unlink(missing_ok=True)
     except Exception as error:  # safetensors wraps a full disk in an error of its own
-        _log.warning("%s: embeddings are not kept (%s)", path, type(error).__name__)
+        _log.warning("%s: cannot write the embedding cache (%s)", path, type(error).__name__)
 
 
 WEIGHTS: Final = "*.safetensors"
 TOKENIZERS: Final = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "*.model")
 FILES: Final = (WEIGHTS, "*.safetensors.index.json", "config.json", *TOKENIZERS, "*token*.json")
-"""Patterns of everything that decides what a transformer says of a text."""
+"""Patterns of the files that affect the output of a transformer."""
 
 _HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def find_transformer(name: str, *, role: str, option: str) -> Path:
-    """The folder of a transformer, with config.json, weights and a tokenizer in it.
+    """The folder of a transformer with config.json, weights and a tokenizer.
 
     Args:
         name: a folder, or a name on the hub.
-        role: what the transformer is here, as errors call it ("text encoder").
-        option: of a command, to name a folder by ("--text-encoder").
+        role: what errors call the transformer ("text encoder").
+        option: command-line option that names a folder ("--text-encoder").
 
     Raises:
-        ConfigurationError: there is no such folder or name, or a file is missing.
+        ConfigurationError: the folder or name does not exist, or a file is missing.
     """
     folder = _resolve(name, role, option)
     _check_files(folder, role)
@@ -261,16 +261,16 @@ def find_transformer(name: str, *, role: str, option: str) -> Path:
 
 
 def load_error(folder: Path, role: str, error: Exception) -> ConfigurationError:
-    """What a foreign configuration makes the libraries raise, as one sentence."""
+    """One-line error for a transformer that the libraries cannot load."""
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return ConfigurationError(
-        f"{role} {folder}: cannot be loaded ({reason[0]}); a transformer that AutoModel knows, with "
-        "safetensors weights and no code of its own, is wanted"
+        f"{role} {folder}: cannot be loaded ({reason[0]}); expected a transformer that AutoModel can "
+        "load, with safetensors weights and no code of its own"
     )
 
 
 def special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What a tokenizer puts before and after a text: found by an example, the only way common to all tokenizers."""
+    """Ids that a tokenizer adds before and after a text, found by example, which works for every tokenizer."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     framed = tokenizer("a", add_special_tokens=True)["input_ids"]
     for start in range(len(framed) - len(plain) + 1):
@@ -280,13 +280,13 @@ def special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _resolve(name: str, role: str, option: str) -> Path:
-    """The folder of an encoder: its own, or the snapshot of a hub name."""
+    """The folder of an encoder: the given one, or the snapshot of a hub name."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     advice = f"give a folder with config.json, a tokenizer and safetensors weights: {option} FOLDER"
     if not _HUB_NAME.fullmatch(name):
-        raise ConfigurationError(f"{role} {name!r}: no such folder, and no name on the hub; {advice}")
+        raise ConfigurationError(f"{role} {name!r}: no such folder, and not a valid hub name; {advice}")
     from huggingface_hub import snapshot_download
 
     offline = any(
@@ -297,22 +297,24 @@ def _resolve(name: str, role: str, option: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=offline))
     except Exception as error:  # the hub client raises errors of its HTTP library, of its own and OSError
         how = (
-            "not in the local hub cache, and the hub is set offline" if offline else f"not had ({type(error).__name__})"
+            "the hub is set offline and its local cache lacks the model"
+            if offline
+            else f"it could not be downloaded ({type(error).__name__})"
         )
         raise ConfigurationError(
-            f"{role} {name!r}: no such folder here, and from the hub {how}; where there is no network, copy the "
+            f"{role} {name!r}: no such folder, and {how}; without a network, copy the "
             f"model from a machine that has it and {advice}"
         ) from error
 
 
 def _check_files(folder: Path, role: str) -> None:
-    """The first thing missing is named, before a library describes its absence in its own words."""
+    """Raise for the first missing file, with a clearer message than the libraries'."""
     wanted = {"config.json": ("config.json",), "weights (*.safetensors)": (WEIGHTS,), "tokenizer": TOKENIZERS}
     missing = [what for what, patterns in wanted.items() if not any(any(folder.glob(p)) for p in patterns)]
     if missing:
         other = any(any(folder.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
-        hint = "; its weights are pickled, which is not read: convert them to safetensors" if other else ""
+        hint = "; pickled weights are not supported: convert them to safetensors" if other else ""
         raise ConfigurationError(
-            f"{role} {folder}: no {' and no '.join(missing)}{hint}; a folder as save_pretrained() of the model "
-            "and of its tokenizer writes it is wanted"
+            f"{role} {folder}: no {' and no '.join(missing)}{hint}; expected a folder as save_pretrained() "
+            "of the model and of its tokenizer writes it"
         )

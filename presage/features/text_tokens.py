@@ -1,12 +1,12 @@
-"""A text as tokens, with every identifier replaced by its kind.
+"""Tokenisation of texts that replaces every identifier by its kind.
 
-Production prompts carry ticket numbers, UUIDs, commit hashes, paths, e-mail addresses and time stamps. Each of them is
-new in every workflow: as a term it is a fingerprint of one workflow, never a feature of the next. So an identifier
-becomes the token of its kind: `ticket 483920` reads `ticket <number of 6 digits>`. A single digit stays, because
-`exit code 0` and `exit code 1` are different outcomes, and a path keeps the suffix of its file.
+Production prompts contain ticket numbers, UUIDs, commit hashes, paths, e-mail addresses and time stamps. Each of them
+is new in every workflow: as a term it would identify one workflow instead of generalising to the next. So an identifier
+becomes the token of its kind: `ticket 483920` reads `ticket <number of 6 digits>`. A single digit stays, because `exit
+code 0` and `exit code 1` are different outcomes, and a path keeps the suffix of its file.
 
-What no pattern recognises (a customer's name, a word of random letters) is left to the counts of `sketch.py`: a term
-that lives in one task is no feature either.
+Identifiers that no pattern matches (a customer's name, a word of random letters) are removed by the term counts of
+`sketch.py`, which drop terms that occur in one task only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from typing import Final
 
 KIND: Final = "\0"
-"""First character of the token of a kind; text that holds it is split there, so no text can spell one."""
+"""First character of a kind token; text is split at this character, so no text can forge such a token."""
 
 _MOST_DIGITS: Final = 12
 _LONGEST_SUFFIX: Final = 5
@@ -49,12 +49,12 @@ _TOKEN: Final = re.compile(
 
 
 def chunks_of(text: str) -> list[str]:
-    """The text in lower case between white space, and its line breaks: what `tokens_of_chunk` splits further."""
+    """The lower-case text split at white space, line breaks kept; `tokens_of_chunk` splits further."""
     return _CHUNK.findall(text.lower())
 
 
 def tokens_of_chunk(chunk: str) -> list[str]:
-    """The tokens of a chunk; they depend on it alone, so a caller may remember them."""
+    """The tokens of a chunk; they depend on the chunk alone, so callers may cache them."""
     if chunk.isalpha() and chunk.isascii():
         return [chunk]
     if _HAS_IDENTIFIER.search(chunk) is None:

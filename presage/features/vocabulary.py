@@ -1,7 +1,7 @@
-"""The names a predictor knows: workflow types, agents, and what may come next.
+"""The vocabulary of a predictor: workflow types, agents, and outcomes.
 
-An agent is known by its name alone: two workflow types that call the same agent share what is learnt of it, and the
-workflow type is an input of its own. Names outside the vocabulary are one value, `unknown`.
+Agents are identified by name alone: workflow types that call the same agent share what is learnt about it, and the
+workflow type is an input of its own. All names outside the vocabulary map to one value, `unknown`.
 
 Numbering of V agents: inputs 0..V-1 are agents and V is the unknown agent; outcomes 0..V-1 are agents, V is END (the
 workflow finishes) and V+1 an agent that training never saw (`UNSEEN`: a label, never a forecast).
@@ -39,13 +39,13 @@ class Vocabulary:
         """The vocabulary of a trace.
 
         Raises:
-            TraceError: the trace has fewer than two agents: every next agent is then the same, nothing can be learnt.
+            TraceError: the trace has fewer than two agents, so there is nothing to predict.
         """
         agents = sorted(pc.unique(table["agent"]).to_pylist())
         if len(agents) < 2:
             raise TraceError(
                 f"the traces name {len(agents)} agent: a next-agent predictor needs at least 2; "
-                "check that the agent column tells the roles of an application apart"
+                "check that the agent column distinguishes the roles of an application"
             )
         return cls(tuple(sorted(pc.unique(table["workflow_type"]).to_pylist())), tuple(agents))
 
@@ -66,7 +66,7 @@ class Vocabulary:
 
     @property
     def outcomes(self) -> int:
-        """How many outcomes a forecast spreads over: V agents and END."""
+        """Number of possible outcomes: V agents and END."""
         return len(self.agents) + 1
 
     @cached_property
@@ -94,7 +94,7 @@ class Vocabulary:
         return _encode(column, self.workflow_types)
 
     def to_dict(self) -> dict[str, list[str]]:
-        """As an artefact keeps it."""
+        """JSON values of the artefact."""
         return {"workflow_types": list(self.workflow_types), "agents": list(self.agents)}
 
     @classmethod

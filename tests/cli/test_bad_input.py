@@ -30,7 +30,7 @@ def with_states(row: int, state: list[float]) -> list[dict[str, Any]]:
 TRACES: dict[str, tuple[Any, str]] = {
     "a missing column": ([{k: v for k, v in row.items() if k != "agent"} for row in GOOD], "agent"),
     "a missing value": (changed(4, workflow_id=...), r"line 5, column \"workflow_id\""),
-    "a wrong type": (changed(4, step="four"), r'line 5, column "step": type str; a whole number'),
+    "a wrong type": (changed(4, step="four"), r'line 5, column "step": type str; expected a whole number'),
     "half a step": (changed(4, step=1.5), 'line 5, column "step"'),
     "a duplicate step": (changed(4, step=0), "came before"),
     "a missing step": (changed(2, step=5), "step 5 of workflow 'w0'"),
@@ -69,7 +69,7 @@ BYTES: dict[str, tuple[str, bytes, str]] = {
     ),
     "CSV that is no UTF-8": ("bad.csv", b"workflow_type,workflow_id,step,agent\nt,w,0,caf\xe9", "line 2: byte 10 of"),
     "spans that are no UTF-8": ("bad.json", b'{"resourceSpans": ["caf\xe9"]}', "line 1: byte 24 of"),
-    "UTF-16": ("bad.jsonl", json.dumps(GOOD[0]).encode("utf-16"), "UTF-16 or no text at all"),
+    "UTF-16": ("bad.jsonl", json.dumps(GOOD[0]).encode("utf-16"), "UTF-16 or not text at all"),
     "semicolons": ("bad.csv", b"workflow_type;workflow_id;step;agent\nt;w;0;a", "separated by semicolons"),
     "an empty CSV": ("bad.csv", b"", "an empty file"),
     "Parquet of something else": ("bad.parquet", b"PAR1", "cannot be read as Parquet"),
@@ -209,10 +209,10 @@ def _edit(**values: Any) -> Callable[[Path], None]:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no folder": (shutil.rmtree, "wanted an artefact folder"),
+    "no folder": (shutil.rmtree, "expected an artefact folder"),
     "no configuration": (lambda folder: (folder / "config.json").unlink(), "no readable config.json"),
     "no tensors": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: found no readable file"),
-    "cut tensors": (_cut, "wanted digest"),
+    "cut tensors": (_cut, "expected digest"),
     "an unknown format version": (_edit(format_version=99), "format version 99"),
     "a wrong digest": (_edit(digest="sha256:0"), "a digest that does not match"),
     "an altered configuration": (_edit(config={}), "a digest that does not match"),

@@ -71,7 +71,7 @@ def sound(answer: dict[str, Any]) -> list[float]:
 
 
 REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
-    "no output tokens in any row": (traced(tokens=lambda *_: None), "output_tokens is wanted on every LLM step"),
+    "no output tokens in any row": (traced(tokens=lambda *_: None), "expected output_tokens on every LLM step"),
     "an unknown count at every end": (
         traced(tokens=lambda w, s: None if s == 2 else 5),
         "none of 72 LLM steps has a known number of tokens",
@@ -80,14 +80,14 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "only tool calls": ([{**row, "kind": "tool"} for row in traced()], 'no LLM step (kind "llm")'),
     "a negative output": (
         traced(tokens=lambda w, s: -5 if (w, s) == (3, 1) else 9),
-        'line 11, column "output_tokens": a negative count; 0 or more is wanted',
+        'line 11, column "output_tokens": a negative count; expected 0 or more',
     ),
     "a negative input": (
         [{**row, "input_tokens": -1} if row["workflow_id"] == "app-2" else row for row in traced()],
         'line 7, column "input_tokens": a negative count',
     ),
     "half a token": (traced(tokens=lambda *_: 1.5), 'column "output_tokens"'),  # type: ignore[arg-type,return-value]
-    "more tokens than there are": (traced(tokens=lambda *_: 2**40), "a whole number of at most 32 bits is wanted"),
+    "more tokens than there are": (traced(tokens=lambda *_: 2**40), "expected a whole number of at most 32 bits"),
     "a single workflow": (traced(1), "a single workflow cannot be split"),
     "two workflows": (traced(2), "a single task is left for training"),
 }
@@ -116,15 +116,15 @@ def test_a_workflow_with_a_negative_count_can_be_left_out(tmp_path: Path) -> Non
         (("--quantiles", "half"), "--quantiles half: wanted ascending numbers"),
         (("--quantiles", "0.5;0.9"), "--quantiles 0.5;0.9: wanted ascending numbers"),
         (("--quantiles", "0.5]\nfloor=3#"), "wanted ascending numbers"),
-        (("--quantiles", "0.9,0.5"), "rising numbers between 0 and 1 are wanted"),
-        (("--quantiles", "0.5,0.5"), "rising numbers between 0 and 1 are wanted"),
-        (("--quantiles", "0,1"), "rising numbers between 0 and 1 are wanted"),
+        (("--quantiles", "0.9,0.5"), "expected rising numbers between 0 and 1"),
+        (("--quantiles", "0.5,0.5"), "expected rising numbers between 0 and 1"),
+        (("--quantiles", "0,1"), "expected rising numbers between 0 and 1"),
         (("--quantiles", "nan"), "quantiles are [nan]"),
         (("--quantiles", "50"), "quantiles are [50.0]"),
         (("--set", "quantiles=0.5"), "a value of type list of float is wanted"),
-        (("--estimator", ""), "one of forest, boosted, ridge, auto is wanted"),
-        (("--estimator", "oracle"), "estimator is 'oracle'; one of forest, boosted, ridge, auto is wanted"),
-        (("--set", "estimator=oracle"), "one of forest, boosted, ridge, auto is wanted"),
+        (("--estimator", ""), "expected one of forest, boosted, ridge, auto"),
+        (("--estimator", "oracle"), "estimator is 'oracle'; expected one of forest, boosted, ridge, auto"),
+        (("--set", "estimator=oracle"), "expected one of forest, boosted, ridge, auto"),
         (("--target", ""), "wanted remaining (this step and all later ones) or step (this one)"),
         (("--target", "steps"), "--target steps: wanted remaining"),
         (("--set", "floor=0"), "floor is 0; a finite number of at least 1"),
@@ -214,7 +214,7 @@ def test_any_size_of_prompt_is_answered_and_none_of_it_is_repeated(texts: Path, 
         ({"input_tokens": -1}, 'column "input_tokens": a negative count'),
         ({"input_tokens": "many"}, 'column "input_tokens"'),
         ({"input_text": 7}, 'column "input_text"'),
-        ({"agent": "\ud800 secret"}, "(in valid Unicode) is wanted"),
+        ({"agent": "\ud800 secret"}, "(in valid Unicode)"),
         ({"agent": ""}, "agent"),
     ],
 )

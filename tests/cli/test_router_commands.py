@@ -124,7 +124,7 @@ def test_route_picks_within_limits(champion: object, database: str, tmp_path: Pa
     assert "the cost of 'large'" in run(*ask, "--costs", costs, "--max-cost", 2).complaint
     costs.write_bytes(b"large = 1\n'caf\xe9' = 2\n")
     assert (
-        "costs.toml: cannot be read as TOML (line 2: byte 5 of the line is no UTF-8"
+        "costs.toml: cannot be read as TOML (line 2: byte 5 of the line is not UTF-8"
         in run(*ask, "--costs", costs).complaint
     )
 
@@ -230,7 +230,7 @@ def test_other_kinds_are_told_apart(registered: tuple[Path, object], tmp_path: P
     assert "no precision to choose" in run("evaluate", out, tmp_path, "--precision", "bf16").complaint
     steps = write(tmp_path / "steps.jsonl", GOOD[:2])
     assert "no input_text" in run("forecast", out, steps).complaint
-    assert "wanted an artefact folder" in run("route", tmp_path / "nothing", "x").complaint
+    assert "expected an artefact folder" in run("route", tmp_path / "nothing", "x").complaint
 
 
 def test_outcomes_are_described_and_generated(tmp_path: Path) -> None:

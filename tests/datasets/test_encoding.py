@@ -16,7 +16,7 @@ from presage.datasets.read import read_traces
 from presage.errors import TraceError
 
 BROKEN = "caf\xe9".encode("latin-1")
-NO_UTF8 = "of the line is no UTF-8; text in UTF-8 is wanted: save or convert the file as UTF-8"
+NO_UTF8 = "of the line is not UTF-8; expected text in UTF-8: save or convert the file as UTF-8"
 
 
 def spans(*names: str) -> list[dict[str, Any]]:
@@ -83,10 +83,10 @@ def test_the_first_line_is_named_too_and_so_is_the_line_of_a_document_on_many(tm
     first.write_bytes(json.dumps(span_dump(1, "BROKEN")).encode().replace(b"BROKEN", BROKEN))
     text = json.dumps([span_dump(1, "m"), span_dump(2, "BROKEN")], indent=1).encode().replace(b"BROKEN", BROKEN)
     many.write_bytes(text)
-    with pytest.raises(TraceError, match=r"first\.json, line 1: byte \d+ of the line is no UTF-8"):
+    with pytest.raises(TraceError, match=r"first\.json, line 1: byte \d+ of the line is not UTF-8"):
         read_traces(first)
     line = next(number for number, one in enumerate(text.split(b"\n"), start=1) if b"\xe9" in one)
-    with pytest.raises(TraceError, match=rf"many\.json, line {line}: byte \d+ of the line is no UTF-8"):
+    with pytest.raises(TraceError, match=rf"many\.json, line {line}: byte \d+ of the line is not UTF-8"):
         read_traces(many)
 
 
@@ -102,7 +102,7 @@ def test_a_workflow_whose_own_name_is_no_utf8_costs_the_one_before_it_too(tmp_pa
 def test_utf16_is_refused_with_advice(tmp_path: Path, name: str, encoding: str) -> None:
     path = tmp_path / name
     path.write_bytes((json.dumps(row()) + "\n").encode(encoding))
-    with pytest.raises(TraceError, match=r"UTF-16 or no text at all; text in UTF-8 is wanted") as caught:
+    with pytest.raises(TraceError, match=r"UTF-16 or not text at all; expected text in UTF-8") as caught:
         read_traces(path)
     assert str(caught.value).startswith(str(path))
 
@@ -119,7 +119,7 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path, name: str) -> None:
 def test_zstd_is_refused_in_jsonl_too(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(b"\x28\xb5\x2f\xfd\x00\x00")
-    with pytest.raises(TraceError, match="compressed with zstd; plain text or gzip is wanted"):
+    with pytest.raises(TraceError, match="compressed with zstd; expected plain text or gzip"):
         read_traces(path)
 
 

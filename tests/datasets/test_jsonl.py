@@ -62,7 +62,7 @@ def test_whole_floats_are_whole_numbers(write_jsonl: Writer) -> None:
         ('{"workflow_type": "t"', "line 2: not JSON"),
         ("[1, 2]", "line 2: a JSON list"),
         (json.dumps(row()) * 2, "line 2: not JSON"),
-        (json.dumps(row(step="0")), 'line 2, column "step": type str; a whole number'),
+        (json.dumps(row(step="0")), 'line 2, column "step": type str; expected a whole number'),
         (json.dumps(row(step=True)), 'line 2, column "step": type bool'),
         (json.dumps(row(step=0.5)), 'line 2, column "step"'),
         (json.dumps(row(step=2**80)), 'line 2, column "step"'),

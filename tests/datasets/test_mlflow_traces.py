@@ -173,7 +173,7 @@ def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
         list(read_mlflow_experiment("agents", tracking_uri=f"sqlite:///{path}"))
     path_of_text = tmp_path / "text.db"
     path_of_text.write_text("no database at all, though it is long enough for one" * 10)
-    with pytest.raises(TraceError, match="no database that can be read"):
+    with pytest.raises(TraceError, match="the database cannot be read"):
         list(read_mlflow_experiment("agents", tracking_uri=f"sqlite:///{path_of_text}"))
     assert path.read_bytes() == before
 

@@ -86,7 +86,7 @@ def test_one_prompt_in_several_spellings_and_files_is_one_row(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"correct": 2}, r'line 2, column "correct": 2; 0 or 1'),
+        ({"correct": 2}, r'line 2, column "correct": 2; expected 0 or 1'),
         ({"correct": -0.5}, 'column "correct": -0.5'),
         ({"correct": "yes"}, 'column "correct": type str'),
         ({"prompt": " \n "}, 'column "prompt": no text'),
@@ -127,7 +127,7 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
         ("prompt,model,correct\np,m,perhaps\n", r'line 2, column "correct": type str'),
         ('prompt,model,correct\n"p\nq",m,1\np,,0\n', r'line 4, column "model": an empty string'),
         ("prompt,model,correct,cost\np,m,1,1 USD\n", r'line 2, column "cost": type str'),
-        ("prompt,model,correct\np,m\n", "line 2: 2 fields; 3 are wanted"),
+        ("prompt,model,correct\np,m\n", "line 2: 2 fields; expected 3"),
         ("prompt,model,model,correct\np,m,m,1\n", 'column "model" appears twice'),
         ("prompt,model,score\np,m,1\n", 'no column "correct"; found: prompt, model, score'),
         ("prompt;model;correct\np;m;1\n", "separated by semicolons"),
@@ -159,7 +159,7 @@ def test_bytes_that_are_no_utf8_are_named_or_cost_their_row(tmp_path: Path, name
     )
     file = tmp_path / name
     file.write_bytes((head + line.replace("caf\xe9", "tea") + line).encode("latin-1"))
-    with pytest.raises(TraceError, match=rf"line {3 if head else 2}: byte \d+ of the line is no UTF-8"):
+    with pytest.raises(TraceError, match=rf"line {3 if head else 2}: byte \d+ of the line is not UTF-8"):
         read_outcomes([file])
     read = read_outcomes([file], skip_bad=True)
     assert (read.rows, read.skipped) == (1, {"line with no UTF-8": 1})

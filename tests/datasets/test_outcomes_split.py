@@ -42,7 +42,7 @@ def test_a_fraction_outside_is_refused(fraction: float) -> None:
 
 
 def test_a_single_prompt_cannot_be_divided() -> None:
-    with pytest.raises(TraceError, match="1 prompt; at least 2"):
+    with pytest.raises(TraceError, match="1 prompt; expected at least 2"):
         split_outcomes(matrix([[1, 0]]), 0.5, 0)
 
 

@@ -75,11 +75,11 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: Any, said: str) -> None:
         ("TIMESTAMP,ContextTokens\n", "no column GeneratedTokens"),
         (CSV + "yesterday,1,2\n", "line 2: TIMESTAMP"),
         (CSV + "2026-01-02 18:15:46,1,2\n2026-01-02 18:15:46,1,-2\n", "line 3: GeneratedTokens"),
-        (CSV + "2026-01-02 18:15:46,1\n", "line 2: 2 fields; 3 are wanted"),
+        (CSV + "2026-01-02 18:15:46,1\n", "line 2: 2 fields; expected 3"),
         (CSV + "2026-01-02 18:15:46,1,\n", "line 2: GeneratedTokens"),
         (CSV, "no request in"),
-        ("\0", "UTF-16 or no text at all"),
-        (CSV + "2026-01-02 18:15:46,1,2,3\n", "line 2: 4 fields; 3 are wanted"),
+        ("\0", "UTF-16 or not text at all"),
+        (CSV + "2026-01-02 18:15:46,1,2,3\n", "line 2: 4 fields; expected 3"),
     ],
 )
 def test_a_bad_csv_is_said_to_be_so(tmp_path: Path, text: str, said: str) -> None:

@@ -120,9 +120,9 @@ def test_concat_fills_absent_states_and_refuses_mixed_sizes() -> None:
     ("rows", "column", "words"),
     [
         ([row(step=0), row(step=1), row(step=1)], "step", "came before"),
-        ([row(step=0), row(step=2)], "step", "step 1 was wanted"),
-        ([row(step=1)], "step", "step 0 was wanted"),
-        ([row(step=-1)], "step", "step 0 was wanted"),
+        ([row(step=0), row(step=2)], "step", "step 1 was expected"),
+        ([row(step=1)], "step", "step 0 was expected"),
+        ([row(step=-1)], "step", "step 0 was expected"),
         ([row(start_time=2.0, end_time=1.0)], "ended_at", "ends before it starts"),
         (
             [row(start_time=2.0), row(step=1, start_time=None), row(step=2, start_time=1.0)],

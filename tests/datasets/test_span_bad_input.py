@@ -59,29 +59,29 @@ def backwards(document: dict[str, Any]) -> None:
 BREAKS: list[tuple[Callable[[dict[str, Any]], Any], str, str]] = [
     (
         tokens({"stringValue": "5"}),
-        r"line 1, span 0+2, attribute \"gen_ai.usage.input_tokens\": type str, a whole",
+        r"line 1, span 0+2, attribute \"gen_ai.usage.input_tokens\": type str, expected a whole",
         "of a wrong type",
     ),
-    (tokens({"doubleValue": 5.5}), r"type float, a whole number is wanted", "of a wrong type"),
-    (tokens({"boolValue": True}), r"type bool, a whole number is wanted", "of a wrong type"),
+    (tokens({"doubleValue": 5.5}), r"type float, expected a whole number", "of a wrong type"),
+    (tokens({"boolValue": True}), r"type bool, expected a whole number", "of a wrong type"),
     (tokens({"intValue": "-5"}), r"negative or past 32 bits", "out of range"),
     (tokens({"intValue": "5000000000"}), r"negative or past 32 bits", "out of range"),
-    (tokens({"intValue": "five"}), r"span 0+2: a number or a list in it is not as OTLP has it", "span that is no OTLP"),
+    (tokens({"intValue": "five"}), r"span 0+2: a number or a list in it is not valid OTLP", "span that is no OTLP"),
     (
         lambda document: set_attribute(of(document, 3), "gen_ai.agent.name", {"intValue": "7"}),
-        r"span 0+3, attribute \"gen_ai.agent.name\": type int, a string is wanted",
+        r"span 0+3, attribute \"gen_ai.agent.name\": type int, expected a string",
         "of a wrong type",
     ),
     (
         lambda document: set_attribute(
             of(document, 2), "gen_ai.response.finish_reasons", {"arrayValue": {"values": [{"intValue": "1"}]}}
         ),
-        r"\"gen_ai.response.finish_reasons\": type int, a string or an array of them is wanted",
+        r"\"gen_ai.response.finish_reasons\": type int, expected a string or an array of them",
         "of a wrong type",
     ),
     (
         lambda document: set_attribute(of(document, 3), "gen_ai.operation.name", {"boolValue": True}),
-        r"\"gen_ai.operation.name\": type bool, a string is wanted",
+        r"\"gen_ai.operation.name\": type bool, expected a string",
         "of a wrong type",
     ),
     (backwards, r"span 0+2, attribute \"end time\": it ends before it starts", "before its start"),
@@ -206,7 +206,7 @@ def test_zstd_is_named(tmp_path: Path) -> None:
     [
         ('{"birds": 1}', "a JSON object with the keys birds, neither OTLP"),
         ("3", "a JSON number, neither OTLP"),
-        ('{"resourceSpans": {"a": 1}}', "not as OTLP has it: Expected `array"),
+        ('{"resourceSpans": {"a": 1}}', "not valid OTLP: Expected `array"),
         ('{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": 3}]}]}]}', "Expected `str`, got `int`"),
         ('{"context": {"trace_id": "t", "span_id": "s"}, "name": "x", "start_time": "noon"}', "times cannot be read"),
     ],

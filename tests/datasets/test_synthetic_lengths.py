@@ -42,5 +42,5 @@ def test_cut_workflows_are_marked_and_shorter() -> None:
 
 @pytest.mark.parametrize("wrong", [{"workflows": 0}, {"workflows": 3, "censored": 1.5}])
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigurationError, match="is wanted"):
+    with pytest.raises(ConfigurationError, match="expected"):
         generate_lengths(seed=0, **wrong)

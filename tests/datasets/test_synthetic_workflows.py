@@ -186,7 +186,7 @@ def test_after_a_certain_end_the_forecast_is_end() -> None:
     [
         ({"process": "none"}, "unknown process 'none'; known: "),
         ({"workflows": 0}, "workflows is 0"),
-        ({"state_size": 4}, "state_size is 4; at least"),
+        ({"state_size": 4}, "state_size is 4; expected at least"),
         ({"seed": -1}, "seed is -1"),
         ({"censored": 1.5}, "censored is 1.5"),
     ],

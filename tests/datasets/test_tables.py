@@ -177,14 +177,17 @@ def test_states_in_csv_are_json_and_a_field_may_be_long(tmp_path: Path) -> None:
 
 
 BAD_CSV = {
-    "a wrong type": ("t,w,0,a,many,x", 'line 4, column "input_tokens": the value does not fit; a whole number'),
-    "half a token": ("t,w,0,a,3.5,x", 'line 4, column "input_tokens": the value does not fit; a whole number'),
+    "a wrong type": (
+        "t,w,0,a,many,x",
+        'line 4, column "input_tokens": the value does not fit; expected a whole number',
+    ),
+    "half a token": ("t,w,0,a,3.5,x", 'line 4, column "input_tokens": the value does not fit; expected a whole number'),
     "too large": ("t,w,0,a,99999999999,x", 'line 4, column "input_tokens"'),
     "a missing value": ("t,w,,a,1,x", 'line 4, column "step": no value'),
-    "too few fields": ("t,w,0,a", "line 4: 4 fields; 6 are wanted"),
-    "too many fields": ("t,w,0,a,1,x,y", "line 4: 7 fields; 6 are wanted"),
+    "too few fields": ("t,w,0,a", "line 4: 4 fields; expected 6"),
+    "too many fields": ("t,w,0,a,1,x,y", "line 4: 7 fields; expected 6"),
     "text after quotes": ('t,w,0,a,1,"x"y', "line 4: not CSV"),
-    "no UTF-8": (b"t,w,0,a,1,caf\xe9", "line 4: byte 14 of the line is no UTF-8"),
+    "no UTF-8": (b"t,w,0,a,1,caf\xe9", "line 4: byte 14 of the line is not UTF-8"),
 }
 
 
@@ -225,9 +228,9 @@ def test_cut_gzip_is_named_and_its_last_workflow_is_not_kept(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "an empty file; a line with the names of the columns is wanted"),
+        ("", "an empty file; expected a first line with the column names"),
         (HEADER, "an empty trace"),
-        (HEADER.replace(",", ";") + "t;w;0;a;1;x\n", "separated by semicolons; commas are wanted"),
+        (HEADER.replace(",", ";") + "t;w;0;a;1;x\n", "separated by semicolons; expected commas"),
         (HEADER.replace("agent", "agent,agent") + "t,w,0,a,a,1,x\n", "column 'agent' appears twice"),
         (HEADER.replace("workflow_id", "Workflow_ID"), "column 'Workflow_ID' is called 'workflow_id' in a trace"),
         (HEADER.replace("input_tokens", "Input Tokens"), "column 'Input Tokens' is called 'input_tokens'"),
@@ -236,9 +239,9 @@ def test_cut_gzip_is_named_and_its_last_workflow_is_not_kept(tmp_path: Path) -> 
             "no column 'workflow_type' and no column 'workflow_id' and no column 'step'; found: name, a",
         ),
         (HEADER + 't,w,0,a,1,"never closed\n' * 3, "line 2: not CSV"),
-        (HEADER.encode("utf-16"), "UTF-16 or no text at all; text in UTF-8 is wanted"),
-        (HEADER.encode("utf-16-le"), "UTF-16 or no text at all"),
-        (b"PK\x03\x04\x14\0\x06\0spreadsheet", "UTF-16 or no text at all"),
+        (HEADER.encode("utf-16"), "UTF-16 or not text at all; expected text in UTF-8"),
+        (HEADER.encode("utf-16-le"), "UTF-16 or not text at all"),
+        (b"PK\x03\x04\x14\0\x06\0spreadsheet", "UTF-16 or not text at all"),
     ],
 )
 def test_a_csv_that_is_no_trace_is_refused(tmp_path: Path, text: str | bytes, words: str) -> None:
@@ -258,11 +261,11 @@ def test_a_frame_that_is_no_trace_is_refused() -> None:
     assert "column 'Agent' is called 'agent' in a trace" in refused(frame.rename(columns={"agent": "Agent"}))
     assert "DataFrame: column 'agent' appears twice" in refused(pd.concat([frame, frame[["agent"]]], axis=1))
     assert "DataFrame: an empty trace" in refused(frame[:0])
-    assert 'DataFrame, row 0, column "workflow_id": type int64, a string' in refused(
+    assert 'DataFrame, row 0, column "workflow_id": type int64, expected a string' in refused(
         frame.assign(workflow_id=[7, 7, 7])
     )
     assert 'DataFrame, row 1, column "input_tokens": the value' in refused(frame.assign(input_tokens=[1, 3.5, None]))
-    assert 'DataFrame, row 2, column "agent": type int; a string' in refused(frame.assign(agent=["a", "b", 3]))
+    assert 'DataFrame, row 2, column "agent": type int; expected a string' in refused(frame.assign(agent=["a", "b", 3]))
     assert 'column "prefill_state": type large_string, a list' in refused(frame.assign(prefill_state="[1, 2]"))
     assert "also stands in DataFrame 0" in refused([frame, frame])
 

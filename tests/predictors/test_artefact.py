@@ -151,7 +151,7 @@ def test_what_is_no_data_is_not_written(tmp_path: Path, changes: dict[str, Any],
 
 
 def test_a_path_that_is_no_artefact_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArtefactError, match=r"absent: found nothing .*; wanted an artefact folder"):
+    with pytest.raises(ArtefactError, match=r"absent: found nothing .*; expected an artefact folder"):
         read_artefact(tmp_path / "absent")
     (tmp_path / "file").write_text("x")
     with pytest.raises(ArtefactError, match="found a file"):
@@ -182,7 +182,7 @@ def test_an_altered_tensor_is_refused(folder: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ArtefactError, match=r"model\.safetensors: found .* digest sha256:.*wanted digest sha256:"):
+    with pytest.raises(ArtefactError, match=r"model\.safetensors: found .* digest sha256:.*expected digest sha256:"):
         read_artefact(folder)
 
 
@@ -196,7 +196,7 @@ def test_an_altered_configuration_is_refused(folder: Path) -> None:
 def test_an_unknown_format_version_is_refused_with_those_read(folder: Path, version: object) -> None:
     edit_config(folder, format_version=version)
     with pytest.raises(
-        ArtefactError, match=rf"format version .*; wanted one of the format versions {FORMAT_VERSION}\."
+        ArtefactError, match=rf"format version .*; expected one of the format versions {FORMAT_VERSION}\."
     ):
         read_artefact(folder)
 
@@ -210,10 +210,10 @@ def test_a_consistent_configuration_of_the_wrong_shape_is_refused(folder: Path, 
 
 
 def test_another_kind_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ArtefactError, match="found kind 'next-agent'; wanted kind 'router'"):
+    with pytest.raises(ArtefactError, match="found kind 'next-agent'; expected kind 'router'"):
         read_artefact(folder, kind="router")
     monkeypatch.setattr("presage.predictors.common.artefact.KINDS", ("router",))
-    with pytest.raises(ArtefactError, match="found kind 'next-agent'; wanted one of the kinds router"):
+    with pytest.raises(ArtefactError, match="found kind 'next-agent'; expected one of the kinds router"):
         read_artefact(folder)
 
 

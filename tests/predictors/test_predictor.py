@@ -267,10 +267,10 @@ STEP = {"workflow_type": "retry", "workflow_id": "w", "agent": "planner"}
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([], "no steps came"),
+        ([], "no steps; a forecast"),
         ([{"agent": "planner"}], 'step 0: "workflow_type" is None'),
-        ([STEP, {**STEP, "agent": 3}], 'step 1: "agent" is 3; wanted a name'),
-        ([{**STEP, "agent": ""}], "wanted a name"),
+        ([STEP, {**STEP, "agent": 3}], 'step 1: "agent" is 3; expected a name'),
+        ([{**STEP, "agent": ""}], "expected a name"),
         ([STEP, {**STEP, "workflow_id": "v"}], "step 1 belongs to another workflow"),
         ([STEP, {**STEP, "workflow_type": "other"}], "step 1 belongs to another workflow"),
         ([{**STEP, "prefill_state": [0.0] * 3}], "3 numbers; the predictor was trained with 16"),

@@ -161,7 +161,7 @@ def test_a_configuration_out_of_range_is_refused(settings: dict[str, object], to
 def test_traces_without_output_tokens_are_refused() -> None:
     encoder, train, calibration = law_rows()
     blank = with_labels(train, np.full(len(train), np.nan, np.float32))
-    with pytest.raises(TraceError, match="output_tokens is wanted"):
+    with pytest.raises(TraceError, match="expected output_tokens"):
         RemainingLengthPredictor().fit(blank, calibration, encoder=encoder)
 
 

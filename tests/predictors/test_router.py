@@ -169,7 +169,7 @@ def test_labels_that_are_none_are_refused() -> None:
     for labels, told in (
         (np.full_like(train.correct, np.nan), "no label"),
         (train.correct + 1, "outside 0..1"),
-        (train.correct[:, :2], "one each is wanted"),
+        (train.correct[:, :2], "expected one each"),
     ):
         with pytest.raises(TraceError, match=told):
             RouterPredictor().fit(train.prompts, labels, calibration.prompts, calibration.correct, models=train.models)

@@ -1,9 +1,10 @@
-"""Trace formats, and which of them a path has.
+"""Trace formats, and detection of the format of a path.
 
 A reader takes a path and yields `Source` chunks: rows that conform to the schema, with their origin. Workflows are
 validated later, across all sources (`presage.datasets.read` in memory, `presage.datasets.ingest` in bounded memory).
-A new format is one module, one line in `READERS` or `JOINING` and, where file names tell it, one in `SUFFIXES`; where
-only the content does, one in `detect`.
+
+To add a format, write one module and add one line to `READERS` or `JOINING`. Also add its file suffixes to `SUFFIXES`,
+or a check of the content to `detect`.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def open_source(
 
     Args:
         path: of the source.
-        more: its other files, where `join` gave several.
+        more: further files of the source, as grouped by `join`.
 
     Raises:
         TraceError: the path is missing or of an unknown kind.
@@ -116,7 +117,7 @@ def _format(path: Path, source_format: str) -> str:
         TraceError: the path is missing or of an unknown kind.
     """
     if not path.exists():
-        raise TraceError(f"{path}: no such file or folder; a trace is wanted: check the path")
+        raise TraceError(f"{path}: no such file or folder; expected a trace: check the path")
     if source_format != "auto":
         if source_format not in READERS:
             raise TraceError(f"unknown trace format {source_format!r}; known: auto, {', '.join(READERS)}")
@@ -126,14 +127,14 @@ def _format(path: Path, source_format: str) -> str:
     name = detect(path)
     if name is None and path.is_dir():
         raise TraceError(
-            f"{path}: a folder, but no trace store (no _manifest.json in it) and no files of spans: name its files one "
+            f"{path}: a folder, but neither a trace store (no _manifest.json) nor files of spans: name its files one "
             f"by one ({path}/*), or the format"
         )
     if name is None and path.name.endswith((".json", ".json.gz")):
         raise TraceError(
-            f"{path}: its first line is no OTLP JSON, no span and no MLflow trace; one a line is wanted, as a "
-            "collector's file exporter and span.to_json(indent=None) write them: export it so, or name its format (one "
-            "step a line is --format jsonl, or a file name with .jsonl)"
+            f"{path}: its first line is not OTLP JSON, a span or an MLflow trace; expected one a line, as a "
+            "collector's file exporter and span.to_json(indent=None) write them: export it so, or name its format "
+            "(one step a line is --format jsonl, or a file name with .jsonl)"
         )
     if name is None:
         known = ", ".join((*SUFFIXES, ".json", ".json.gz"))

@@ -1,8 +1,8 @@
-"""Plain text out of the many shapes in which instrumentations record prompts and answers.
+"""Plain text from the many shapes in which instrumentations record prompts and responses.
 
-System text, everything else that went in, and what came out: three strings, each None where nothing was recorded. A
-tool call is written as `name(arguments)`, because whom a model calls is what tells the next agent. Nothing here raises:
-a shape that is not known is kept as JSON.
+The result is three strings: system text, all other input, and output; each is None if not recorded. A tool call is
+written as `name(arguments)`, because the called name predicts the next agent. Nothing here raises: an unknown shape is
+kept as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REASON: Final = re.compile(r"[\w.-]{1,40}")
 
 
 def split_system(value: Any) -> tuple[str | None, str | None]:
-    """(system text, other text) of what went into a model."""
+    """(system text, other text) of a model's input."""
     system: list[str] = []
     other: list[str] = []
     for role, text in _messages(value, "user"):
@@ -40,14 +40,14 @@ def split_system(value: Any) -> tuple[str | None, str | None]:
 
 
 def plain(value: Any) -> str | None:
-    """All text of a value: what a model or a tool gave back, or system instructions."""
+    """All text of a value: a model's or tool's output, or system instructions."""
     return _BETWEEN.join(text for _, text in _messages(value, "assistant")) or None
 
 
 def finish_reason(value: Any) -> str | None:
-    """Why the model stopped, where an answer says so: the reason of its first choice.
+    """The finish reason in a response, if any: that of its first choice.
 
-    An answer may be JSON that the model wrote, so only a single word is taken for a reason.
+    The response may be JSON written by the model, so only a single word is accepted as a reason.
     """
     value = _numbered(from_json(value))
     if isinstance(value, list):
@@ -64,14 +64,14 @@ def finish_reason(value: Any) -> str | None:
 
 
 def unflattened(pairs: Sequence[tuple[str, Any]]) -> Any:
-    """Messages spread over attributes like `0.message.content`, as nested objects."""
+    """Messages flattened into attributes like `0.message.content`, as nested objects."""
     root: dict[str, Any] = {}
     for key, value in pairs:
         *path, last = key.split(".")
         at = root
         for part in path:
             inner = at.setdefault(part, {})
-            if not isinstance(inner, dict):  # a value and a path under the same name: the value stays
+            if not isinstance(inner, dict):  # a value and a path have the same name: keep the value
                 break
             at = inner
         else:
@@ -80,7 +80,7 @@ def unflattened(pairs: Sequence[tuple[str, Any]]) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """The JSON in a string; every other value, and a string that is none, as it is."""
+    """The parsed JSON of a string; any other value unchanged."""
     if isinstance(value, str) and value[:1] in ("{", "[", '"'):
         try:
             return msgspec.json.decode(value)

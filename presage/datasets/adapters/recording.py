@@ -1,16 +1,16 @@
-"""Reads `--format recording`: the folder of an engine's recorder, also while the engine writes it.
+"""Reads `--format recording`: the folder of an engine's recorder, also while the engine is writing.
 
-Two passes in bounded memory: `plan` reads numbers alone and decides what becomes a row, then the rows are read in
-chunks. Files may grow, be torn at the end, renamed or removed meanwhile; whole batches are taken, other bytes counted.
+Two passes in bounded memory: `plan` reads only numbers and selects the rows, then the rows are read in chunks.
+Meanwhile files may grow, end inside a batch, be renamed or removed; whole batches are read, other bytes counted.
 
-A workflow is named `ID@INSTANCE.RUN`, which keeps apart engines that served the same id, and restarts of one engine.
-A store takes a workflow once, so what is decided about a run must never change:
+A workflow is named `ID@INSTANCE.RUN`, which separates equal ids of different engines, and restarts of one engine. A
+store accepts a workflow only once, so a decision about a run must be final:
 
-- A run waits while its engine records and the run has not ended.
-- Steps count in the order they began. A missing step (dropped, lost, still running at a kill, of an unnamed agent) cuts
-  the run: the steps before it are kept as right-censored.
-- Where the client numbered every step, each once, a missing number is a step that this engine never saw, and cuts the
-  run too. A run that does not begin with the first step is left out.
+- A run is deferred while its engine is recording and the run has not ended.
+- Steps are numbered in start order. A missing step (dropped, lost, still running at a kill, of an unnamed agent) cuts
+  the run: earlier steps are kept as right-censored.
+- If the client numbered every step, each once, a missing number is a step that this engine never received, which cuts
+  the run too. A run without its first step is skipped.
 - A run is complete if the client ended it or it expired, and no step is missing.
 """
 
@@ -70,18 +70,18 @@ def read_recording(
 ) -> Iterator[Source]:
     """Read the folder of a recording, or one of its `engine-…` folders; see `Reader`.
 
-    `skip_bad` makes no difference: clients name their workflows as they like, and a recording is cut wherever its
-    engine was, so bad steps are always counted and left out.
+    `skip_bad` has no effect: clients choose workflow names freely, and a recording may be cut at any point, so bad
+    steps are always counted and skipped.
 
     Raises:
-        TraceError: this is no recording, it is of another version, states of its engines differ in size, or there is
-            no step in it that can be taken yet.
+        TraceError: not a recording, an unsupported version, engines with states of different sizes, or no usable step
+            yet.
     """
     del skip_bad
     name, rows = str(path), 0
     skipped = Counter[str]()
     for engine in engines(path):
-        # Ends first: whoever sees one finds all of its steps on disk.
+        # Read ends first: when an end is on disk, all of its steps are.
         ends = [batch for batch, _ in batches(engine, "ends", END_NUMBERS, skipped)]
         numbers = (batch for batch, _ in batches(engine, "steps", NUMBERS, Counter()))
         planned = plan(numbers, ends, engine.records, skipped)
@@ -95,7 +95,7 @@ def read_recording(
     if not rows:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "it is empty"
         raise TraceError(
-            f"{name}: a recording with no workflow that can be taken yet ({reasons}): serve workflows that name their "
+            f"{name}: a recording without a usable workflow yet ({reasons}): serve workflows that name their "
             "type and agents, and read it again when some have ended"
         )
     yield Source(trace_schema().empty_table(), Origin.of(name, 0), left_out)
@@ -152,7 +152,7 @@ def _table(
 
 
 def _states(column: pa.LargeBinaryArray, where: str) -> pa.Array | None:
-    """Raw float16 as fixed_size_list<float16>[d]; None where no step has a state.
+    """Raw float16 as fixed_size_list<float16>[d]; None if no step has a state.
 
     Raises:
         TraceError: states differ in size.
@@ -161,7 +161,7 @@ def _states(column: pa.LargeBinaryArray, where: str) -> pa.Array | None:
         return None
     lengths = pc.unique(pc.binary_length(column.drop_null())).to_pylist()
     if len(lengths) > 1 or not lengths[0] or lengths[0] % 2:
-        raise TraceError(f"{where}: states of {len(lengths)} sizes in one batch; one is wanted: the file is damaged")
+        raise TraceError(f"{where}: states of {len(lengths)} sizes in one batch; expected one: the file is damaged")
     size = lengths[0] // 2
     null = column.is_null().to_numpy(zero_copy_only=False)
     halves = np.zeros((len(column), size), np.float16)
@@ -184,9 +184,9 @@ class RowPlan:
     """The steps of one engine that become rows.
 
     Attributes:
-        keys: int64 [n], rising, as `key` makes them.
+        keys: int64 [n], ascending, from `key`.
         steps: int32 [n], number of the step in the trace.
-        complete: bool [n], of its run.
+        complete: bool [n], whether its run is complete.
     """
 
     keys: NDArray[np.int64]
@@ -194,7 +194,7 @@ class RowPlan:
     complete: NDArray[np.bool_]
 
     def find(self, runs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The index of each of n recorded steps in the plan, int64 [n]; -1 for steps that become no row."""
+        """The index of each of n recorded steps in the plan, int64 [n]; -1 for steps that do not become a row."""
         wanted = key(runs, steps)
         places = np.searchsorted(self.keys, wanted)
         found = np.zeros(len(wanted), bool)
@@ -204,20 +204,20 @@ class RowPlan:
 
 
 def key(runs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Run and step as one number, int64 [n]."""
+    """Run and step combined into one number, int64 [n]."""
     return runs << 32 | steps
 
 
 def plan(
     steps: Iterable[pa.RecordBatch], ends: Iterable[pa.RecordBatch], records: bool, skipped: Counter[str]
 ) -> RowPlan:
-    """Decide which steps of an engine become rows.
+    """Select the steps of an engine that become rows.
 
     Args:
         steps: columns NUMBERS of its steps.
-        ends: columns END_NUMBERS of its ends, which were read before the steps.
-        records: whether the engine still records.
-        skipped: counts what is left out, by reason.
+        ends: columns END_NUMBERS of its ends, which must be read before the steps.
+        records: whether the engine is still recording.
+        skipped: counts skipped items by reason.
     """
     ended = _ended(ends)
     run, step, client = _numbers(steps, skipped)
@@ -242,7 +242,7 @@ def plan(
 
 
 def _unbroken(step: NDArray[np.int64], client: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which steps of a run, int64 [n] in their order, come before any that is missing; bool [n]."""
+    """Whether each step of a run, int64 [n] in order, precedes any missing step; bool [n]."""
     places = np.arange(len(step))
     whole: NDArray[np.bool_] = step == places
     order = np.argsort(client, kind="stable")
@@ -297,7 +297,7 @@ class RecordedEngine:
     Attributes:
         folder: its folder.
         name: of the instance.
-        records: whether it still records, so that unfinished runs may go on.
+        records: whether it is still recording, so that unfinished runs may continue.
     """
 
     folder: Path
@@ -310,8 +310,8 @@ class Served:
     """What an engine served while it wrote a file.
 
     Attributes:
-        model: by its name; None where it was not known.
-        state_layer: the layer of recorded states, counted from 1; None for those after the final norm.
+        model: name of the model; None if unknown.
+        state_layer: layer of the recorded states, counted from 1; None for states after the final norm.
     """
 
     model: str | None
@@ -324,7 +324,7 @@ def is_recording(path: Path) -> bool:
 
 
 def engines(path: Path) -> list[RecordedEngine]:
-    """The engines of a recording, sorted by name; or the one engine whose folder this is.
+    """The engines of a recording, sorted by name, or the one engine of an engine's folder.
 
     Raises:
         TraceError: there is none.
@@ -332,8 +332,8 @@ def engines(path: Path) -> list[RecordedEngine]:
     found = _folders(path)
     if not found:
         raise TraceError(
-            f"{path}: no recording ({INSTANCE_FOLDER}*/{LOCK} is not there); the folder of the recorder's settings is "
-            "wanted: check the path"
+            f"{path}: no recording ({INSTANCE_FOLDER}*/{LOCK} is missing); expected the folder of the recorder's "
+            "settings: check the path"
         )
     return [RecordedEngine(one, one.name.removeprefix(INSTANCE_FOLDER), _records(one / LOCK)) for one in found]
 
@@ -341,22 +341,22 @@ def engines(path: Path) -> list[RecordedEngine]:
 def batches(
     engine: RecordedEngine, table: str, columns: Sequence[str] | None, lost: Counter[str]
 ) -> Iterator[tuple[pa.RecordBatch, Served]]:
-    """All whole batches of a table in the order written, each with what the engine served.
+    """All whole batches of a table in write order, each with what the engine served.
 
     Args:
         engine: the engine.
         table: steps, forecasts or ends.
         columns: the columns to read; None for all.
-        lost: counts what cannot be read, by reason.
+        lost: counts unreadable items by reason.
 
     Raises:
-        TraceError: a file is of another version, or is no file of a recording.
+        TraceError: a file has another version, or is not part of a recording.
     """
     for path in _files(engine.folder, table):
         try:
             yield from _file_batches(path, table, columns, lost)
         except FileNotFoundError:
-            # It was full in the meantime. One that was removed is gone, and its steps are missing.
+            # The recorder has closed and renamed it. If it was removed, its steps are missing.
             with suppress(FileNotFoundError):
                 yield from _file_batches(path.with_name(path.name.replace(OPEN, WHOLE)), table, columns, lost)
 
@@ -368,7 +368,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _records(lock: Path) -> bool:
-    """Whether an engine holds the lock; the lock of a copied folder is free."""
+    """Whether a running engine holds the lock; the lock of a copied folder is free."""
     try:
         handle = os.open(lock, os.O_RDONLY)
     except OSError:
@@ -430,7 +430,7 @@ def _served(reader: pa.RecordBatchStreamReader, path: Path, table: str, columns:
         )
     wanted = TABLES[table] if columns is None else pa.schema([TABLES[table].field(name) for name in columns])
     if not reader.schema.equals(wanted):
-        raise TraceError(f"{path}: not the columns of {table} in a recording: remove the file, or record anew")
+        raise TraceError(f"{path}: not the columns of {table} in a recording: remove the file, or record again")
     return Served(
         facts[MODEL_KEY].decode() if MODEL_KEY in facts else None,
         int(facts[LAYER_KEY]) if LAYER_KEY in facts else None,

@@ -63,7 +63,7 @@ def read_outcomes(
         progress: called with the number of rows read since its last call.
 
     Raises:
-        TraceError: a file is missing or damaged, a row is not as wanted (names file, row and column), or no row has a
+        TraceError: a file is missing or damaged, a row is not as expected (names file, row and column), or no row has a
             label.
     """
     if not paths:
@@ -89,7 +89,7 @@ def read_outcomes(
         progress(read % _TELL_EVERY)
     if not len(gathered.correct):
         found = ", ".join(f"{count} × {reason}" for reason, count in sorted(skipped.items())) or "the files are empty"
-        raise TraceError(f"no row with a label among the outcomes ({found}); rows with correct 0 or 1 are wanted")
+        raise TraceError(f"no row with a label among the outcomes ({found}); expected rows with correct 0 or 1")
     return gathered.finish(dict(skipped))
 
 
@@ -264,11 +264,11 @@ def _meant(field: str) -> bool | float | str | None:
 def _check_columns(file: Path, names: Sequence[str]) -> None:
     if missing := [name for name in REQUIRED if name not in names]:
         raise TraceError(
-            f'{file}: no column "{missing[0]}"; found: {listed(names)}; the columns prompt, model and correct are '
-            "wanted: rename them"
+            f'{file}: no column "{missing[0]}"; found: {listed(names)}; expected the columns prompt, '
+            "model and correct: rename them"
         )
     if twice := [name for name in (*REQUIRED, *OPTIONAL) if names.count(name) > 1]:
-        raise TraceError(f'{file}: column "{twice[0]}" appears twice, one is wanted: drop or rename the other')
+        raise TraceError(f'{file}: column "{twice[0]}" appears twice, expected one: drop or rename the other')
 
 
 def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
@@ -291,18 +291,18 @@ def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
 def _checked(row: Any) -> OutcomeRow | None:
     if not isinstance(row, Mapping):
         raise _BadRowError(
-            "", f"a JSON {type(row).__name__}; one JSON object a line is wanted: repair it", "no JSON object"
+            "", f"a JSON {type(row).__name__}; expected one JSON object a line: repair it", "no JSON object"
         )
     for column in REQUIRED:
         if column not in row:
             raise _BadRowError(
-                column, "missing; prompt, model and correct are wanted in every row: add it", f"no {column}"
+                column, "missing; expected prompt, model and correct in every row: add it", f"no {column}"
             )
     prompt, model = _required_text(row, "prompt"), _required_text(row, "model")
     key = normalise(prompt)
     if not key:
         raise _BadRowError(
-            "prompt", "no text but white space; the text of the request is wanted: drop the row", "no text"
+            "prompt", "no text but white space; expected the text of the request: drop the row", "no text"
         )
     tokens, cost = _amount(row, "output_tokens"), _amount(row, "cost")
     task = None if row.get("task") is None else _required_text(row, "task")
@@ -315,10 +315,10 @@ def _required_text(row: Mapping[str, Any], column: str) -> str:
     value = row[column]
     if not isinstance(value, str):
         raise _BadRowError(
-            column, f"type {type(value).__name__}; a string is wanted: convert it", f"{column} of a wrong type"
+            column, f"type {type(value).__name__}; expected a string: convert it", f"{column} of a wrong type"
         )
     if not value:
-        raise _BadRowError(column, "an empty string; text is wanted: drop the row or fill it in", f"no {column}")
+        raise _BadRowError(column, "an empty string; expected text: drop the row or fill it in", f"no {column}")
     return value
 
 
@@ -330,7 +330,7 @@ def _label(value: Any) -> float:
     else:
         return float(value)
     raise _BadRowError(
-        "correct", f"{what}; 0 or 1, or a share of tries between them, is wanted: correct it", "label not 0..1"
+        "correct", f"{what}; expected 0 or 1, or a share of tries between them: correct it", "label not 0..1"
     )
 
 
@@ -340,11 +340,11 @@ def _amount(row: Mapping[str, Any], column: str) -> float:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _BadRowError(
-            column, f"type {type(value).__name__}; a number is wanted: convert it", f"{column} of a wrong type"
+            column, f"type {type(value).__name__}; expected a number: convert it", f"{column} of a wrong type"
         )
     if not 0 <= value < math.inf:
         raise _BadRowError(
-            column, f"{value}; a finite number, 0 or more, is wanted: correct it", f"{column} out of range"
+            column, f"{value}; expected a finite number, 0 or more: correct it", f"{column} out of range"
         )
     return float(value)
 

@@ -36,9 +36,9 @@ def split_outcomes(outcomes: Outcomes, fraction: float, seed: int) -> tuple[Outc
         TraceError: there is a single prompt.
     """
     if not 0 < fraction < 1:
-        raise ConfigurationError(f"fraction {fraction}: a number between 0 and 1 is wanted, such as 0.2")
+        raise ConfigurationError(f"fraction {fraction}: expected a number between 0 and 1, such as 0.2")
     if len(outcomes) < 2:
-        raise TraceError(f"{len(outcomes)} prompt; at least 2 are wanted, so that one can be set apart: add outcomes")
+        raise TraceError(f"{len(outcomes)} prompt; expected at least 2, so that one can be set apart: add outcomes")
     rank = _draw(prompt_keys(outcomes), seed)
     apart: NDArray[np.bool_] = rank < fraction
     if apart.all() or not apart.any():
@@ -85,8 +85,8 @@ def choose_models(outcomes: Outcomes, minimum: int = MIN_LABELS) -> Chosen:
     if enough.sum() < 2:
         found = ", ".join(f"{name}: {count}" for name, count in zip(outcomes.models, labels.tolist(), strict=True))
         raise TraceError(
-            f"{int(enough.sum())} of {len(labels)} models with {minimum} labels or more ({found}); at least 2 are "
-            "wanted: give more outcomes"
+            f"{int(enough.sum())} of {len(labels)} models with {minimum} labels or more ({found}); expected at "
+            "least 2: give more outcomes"
         )
     chosen = outcomes.of_models([name for name, kept in zip(outcomes.models, enough, strict=True) if kept])
     answered = np.asarray(~np.isnan(chosen.correct).all(axis=1), np.bool_)
@@ -94,7 +94,7 @@ def choose_models(outcomes: Outcomes, minimum: int = MIN_LABELS) -> Chosen:
     seen = np.unique(chosen.correct[~np.isnan(chosen.correct)])
     if len(seen) < 2:
         raise TraceError(
-            f"correct is {seen[0]:g} in every row; both solved and unsolved prompts are wanted: nothing can be learnt "
+            f"correct is {seen[0]:g} in every row; expected both solved and unsolved prompts: nothing can be learnt "
             "from one class"
         )
     left_out = {n: int(c) for n, c, kept in zip(outcomes.models, labels, enough, strict=True) if not kept}

@@ -155,7 +155,7 @@ def check_columns(names: Sequence[str], source: str) -> None:
     """Check for missing, repeated and misspelt columns.
 
     Raises:
-        TraceError: names what was found and what was wanted.
+        TraceError: names what was found and what was expected.
     """
     refuse_misspelt(names, source)
     missing = [column for column in REQUIRED if column not in names]
@@ -166,7 +166,7 @@ def check_columns(names: Sequence[str], source: str) -> None:
         )
     twice = sorted({column for column in names if names.count(column) > 1} & KNOWN_COLUMNS)
     if twice:
-        raise TraceError(f"{source}: column {twice[0]!r} appears twice, one is wanted: drop or rename the other")
+        raise TraceError(f"{source}: column {twice[0]!r} appears twice, expected one: drop or rename the other")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -46,7 +46,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin:
         return pa.chunked_array([pa.nulls(len(column), target)])
     if not _may_become(source, target):
         row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
-        raise _wrong_type(row, name, f"type {source}, {wanted(target)} is wanted", origin)
+        raise _wrong_type(row, name, f"type {source}, expected {wanted(target)}", origin)
     if pa.types.is_timestamp(target) and _is_number(source):
         return _from_epoch_s(column, name, origin, target)
     try:
@@ -54,7 +54,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin:
     except pa.ArrowInvalid:
         row = first_failure(column, lambda part: _cast(part, target))
         raise origin.bad(
-            row, name, f"the value does not fit; {wanted(target)} is wanted: correct it", f"{name} does not fit"
+            row, name, f"the value does not fit; expected {wanted(target)}: correct it", f"{name} does not fit"
         ) from None
 
 
@@ -207,7 +207,7 @@ def cast_state(column: pa.ChunkedArray, size: int, name: str, origin: Origin) ->
             column = column.cast(pa.list_(pa.float64()))
         else:
             row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
-            raise _wrong_type(row, name, f"type {column.type}, a list of numbers is wanted", origin)
+            raise _wrong_type(row, name, f"type {column.type}, expected a list of numbers", origin)
     chunks, start = [], 0
     for chunk in column.chunks:
         chunks.append(_cast_state_chunk(chunk, size, name, origin, start))
@@ -230,7 +230,7 @@ def _cast_state_chunk(chunk: pa.Array, size: int, name: str, origin: Origin, sta
     flat = chunk.flatten()  # skips null rows, so it is [rows with a state × size]
     if flat.null_count:
         at = int(rows[int(np.argmax(flat.is_null().to_numpy(zero_copy_only=False))) // size])
-        raise origin.bad(start + at, name, "a null inside the state; numbers are wanted", f"null inside {name}")
+        raise origin.bad(start + at, name, "a null inside the state; expected numbers", f"null inside {name}")
     values: NDArray[np.generic] = flat.to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16, copy=False)

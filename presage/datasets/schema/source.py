@@ -84,7 +84,7 @@ class Origin:
         return f"{self.names[source]}, {'line' if self.lined[source] else 'row'} {self.places[row]}"
 
     def bad(self, row: int, column: str, message: str, reason: str) -> RowError:
-        """An error for a row and column; `message` says what came, what was wanted and what to do."""
+        """An error for a row and column; `message` names the value found, the value expected and the remedy."""
         return RowError(f'{self.at(row)}, column "{column}": {message}', row=row, reason=reason)
 
 

@@ -151,8 +151,8 @@ def _two_sources(table: pa.Table, origin: Origin, codes: NDArray[np.int64]) -> I
 
     def message(row: int) -> str:
         return (
-            f"{_workflow(table, row)} also stands in {origin.names[first[codes[row]]]}; one source a workflow is "
-            "wanted: give each source once, or join the files first"
+            f"{_workflow(table, row)} also stands in {origin.names[first[codes[row]]]}; expected one source a "
+            "workflow: give each source once, or join the files first"
         )
 
     yield _Problem(np.flatnonzero(sources != first[codes]), "workflow_id", "workflow in two sources", message)
@@ -168,7 +168,7 @@ def _broken_numbering(table: pa.Table, codes: NDArray[np.int64], order: NDArray[
         np.sort(order[same]),
         "step",
         "duplicate step number",
-        lambda row: f"step {steps[row]} of {_workflow(table, row)} came before; each step once is wanted: renumber",
+        lambda row: f"step {steps[row]} of {_workflow(table, row)} came before; expected each step once: renumber",
     )
     expected = np.empty(len(order), np.int64)
     expected[order] = wanted
@@ -180,7 +180,7 @@ def _broken_numbering(table: pa.Table, codes: NDArray[np.int64], order: NDArray[
         "step",
         "missing step number",
         lambda row: (
-            f"step {steps[row]} of {_workflow(table, row)} where step {expected[row]} was wanted; steps count from 0 "
+            f"step {steps[row]} of {_workflow(table, row)} where step {expected[row]} was expected; steps count from 0 "
             "without a gap: add the missing step or renumber"
         ),
     )
@@ -189,9 +189,7 @@ def _broken_numbering(table: pa.Table, codes: NDArray[np.int64], order: NDArray[
 def _negative_tokens(table: pa.Table) -> Iterator[_Problem]:
     for column in _TOKENS:
         rows = _where(pc.less(table.column(column), 0))
-        yield _Problem(
-            rows, column, f"negative {column}", lambda _: "a negative count; 0 or more is wanted: correct it"
-        )
+        yield _Problem(rows, column, f"negative {column}", lambda _: "a negative count; expected 0 or more: correct it")
 
 
 def _backward_times(table: pa.Table, codes: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[_Problem]:

@@ -202,7 +202,7 @@ def _lock(root: Path, waiting: Callable[[], None]) -> Iterator[None]:
 def _claim(root: Path) -> None:
     """Make the folder, unless it holds other files."""
     if root.exists() and not root.is_dir():
-        raise TraceError(f"{root}: a file; the folder of a store is wanted: give another path")
+        raise TraceError(f"{root}: a file; expected the folder of a store: give another path")
     if root.is_dir() and not is_store(root):
         ours = (_LOCK, WORK, f"{MANIFEST}.tmp")  # what a writer that never committed may leave
         foreign = [p.name for p in root.iterdir() if p.name not in ours and not p.name.startswith("workflow_type=")]

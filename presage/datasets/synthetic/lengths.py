@@ -103,9 +103,9 @@ def generate_lengths(workflows: int, seed: int, *, censored: float = 0.0) -> Gen
         ConfigurationError: fewer than one workflow, or a share outside 0..1.
     """
     if workflows < 1:
-        raise ConfigurationError(f"workflows is {workflows}; at least 1 is wanted")
+        raise ConfigurationError(f"workflows is {workflows}; expected at least 1")
     if not 0 <= censored <= 1:
-        raise ConfigurationError(f"censored is {censored}; a share between 0 and 1 is wanted")
+        raise ConfigurationError(f"censored is {censored}; expected a share between 0 and 1")
     rng = np.random.default_rng([seed, 0x1E46])
     kind = rng.choice(len(_APPLICATIONS), workflows, p=[a.share for a in _APPLICATIONS])
     order = np.argsort([_APPLICATIONS[k].name for k in kind], kind="stable")  # canonical order: by type, then id

@@ -56,9 +56,9 @@ def generate_outcomes(prompts: int, seed: int, *, missing: float = 0.1) -> Drawn
         ConfigurationError: fewer than one prompt, or a share outside 0..1.
     """
     if prompts < 1:
-        raise ConfigurationError(f"prompts is {prompts}; at least 1 is wanted")
+        raise ConfigurationError(f"prompts is {prompts}; expected at least 1")
     if not 0 <= missing < 1:
-        raise ConfigurationError(f"missing is {missing}; a share from 0 to below 1 is wanted")
+        raise ConfigurationError(f"missing is {missing}; expected a share from 0 to below 1")
     rng = np.random.default_rng([seed, 0x0DD5])
     topic, difficulty = rng.integers(0, len(TOPICS), prompts), rng.normal(0.0, 1.0, prompts)
     texts = _distinct([_prompt(int(t), float(d), rng) for t, d in zip(topic, difficulty, strict=True)])

@@ -103,9 +103,9 @@ def generate(
         ("state_size", state_size, directions),
     ):
         if value < least:
-            raise ConfigurationError(f"{name} is {value}; at least {least} is wanted for process {known.name!r}")
+            raise ConfigurationError(f"{name} is {value}; expected at least {least} for process {known.name!r}")
     if not 0 <= censored <= 1:
-        raise ConfigurationError(f"censored is {censored}; a share between 0 and 1 is wanted")
+        raise ConfigurationError(f"censored is {censored}; expected a share between 0 and 1")
     rng = np.random.default_rng([seed, zlib.crc32(known.name.encode())])
     walks = _walk(known, workflows, censored, rng)
     states, seen = _draw_states(known, walks, state_size, rng)

@@ -108,7 +108,7 @@ def write_artefact(
         foreign = foreign_entries(folder)
         empty = folder.is_dir() and not any(folder.iterdir())
     except PermissionError as error:
-        raise OutputError(f"{folder}: may not be looked into ({_reason(error)}). Choose another folder.") from error
+        raise OutputError(f"{folder}: cannot be read ({_reason(error)}). Choose another folder.") from error
     # Fill an empty folder in place: it may be a mounted volume or a working directory.
     fresh = (folder if empty else folder.parent) / f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.new"
     try:
@@ -146,7 +146,7 @@ def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
             folder / CONFIG_FILE,
             f"kind {manifest['kind']!r}",
             f"kind {kind!r}" if kind is not None else f"one of the kinds {', '.join(KINDS)}",
-            "Give the folder of a predictor of that kind, or use the version of Presage that wrote this one.",
+            "Give the folder of a predictor of that kind, or use the version of Presage that wrote this artefact.",
         )
     pickles = find_pickles(folder)
     if pickles:
@@ -288,8 +288,8 @@ def _pack_config(
         text = json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ArtefactError(
-            f"{folder}: the configuration holds a value that JSON has no word for ({error}); "
-            "wanted text, finite numbers, booleans, lists and mappings with text keys."
+            f"{folder}: the configuration holds a value that JSON cannot express ({error}); "
+            "expected text, finite numbers, booleans, lists and mappings with text keys."
         ) from error
     return text.encode() + b"\n"
 
@@ -344,7 +344,7 @@ def _write_synced(path: Path, content: bytes) -> None:
     with path.open("xb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())  # a full disk may show only here; and the bytes must be on disk before the rename
+        os.fsync(file.fileno())  # a full disk may fail only here, and the bytes must reach the disk before the rename
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -352,7 +352,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        if os.path.isdir(folder):  # noqa: PTH112  answers where Path.is_dir raises: below a folder closed to us
+        if os.path.isdir(folder):  # noqa: PTH112  False where Path.is_dir raises: below a folder without access
             found = f"no readable {CONFIG_FILE} ({_reason(error)})"
         else:
             found = (
@@ -365,7 +365,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         _refuse(path, f"no valid JSON ({error})", "the configuration of an artefact", _COPY_AGAIN, error)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = repr(manifest.get("format")) if isinstance(manifest, dict) else type(manifest).__name__
-        _refuse(path, f"format {found}", f"format {FORMAT!r}", "This is the folder of something else; check the path.")
+        _refuse(path, f"format {found}", f"format {FORMAT!r}", "Another program wrote this folder; check the path.")
     version = manifest.get("format_version")
     if version not in READS:
         _refuse(
@@ -429,4 +429,4 @@ def _reason(error: Exception) -> str:
 
 
 def _refuse(path: Path, found: str, wanted: str, advice: str = "", cause: Exception | None = None) -> NoReturn:
-    raise ArtefactError(f"{path}: found {found}; wanted {wanted}. {advice}".rstrip()) from cause
+    raise ArtefactError(f"{path}: found {found}; expected {wanted}. {advice}".rstrip()) from cause

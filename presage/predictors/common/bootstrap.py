@@ -1,8 +1,8 @@
-"""Intervals by bootstrap over workflows.
+"""Bootstrap confidence intervals over workflows.
 
-The steps of one workflow are not independent, so whole workflows are drawn, with replacement. The statistic is a ratio
-of sums (correct forecasts to positions), not a mean of ratios: long workflows weigh more. Percentile intervals are too
-narrow below about ten workflows, and have no width for one; callers report the number of workflows.
+The steps of one workflow are not independent, so whole workflows are resampled, with replacement. The statistic is a
+ratio of sums (correct forecasts to positions), not a mean of ratios: long workflows weigh more. Percentile intervals
+are too narrow below about ten workflows, and have no width for one; callers report the number of workflows.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def ratio_ci(
     Args:
         numerator: `[W]`, one number a workflow, for example its correct forecasts.
         denominator: `[W]`, one number a workflow, for example its positions; not negative.
-        rng: the source of the resamples; the same state gives the same interval.
+        rng: source of the resamples; the same state gives the same interval.
         resamples: number of bootstrap samples.
         level: coverage of the interval, between 0 and 1.
 
@@ -40,7 +40,7 @@ def ratio_ci(
     """
     if numerator.ndim != 1 or numerator.shape != denominator.shape or not len(numerator):
         raise ValueError(
-            f"got shapes {numerator.shape} and {denominator.shape}; wanted one number a workflow, [W], W > 0, in both"
+            f"got shapes {numerator.shape} and {denominator.shape}; expected one number a workflow, [W], W > 0, in both"
         )
     if not denominator.any():
         return float("nan"), float("nan")
@@ -54,10 +54,10 @@ def ratio_cis(
     resamples: int = 1000,
     level: float = 0.95,
 ) -> list[tuple[float, float]]:
-    """Intervals of M ratios, `[W, M]` each, from the same resamples: M cost little more than one.
+    """Intervals of M ratios, `[W, M]` each, from the same resamples, at about the cost of one.
 
     Returns:
-        Lower and upper end of each ratio; both NaN where its denominator is zero everywhere.
+        Lower and upper end of each ratio; both NaN if its denominator is zero everywhere.
     """
     workflows, ratios = numerators.shape
     sums = np.concatenate([numerators, denominators], axis=1).astype(np.float64)  # [W, 2M]
@@ -79,19 +79,19 @@ def pair_ratio_cis(
 ) -> list[tuple[float, float]]:
     """Intervals of M shares of pairs, such as Kendall's tau distance, or of differences of such shares.
 
-    A workflow drawn twice counts its pairs with every other workflow twice, and so does the other: to first order
-    (Hoeffding's projection) a resample moves the share by twice what it moves the ratio of the workflows' own sums.
-    So no resample has to be ranked again.
+    Drawing a workflow twice doubles its pairs with every other workflow. To first order (Hoeffding's projection) a
+    resample moves the share by twice what it moves the ratio of the workflows' own sums, so resamples need not be
+    ranked again.
 
     Args:
-        numerators: `[W, M]`, the pairs of each workflow's steps that count; each pair at both its steps.
+        numerators: `[W, M]`, the counted pairs of each workflow's steps; each pair counts at both of its steps.
         denominators: `[W, M]`, all pairs of each workflow's steps.
-        rng: the source of the resamples; the same state gives the same intervals.
+        rng: source of the resamples; the same state gives the same intervals.
         resamples: number of bootstrap samples.
         level: coverage of the interval, between 0 and 1.
 
     Returns:
-        Lower and upper end of each, within 0 and 1, or −1 and 1 of a difference; both NaN where there is no pair.
+        Lower and upper end of each, within 0 and 1 (−1 and 1 for a difference); both NaN without pairs.
     """
     ends = ratio_cis(numerators, denominators, rng, resamples, level)
     totals = denominators.sum(axis=0)
@@ -104,12 +104,12 @@ def pair_ratio_cis(
 def share_ci(
     hits: NDArray[Any], positions: NDArray[Any], rng: np.random.Generator, resamples: int = 1000
 ) -> tuple[float, float]:
-    """95 % interval of a share; Wilson's interval over workflows if the share is 0 or 1, where resamples do not differ.
+    """95 % interval of a share; Wilson's interval over workflows if the share is 0 or 1, where all resamples are equal.
 
     Args:
-        hits: `[W]`, positions of each workflow that count.
+        hits: `[W]`, counted positions of each workflow.
         positions: `[W]`, positions of each workflow.
-        rng: the source of the resamples; the same state gives the same interval.
+        rng: source of the resamples; the same state gives the same interval.
         resamples: number of bootstrap samples.
     """
     count, total = hits.sum(), positions.sum()
@@ -135,25 +135,27 @@ def paired_difference_ci(
     resamples: int = 1000,
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """Percentile interval of accuracy A − accuracy B, both judged on the same positions of the same workflows.
+    """Percentile interval of accuracy A − accuracy B on the same positions of the same workflows.
 
-    Paired: a resample draws the same workflows for both, so difficulty that both share cancels.
+    Paired: a resample draws the same workflows for both, so their common difficulty cancels.
 
     Args:
         correct_a: `[W]`, correct forecasts of A in each workflow.
-        correct_b: `[W]`, the same of B.
-        positions: `[W]`, positions judged in each workflow, the same for both.
-        rng: the source of the resamples; the same state gives the same interval.
+        correct_b: `[W]`, correct forecasts of B.
+        positions: `[W]`, evaluated positions of each workflow, the same for both.
+        rng: source of the resamples; the same state gives the same interval.
         resamples: number of bootstrap samples.
         level: coverage of the interval, between 0 and 1.
 
     Returns:
-        Lower and upper end, between −1 and 1; both NaN if nothing was judged.
+        Lower and upper end, between −1 and 1; both NaN without positions.
 
     Raises:
         ValueError: shapes differ, are not `[W]`, or there is no workflow.
     """
     if correct_a.shape != correct_b.shape:
-        raise ValueError(f"got {correct_a.shape} and {correct_b.shape} counts; wanted the same workflows, [W], in both")
+        raise ValueError(
+            f"got {correct_a.shape} and {correct_b.shape} counts; expected the same workflows, [W], in both"
+        )
     difference = correct_a.astype(np.int64) - correct_b.astype(np.int64)
     return ratio_ci(difference, positions, rng, resamples, level)

@@ -13,16 +13,15 @@ Source = Literal["champion", "back-off", "none"]
 
 @dataclass(frozen=True)
 class Forecast:
-    """The next K steps of a workflow.
+    """Forecast of the next K steps of a workflow.
 
     Attributes:
-        source: `champion`: the whole model; `back-off`: too little training data of this agent in this workflow type,
-            so forecast without the network, or of this type, so by the n-gram alone; `none`: no forecast.
+        source: `champion`: the whole model; `back-off`: the agent is rare in this workflow type, so the network was
+            left out, or the type is rare, so the n-gram forecasts alone; `none`: no forecast.
         evidence: training steps of this agent in this workflow type.
         moment: of the last step.
-        agents: for each horizon, the probability of each known agent to be called, given that the workflow has not
-            ended before.
-        end: for each horizon, the probability that the workflow ends there, likewise.
+        agents: for each horizon, the probability of each known agent, given that the workflow has not ended before.
+        end: for each horizon, the probability that the workflow ends there, given that it has not ended before.
     """
 
     source: Source
@@ -32,7 +31,7 @@ class Forecast:
     end: Sequence[float]
 
     def to_dict(self) -> dict[str, Any]:
-        """As `presage forecast --json` prints it."""
+        """JSON values, as `presage forecast --json` prints them."""
         return {
             "source": self.source,
             "evidence": self.evidence,

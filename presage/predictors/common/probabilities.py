@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 Number = TypeVar("Number", bound=np.floating)
 
 FLOOR = 1e-9
-"""Smallest probability a logarithm is taken of."""
+"""Probabilities are clipped to this before taking logarithms."""
 
 
 def softmax(logits: NDArray[Number]) -> NDArray[Number]:
     """Softmax over the last axis, in the type given."""
-    # Outcomes on the first axis: NumPy reduces over a short last axis four times as slowly.
+    # Outcomes on the first axis: NumPy is four times slower at reducing a short last axis.
     rows = np.ascontiguousarray(np.moveaxis(logits, -1, 0))
     rows = np.exp(rows - rows.max(axis=0))
     rows /= rows.sum(axis=0)
@@ -28,25 +28,25 @@ def softmax(logits: NDArray[Number]) -> NDArray[Number]:
 def label_probability(
     probabilities: NDArray[np.floating], outcomes: NDArray[np.int32]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Probability given to each label, float64 [n, K], and which labels count: those among the V+1 outcomes."""
+    """Probability of each label, float64 [n, K], and a mask of the labels among the V+1 outcomes."""
     counts = (outcomes >= 0) & (outcomes < probabilities.shape[-1])
     index = np.where(counts, outcomes, 0)[..., None]
     return np.take_along_axis(probabilities, index, axis=-1)[..., 0].astype(np.float64), counts
 
 
 def cross_entropy(probabilities: NDArray[np.floating], outcomes: NDArray[np.int32]) -> float:
-    """Mean negative log-likelihood in nats over all positions and horizons that count; 0 where none does."""
+    """Mean negative log-likelihood in nats over all unmasked positions and horizons; 0 without any."""
     given, counts = label_probability(probabilities, outcomes)
     return float(-np.log(np.maximum(given[counts], FLOOR)).mean()) if counts.any() else 0.0
 
 
 BINS: Final = 15
-"""Equal-width bins of confidence; bin b holds b/15 up to, but not including, (b+1)/15, the last one 1 as well."""
+"""Equal-width confidence bins; bin b covers [b/15, (b+1)/15), the last bin also 1."""
 
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """One bin of confidence: `positions` forecasts, as sure as `confidence` on the mean, right at `accuracy`."""
+    """One confidence bin: `positions` forecasts with mean confidence `confidence` and accuracy `accuracy`."""
 
     low: float
     high: float
@@ -56,12 +56,12 @@ class ReliabilityBin:
 
 
 def filled_bins(positions: NDArray[Any], sure: NDArray[Any], hits: NDArray[Any]) -> tuple[ReliabilityBin, ...]:
-    """The bins that hold a position.
+    """The non-empty bins.
 
     Args:
-        positions: [B], forecasts in each of the bins, which divide 0 to 1 evenly.
+        positions: [B], forecasts in each bin; bins divide 0 to 1 evenly.
         sure: [B], sum of their confidences.
-        hits: [B], how many of them were right.
+        hits: [B], correct forecasts.
     """
     size = len(positions)
     return tuple(

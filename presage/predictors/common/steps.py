@@ -1,4 +1,4 @@
-"""Steps of one workflow as mappings keyed by column names of traces: the input of `forecast`."""
+"""Validation of the steps passed to `forecast`: mappings keyed by column names of traces."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _SIGNS_OF_OUTPUT: Final = ("output_tokens", "output_text", "completion_state", "
 
 
 def check_steps(steps: Sequence[Mapping[str, Any]]) -> None:
-    """Raises InputError unless there are steps, each names its agent, and all belong to one workflow."""
+    """Raise InputError unless there are steps, each names its agent, and all belong to one workflow."""
     if not steps:
-        raise InputError("no steps came; a forecast needs at least the step that is running now")
+        raise InputError("no steps; a forecast needs at least the current step")
     for index, step in enumerate(steps):
         for name in ("workflow_type", "agent"):
             if not isinstance(step.get(name), str) or not step[name]:
-                raise InputError(f'step {index}: "{name}" is {step.get(name)!r}; wanted a name')
+                raise InputError(f'step {index}: "{name}" is {step.get(name)!r}; expected a name')
         if step["workflow_type"] != steps[0]["workflow_type"] or step.get("workflow_id") != steps[0].get("workflow_id"):
-            raise InputError(f"step {index} belongs to another workflow; a forecast takes the steps of one")
+            raise InputError(f"step {index} belongs to another workflow; a forecast takes the steps of one workflow")
 
 
 def has_output(step: Mapping[str, Any]) -> bool:
@@ -32,10 +32,10 @@ def has_output(step: Mapping[str, Any]) -> bool:
 
 
 def log_tokens(step: Mapping[str, Any], side: Literal["input", "output"]) -> float:
-    """log(1 + x) of the input or output tokens, 0 if unknown: as `Prefixes.sizes`.
+    """log(1 + x) of the input or output tokens, 0 if unknown, as in `Prefixes.sizes`.
 
     Raises:
-        InputError: a negative token count, or not a number.
+        InputError: the token count is negative or not a number.
     """
     tokens = count_of(step, f"{side}_tokens")
     return 0.0 if isnan(tokens) else float(np.log1p(np.float32(tokens)))

@@ -1,4 +1,4 @@
-"""How many threads a fit uses."""
+"""Thread counts of model fits."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Result = TypeVar("Result")
 
 
 def lightgbm_threads(rows: int) -> int:
-    """Threads for LightGBM on so many rows.
+    """Threads for LightGBM on this many rows.
 
-    Its threads wait for each other by spinning: on little data, beside anything else that runs, two of them took three
-    to ten times the CPU time of one.
+    LightGBM's threads spin while they wait: on little data, on a busy machine, two threads took three to ten times the
+    CPU time of one.
     """
     return min(os.cpu_count() or 1, 1 + rows // _ROWS_A_THREAD)
 
 
 def side_by_side(fit: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """The results of independent fits that release the interpreter, as many at once as there are cores."""
+    """Results of independent fits that release the GIL, run in parallel on all cores."""
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         return list(pool.map(fit, items))

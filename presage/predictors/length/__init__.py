@@ -1,1 +1,1 @@
-"""Estimators of lengths behind one interface, their baselines, and the intervals that make them honest."""
+"""Output-length estimators, their baselines, and conformal calibration of their quantiles."""

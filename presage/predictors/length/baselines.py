@@ -1,4 +1,4 @@
-"""What a predictor of lengths is compared with: first come, input length, medians, and a ridge."""
+"""Baselines of the length predictors: first come first served, input length, group medians, and a ridge."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PROMPT_TOKENS: Final = 2
 
 
 class Constant:
-    """The same for every step: whoever ranks by it serves first come, first served."""
+    """The same quantiles for every step. Ranking by them is first come, first served."""
 
     name = "constant"
 
     def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
-        """Quantiles of all training labels; `calibration` is not read."""
+        """Fit the quantiles of all training labels; `calibration` is not used."""
         self._said = np.quantile(labels_of(train)[0].remaining, quantiles).astype(np.float32)
         return self
 
@@ -34,12 +34,12 @@ class Constant:
 
 
 class InputLength:
-    """So many tokens for each token of the prompt: ranks by input length."""
+    """Predicts output in proportion to the prompt, so it ranks by input length."""
 
     name = "input-length"
 
     def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
-        """Quantiles of output for each input token; `calibration` is not read."""
+        """Fit the quantiles of output tokens per input token; `calibration` is not used."""
         rows, _ = labels_of(train)
         self._usual = float(np.nan_to_num(np.nanmean(np.append(rows.numbers[:, _PROMPT_TOKENS], 1.0)), nan=1.0))
         self._each = np.quantile(rows.remaining / self._tokens(rows), quantiles).astype(np.float32)
@@ -55,12 +55,12 @@ class InputLength:
 
 
 class MedianPerStep:
-    """Quantiles of what this agent left at this step of this workflow type; of less where those rows are few."""
+    """Quantiles by workflow type, agent and step; falls back to coarser groups where rows are few."""
 
     name = "median-per-step"
 
     def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
-        """Quantiles of each group of at least 5 training rows; `calibration` is not read."""
+        """Fit the quantiles of each group with at least 5 training rows; `calibration` is not used."""
         rows, _ = labels_of(train)
         self._known: list[dict[tuple[int, ...], NDArray[np.float32]]] = []
         for keys in _groups(rows):
@@ -88,7 +88,7 @@ class MedianPerStep:
 
 
 class LogRidge:
-    """A ridge on the logarithm with the quantiles of its training errors."""
+    """Ridge regression of log tokens, with quantiles from its training errors."""
 
     name = "ridge"
 
@@ -96,7 +96,7 @@ class LogRidge:
         self.seed = seed
 
     def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
-        """Fits on training rows; `calibration` is not read."""
+        """Fit on the training rows; `calibration` is not used."""
         rows, labels = labels_of(train)
         self._encoding = InputEncoding.fit(rows, labels, int(max(train.model.max(), 0)) + 1)
         inputs = self._encoding.inputs(rows)
@@ -117,10 +117,10 @@ LENGTH_BASELINES: Final[Mapping[str, Callable[[int], LengthEstimator]]] = Mappin
         LogRidge.name: LogRidge,
     }
 )
-"""By name, from a seed."""
+"""Factories of the baselines by name; each takes a seed."""
 
 
 def _groups(rows: LengthRows) -> list[NDArray[np.int32]]:
-    """The groups a row belongs to, the narrowest first: int32 [n, 3], [n, 2], [n, 1], [n, 0]."""
+    """The groups of each row, the narrowest first: int32 [n, 3], [n, 2], [n, 1], [n, 0]."""
     keys = np.stack([rows.workflow_type, rows.agent, rows.step], axis=1)
     return [keys[:, :width] for width in (3, 2, 1, 0)]

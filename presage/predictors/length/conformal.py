@@ -1,35 +1,35 @@
-"""Conformal calibration of quantiles, one for each workflow type.
+"""Conformal calibration of quantiles by workflow type.
 
-A score says how far a label lies above the forecast, in units of its own doubt: (y − location) / scale, all on the
-logarithm. The shift of a quantile q over n calibration rows is their ⌈(n + 1) q⌉-th smallest score: then a fresh row of
-the same kind is covered with probability q or a little more, if rows are exchangeable and the model saw none of them
-(Romano, Patterson & Candès, "Conformalized quantile regression", NeurIPS 2019, one-sided).
+The score of a row is its residual in units of the predicted scale, on log tokens: (y − location) / scale. The shift of
+quantile q is the ⌈(n + 1) q⌉-th smallest score of n calibration rows. An exchangeable row that the model was not
+trained on is then covered with probability q or slightly more (Romano, Patterson & Candès, "Conformalized quantile
+regression", NeurIPS 2019, one-sided).
 
-Two departures. Most scores are of models that learnt from other folds, while answers are those of a model of all folds:
-that is in between split conformal and CV+ (Barber, Candès, Ramdas & Tibshirani, "Predictive inference with the
-jackknife+", Annals of Statistics 2021), which keeps every fold's model and is promised a little less than q. Nothing is
-promised here; a model of more rows errs less than those of the folds, so quantiles rather cover a little more. And rows
-of one workflow resemble each other, so the error of a shift is that of fewer rows. (A rank that counts K tasks,
-⌈n q (K + 1) / K⌉, made the upper quantiles too wide on real traces: left out.)
+No coverage guarantee holds here, for two reasons. First, most scores come from models of other folds, while a model of
+all folds serves. This lies between split conformal and CV+ (Barber, Candès, Ramdas & Tibshirani, "Predictive inference
+with the jackknife+", Annals of Statistics 2021), which keeps every fold's model and guarantees slightly less than q.
+The final model errs less than the fold models, so quantiles tend to over-cover slightly. Second, rows of one workflow
+are correlated, so the effective sample is smaller. (The rank ⌈n q (K + 1) / K⌉ over K tasks made the upper quantiles
+too wide on real traces: left out.)
 
-A workflow type is shifted by its own rows only as far as they call for. Its rows are of a few tasks, and its own shift
-follows them: from the shift of all types together towards its own, the first is taken that covers its rows as often as
-promised, to two standard errors over its tasks. (Twenty-eight workflows a type, drawn at random out of one: with every
-type's own shift pinball at .9 was up to 1.6 times that of counting.)
+The shift of a workflow type comes from its own rows only as far as they support it. The rows come from few tasks, and a
+purely own shift overfits to them. So candidates between the shift of all types and the type's own are tried in order,
+and the first that covers the type's rows as often as it should, within two standard errors over its tasks, is used.
+(For types of 28 workflows drawn at random from one type, own shifts raised the pinball loss at .9 to as much as 1.6
+times that of counting.)
 
-A type's own 99th percentile of 200 rows is the second largest of them: it misses as often as it covers too much. Where
-fewer than ROWS_BEYOND rows can lie beyond a quantile, the larger of a type's own shift and that of all types together
-is taken, so such a type is covered a little more than promised.
+With 200 rows, a type's own 99th percentile is its second largest score and is too noisy. If fewer than ROWS_BEYOND rows
+can lie beyond a quantile, the larger of the type's own shift and the shift of all types is used, which over-covers
+slightly.
 
-Rows of a task stand and fall together: one long workflow moves a .99 quantile by itself, and a model of every fold errs
-less than a fold's. So of an upper shift no more is taken than the rows call for: the smallest share of it with which
-they are covered as often as promised, to one standard error over tasks. Shifts below 0, of quantiles that are too
-wide, are taken whole.
+One long workflow can move a .99 quantile alone, and the final model errs less than the fold models. So an upper shift
+is scaled down to the smallest share that still covers the rows as often as it should, within one standard error over
+tasks. Negative shifts, of quantiles that are too wide, are used in full.
 
-A workflow type with fewer rows than the floor is marked, and its upper shifts are the largest of its own (as far as its
-rows call for), of those of all types together and of those of any type that reaches the floor. An unknown type is given
-the largest score there is. Both are cautious and promise nothing. MAPIE has the same arithmetic for a scikit-learn
-estimator, but knows neither groups with a floor nor one-sided bounds with a scale.
+A workflow type below the floor is marked as not calibrated. Its upper shifts are the largest of its own (scaled as
+above), the shift of all types, and the shifts of all types that reach the floor. An unknown type gets the largest
+score. Both are conservative, without a guarantee. MAPIE has the same arithmetic for scikit-learn estimators, but has
+neither groups with a floor nor one-sided bounds with a scale.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROWS_BEYOND: Final = 10
-"""Rows of a workflow type that should lie beyond an upper quantile before it is trusted to differ from all types'."""
+"""Expected rows of a workflow type beyond an upper quantile, below which its own shift may only widen it."""
 _SHARES: Final = (0.0, 0.25, 0.5, 0.75)
-"""Of a shift, the smallest first, that are tried before all of it is taken."""
+"""Candidate shares of a shift, ascending; 1 is used if none covers."""
 _ERRORS: Final = 2.0
-"""Standard errors, over tasks, by which a workflow type has to differ from all together to be shifted by its own."""
+"""Standard errors over tasks within which the coverage of a workflow type counts as met."""
 UNKNOWN: Final = 2.0
-"""What is added to the widest upper shift below the floor, in units of the doubt."""
+"""Added to the widest upper shift if all types together are below the floor, in units of the scale."""
 
 
 @dataclass(frozen=True, eq=False)
 class Conformal:
-    """Shifts of Q quantiles for T workflow types, under each of L profiles: what is known of a row.
+    """Shifts of Q quantiles for T workflow types under each of L input profiles.
 
     Attributes:
         shifts: float32 [L, T + 1, Q], the last row for unknown types.
-        rows: int32 [T + 1], calibration rows behind each.
-        calibrated: bool [T + 1], whether those reach the floor.
+        rows: int32 [T + 1], number of calibration rows of each type.
+        calibrated: bool [T + 1], whether that number reaches the floor.
     """
 
     shifts: NDArray[np.float32]
@@ -77,10 +77,10 @@ class Conformal:
         *,
         task: NDArray[np.integer[Any]] | None = None,
     ) -> Self:
-        """From scores float64 [L, n, Q] of calibration rows and their types, int32 [n]; T is `types`.
+        """Fit from scores float64 [L, n, Q] of calibration rows and their types, int32 [n]; T is `types`.
 
         Args:
-            task: integer [n], equal for rows that stand and fall together; None: every row alone.
+            task: integer [n], equal for rows of one task, which are correlated; None treats rows as independent.
         """
         floor = max(floor, least_rows(max(quantiles)))
         counts = np.bincount(workflow_type, minlength=types + 1)[: types + 1]
@@ -90,7 +90,7 @@ class Conformal:
         shifts = [_shifts(of, workflow_type, of_task, calibrated, counts, quantiles, floor) for of in scores]
         if len(workflow_type):
             for of, own in zip(scores, shifts, strict=True):
-                share = _needed(of, own[workflow_type], of_task, quantiles)
+                share = _smallest_shares(of, own[workflow_type], of_task, quantiles)
                 own[calibrated] *= np.where(own[calibrated] > 0, share, 1.0)
         return cls(np.stack(shifts).astype(np.float32), counts.astype(np.int32), calibrated)
 
@@ -101,11 +101,11 @@ class Conformal:
         profile: NDArray[np.int64],
         workflow_type: NDArray[np.int32],
     ) -> NDArray[np.float32]:
-        """Calibrated quantiles on the logarithm, float32 [n, Q], from locations [n, Q] and scales [n]."""
+        """Calibrated quantiles of log tokens, float32 [n, Q], from locations [n, Q] and scales [n]."""
         return np.asarray(location + scale[:, None] * self.shifts[profile, workflow_type], np.float32)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """As an artefact keeps it."""
+        """Tensors of the artefact."""
         return {f"conformal/{name}": array for name, array in vars(self).items()}
 
     @classmethod
@@ -114,13 +114,13 @@ class Conformal:
         return cls(*(tensors[f"conformal/{name}"] for name in ("shifts", "rows", "calibrated")))
 
 
-def _needed(
+def _smallest_shares(
     scores: NDArray[np.float64],
     shifts: NDArray[np.float64],
     task: NDArray[np.int64],
     quantiles: Sequence[float],
 ) -> NDArray[np.float64]:
-    """The share of the shifts of each quantile that the rows call for, float64 [Q]; of .5 and less all of it.
+    """The smallest share of each shift that keeps the coverage, float64 [Q]; 1 for quantiles up to .5.
 
     Args:
         scores: float64 [n, Q].
@@ -136,7 +136,7 @@ def _needed(
 
 
 def least_rows(quantile: float) -> int:
-    """Rows below which ⌈(n + 1) q⌉ exceeds n: no score is high enough to promise this quantile."""
+    """Rows below which ⌈(n + 1) q⌉ exceeds n, so that no score is high enough for this quantile."""
     return math.ceil(quantile / (1.0 - quantile) - 1e-9)
 
 
@@ -153,14 +153,14 @@ def _shifts(
     every = _shift(scores, quantiles)
     levels = np.array(quantiles)
     upper = levels > 0.5
-    # Where all types together are below the floor even the largest score says little.
+    # If all types together are below the floor, even the largest score is weak evidence.
     widest = np.concatenate([every[None], scores]).max(axis=0) + (UNKNOWN if len(scores) < floor else 0.0)
     shifts = np.tile(np.where(upper, widest, every), (len(counts), 1))
     rare = ~calibrated & (counts > 0)
-    rare[-1] = False  # rows of unknown types say nothing of the next unknown one
+    rare[-1] = False  # rows of unknown types are no evidence for another unknown type
     for kind in np.flatnonzero(calibrated | rare) if len(scores) >= floor else ():
         mine = workflow_type == kind
-        own = _apart(scores[mine], np.unique(task[mine], return_inverse=True)[1], every, quantiles)
+        own = _shrunk_shifts(scores[mine], np.unique(task[mine], return_inverse=True)[1], every, quantiles)
         scarce = upper & (rare[kind] | (counts[kind] * (1.0 - levels) < ROWS_BEYOND))
         shifts[kind] = np.where(scarce, np.maximum(own, every), own)
     widest_known = np.where(upper, shifts[calibrated].max(axis=0, initial=-np.inf), -np.inf)
@@ -168,10 +168,10 @@ def _shifts(
     return shifts
 
 
-def _apart(
+def _shrunk_shifts(
     scores: NDArray[np.float64], task: NDArray[np.int64], every: NDArray[np.float64], quantiles: Sequence[float]
 ) -> NDArray[np.float64]:
-    """A type's own shifts, no further from those of all types than its rows call for, float64 [Q]."""
+    """A type's own shifts, shrunk towards those of all types as far as its coverage permits, float64 [Q]."""
     own = _shift(scores, quantiles)
     found = own.copy()
     for share in reversed(_SHARES):
@@ -184,7 +184,7 @@ def _apart(
 def _coverage(
     scores: NDArray[np.float64], shifts: NDArray[np.float64], task: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The share of n scores within each shift, and its standard error over tasks, both float64 [Q]."""
+    """Share of n scores within each shift, and its standard error over tasks, both float64 [Q]."""
     within = (scores <= shifts).astype(np.float64)
     covered = within.mean(axis=0)
     sums = np.zeros((int(task.max()) + 1, within.shape[1]))
@@ -193,7 +193,7 @@ def _coverage(
 
 
 def _shift(scores: NDArray[np.float64], quantiles: Sequence[float]) -> NDArray[np.float64]:
-    """The ⌈(n + 1) q⌉-th smallest score of each quantile, or the largest; 0 where there is none. float64 [Q]."""
+    """The ⌈(n + 1) q⌉-th smallest score for each quantile, at most the largest; 0 without scores. float64 [Q]."""
     if not len(scores):
         return np.zeros(len(quantiles))
     ordered = np.sort(scores, axis=0)

@@ -1,12 +1,12 @@
 """The quantile random forest of Chimera §3.4 as flat arrays.
 
-An answer is a quantile of all labels in the leaves a row falls into, every occurrence counted, linear between two, as
-quantile-forest computes it with `max_samples_leaf=None`; a test compares the two. quantile-forest grows the trees.
-A compiled walk finds the leaves of a row, and a counting sort their labels.
+A prediction is a quantile of all labels in the leaves that a row falls into, with multiplicity and linear
+interpolation, as quantile-forest computes it with `max_samples_leaf=None`; a test compares the two. quantile-forest
+grows the trees. Compiled code finds the leaves of a row, and a counting sort orders their labels.
 
-Where Presage departs from the paper: each third of the trees is a forest on two thirds of the tasks. So every row meets
-trees that saw nothing of its task, and their answers calibrate the whole forest at no further cost (Gupta, Kuchibhotla
-& Ramdas, "Nested conformal prediction and quantile out-of-bag ensemble methods", Pattern Recognition 2022, where bags
+Unlike in the paper, each third of the trees is trained on two thirds of the tasks. So for every row some trees have
+seen nothing of its task, and their predictions calibrate the whole forest at no further cost (Gupta, Kuchibhotla &
+Ramdas, "Nested conformal prediction and quantile out-of-bag ensemble methods", Pattern Recognition 2022, where bags
 draw rows).
 
 A leaf stores the ranks of its labels among all distinct labels: two bytes an entry, four beyond 65,536 labels.
@@ -34,7 +34,7 @@ _BUCKETS: Final = 1024
 
 
 Grown = tuple[Any, NDArray[np.int64]]
-"""A tree as scikit-learn has it (`tree_`), and the number of every row it drew."""
+"""A scikit-learn tree (`tree_`), and the index of every row it drew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class FlatForest:
 
     @classmethod
     def of(cls, grown: Sequence[Grown], inputs: NDArray[np.float32], labels: NDArray[np.float64]) -> Self:
-        """Of trees and the inputs [n, D] and labels [n] whose rows they drew."""
+        """Convert scikit-learn trees with the inputs [n, D] and labels [n] of the rows they drew."""
         flat, numbers = flatten(
             [
                 Tree(np.where(t.children_left < 0, -1, t.feature), t.threshold, t.children_left, t.children_right)
@@ -75,7 +75,7 @@ class FlatForest:
 
     @classmethod
     def joined(cls, forests: Sequence[Self]) -> Self:
-        """All trees of some forests as one."""
+        """Join forests into one that has all their trees."""
         trees = FlatTrees.joined([forest.trees for forest in forests])
         values = np.unique(np.concatenate([forest.values for forest in forests]))
         narrow: Any = np.uint16 if len(values) <= 2**16 else np.uint32
@@ -92,7 +92,7 @@ class FlatForest:
         )  # fmt: skip
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """As an artefact keeps it."""
+        """Tensors of the artefact."""
         return {**self.trees.to_tensors(), "starts": self.starts, "entries": self.entries, "values": self.values}
 
     @classmethod
@@ -116,7 +116,7 @@ class FlatForest:
 
 
 class ForestLengths(LogEstimator):
-    """Chimera's quantile random forest, on what a line leaves."""
+    """Chimera's quantile random forest, trained on log tokens or on the residuals of a ridge."""
 
     name = "forest"
 
@@ -128,7 +128,7 @@ class ForestLengths(LogEstimator):
             for forest, fold in zip(forests, folds, strict=True)
         ]
 
-    def _above_line(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _residual_bands(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         return _bands(self._forest.quantiles(inputs, self.quantiles))
 
     def _own_tensors(self) -> dict[str, NDArray[Any]]:
@@ -140,7 +140,7 @@ class ForestLengths(LogEstimator):
 
 
 def _bands(found: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Quantiles float32 [..., Q] as locations, and a doubt of 1: they are as far apart as the leaves say already."""
+    """Quantiles float32 [..., Q] as locations, and a scale of 1: the leaves already carry the spread."""
     return found, np.ones(found.shape[:-1], np.float32)
 
 
@@ -201,7 +201,7 @@ def _quantiles(
             high = min(low + 1, total - 1)
             for rank in (low, high):
                 bucket = gathered[rank] >> shift
-                if bucket != done:  # the few ranks of a bucket are put in order only where one of them is asked for
+                if bucket != done:  # sort the few ranks of a bucket only if a quantile needs one of them
                     _sort(gathered, ends[bucket - 1] if bucket > 0 else 0, ends[bucket])
                     done = bucket
             first, second = values[gathered[low]], values[gathered[high]]
@@ -211,7 +211,7 @@ def _quantiles(
 
 @njit(cache=True, nogil=True, inline="always")
 def _sort(ranks: NDArray[np.uint32], begin: int, end: int) -> None:
-    """Sorts ranks[begin:end] in place, by insertion: there are few."""
+    """Sort ranks[begin:end] in place by insertion; the slice is short."""
     for i in range(begin + 1, end):
         rank, j = ranks[i], i
         while j > begin and ranks[j - 1] > rank:

@@ -1,15 +1,14 @@
-"""Rows as one matrix of numbers without gaps, and a ridge over it on the logarithm of lengths.
+"""Encoded input rows without missing values, and a ridge on log tokens.
 
-A category (workflow type with agent; model) becomes the mean log(1 + tokens) of its training rows, drawn towards what
-is common to all by `PRIOR_ROWS` rows. A category that training never saw is as usual as all are. Means are those of all
-rows that are learnt from, a row's own label among them. Out of fold they would differ from fold to fold, against the
-labels of the fold: trees read the fold from them, and with it what its tasks have in common, which serving turns into a
-shift of every forecast (`log_estimator.py`).
+A category (workflow type with agent; model) is encoded as the mean log(1 + tokens) of its training rows, shrunk towards
+its parent group by `PRIOR_ROWS` rows. An unseen category gets the mean of its parent group. The means include the row's
+own label. Out-of-fold means would differ between folds, inversely to the labels of the fold; trees could then infer the
+fold and with it the level of its tasks, which biases every forecast when serving (`log_estimator.py`).
 
-Lengths often multiply (a model writes so many times more, a prompt of twice the size asks for so much more), so their
-logarithm adds up, and a line reaches prompts between and beyond those that trees can separate. On a synthetic process
-a forest gains by starting from it. So trees always read it, and a quick trial on tasks held out decides on the start.
-Alone it is a baseline.
+Lengths are often multiplicative (by model, by prompt size), so a linear model of their logarithm fits, and it
+interpolates and extrapolates over prompts that trees cannot separate. On a synthetic process a forest improves by
+training on its residuals. So the ridge prediction is always an input of the trees, and a quick trial on held-out tasks
+decides whether they train on its residuals. On its own the ridge is a baseline.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from presage.features.lengths import PROMPT, LengthRows
 from presage.predictors.common.threads import lightgbm_threads
 
 MISSING: Final = np.float32(-2.0)
-"""Stands for a number that is not known: below all counts and all numbers of a sketch."""
+"""Encodes a missing number; it lies below all counts and all sketch components."""
 PRIOR_ROWS: Final = 20.0
 CATEGORIES: Final = 6
 
 
 @dataclass(frozen=True, eq=False)
 class InputEncoding:
-    """Fitted means of T workflow types, V agents and M models.
+    """Fitted target means of T workflow types, V agents and M models.
 
     Attributes:
         agents: float32 [T + 1, V + 1], of each agent in each workflow type.
         types: float32 [T + 1].
-        models: float32 [M + 2], what a model's rows have above their workflow type and agent.
+        models: float32 [M + 2], mean residual of a model's rows given workflow type and agent.
     """
 
     agents: NDArray[np.float32]
@@ -49,7 +48,7 @@ class InputEncoding:
 
     @classmethod
     def fit(cls, rows: LengthRows, labels: NDArray[np.float64], models: int) -> InputEncoding:
-        """Means of labelled rows; `labels` float64 [n], `models` is M."""
+        """Fit the means of labelled rows; `labels` float64 [n], `models` is M."""
         shape = len(rows.vocabulary.workflow_types) + 1, len(rows.vocabulary.agents) + 1
         common = labels.mean()
         types = _means(rows.workflow_type, labels, np.full(shape[0], common))
@@ -61,7 +60,7 @@ class InputEncoding:
     def categories(
         self, workflow_type: NDArray[np.int32], agent: NDArray[np.int32], model: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """float32 [n, CATEGORIES]."""
+        """Encoded categories, float32 [n, CATEGORIES]."""
         known = np.minimum(model, len(self.models) - 1)
         return np.stack(
             [
@@ -77,7 +76,7 @@ class InputEncoding:
         )
 
     def inputs(self, rows: LengthRows) -> NDArray[np.float32]:
-        """float32 [n, CATEGORIES + F], finite."""
+        """Encoded categories and numbers, float32 [n, CATEGORIES + F], finite."""
         return _joined(self.categories(rows.workflow_type, rows.agent, rows.model), rows.numbers)
 
     def one(self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -97,7 +96,7 @@ class InputEncoding:
         return out
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """As an artefact keeps it."""
+        """Tensors of the artefact."""
         return {"means/agents": self.agents, "means/types": self.types, "means/models": self.models}
 
     @classmethod
@@ -107,7 +106,7 @@ class InputEncoding:
 
 
 def _means(index: NDArray[np.int32], labels: NDArray[np.float64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean of each category, float64 of the shape of `prior`, with PRIOR_ROWS rows of the prior among its own."""
+    """Mean of each category, shrunk towards `prior` with the weight of PRIOR_ROWS rows; float64, shape of `prior`."""
     counts = np.bincount(index, minlength=len(prior))
     sums = np.bincount(index, weights=labels, minlength=len(prior))
     return np.asarray((sums + PRIOR_ROWS * prior) / (counts + PRIOR_ROWS))
@@ -120,14 +119,14 @@ def _joined(categories: NDArray[np.float32], numbers: NDArray[np.float32]) -> ND
 
 
 _INDICES: Final = 3
-"""From here to CATEGORIES stand the bare numbers of categories: they mean nothing to a line."""
+"""Columns from here to CATEGORIES are category indices, which a linear model ignores."""
 _COUNTS: Final = CATEGORIES + len(PROMPT) + len(PROGRESS)
-"""From CATEGORIES to here stand counts."""
+"""Columns from CATEGORIES to here are counts."""
 _ALPHA: Final = 3.0
 _TRIAL_FOLDS: Final = 4
 _TRIAL_ROUNDS: Final = 60
 _TRIAL_ROWS: Final = 5_000
-"""Rows a trial learns from at most; more of them change which candidate is better only where none is by much."""
+"""Most training rows of a trial; more rows change the outcome only where candidates are close."""
 _TRIAL: Final = {
     "objective": "quantile",
     "learning_rate": 0.1,
@@ -135,19 +134,19 @@ _TRIAL: Final = {
     "min_child_samples": 30,
     "feature_fraction": 0.3,
     "deterministic": True,
-    "force_row_wise": True,  # LightGBM otherwise times both ways and picks one: not the same on every run
+    "force_row_wise": True,  # otherwise LightGBM times both layouts and picks one, which makes runs differ
     "verbosity": -1,
 }
 
 
 @dataclass(frozen=True, eq=False)
 class LogLine:
-    """log(1 + tokens) as a weighted sum.
+    """Linear model of log(1 + tokens).
 
     Attributes:
         weights: float32 [D], for inputs with counts as log(1 + x).
-        usual: float32 [D], the mean of each of those: in the place of a number that is missing.
-        bounds: float32 [3], what is added, and the least and the most the line may say.
+        usual: float32 [D], mean of each transformed input; replaces missing numbers.
+        bounds: float32 [3], the intercept, and the least and the greatest prediction.
     """
 
     weights: NDArray[np.float32]
@@ -156,7 +155,7 @@ class LogLine:
 
     @classmethod
     def fit(cls, inputs: NDArray[np.float32], labels: NDArray[np.float64]) -> Self:
-        """Fits on inputs float32 [n, D] of `InputEncoding` and labels float64 [n]."""
+        """Fit on inputs float32 [n, D] of `InputEncoding` and labels float64 [n]."""
         from sklearn.linear_model import Ridge
 
         known = inputs != MISSING
@@ -164,17 +163,17 @@ class LogLine:
         usual = (smooth.sum(axis=0) / np.maximum(known.sum(axis=0), 1)).astype(np.float32)
         smooth = np.where(known, smooth, usual)
         spread = smooth.std(axis=0)
-        spread[spread < 1e-9] = np.inf  # a constant says nothing
+        spread[spread < 1e-9] = np.inf  # a constant input gets no weight
         ridge = Ridge(alpha=_ALPHA).fit(smooth / spread, labels)
         bounds = [float(ridge.intercept_), labels.min(), labels.max()]
         return cls((ridge.coef_ / spread).astype(np.float32), usual, np.array(bounds, np.float32))
 
     def __call__(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """log(1 + tokens) float32 [n]; one input is summed as it is among many."""
+        """Predicted log(1 + tokens), float32 [n]; a row's prediction does not depend on the rows beside it."""
         return _predict(inputs, self.weights, self.usual, self.bounds)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """As an artefact keeps it."""
+        """Tensors of the artefact."""
         return {"line/weights": self.weights, "line/usual": self.usual, "line/bounds": self.bounds}
 
     @classmethod
@@ -182,16 +181,16 @@ class LogLine:
         """Inverse of `to_tensors`.
 
         Raises:
-            KeyError, ValueError: a tensor is missing or of another shape: compiled code walks them unchecked.
+            KeyError, ValueError: a tensor is missing or has another shape; compiled code does not check shapes.
         """
         line = cls(tensors["line/weights"], tensors["line/usual"], tensors["line/bounds"])
         if line.weights.ndim != 1 or line.usual.shape != line.weights.shape or line.bounds.shape != (3,):
-            raise ValueError("weights, usual numbers and bounds of the line are not [D], [D] and [3]")
+            raise ValueError("shapes of line weights, means and bounds are not [D], [D] and [3]")
         return line
 
 
 def line_helps(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: LengthRows, seed: int) -> bool:
-    """Whether a few boosted trees do better from a line than from nothing, on a quarter of the tasks."""
+    """Whether a few boosted trees improve by training on the ridge's residuals, on a quarter of the tasks."""
     held = task_folds(rows.task, seed, _TRIAL_FOLDS) == 0
     if held.all() or not held.any():
         return False
@@ -202,21 +201,21 @@ def line_helps(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: L
 
 def trials(
     inputs: NDArray[np.float32],
-    wanted: Sequence[tuple[NDArray[np.float64], float]],
+    targets: Sequence[tuple[NDArray[np.float64], float]],
     learning: NDArray[np.bool_],
     judged: NDArray[np.bool_],
     seed: int,
 ) -> list[NDArray[np.float64]]:
-    """Pinball losses of a few boosted trees on the rows `judged`, learnt from the rows `learning`.
+    """Pinball losses of a few boosted trees on the rows `judged`, trained on the rows `learning`.
 
     Args:
         inputs: float32 [n, D].
-        wanted: of each trial the labels, float64 [n], and the quantile.
+        targets: labels float64 [n] and quantile of each trial.
         learning, judged: bool [n].
-        seed: of the rows and of the trees.
+        seed: of the row sample and of the trees.
 
     Returns:
-        Of each trial, float64 [m].
+        Losses of each trial, float64 [m].
     """
     import lightgbm
 
@@ -226,7 +225,7 @@ def trials(
     threads = lightgbm_threads(len(drawn))
     data = lightgbm.Dataset(inputs[drawn], params={"verbosity": -1})
     shown, losses = inputs[judged], []
-    for labels, quantile in wanted:
+    for labels, quantile in targets:
         data.set_label(labels[drawn])
         settings = {**_TRIAL, "alpha": quantile, "seed": seed, "num_threads": threads}
         trees = lightgbm.train(settings, data, num_boost_round=_TRIAL_ROUNDS)
@@ -236,13 +235,13 @@ def trials(
 
 
 def with_line(inputs: NDArray[np.float32], predicted: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Inputs [..., D] and what the line says of them [...], as float32 [..., D + 1]."""
+    """Inputs [..., D] with the ridge's predictions [...] appended, float32 [..., D + 1]."""
     return np.concatenate([inputs, predicted[..., None]], axis=-1, dtype=np.float32)
 
 
 @njit(cache=True, nogil=True)
 def _smooth(inputs: NDArray[np.float32], usual: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What the line adds up, float32 [n, D]."""
+    """Inputs as the ridge sums them, float32 [n, D]."""
     smooth = np.empty_like(inputs)
     for row in range(len(inputs)):
         for at in range(inputs.shape[1]):
@@ -264,7 +263,7 @@ def _predict(
     usual: NDArray[np.float32],
     bounds: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    # a loop and not BLAS, whose sums depend on how many rows it is given
+    # A loop instead of BLAS, whose sums depend on the number of rows.
     smooth = _smooth(inputs, usual)
     out = np.empty(len(inputs), np.float32)
     for row in range(len(inputs)):

@@ -1,15 +1,15 @@
-"""What the forest, the boosted trees and the ridge share: inputs, a line to start from, and conformal calibration.
+"""Shared by the forest, the boosted trees and the ridge: inputs, an optional ridge start, and conformal calibration.
 
-A subclass reads what the line says as one more input. Where a trial shows that it helps, it learns only what the line
-leaves of log(1 + tokens). It says, for a row, where each quantile lies and how much doubt there is; the calibration
-makes the quantiles cover, on forecasts of training rows by models of other tasks and on rows set aside for it.
+Every estimator reads the ridge prediction as one more input. If a trial shows a benefit, it is trained on the residuals
+of the ridge instead of log(1 + tokens). For each row it predicts quantile locations and a scale; conformal calibration
+corrects them with out-of-fold forecasts of training rows and with a separate calibration set.
 
-A model of other tasks is one from end to end: its means of categories and its line learnt nothing of the fold either,
-and are one and the same for all rows it learns from. (Means and lines out of fold, row by row, showed trees the fold of
-a row: the folds' own coverage was right, and that of fresh tasks anything from .26 to .79 at the median.)
+An out-of-fold model is out of fold from end to end: its category means and its ridge are fitted without the fold too,
+and are the same for all its training rows. (Means and ridge predictions computed out of fold row by row leaked the fold
+to the trees: coverage on the folds was right, but on new tasks it ranged from .26 to .79 at the median.)
 
-Rows are learnt under the input profiles they will have when serving: each row under one, drawn at random, while every
-profile is calibrated on all rows.
+Training rows get the input profiles that serving will have: each training row has one profile, drawn at random, and
+every profile is calibrated on all rows.
 """
 
 from __future__ import annotations
@@ -32,59 +32,58 @@ from presage.predictors.length.linear import CATEGORIES, InputEncoding, LogLine,
 
 
 class LengthEstimator(Protocol):
-    """Quantiles of how many tokens are left, from rows alone."""
+    """Predicts quantiles of remaining output tokens from rows alone."""
 
     name: str
 
     def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
-        """Learns from `train`; `calibration` (other tasks) makes its quantiles cover. Quantiles rise, in (0, 1)."""
+        """Fit on `train`; calibrate on `calibration` (other tasks). Quantiles are ascending, in (0, 1)."""
         ...
 
     def predict(self, rows: LengthRows) -> NDArray[np.float32]:
-        """Output tokens float32 [n, Q], not falling along Q, 0 or more."""
+        """Output tokens float32 [n, Q], not decreasing along Q, 0 or more."""
         ...
 
 
 def labels_of(rows: LengthRows) -> tuple[LengthRows, NDArray[np.float64]]:
-    """The rows whose label is known, and log(1 + tokens), float64 [m]. Bounds of cut workflows are no labels.
+    """The labelled rows, and log(1 + tokens), float64 [m]. Lower bounds of censored workflows are not labels.
 
     Raises:
-        TraceError: no label is known.
+        TraceError: no row has a label.
     """
     labelled = rows.take(rows.labelled)
     if not len(labelled):
         raise TraceError(
             f"none of {len(rows)} LLM steps has a known number of tokens to learn from ({int(rows.lower_bound.sum())} "
-            "are of workflows that were cut): output_tokens is wanted on every LLM step of complete workflows"
+            "are of workflows that were cut): expected output_tokens on every LLM step of complete workflows"
         )
     return labelled, np.log1p(labelled.remaining.astype(np.float64))
 
 
 def rising(tokens: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Quantiles made to neither fall along the last axis nor below 0."""
+    """Quantiles made non-negative and non-decreasing along the last axis."""
     return np.maximum.accumulate(np.maximum(tokens, np.float32(0.0)), axis=-1)
 
 
 FLOOR: Final = 100
-"""Rows to calibrate on a workflow type needs for quantiles of its own; quantiles beyond .99 need more."""
+"""Calibration rows that a workflow type needs for its own quantiles; quantiles beyond .99 need more."""
 MIN_EVIDENCE: Final = 5
-"""Training rows of an agent, and of a workflow type, below which its quantiles are those of an unknown one."""
+"""An agent or workflow type with fewer training rows gets the quantiles of an unknown one."""
 ERROR_FOLDS: Final = 3
-"""Of tasks; what models of the other folds say of a row shows how wrong a forecast is."""
+"""Folds of tasks for the out-of-fold errors that calibrate the quantiles."""
 _SHARES: Final = (0.05, 0.35, 0.6)
-"""Share of the rows learnt under each of LEARNT_PROFILES: an engine supplies the second, a gateway the third."""
-_MOST: Final = 25.0  # log of tokens: no answer is longer, and exp must not overflow
+"""Share of training rows under each of LEARNT_PROFILES: an engine supplies the second, a gateway the third."""
+_MOST: Final = 25.0  # greatest predicted log of tokens, so that exp cannot overflow
 
 Observe = Callable[[LengthRows, Sources], LengthRows]
-"""The same rows, made of some sources alone."""
+"""Restricts rows to the inputs of the given sources."""
 
 Bands = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""Where each quantile lies above the line, float32 [..., Q], and the doubt, float32 [...]."""
+"""Quantile locations of the residuals, float32 [..., Q], and scales, float32 [...]."""
 
 
 class Whole(NamedTuple):
-    """All n rows to learn from: inputs float32 [n, D + 1], each under one profile, and what labels have above the line,
-    float64 [n]."""
+    """Training data of the final model: inputs float32 [n, D + 1], one profile a row, and targets float64 [n]."""
 
     inputs: NDArray[np.float32]
     above: NDArray[np.float64]
@@ -92,14 +91,14 @@ class Whole(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Rows of one fold of tasks, and all others to learn from; means and line are those of the others.
+    """One fold of tasks, and the other rows to train on; category means and ridge are fitted on the latter.
 
     Attributes:
-        inside, learning: int64 [k] and [m], which of the n rows.
-        inputs, above: of the rows `learning`, as `Whole` has them.
+        inside, learning: int64 [k] and [m], row indices of the fold and of its training rows.
+        inputs, above: training inputs and targets of the rows `learning`, as in `Whole`.
         shown: inputs of the rows `inside` under each profile, float32 [L, k, D + 1].
-        left: what their labels have above the line, float64 [L, k].
-        drawn: int64 [k], the profile of each of them that other folds learn.
+        left: their targets, float64 [L, k].
+        drawn: int64 [k], the profile under which other folds train on each of them.
     """
 
     inside: NDArray[np.int64]
@@ -112,12 +111,12 @@ class Fold:
 
 
 class EncodedRows:
-    """Training rows as all estimators read them, encoded once.
+    """Training rows encoded once for several estimators.
 
     Args:
         train: rows of one target.
-        observed: the rows made of some sources alone.
-        seed: of the profiles drawn, of the folds and of the trial of the line.
+        observed: restricts rows to some sources.
+        seed: of the profiles, the folds and the ridge trial.
 
     Raises:
         TraceError: no row has a label.
@@ -130,21 +129,21 @@ class EncodedRows:
         self._models = int(max(train.model.max(), 0)) + 1
         self._drawn = np.random.default_rng(seed).choice(len(LEARNT_PROFILES), len(self.rows), p=_SHARES)
         self.encoding = InputEncoding.fit(self.rows, self.labels, self._models)
-        self._inputs = _drawn(self.encoding, self._profiles, self._drawn, np.arange(len(self.rows)))
+        self._inputs = _sampled_inputs(self.encoding, self._profiles, self._drawn, np.arange(len(self.rows)))
         self.line = LogLine.fit(self._inputs, self.labels)
 
     @cached_property
     def line_helps(self) -> bool:
-        """Whether a trial shows that it helps to start from the line."""
+        """Whether training on the ridge's residuals helps, by a trial."""
         return line_helps(self._inputs, self.labels, self.rows, self.seed)
 
     def whole(self, start: np.float32) -> Whole:
-        """All rows, for an estimator that starts from the line (1) or from nothing (0)."""
+        """All rows; targets are residuals of the ridge if `start` is 1, labels if it is 0."""
         line = self.line(self._inputs)
         return Whole(with_line(self._inputs, line), self.labels - start * line)
 
     def folds(self, start: np.float32) -> list[Fold]:
-        """The folds of tasks, for an estimator that starts from the line (1) or from nothing (0)."""
+        """The folds of tasks; targets are residuals of the ridge if `start` is 1, labels if it is 0."""
         return [
             replace(fold, above=fold.above - start * line, left=fold.left - start * lines)
             for fold, line, lines in self._folds
@@ -152,14 +151,14 @@ class EncodedRows:
 
     @cached_property
     def _folds(self) -> list[tuple[Fold, NDArray[np.float32], NDArray[np.float32]]]:
-        """Each fold as one that starts from nothing, and its line for the rows `learning` and `inside`."""
+        """Each fold with labels as targets, and the ridge's predictions for the rows `learning` and `inside`."""
         return [self._fold(*of) for of in parts(task_folds(self.rows.task, self.seed, ERROR_FOLDS))]
 
     def _fold(
         self, inside: NDArray[np.int64], learning: NDArray[np.int64]
     ) -> tuple[Fold, NDArray[np.float32], NDArray[np.float32]]:
         encoding = InputEncoding.fit(self._profiles[-1].take(learning), self.labels[learning], self._models)
-        inputs = _drawn(encoding, self._profiles, self._drawn, learning)
+        inputs = _sampled_inputs(encoding, self._profiles, self._drawn, learning)
         line = LogLine.fit(inputs, self.labels[learning])
         shown = np.stack([encoding.inputs(of.take(inside)) for of in self._profiles])
         predicted, lines = line(inputs), np.stack([line(of) for of in shown])
@@ -177,11 +176,11 @@ class EncodedRows:
 
 
 class LogEstimator(ABC):
-    """A `LengthEstimator` on the logarithm. `fit` or `from_tensors` makes one that answers."""
+    """Base class of estimators of log tokens; create one with `fit` or `from_tensors`."""
 
     name: str
     starts: bool = False
-    """Whether it starts from the line whatever a trial shows."""
+    """Always fit residuals of the ridge, without a trial."""
     quantiles: tuple[float, ...]
     conformal: Conformal
     evidence: NDArray[np.int32]
@@ -206,17 +205,16 @@ class LogEstimator(ABC):
         encoded: EncodedRows | None = None,
         again: bool = False,
     ) -> Self:
-        """Learns from `train`, calibrates on that out of fold and on `calibration`, which may be empty.
+        """Fit on `train`; calibrate on its out-of-fold forecasts and on `calibration`, which may be empty.
 
-        Of each row it learns one profile (`LEARNT_PROFILES`), drawn at random; each profile is calibrated on all
-        rows.
+        Each training row has one profile of `LEARNT_PROFILES`, drawn at random; each profile is calibrated on all rows.
 
         Args:
-            train, calibration: rows of one target; those without a label, or with a bound, teach nothing.
-            quantiles: Q, rising.
-            observed: the rows made of some sources alone, `LengthEncoder.observed`.
-            encoded: of `train`, `observed` and the seed, where several estimators share it.
-            again: it was fitted before, and whether it starts from the line stays as it is.
+            train, calibration: rows of one target; rows without a label or with a lower bound only are ignored.
+            quantiles: Q, ascending.
+            observed: restricts rows to some sources: `LengthEncoder.observed`.
+            encoded: from `train`, `observed` and the seed, if several estimators share it.
+            again: refit, keeping the earlier decision whether to fit residuals of the ridge.
 
         Raises:
             TraceError: no training row has a label.
@@ -224,7 +222,7 @@ class LogEstimator(ABC):
         self.quantiles, self._train, self._observed = tuple(quantiles), train, observed
         of = encoded or EncodedRows(train, observed, self.seed)
         rows = of.rows
-        self._holds(_evidence(rows))
+        self._set_evidence(_evidence(rows))
         self._encoding, self._line = of.encoding, of.line
         if not again:
             self._start = np.float32(self.starts or of.line_helps)
@@ -249,13 +247,13 @@ class LogEstimator(ABC):
 
     @property
     def numbers(self) -> int:
-        """F, how many numbers of a row it was fitted on."""
+        """F, the number of numeric inputs of a row it was fitted on."""
         return len(self._line.weights) - CATEGORIES
 
     def learn_again(self, calibration: LengthRows) -> None:
-        """Learns everything once more, from training and calibration rows together; all calibrate, out of fold.
+        """Refit on training and calibration rows together; all of them calibrate, out of fold.
 
-        Trees that learnt more rows beside the old means, line and calibration did worse at every quantile.
+        Refitting the trees alone, with the old means, ridge and calibration, did worse at every quantile.
         """
         nothing = calibration.take(np.zeros(0, np.int64))
         self.fit(join_rows(self._train, calibration), nothing, self.quantiles, self._observed, again=True)
@@ -282,24 +280,24 @@ class LogEstimator(ABC):
         agent: NDArray[Any],
     ) -> NDArray[np.float32]:
         location, scale = self._bands(inputs)
-        # What was hardly seen is calibrated as an unknown workflow type: the widest.
+        # Rare agents and workflow types are calibrated as an unknown type, whose quantiles are the widest.
         group = np.where(self._seen[workflow_type, agent], workflow_type, self.conformal.shifts.shape[1] - 1)
         return rising(np.expm1(np.minimum(self.conformal.apply(location, scale, profiles, group), np.float32(_MOST))))
 
     def _bands(self, inputs: NDArray[np.float32]) -> Bands:
-        """Where each quantile lies, float32 [n, Q], and the doubt, float32 [n], above 0; on the logarithm."""
+        """Quantile locations float32 [n, Q] and positive scales float32 [n], on log tokens."""
         line = self._line(inputs)
-        above, scale = self._above_line(with_line(inputs, line))
+        above, scale = self._residual_bands(with_line(inputs, line))
         return self._start * line[:, None] + above, scale
 
-    def _holds(self, evidence: NDArray[np.int32]) -> None:
-        """Keeps the evidence, and where an agent and a workflow type were both seen, if rarely together."""
+    def _set_evidence(self, evidence: NDArray[np.int32]) -> None:
+        """Store the evidence, and which agents and workflow types were seen often enough, if rarely together."""
         self.evidence = evidence
         types, agents = (evidence.sum(axis=axis) >= self.min_evidence for axis in (1, 0))
         self._seen: NDArray[np.bool_] = types[:, None] & agents
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """As an artefact keeps it."""
+        """Tensors of the artefact."""
         return {
             **self._encoding.to_tensors(),
             **self._line.to_tensors(),
@@ -316,34 +314,34 @@ class LogEstimator(ABC):
         """Inverse of `to_tensors`.
 
         Raises:
-            KeyError, ValueError: the tensors are not those of such an estimator.
+            KeyError, ValueError: the tensors do not belong to such an estimator.
         """
         estimator = cls(min_evidence=min_evidence)
         estimator.quantiles = tuple(quantiles)
         estimator._encoding = InputEncoding.from_tensors(tensors)
         estimator._line = LogLine.from_tensors(tensors)
         estimator.conformal = Conformal.from_tensors(tensors)
-        estimator._holds(tensors["evidence"])
+        estimator._set_evidence(tensors["evidence"])
         if estimator.evidence.shape != estimator._encoding.agents.shape:
-            raise ValueError("the evidence is of other workflow types or agents")
-        wanted = len(LEARNT_PROFILES), len(estimator._encoding.types), len(estimator.quantiles)
-        if estimator.conformal.shifts.shape != wanted:
-            raise ValueError("the calibration is of other workflow types or quantiles")
+            raise ValueError("the evidence does not match the workflow types and agents")
+        expected = len(LEARNT_PROFILES), len(estimator._encoding.types), len(estimator.quantiles)
+        if estimator.conformal.shifts.shape != expected:
+            raise ValueError("the calibration does not match the workflow types and quantiles")
         estimator._start = np.float32(tensors["line/start"])
         estimator._hold(tensors, len(estimator._line.weights) + 1)
         return estimator
 
     @abstractmethod
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
-        """Learns from the whole what labels have above the line.
+        """Fit on all rows and on the training rows of each fold.
 
         Returns:
-            Of each fold, what a model of its `learning` rows says of its rows `inside`, under each profile.
+            For each fold, its model's bands of the rows `inside` under each profile.
         """
 
     @abstractmethod
-    def _above_line(self, inputs: NDArray[np.float32]) -> Bands:
-        """Quantiles above the line, float32 [n, Q], and the doubt, float32 [n]."""
+    def _residual_bands(self, inputs: NDArray[np.float32]) -> Bands:
+        """Quantile locations float32 [n, Q] relative to the start, and scales float32 [n]."""
 
     @abstractmethod
     def _own_tensors(self) -> dict[str, NDArray[Any]]: ...
@@ -352,10 +350,10 @@ class LogEstimator(ABC):
     def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None: ...
 
 
-def _drawn(
+def _sampled_inputs(
     encoding: InputEncoding, profiles: Sequence[LengthRows], drawn: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Inputs of some rows, each under the profile that was drawn for it, float32 [m, D]."""
+    """Inputs of rows, each under its drawn profile, float32 [m, D]."""
     inputs: list[NDArray[np.float32]] = []
     place = np.empty(len(rows), np.int64)
     start = 0
@@ -368,7 +366,7 @@ def _drawn(
 
 
 def _scores(labels: NDArray[np.float64], location: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.float64]:
-    """How far labels lie above each location, in units of the doubt, float64 [..., n, Q]."""
+    """Residuals of the labels at each location in units of the scale, float64 [..., n, Q]."""
     return np.asarray((labels[..., None] - location) / scale[..., None], np.float64)
 
 
@@ -380,23 +378,23 @@ def _evidence(rows: LengthRows) -> NDArray[np.int32]:
 
 
 class RidgeLengths(LogEstimator):
-    """The line alone, calibrated: the same doubt everywhere. Where traces are few, trees only add noise to the line."""
+    """The calibrated ridge alone, with the same scale everywhere. On few traces trees only add noise to it."""
 
     name = "ridge"
     starts = True
 
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
-        return [self._no_more(fold.left) for fold in folds]
+        return [self._zero_bands(fold.left) for fold in folds]
 
-    def _above_line(self, inputs: NDArray[np.float32]) -> Bands:
-        return self._no_more(inputs[:, 0])
+    def _residual_bands(self, inputs: NDArray[np.float32]) -> Bands:
+        return self._zero_bands(inputs[:, 0])
 
-    def _no_more(self, like: NDArray[Any]) -> Bands:
-        """Nothing above the line, and a doubt of 1."""
+    def _zero_bands(self, like: NDArray[Any]) -> Bands:
+        """Zero residuals and a scale of 1."""
         return np.zeros((*like.shape, len(self.quantiles)), np.float32), np.ones(like.shape, np.float32)
 
     def _own_tensors(self) -> dict[str, NDArray[Any]]:
         return {}
 
     def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None:
-        """There is nothing to hold."""
+        """Nothing to load."""

@@ -1,12 +1,12 @@
-"""The remaining-length predictor: how many output tokens a workflow still has to produce, as quantiles.
+"""The remaining-length predictor: quantiles of the output tokens that a workflow still has to produce.
 
-Ni et al., "Chimera", §3.4: the median ranks requests, shortest total job first. Here the quantiles are made to cover,
-and besides the paper's forest there are boosted trees and a ridge; `auto` keeps the one that loses least on the
-calibration part, all quantiles together, under the input profiles of an engine and of a gateway. With the target "step"
-the same predictor says how long this step's output is.
+Ni et al., "Chimera", §3.4: the median ranks requests, shortest total job first. Here the quantiles are calibrated, and
+boosted trees and a ridge are alternatives to the paper's forest; `auto` selects the estimator with the smallest loss
+over all quantiles on the calibration part, under the input profiles of an engine and of a gateway. With the target
+"step" the same predictor forecasts the output length of the current step.
 
-Where an agent was hardly seen in a workflow type, the forecast says so (`back-off`). Where the agent or the type was
-hardly seen at all, its upper quantiles are the widest there are.
+If an agent is rare in a workflow type, the forecast is marked `back-off`. If the agent or the type is rare altogether,
+its upper quantiles are the widest.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ ESTIMATORS: Final[Mapping[str, type[LogEstimator]]] = MappingProxyType(
 AUTO: Final = "auto"
 
 Progress = Callable[[str, float], None]
-"""Told what is being done and the share of it that is done, 0..1."""
+"""Progress callback: current stage and the share of it that is done, 0..1."""
 
 
 @dataclass(frozen=True)
 class RemainingLengthConfig:
-    """What a predictor of lengths is made of.
+    """Settings of a length predictor.
 
     Attributes:
-        estimator: "forest", "boosted", "ridge", or "auto": the one that loses least on the calibration part.
-        quantiles: which, rising, between 0 and 1; the first at or above .5 ranks.
-        floor: calibration rows a workflow type needs for quantiles of its own.
-        min_evidence: training rows of an agent in a workflow type below which a forecast backs off.
-        refit: learn and calibrate again on training and calibration rows together once an estimator is chosen.
+        estimator: "forest", "boosted", "ridge", or "auto": the one with the smallest loss on the calibration part.
+        quantiles: ascending, between 0 and 1; the first at or above .5 ranks requests.
+        floor: calibration rows that a workflow type needs for its own quantiles.
+        min_evidence: with fewer training rows of an agent in a workflow type the forecast is marked `back-off`.
+        refit: once an estimator is chosen, fit and calibrate again on training and calibration rows together.
     """
 
     estimator: Literal["forest", "boosted", "ridge", "auto"] = AUTO
@@ -67,19 +67,19 @@ class RemainingLengthConfig:
     refit: bool = True
 
     def check(self) -> None:
-        """Raises ConfigurationError unless every field is in its range."""
+        """Raise ConfigurationError unless every field is in its range."""
         if self.estimator not in (*ESTIMATORS, AUTO):
             raise ConfigurationError(
-                f"estimator is {self.estimator!r}; one of {', '.join((*ESTIMATORS, AUTO))} is wanted"
+                f"estimator is {self.estimator!r}; expected one of {', '.join((*ESTIMATORS, AUTO))}"
             )
         levels = (0.0, *self.quantiles, 1.0)
         if not self.quantiles or not all(low < high for low, high in pairwise(levels)):
             raise ConfigurationError(
-                f"quantiles are {list(self.quantiles)}; rising numbers between 0 and 1 are wanted, such as 0.5,0.9,0.99"
+                f"quantiles are {list(self.quantiles)}; expected rising numbers between 0 and 1, such as 0.5,0.9,0.99"
             )
         for name, value in (("floor", self.floor), ("min_evidence", self.min_evidence)):
             if value < 1:
-                raise ConfigurationError(f"{name} is {value}; at least 1 row is wanted")
+                raise ConfigurationError(f"{name} is {value}; expected at least 1 row")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RemainingLengthConfig:
@@ -91,14 +91,14 @@ class RemainingLengthConfig:
 
 @dataclass(frozen=True)
 class LengthForecast:
-    """What is left of a workflow, in output tokens.
+    """Forecast of the output tokens that a workflow has left.
 
     Attributes:
         quantiles: tokens by quantile.
-        source: `champion`, or `back-off` where this agent was hardly seen in this workflow type.
+        source: `champion`, or `back-off` if this agent is rare in this workflow type.
         evidence: training steps of this agent in this workflow type.
-        calibrated: whether the quantiles are those of a workflow type with calibration rows enough; where not, the
-            upper ones are those of all workflow types or wider, and promise nothing.
+        calibrated: whether the workflow type has enough calibration rows of its own; if not, the upper quantiles are
+            those of all workflow types or wider, without a coverage guarantee.
         calibration: calibration rows of this workflow type.
     """
 
@@ -120,7 +120,7 @@ class LengthForecast:
 
 
 class RemainingLengthPredictor:
-    """Ours. `fit` or `load` makes one that answers."""
+    """Forecasts remaining output tokens; create one with `fit` or `load`."""
 
     name = "presage"
 
@@ -128,7 +128,7 @@ class RemainingLengthPredictor:
     encoder: LengthEncoder
     trained_on: NDArray[np.uint64]
     losses: dict[str, list[float]]
-    """Mean pinball loss in tokens on the calibration part, by estimator, one a quantile; empty after `load`."""
+    """Mean pinball loss in tokens on the calibration part: one a quantile, by estimator; empty after `load`."""
 
     def __init__(self, config: RemainingLengthConfig | None = None, seed: int = 0) -> None:
         self.config = config or RemainingLengthConfig()
@@ -136,22 +136,22 @@ class RemainingLengthPredictor:
 
     @property
     def reads(self) -> Sources:
-        """The sources of inputs that its forecasts go by, where they are at hand."""
+        """The input sources that its forecasts use where available."""
         return frozenset((TOKENS, TEXT)) if self.encoder.sketch is not None else frozenset((TOKENS,))
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """The Q quantiles answered."""
+        """The Q quantiles it predicts."""
         return self.config.quantiles
 
     @property
     def ranks(self) -> int:
-        """Place of the quantile that ranks: the first at or above .5."""
+        """Index of the quantile that ranks requests: the first at or above .5."""
         return next((place for place, q in enumerate(self.quantiles) if q >= 0.5), len(self.quantiles) - 1)
 
     @property
     def estimator(self) -> LogEstimator:
-        """The estimator that answers; with `auto`, the one that was chosen."""
+        """The fitted estimator; with `auto`, the selected one."""
         return self._estimator
 
     def fit(
@@ -163,22 +163,22 @@ class RemainingLengthPredictor:
         trained_on: NDArray[np.uint64] | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Learns from `train`; `calibration` (other tasks) makes the quantiles cover and chooses where `auto`.
+        """Fit on `train`; `calibration` (other tasks) calibrates the quantiles and selects the estimator if `auto`.
 
         Args:
             train, calibration: rows of `length_rows(…, encoder, …)`, of one target.
-            encoder: kept with the model so that serving makes the same rows.
-            trained_on: keys of the tasks that both parts come from.
-            progress: called with what is being done.
+            encoder: stored with the model so that serving encodes rows alike.
+            trained_on: keys of the tasks of both parts.
+            progress: receives the current stage.
 
         Raises:
             ConfigurationError: a field of the configuration is out of its range.
-            TraceError: no training row has a label, or lengths below zero.
+            TraceError: no training row has a label, or a length is negative.
         """
         self.config.check()
         for rows in (train, calibration):
             if (rows.remaining < 0).any():
-                raise TraceError("output_tokens below 0 among the labels; a number of tokens, 0 or more, is wanted")
+                raise TraceError("output_tokens below 0 among the labels; expected a number of tokens, 0 or more")
         self.target, self.encoder = train.target, encoder
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
         names = tuple(ESTIMATORS) if self.config.estimator == AUTO else (self.config.estimator,)
@@ -198,8 +198,10 @@ class RemainingLengthPredictor:
         return self
 
     def _losses(self, estimator: LogEstimator, train: LengthRows, calibration: LengthRows) -> list[float]:
-        """Mean pinball loss at each quantile, under the input profiles of an engine and of a gateway; of training rows
-        where no calibration row has a label."""
+        """Mean pinball loss at each quantile under the profiles of an engine and of a gateway.
+
+        Uses calibration rows, or training rows if no calibration row has a label.
+        """
         held = calibration.take(calibration.labelled)
         rows = held if len(held) else labels_of(train)[0]
         predicted = np.stack(
@@ -211,34 +213,34 @@ class RemainingLengthPredictor:
         return loss
 
     def predict(self, rows: LengthRows) -> NDArray[np.float32]:
-        """Output tokens float32 [n, Q], not falling along Q."""
+        """Output tokens float32 [n, Q], not decreasing along Q."""
         return self._estimator.predict(rows)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> LengthForecast:
-        """What is left at the last of the given steps of one workflow, before it produces its output.
+        """Forecast at the last of the given steps of one workflow, before its output.
 
         Args:
-            steps: in order, with the names of the trace's columns; `workflow_type` and `agent` are required.
+            steps: in order, keyed by column names of traces; `workflow_type` and `agent` are required.
 
         Raises:
-            InputError: no step, steps of different workflows, an agent that is no name, a negative count.
+            InputError: no step, steps of different workflows, an invalid agent, or a negative count.
         """
         check_steps(steps)
         return self._forecast(*self.encoder.vector(steps))
 
     def open(self, workflow_type: str) -> LengthWorkflow:
-        """A workflow of this type before its first step, for `begun` and `LengthWorkflow.completed` to move."""
+        """State of a new workflow of this type, for `begun` and `LengthWorkflow.completed`."""
         return LengthWorkflow(self.encoder, workflow_type)
 
     def begun(self, workflow: LengthWorkflow, step: Mapping[str, Any]) -> LengthForecast:
-        """A step begins: what `forecast` says of the steps so far and this one, at the cost of one step.
+        """Begin a step: the result of `forecast` on the steps so far and this one, at the cost of one step.
 
         Args:
-            workflow: changed in place.
-            step: with the names of the trace's columns; `agent` is required, its output is not looked at.
+            workflow: updated in place.
+            step: keyed by column names of traces; `agent` is required, its output is ignored.
 
         Raises:
-            InputError: a negative or no number of tokens, or a text that is none.
+            InputError: an invalid token count, or a text that is not a string.
         """
         return self._forecast(*workflow.begun(step))
 
@@ -256,14 +258,14 @@ class RemainingLengthPredictor:
         )
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
-        """Writes the artefact: config.json and model.safetensors, nothing executable."""
+        """Write the artefact: config.json and model.safetensors, nothing executable."""
         write_artefact(
             Path(folder),
             kind=KIND,
             config={
                 "predictor": asdict(self.config),
                 "encoder": self.encoder.to_config(),
-                "next_agent": None,  # part of the format: without it the digests of artefacts would change
+                "next_agent": None,  # kept for the format: removing it would change the digests of artefacts
                 "estimator": self._estimator.name,
                 "target": self.target,
                 "seed": self.seed,
@@ -278,10 +280,10 @@ class RemainingLengthPredictor:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Reads an artefact.
+        """Load an artefact folder.
 
         Raises:
-            ArtefactError: the folder is not a sound artefact of this kind.
+            ArtefactError: not a valid artefact of this kind.
         """
         artefact = read_artefact(Path(folder), kind=KIND)
         with rebuilding(folder, KIND):
@@ -296,17 +298,17 @@ class RemainingLengthPredictor:
             )
             vocabulary = predictor.encoder.vocabulary
             if predictor._estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
-                raise ValueError("the evidence is of other workflow types or agents than the vocabulary")
+                raise ValueError("the evidence does not match the workflow types and agents of the vocabulary")
             if predictor._estimator.numbers != len(predictor.encoder.names):
-                raise ValueError("the estimator was fitted on other numbers than the encoder makes")
+                raise ValueError("the estimator was fitted on other inputs than the encoder produces")
             predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
         return predictor
 
 
 class LengthWorkflow:
-    """A workflow before its first step; `begun` and `completed` move it by half a step each.
+    """State of a running workflow: call `begun` and `completed` once a step each.
 
-    The numbers are those of `LengthEncoder.vector` on the steps so far; a test holds that.
+    Its numbers equal those of `LengthEncoder.vector` on the steps so far; a test compares them.
     """
 
     __slots__ = ("_answer", "_course", "_encoder", "_type")
@@ -317,10 +319,10 @@ class LengthWorkflow:
         self._answer = encoder.sketched({}, "output_text")
 
     def begun(self, step: Mapping[str, Any]) -> tuple[int, int, int, NDArray[np.float32]]:
-        """A step begins: as `LengthEncoder.vector`.
+        """Begin a step; returns the same as `LengthEncoder.vector`.
 
         Raises:
-            InputError: a negative or no number of tokens, or a text that is none; the workflow is lost with it.
+            InputError: an invalid token count, or a text that is not a string; the workflow is unusable afterwards.
         """
         encoder, agent = self._encoder, self._encoder.vocabulary.agent(step["agent"])
         course = self._course.begun(agent)
@@ -329,7 +331,7 @@ class LengthWorkflow:
         return self._type, agent, encoder.model(step.get("model")), numbers
 
     def completed(self, step: Mapping[str, Any]) -> None:
-        """The step that began last has produced its output.
+        """Record the output of the step that began last.
 
         Raises:
             InputError: as `begun`.

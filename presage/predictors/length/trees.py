@@ -1,8 +1,8 @@
-"""Trees as flat arrays, walked by compiled code: what a forest and boosted trees have in common.
+"""Decision trees as flat arrays, walked by compiled code; shared by the forest and the boosted trees.
 
-A node compares one input with a threshold and goes to its left child where the input is not above it; the right child
-lies next to the left one. Inputs have no gaps. Libraries compare a float32 input with a float64 threshold; the largest
-float32 that is not above it decides the same way.
+A node compares one input with a threshold: if the input is at most the threshold, the walk goes to the left child, else
+to the right one, which follows it in the array. Inputs have no missing values. Libraries compare a float32 input with a
+float64 threshold; the largest float32 that does not exceed the threshold decides the same way.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """One tree as libraries keep it, arrays [nodes], the root first; `feature` is negative in a leaf.
+    """One tree in the layout of its library, arrays [nodes], the root first; `feature` is negative in a leaf.
 
     Attributes:
         feature: input compared.
         threshold: float64.
-        left, right: children; in a leaf whatever the library likes.
+        left, right: children; undefined in a leaf.
     """
 
     feature: NDArray[np.int64]
@@ -34,12 +34,12 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class FlatTrees:
-    """Trees in one sequence of nodes.
+    """Several trees in one array of nodes.
 
     Attributes:
         feature: int16 [nodes], −1 in a leaf.
         threshold: float32 [nodes], 0 in a leaf.
-        child: int32 [nodes], the left child, the right one follows it; in a leaf its number among all leaves.
+        child: int32 [nodes], the left child (the right one follows it); in a leaf, its index among all leaves.
         roots: int32 [trees].
     """
 
@@ -50,7 +50,7 @@ class FlatTrees:
 
     @classmethod
     def joined(cls, several: Sequence[FlatTrees]) -> FlatTrees:
-        """All of them in one sequence; leaves are numbered on."""
+        """Join trees into one array; leaves are renumbered consecutively."""
         nodes = leaves = 0
         child, roots = [], []
         for trees in several:
@@ -64,7 +64,7 @@ class FlatTrees:
         return cls(feature, threshold, np.concatenate(child), np.concatenate(roots))
 
     def check(self, inputs: int, leaves: int) -> None:
-        """Raises ValueError unless every walk from `inputs` numbers ends in one of `leaves` leaves."""
+        """Raise ValueError unless every walk over `inputs` numbers ends in one of `leaves` leaves."""
         nodes = len(self.feature)
         inner = self.feature >= 0
         at = np.arange(nodes)
@@ -72,7 +72,7 @@ class FlatTrees:
             self.threshold.shape == self.child.shape == (nodes,)
             and bool((self.feature < inputs).all())
             and bool(((self.roots >= 0) & (self.roots < nodes)).all())
-            # children lie behind their parent, so that a walk cannot go round in circles
+            # children follow their parent, so that a walk cannot loop
             and bool((self.child[inner] > at[inner]).all() and (self.child[inner] < nodes - 1).all())
             and bool(((self.child[~inner] >= 0) & (self.child[~inner] < leaves)).all())
         )
@@ -80,7 +80,7 @@ class FlatTrees:
             raise ValueError(f"trees do not lead from {inputs} inputs to {leaves} leaves")
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """Arrays by name, as an artefact keeps them."""
+        """Tensors of the artefact, by name."""
         return dict(vars(self))
 
     @classmethod
@@ -90,7 +90,7 @@ class FlatTrees:
 
 
 def flatten(trees: Sequence[Tree]) -> tuple[FlatTrees, list[NDArray[np.int64]]]:
-    """Trees as one sequence, and for each tree the number of the leaf at each old node, int64 [nodes], −1: none."""
+    """Trees as one array, and for each tree the leaf index of each original node, int64 [nodes], −1 for inner nodes."""
     feature: list[NDArray[np.int16]] = []
     threshold: list[NDArray[np.float32]] = []
     child: list[NDArray[np.int32]] = []
@@ -119,13 +119,13 @@ def flatten(trees: Sequence[Tree]) -> tuple[FlatTrees, list[NDArray[np.int64]]]:
 
 
 def not_above(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The largest float32 that is not above each value."""
+    """The largest float32 that does not exceed each value."""
     near = values.astype(np.float32)
     return np.where(near.astype(np.float64) > values, np.nextafter(near, np.float32(-np.inf)), near)
 
 
 def _breadth_first(tree: Tree) -> NDArray[np.int64]:
-    """Nodes level by level, so that siblings stand together."""
+    """Nodes level by level, so that siblings are adjacent."""
     level, levels = np.zeros(1, np.int64), []
     while len(level):
         levels.append(level)
@@ -143,9 +143,9 @@ def find_leaves(
     roots: NDArray[np.int32],
     out: NDArray[np.int32],
 ) -> None:
-    """The leaf of every tree that inputs float32 [F] fall into, as its number, int32 [trees].
+    """The leaf index of inputs float32 [F] in every tree, int32 [trees].
 
-    Four trees are walked side by side: a step of one does not wait for the memory that another one reads.
+    Four trees are walked side by side, so that the memory latency of one overlaps with the others.
     """
     trees = len(roots)
     for first in range(0, trees, 4):
@@ -179,7 +179,7 @@ def sum_of_leaves(
     roots: NDArray[np.int32],
     value: NDArray[np.float32],
 ) -> NDArray[np.float64]:
-    """What boosted trees say of inputs float32 [n, F], float64 [n]: the values of their leaves, float32 [leaves]."""
+    """Predictions of boosted trees for inputs float32 [n, F], float64 [n]; leaf values are float32 [leaves]."""
     out = np.zeros(len(inputs))
     leaves = np.empty(len(roots), np.int32)
     for row in range(len(inputs)):

@@ -36,8 +36,7 @@ _PREDICT_STEPS: Final = 8192
 
 @dataclass(frozen=True)
 class PublishedConfig:
-    """Everything that is chosen. The paper names none of these but the number of layers and, by way of the parameter
-    count, `dim`.
+    """Settings that the paper leaves open, except the number of layers and, by way of the parameter count, `dim`.
 
     Attributes:
         dim: d, width of the embeddings, of the projected state and of the perceptron.
@@ -45,8 +44,8 @@ class PublishedConfig:
         learning_rate: of Adam.
         batch_steps: positions in a batch.
         dropout: share of the perceptron's hidden units that is dropped.
-        patience: stop when the validation loss has not fallen for so many epochs, and keep the best epoch; None trains
-            through all epochs, as the paper reads, which overfits.
+        patience: stop after so many epochs without a better validation loss and keep the best epoch; None trains for
+            all epochs, as the paper suggests, which overfits.
         seed: of the initial weights, the order of the batches and the dropout.
     """
 
@@ -60,7 +59,7 @@ class PublishedConfig:
 
 
 class PublishedGraphSage:
-    """PBKV's predictor. It knows one moment: at completion it forecasts what it did at prefill."""
+    """PBKV's predictor. It has one moment: the forecast at completion is the one at prefill."""
 
     network: PublishedNetwork
 
@@ -69,7 +68,7 @@ class PublishedGraphSage:
         self.name = "published-graphsage" if config.patience else f"published-graphsage-{config.epochs}-epochs"
 
     def fit(self, train: Prefixes, validation: Prefixes) -> Self:
-        """Trains on the prefill prefixes of `train`; `validation` decides when to stop, if `patience` says so."""
+        """Train on the prefill prefixes of `train`; `validation` stops training if `patience` is set."""
         config = self.config
         counts = (config.dim, config.epochs, config.batch_steps, 1 if config.patience is None else config.patience)
         if min(counts) < 1 or not 0 <= config.dropout < 1:
@@ -127,7 +126,7 @@ class PublishedGraphSage:
         return (
             torch.from_numpy(prefixes.agent.astype(np.int64)),
             torch.from_numpy(earlier_agents(prefixes)),
-            torch.from_numpy(np.nan_to_num(states, nan=0.0)),  # a state that was not recorded is the zero vector
+            torch.from_numpy(np.nan_to_num(states, nan=0.0)),  # an unrecorded state is the zero vector
         )
 
 
@@ -143,7 +142,7 @@ class PublishedNetwork(nn.Module):
         d, outcomes = config.dim, len(A)
         self.register_buffer("A", A)
         self.dropout, self.horizon = config.dropout, horizon
-        # Row V of H0 is the unknown agent: it has no neighbours, so it never leaves its initial embedding.
+        # Row V of H0 is the unknown agent: it has no neighbours, so its embedding stays as initialised.
         self.H0 = nn.Parameter(torch.empty(outcomes, d).normal_(generator=generator))
         self.W1, self.W2 = (_weight(d, 2 * d, generator) for _ in range(2))
         self.Wq = _weight(d, d, generator)
@@ -160,10 +159,10 @@ class PublishedNetwork(nn.Module):
         return H
 
     def path(self, H: Tensor, agent: Tensor, earlier: Tensor) -> Tensor:
-        """h_path [n, d], eq. 4: attention of the current agent over the steps before it; zero where there are none.
+        """h_path [n, d], eq. 4: attention of the current agent over the earlier steps; zero without earlier steps.
 
-        Steps of one agent have equal keys and equal values, so the sum over steps is one over agents, each weighed by
-        how often it came before. That is exact, and training needs no ragged prefixes.
+        Steps of one agent have equal keys and values, so the sum over steps is a sum over agents weighted by their
+        counts. That is exact, and training needs no ragged prefixes.
         """
         scores = (H @ self.Wq.T) @ H.T / math.sqrt(H.shape[1])  # [V+1 current, V+1 earlier]
         any_earlier = earlier.sum(dim=1, keepdim=True) > 0
@@ -184,7 +183,7 @@ class PublishedNetwork(nn.Module):
 
 
 def earlier_agents(prefixes: Prefixes) -> NDArray[np.float32]:
-    """How often each agent came before each step of its workflow, the step itself not counted, float32 [n, V+1]."""
+    """Count of each agent before each step of its workflow, the step itself excluded, float32 [n, V+1]."""
     called = np.zeros((prefixes.steps, prefixes.vocabulary.unknown + 1), np.float32)
     called[np.arange(prefixes.steps), prefixes.agent] = 1.0
     counts = called.cumsum(axis=0, dtype=np.float64) - called
@@ -193,13 +192,13 @@ def earlier_agents(prefixes: Prefixes) -> NDArray[np.float32]:
 
 
 def _weight(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter:
-    """Glorot-uniform, from our own generator: fitting leaves the global one alone."""
+    """Glorot-uniform weights from a private generator, so that fitting does not touch the global one."""
     bound = math.sqrt(6 / (rows + columns))
     return nn.Parameter(torch.empty(rows, columns).uniform_(-bound, bound, generator=generator))
 
 
 def _labels(prefixes: Prefixes) -> Tensor:
-    """int64 [n, K]; END is a target like any other, masked outcomes and unseen agents are none."""
+    """int64 [n, K]; END is a target like any other, masked outcomes and unseen agents are ignored."""
     known = (prefixes.outcomes >= 0) & (prefixes.outcomes < prefixes.vocabulary.outcomes)
     return torch.from_numpy(np.where(known, prefixes.outcomes, _IGNORED).astype(np.int64))
 
@@ -214,11 +213,11 @@ _INPUT_SIZES: Final = [i for i, name in enumerate(SIZES) if name.startswith("inp
 
 
 class BoostedTrees:
-    """LightGBM with and without the semantic states.
+    """LightGBM with or without the semantic states.
 
     Args:
-        use_states: without, the trees see ids and sizes alone.
-        seed: of what rows and features each tree sees.
+        use_states: False trains on ids and sizes alone.
+        seed: of the rows and features that each tree sees.
         threads: 0 for all cores; the forecasts do not depend on it.
     """
 
@@ -229,7 +228,7 @@ class BoostedTrees:
         self.name = "boosted-trees" if use_states else "boosted-trees-ids"
 
     def fit(self, train: Prefixes, validation: Prefixes) -> Self:
-        """Trains K models for each moment on `train`; `validation` is not read: the number of trees is fixed."""
+        """Train K models for each moment on `train`; `validation` is not used: the number of trees is fixed."""
         self._outcomes = train.vocabulary.outcomes
         self._dims: dict[Moment, int] = {
             moment: min(_STATE_DIMS, train.states[moment].shape[1]) if self.use_states and moment in train.states else 0
@@ -242,7 +241,7 @@ class BoostedTrees:
         return self
 
     def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
-        """Probabilities float32 [n, K, V+1]; an outcome that training never saw at a horizon has none."""
+        """Probabilities float32 [n, K, V+1]; 0 for outcomes that training never saw at a horizon."""
         inputs = self._inputs(prefixes, moment)
         found = np.zeros((prefixes.steps, len(self._models[moment]), self._outcomes), np.float32)
         for k, (classes, model) in enumerate(self._models[moment]):
@@ -252,8 +251,10 @@ class BoostedTrees:
         return found
 
     def _fit_horizon(self, inputs: NDArray[np.float32], outcomes: NDArray[np.int32]) -> tuple[NDArray[np.int64], Any]:
-        """The outcomes seen at this horizon, and a LightGBM model over them, or None where they are equally likely:
-        there is one, or none was seen and any may come."""
+        """The outcomes seen at this horizon, and a LightGBM model over them.
+
+        The model is None if all are equally likely: there is only one, or none was seen and any may come.
+        """
         import lightgbm
 
         rows = np.flatnonzero((outcomes >= 0) & (outcomes < self._outcomes))
@@ -268,8 +269,8 @@ class BoostedTrees:
             "learning_rate": 0.08,
             "num_leaves": 15,
             "min_child_samples": 10,
-            # Not LightGBM's defaults of 0.001 and 0: with outcomes that came a few times only its leaves run away, and
-            # on two of five real traces all forecasts were lost (accuracy .28 instead of .69, NLL 20).
+            # Not LightGBM's defaults of 0.001 and 0: with rare outcomes its leaves diverge. On two of five real traces
+            # that ruined all forecasts (accuracy .28 instead of .69, NLL 20).
             "min_sum_hessian_in_leaf": 1.0,
             "lambda_l2": 1.0,
             "bagging_fraction": 0.8,
@@ -277,7 +278,7 @@ class BoostedTrees:
             "feature_fraction": 0.5,
             "seed": self.seed,
             "deterministic": True,
-            "force_row_wise": True,  # LightGBM otherwise times both ways and picks one: not the same on every run
+            "force_row_wise": True,  # otherwise LightGBM times both layouts and picks one, which makes runs differ
             "num_threads": self.threads,
             "verbosity": -1,
         }
@@ -286,12 +287,12 @@ class BoostedTrees:
         return classes.astype(np.int64), lightgbm.train(settings, data, num_boost_round=100)
 
     def _inputs(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
-        """What is known of each step at this moment, float32 [n, F]; the workflow type is the last column."""
+        """Inputs of each step at this moment, float32 [n, F]; the workflow type is the last column."""
         known_sizes = _INPUT_SIZES if moment == PREFILL else list(range(len(SIZES)))
         history = histories(prefixes.agent, prefixes.offsets, len(prefixes.vocabulary.agents))
-        history[:, :RECENT] += 1  # before the start is a category of its own; LightGBM would take -1 for missing
+        history[:, :RECENT] += 1  # "before the start" becomes category 0; LightGBM treats -1 as missing
         columns = [history, prefixes.sizes[:, known_sizes]]
-        for at in MOMENTS[: MOMENTS.index(moment) + 1]:  # in the order of time
+        for at in MOMENTS[: MOMENTS.index(moment) + 1]:  # chronological
             states = prefixes.states.get(at)
             missing = np.full((prefixes.steps, self._dims[at]), np.nan, np.float32)
             columns.append(missing if states is None else states[:, : self._dims[at]])

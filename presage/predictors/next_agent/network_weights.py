@@ -1,4 +1,4 @@
-"""The network as serving sees it: its sizes, its arrays, and how it reads a history. Knows nothing of torch."""
+"""The network for serving: sizes, arrays, and the encoding of a history. Does not depend on torch."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class NetworkWeights:
         }
         for name, shape in wanted.items():
             if self.arrays[name].shape != shape:
-                raise ValueError(f"network array {name!r} has the shape {self.arrays[name].shape}; wanted {shape}")
+                raise ValueError(f"network array {name!r} has the shape {self.arrays[name].shape}; expected {shape}")
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """Arrays by name, as an artefact keeps them."""

@@ -136,17 +136,17 @@ class NextAgentParts:
         """Raises ValueError unless the shapes of all parts match; compiled code does not check them."""
         for projection in self.projections.values():
             if not projection.scale.shape == projection.bias.shape == (projection.size,):
-                raise ValueError(f"a projection to {projection.size} numbers has scales and biases of other lengths")
+                raise ValueError(f"a projection to {projection.size} numbers has scales or biases of another length")
         self.network.check(agents, types, sum(self.widths), horizon)
         for trees in self.trees.values():
             trees.check(inputs_size(agents, *self.widths), horizon * (agents + 1))
         if len(depths := {trees.depth for trees in self.trees.values()}) != 1:
-            raise ValueError(f"trees of {' and '.join(map(str, sorted(depths)))} levels; one depth is wanted")
+            raise ValueError(f"trees of depths {' and '.join(map(str, sorted(depths)))}; expected one depth")
         if self.evidence.shape != (types + 1, agents + 1):
-            raise ValueError(f"evidence has the shape {self.evidence.shape}; wanted {(types + 1, agents + 1)}")
+            raise ValueError(f"evidence has the shape {self.evidence.shape}; expected {(types + 1, agents + 1)}")
         wanted = (PATTERNS, len(MOMENTS), len(COMPONENTS), horizon)
         if self.shares.shape != wanted:
-            raise ValueError(f"shares have the shape {self.shares.shape}; wanted {wanted}")
+            raise ValueError(f"shares have the shape {self.shares.shape}; expected {wanted}")
 
 
 def widths_of(projections: Mapping[Moment, Projection]) -> tuple[int, int]:

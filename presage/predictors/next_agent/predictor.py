@@ -329,7 +329,9 @@ class NextAgentPredictor:
         parts = NextAgentParts.from_tensors(tensors, predictor.vocabulary, predictor.horizon)
         for moment, projection in parts.projections.items():
             if predictor.source.sizes.get(moment, projection.state_size) != projection.state_size:
-                raise ValueError(f"a projection of {projection.state_size} numbers at {moment}; states have others")
+                raise ValueError(
+                    f"a projection of {projection.state_size} numbers at {moment} does not match the states"
+                )
         predictor.trained_on = tensors["training/tasks"].astype(np.uint64)
         predictor._hold(parts)
         return predictor

@@ -1,20 +1,21 @@
-"""Calibrated probabilities from log-odds, on known topics and on new ones.
+"""Calibrated probabilities from log-odds, on known and on new topics.
 
-Platt scaling fits a line a model (`Calibration`):
+Platt scaling fits a line for each model (`Calibration`):
 
     logit p = logit(base rate) + shift + slope · (log-odds − their mean)
 
-Slopes are regularised towards the slope of all labels together and shifts towards 0, with the weight of two hundred
-labels: a model with few labels is calibrated like the others. Platt (1999) without his smoothed labels; the mean of
-several attempts counts as that share.
+Slopes are regularised towards the common slope of all labels and shifts towards 0, with the weight of two hundred
+labels, so a model with few labels is calibrated like the others. This is Platt (1999) without smoothed labels; the mean
+of several attempts counts as a fractional label.
 
-Calibration on known topics does not hold on new ones. So families of prompts are left out in turn, and the forecasts of
-a router without them show how much of its opinion to keep (`Widening`):
+Calibration on known topics does not transfer to new ones. So families of prompts are left out in turn, and the
+forecasts of a router trained without them show how much of its opinion to keep (`Widening`):
 
     logit p = logit(base rate) + shift + drift · distance + (slope − loss · distance) · opinion
 
-The opinion is how far calibrated log-odds lie from the base rates; the distance is 0..1 (`evidence.py`). All models
-share the four numbers. `slope − loss · distance` is never below 0 and `loss` is not either, so that opinions shrink.
+The opinion is the difference of calibrated log-odds and those of the base rates; the distance is 0..1 (`novelty.py`).
+All models share the four coefficients. Neither `loss` nor `slope − loss · distance` is ever negative, so opinions
+shrink with distance.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ FOLDS: Final = 3
 _LEAST_GROUP: Final = 20
 _NOTHING: Final = np.array([0.0, 0.0, 1.0, 0.0])
 _PRIOR: Final = 20.0
-"""Weight, in labels, of the prior that opinions hold at any distance."""
+"""Weight, in labels, of the prior that distance does not change opinions."""
 
 _ROUNDS: Final = 50
 _ENOUGH: Final = 1e-9
@@ -54,7 +55,7 @@ class Calibration:
         base: log-odds of the base rate.
         middle: mean of the log-odds that it was fitted on.
         shift: added at the middle.
-        slope: of a unit of log-odds, 0 or more.
+        slope: per unit of log-odds, 0 or more.
     """
 
     base: NDArray[np.float64]
@@ -81,8 +82,8 @@ class Calibration:
         for m in range(len(offset)):
             rows = known[:, m]
             if rows.any():
-                truth = correct[rows, m].astype(np.float64)
-                shift[m], slope[m] = _line(away[rows, m], offset[m], truth, together)
+                labels = correct[rows, m].astype(np.float64)
+                shift[m], slope[m] = _line(away[rows, m], offset[m], labels, together)
         return cls(offset, middle, shift, np.maximum(slope, 0.0))
 
     def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -90,7 +91,7 @@ class Calibration:
         return sigmoid(self.base + self.opinion(logits)).astype(np.float32)
 
     def opinion(self, logits: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Calibrated log-odds less those of the base rates, float64 [n, M], from log-odds [n, M]."""
+        """Calibrated log-odds minus those of the base rates, float64 [n, M], from log-odds [n, M]."""
         return np.asarray(self.shift + self.slope * (logits - self.middle), np.float64)
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
@@ -99,23 +100,23 @@ class Calibration:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], models: int) -> Calibration:
-        """Inverse of `to_tensors`; raises LookupError or ValueError where a part is missing or of other models."""
+        """Inverse of `to_tensors`; raises LookupError or ValueError if a part is missing or mismatched."""
         found = {name: tensors[name] for name in _TENSORS}
         if any(array.shape != (models,) for array in found.values()):
-            raise ValueError(f"the calibration is not of {models} models")
+            raise ValueError(f"the calibration does not match {models} models")
         return cls(**found)
 
 
 def _common(away: NDArray[np.float64], offset: NDArray[np.float64], correct: NDArray[np.float32]) -> float:
-    """One slope for all labels, 0 or more; a slope of 1 weighs `PRIOR_LABELS`."""
+    """The common slope of all labels, 0 or more; the prior is a slope of 1 with the weight of `PRIOR_LABELS`."""
     known = ~np.isnan(correct)
-    x, truth = away[known], correct[known].astype(np.float64)
+    x, labels = away[known], correct[known].astype(np.float64)
     start = np.broadcast_to(offset, away.shape)[known]
     weight = 0.25 * PRIOR_LABELS * float((x**2).mean()) if len(x) else 0.0
     slope = 1.0
     for _ in range(_ROUNDS if weight > 0 else 0):
         p = sigmoid(start + slope * x)
-        gradient = ((truth - p) * x).sum() - weight * (slope - 1.0)
+        gradient = ((labels - p) * x).sum() - weight * (slope - 1.0)
         step = float(gradient / ((p * (1 - p) * x * x).sum() + weight))
         slope += float(np.clip(step, -1.0, 1.0))
         if abs(step) < _ENOUGH:
@@ -123,7 +124,7 @@ def _common(away: NDArray[np.float64], offset: NDArray[np.float64], correct: NDA
     return max(slope, 0.0)
 
 
-def _line(x: NDArray[np.float64], offset: float, truth: NDArray[np.float64], slope: float) -> tuple[float, float]:
+def _line(x: NDArray[np.float64], offset: float, labels: NDArray[np.float64], slope: float) -> tuple[float, float]:
     """Shift and slope of one model by Newton's method."""
     weight = 0.25 * PRIOR_LABELS * np.array([1.0, max(float((x**2).mean()), 1e-12)])
     design = np.stack([np.ones_like(x), x], axis=1)
@@ -131,7 +132,7 @@ def _line(x: NDArray[np.float64], offset: float, truth: NDArray[np.float64], slo
     found = start.copy()
     for _ in range(_ROUNDS):
         p = sigmoid(offset + design @ found)
-        gradient = design.T @ (truth - p) - weight * (found - start)
+        gradient = design.T @ (labels - p) - weight * (found - start)
         curvature = (design * (p * (1 - p))[:, None]).T @ design + np.diag(weight)
         step = np.linalg.solve(curvature, gradient)
         found += np.clip(step, -1.0, 1.0)
@@ -145,7 +146,7 @@ class Opinions:
     """Forecasts of a router for n prompts it was not trained on and M models.
 
     Attributes:
-        opinion: [n, M], calibrated log-odds less those of the base rates.
+        opinion: [n, M], calibrated log-odds minus those of the base rates.
         base: [M], base rates of its training data.
         distance: [n], 0..1, of the prompts from its training data.
         correct: [n, M], 0..1, NaN without a label.
@@ -159,7 +160,7 @@ class Opinions:
 
 @dataclass(frozen=True)
 class Widening:
-    """The four numbers of the formula above."""
+    """The four coefficients of the formula in the module docstring."""
 
     shift: float
     drift: float
@@ -171,27 +172,29 @@ class Widening:
         """Maximise the likelihood of the labels.
 
         Args:
-            left_out: forecasts of each fold by a router without it.
-            known: forecasts of held-out prompts of known families; they weigh half as much as `left_out` in total.
+            left_out: forecasts of each fold by a router trained without it.
+            known: forecasts of held-out prompts of known families; in total they weigh half as much as `left_out`.
         """
         parts = [_flat(part, 1.0) for part in left_out]
         total = sum(len(part[0]) for part in parts)
         held = _flat(known, KNOWN_WEIGHT * total / max(int((~np.isnan(known.correct)).sum()), 1))
-        opinion, offset, distance, truth, weight = (np.concatenate(of) for of in zip(*parts, held, strict=True))
+        opinion, offset, distance, labels, weight = (np.concatenate(of) for of in zip(*parts, held, strict=True))
         columns = np.stack([np.ones_like(opinion), distance, opinion, -distance * opinion], axis=1)
         free = np.ones(4, np.bool_)
-        found = _logistic(columns, free, offset, truth, weight)
-        if found[3] < 0:  # opinions that grow with distance: chance
+        found = _logistic(columns, free, offset, labels, weight)
+        if found[3] < 0:  # opinions would grow with distance, which is chance
             free[3] = False
-            found = _logistic(columns, free, offset, truth, weight)
+            found = _logistic(columns, free, offset, labels, weight)
         if found[2] < 0:
             free[2] = False
-            found = _logistic(columns, free, offset, truth, weight)
-            found[2] = 0.0  # no opinion is kept
+            found = _logistic(columns, free, offset, labels, weight)
+            found[2] = 0.0  # probabilities stay at the base rates
         return cls(*map(float, found))
 
     def probabilities(self, opinion: Floats, base: Floats, distance: Floats) -> NDArray[np.float32]:
-        """Probabilities float32 [n, M] of opinions [n, M] at distances [n]; log-odds [M] of the base rates."""
+        """Probabilities float32 [n, M] of opinions [n, M] at distances [n]; `base` is float64 [M] log-odds of the base
+        rates.
+        """
         return _widened(opinion, base, distance, self.shift, self.drift, self.slope, self.loss)
 
     def check(self) -> None:
@@ -232,20 +235,22 @@ def _flat(of: Opinions, weight: float) -> tuple[Floats, ...]:
     known = ~np.isnan(of.correct)
     offset = np.broadcast_to(logit(of.base), known.shape)[known]
     distance = np.broadcast_to(of.distance[:, None], known.shape)[known]
-    truth = of.correct[known].astype(np.float64)
-    return of.opinion[known].astype(np.float64), offset, distance, truth, np.full(len(truth), weight)
+    labels = of.correct[known].astype(np.float64)
+    return of.opinion[known].astype(np.float64), offset, distance, labels, np.full(len(labels), weight)
 
 
-def _logistic(columns: Floats, free: NDArray[np.bool_], offset: Floats, truth: Floats, weight: Floats) -> Floats:
-    """Coefficients of a logistic regression by Newton's method, drawn towards those that change nothing; what is not
-    free stays there, float64 [4]."""
+def _logistic(columns: Floats, free: NDArray[np.bool_], offset: Floats, labels: Floats, weight: Floats) -> Floats:
+    """Coefficients of a regularised logistic regression by Newton's method, float64 [4].
+
+    The prior mean leaves opinions unchanged; coefficients that are not `free` stay at it.
+    """
     whole = _NOTHING.copy()
     columns, prior = columns[:, free], _NOTHING[free]
     pull = _PRIOR * 0.25 * np.maximum((columns**2).mean(axis=0), 1e-12)
     found = prior.copy()
     for _ in range(_ROUNDS):
         p = sigmoid(offset + columns @ found)
-        gradient = columns.T @ (weight * (truth - p)) - pull * (found - prior)
+        gradient = columns.T @ (weight * (labels - p)) - pull * (found - prior)
         curvature = (columns * (weight * p * (1 - p))[:, None]).T @ columns + np.diag(pull)
         step = np.clip(np.linalg.solve(curvature, gradient), -1.0, 1.0)
         found += step

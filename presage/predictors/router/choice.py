@@ -1,16 +1,16 @@
-"""Which model to pick: the likeliest, unless the difference is no more than noise.
+"""Model choice: the likeliest model, unless its lead is no more than noise.
 
-The highest of many estimates is too high, most of all where models are alike: picking it may be worse than always
-picking the model that is best on the whole. So for picking, log-odds are drawn towards those of the base rates, by a
-trust between 0 (always the best single model) and 1 (the probabilities as they are). It is the one whose gain over the
-best single model on calibration prompts is surest; where no gain is sure, it is 0. Chimera (§3.6) guards against the
-same with a margin of confidence that a user has to find.
+The highest of many estimates is biased upwards, most of all when models are similar: picking it may be worse than
+always using the model that is best overall. So for picking, log-odds are shrunk towards those of the base rates by a
+trust between 0 (always the best single model) and 1 (the probabilities as they are). The fitted trust has the largest
+lower confidence bound on the gain over the best single model on calibration prompts; it is 0 if no gain is significant.
+Chimera (§3.6) addresses the same problem with a confidence margin that a user has to find.
 
-The probabilities themselves are left alone.
+The reported probabilities are not shrunk.
 
-Where cost counts too (`choose`): with a budget the likeliest of the models that cost at most so much; with a wish for
-quality the cheapest of those likely enough. Where no model keeps the limit, the answer is the nearest to it and says
-so: a request has to go somewhere. Without a limit it is the router's own pick.
+With costs (`choose`), a budget selects the likeliest of the affordable models, and a quality limit selects the cheapest
+of the models that are likely enough. If no model meets the limit, the nearest one is returned with `kept=False`,
+because every request has to go somewhere. Without a limit the router's own pick is returned.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from presage.predictors.router.factors import logit
 
 TRUSTS: Final = tuple(round(0.1 * tenth, 1) for tenth in range(11))
 SURE: Final = 1.645
-"""Standard errors that a gain has to lie above 0: 95 %, one-sided."""
+"""Standard errors above 0 at which a gain is significant: 95 %, one-sided."""
 
 _EDGE: Final = 1e-7
 
 
 def pick(probabilities: NDArray[np.float32], base: NDArray[np.float64], trust: float) -> NDArray[np.int64]:
-    """The model to take for each of n prompts, int64 [n]; of equals the first.
+    """Index of the model for each of n prompts, int64 [n]; ties go to the first.
 
     Args:
         probabilities: [n, M].
@@ -46,7 +46,7 @@ def pick(probabilities: NDArray[np.float32], base: NDArray[np.float64], trust: f
 
 
 def learn_trust(probabilities: NDArray[np.float32], correct: NDArray[np.float32], base: NDArray[np.float64]) -> float:
-    """The trust whose gain over the best single model is surest, on n prompts; those without every label are left out.
+    """Fit the trust with the surest gain over the best single model, on the prompts with all M labels.
 
     Args:
         probabilities: [n, M].
@@ -56,15 +56,15 @@ def learn_trust(probabilities: NDArray[np.float32], correct: NDArray[np.float32]
     whole = ~np.isnan(correct).any(axis=1)
     if whole.sum() < 2:
         return 0.0
-    judged, truth = probabilities[whole], correct[whole].astype(np.float64)
-    alone = truth[:, int(base.argmax())]
-    surest, found = 0.0, 0.0
+    judged, labels = probabilities[whole], correct[whole].astype(np.float64)
+    alone = labels[:, int(base.argmax())]
+    largest_bound, best = 0.0, 0.0
     for trust in TRUSTS[1:]:
-        gain = np.take_along_axis(truth, pick(judged, base, trust)[:, None], axis=1)[:, 0] - alone
-        least = float(gain.mean() - SURE * gain.std(ddof=1) / np.sqrt(len(gain)))
-        if least > surest:
-            surest, found = least, trust
-    return found
+        gain = np.take_along_axis(labels, pick(judged, base, trust)[:, None], axis=1)[:, 0] - alone
+        bound = float(gain.mean() - SURE * gain.std(ddof=1) / np.sqrt(len(gain)))
+        if bound > largest_bound:
+            largest_bound, best = bound, trust
+    return best
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class ModelChoice:
 
     Attributes:
         model: its name.
-        reason: for people.
-        kept: whether the limit is kept; True without one.
+        reason: explanation for people.
+        kept: whether the model meets the limit; True without a limit.
     """
 
     model: str
@@ -94,26 +94,30 @@ def choose(
 
     Args:
         probabilities: that each model solves the prompt, 0..1.
-        costs: of a request to each model, in one unit, 0 or more; with a limit every model needs one.
-        pick: the router's own.
-        max_cost: the most that a request may cost.
-        min_quality: the least probability wanted.
+        costs: of a request to each model, in one unit, 0 or more; a limit requires the costs of all models.
+        pick: the router's own pick.
+        max_cost: the highest acceptable cost of a request.
+        min_quality: the lowest acceptable probability.
 
     Raises:
-        ConfigurationError: both limits, or a limit without the costs that it needs.
+        ConfigurationError: both limits are set, or a limit is set and costs are missing.
     """
     if max_cost is None and min_quality is None:
         return ModelChoice(pick, "the router's pick")
     if max_cost is not None and min_quality is not None:
-        raise ConfigurationError("a greatest cost and a least quality together; give one of the two")
+        raise ConfigurationError("both a maximum cost and a minimum quality are set; set only one of them")
     if without := sorted(probabilities.keys() - costs.keys()):
-        raise ConfigurationError(f"no cost for {', '.join(without[:5])}; with a limit every model needs one")
+        raise ConfigurationError(f"no cost for {', '.join(without[:5])}; a limit requires the cost of every model")
     by_quality = sorted(probabilities, key=lambda model: (-probabilities[model], costs[model], model))
     by_cost = sorted(probabilities, key=lambda model: (costs[model], -probabilities[model], model))
     if max_cost is not None:
         if within := [model for model in by_quality if costs[model] <= max_cost]:
-            return ModelChoice(within[0], f"the likeliest of {len(within)} that cost at most {max_cost:g}")
-        return ModelChoice(by_cost[0], f"no model costs at most {max_cost:g}: the cheapest", kept=False)
+            return ModelChoice(within[0], f"the likeliest of {len(within)} models that cost at most {max_cost:g}")
+        return ModelChoice(by_cost[0], f"no model costs at most {max_cost:g}: using the cheapest", kept=False)
     if good := [model for model in by_cost if probabilities[model] >= (min_quality or 0.0)]:
-        return ModelChoice(good[0], f"the cheapest of {len(good)} that are at least {min_quality:g} likely to solve it")
-    return ModelChoice(by_quality[0], f"no model is at least {min_quality:g} likely: the likeliest", kept=False)
+        return ModelChoice(
+            good[0], f"the cheapest of {len(good)} models with a probability of at least {min_quality:g}"
+        )
+    return ModelChoice(
+        by_quality[0], f"no model has a probability of at least {min_quality:g}: using the likeliest", kept=False
+    )

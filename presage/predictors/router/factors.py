@@ -1,8 +1,8 @@
-"""What models have in common: the matrix of labels as a few factors, the first of which is how hard a prompt is.
+"""Common factors of the models' labels; the first is how easy a prompt is.
 
-Whether one model solves a prompt is a noisy label; what all models say together is a better one. So the residuals of
-the labels, each model's scaled to variance one, are taken apart by singular values, and a scorer learns the factors
-instead of the labels. Factors that prompts do not predict cost little: each is shrunk on its own.
+One model's label is a noisy measure of a prompt; the labels of all models together are a better one. So the label
+residuals, scaled to unit variance for each model, are factorised by SVD, and a scorer is trained on the factors instead
+of the labels. Factors that prompts do not predict do little harm, because each has its own penalty.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Factors:
 
     Attributes:
         base: float64 [M], share of prompts each model solves, smoothed by one solved and one unsolved prompt.
-        loadings: float32 [r, M], orthonormal rows: how much each model has of each factor.
+        loadings: float32 [r, M], orthonormal rows: the weight of each factor in each model.
     """
 
     base: NDArray[np.float64]
@@ -30,16 +30,16 @@ class Factors:
 
     @classmethod
     def fit(cls, correct: NDArray[np.float32], rank: int) -> Factors:
-        """Takes labels [n, M] apart, NaN where there is none, into at most `rank` factors."""
+        """Factorise labels [n, M], NaN if missing, into at most `rank` factors."""
         base = base_rates(correct)
         residuals = _filled(_residuals(correct, base), np.isnan(correct), rank)
         _, _, directions = np.linalg.svd(residuals, full_matrices=False)
         kept = directions[:rank]
-        sign = np.sign(kept.sum(axis=1, keepdims=True))  # a factor of which models have more is one of ease
+        sign = np.sign(kept.sum(axis=1, keepdims=True))  # orient each factor so that higher means easier
         return cls(base, (kept * np.where(sign == 0, 1.0, sign)).astype(np.float32))
 
     def targets(self, correct: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The factors of each prompt, float32 [n, r]; what is unknown is filled with what the factors say of it."""
+        """The factors of each prompt, float32 [n, r]; missing labels are imputed from the factors."""
         residuals = _residuals(correct, self.base)
         unknown = np.isnan(correct)
         for _ in range(_ROUNDS if unknown.any() else 0):
@@ -51,7 +51,7 @@ class Factors:
         return Factors(base_rates(correct), self.loadings)
 
     def to_logits(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Intercepts [M] and a matrix [r, M] that make log-odds of factors, to first order around the base rates."""
+        """Intercepts [M] and a matrix [r, M] that map factors to log-odds, to first order around the base rates."""
         spread = np.sqrt(self.base * (1.0 - self.base))
         return logit(self.base).astype(np.float32), (self.loadings / spread).astype(np.float32)
 
@@ -73,19 +73,19 @@ def sigmoid(log_odds: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _residuals(correct: NDArray[np.float32], base: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Labels minus base rates in units of their deviation, float64 [n, M], 0 where there is no label."""
+    """Labels minus base rates in units of their standard deviation, float64 [n, M], 0 without a label."""
     return np.where(np.isnan(correct), 0.0, (correct - base) / np.sqrt(base * (1.0 - base)))
 
 
 def _filled(residuals: NDArray[np.float64], unknown: NDArray[np.bool_], rank: int) -> NDArray[np.float64]:
-    """Residuals with what is unknown filled in by the shrunk factors of the rest (soft-impute, Mazumder et al., 2010).
+    """Residuals with missing ones imputed by the shrunk factors of the rest (soft-impute, Mazumder et al., 2010).
 
-    Filled with zeros alone, models that rarely answer the same prompts would seem to have nothing in common.
+    With zeros instead, models that rarely answer the same prompts would appear uncorrelated.
     """
     if not unknown.any():
         return residuals
     found = residuals.copy()
-    noise = np.sqrt(len(found))  # the length of a column of pure noise of variance one
+    noise = np.sqrt(len(found))  # norm of a column of unit-variance noise
     for _ in range(_ROUNDS):
         left, size, right = np.linalg.svd(found, full_matrices=False)
         kept = np.maximum(size[:rank] - noise, 0.0)

@@ -27,12 +27,12 @@ from presage.features.text_encoder import TextEncoder
 from presage.predictors.router.factors import Factors
 
 STEPS: Final = 24
-_DEPENDENT: Final = 1e-5  # of the first vector's length: nothing new is left in that direction
+_DEPENDENT: Final = 1e-5  # relative to the first vector: a shorter one is linearly dependent
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """n rows of F features: some sparse, the rest dense.
+    """n rows of F features: T sparse, the others dense.
 
     Attributes:
         sparse: scipy CSR float32 [n, T].
@@ -115,12 +115,12 @@ _FEW_STEPS: Final = 10  # of Lanczos, for heads that are only evaluated
 
 _TERMS_SHARE: Final = np.float32(0.5**0.5)  # words and strings weigh the same, together 1
 _FORM_SHARE: Final = np.float32((0.05 / FORM_SIZE) ** 0.5)
-_FARTHEST: Final = 4.0  # standard deviations: an unusual form must not outweigh all words
+_FARTHEST: Final = 4.0  # clip at so many standard deviations, so that an unusual form does not outweigh all words
 
 
 @dataclass(frozen=True, eq=False)
 class PromptRows:
-    """The F features of a prompt: T of terms, the rest of its form and of an encoder, if any.
+    """The F features of a prompt: T of terms, the rest of its form and, if any, of an encoder.
 
     Attributes:
         terms: the vocabulary.
@@ -185,7 +185,7 @@ class LinearScorer:
         rank: int = RANK,
         encoder: TextEncoder | None = None,
     ) -> LinearScorer:
-        """As `fit_in_folds`, without folds."""
+        """Fit without folds; otherwise as `fit_in_folds`."""
         nothing = np.zeros(len(prompts), np.int64)
         return cls.fit_in_folds(prompts, correct, tuning, tuning_correct, nothing, rank=rank, encoder=encoder)[0]
 
@@ -209,12 +209,12 @@ class LinearScorer:
             tuning: other texts.
             tuning_correct: float32 [len(tuning), M], likewise.
             folds: int64 [n], the fold of each prompt.
-            rank: most factors.
+            rank: greatest number of factors.
             encoder: adds features.
 
         Returns:
-            The head, and float64 [n, M], out-of-fold log-odds less the intercepts, by heads of the same factors and
-            penalties; 0 if all prompts are in one fold.
+            The head, and out-of-fold log-odds minus the intercepts, float64 [n, M], from heads with the same factors
+            and penalties; 0 if all prompts are in one fold.
 
         Raises:
             InputError: no two prompts share a term.
@@ -222,10 +222,10 @@ class LinearScorer:
         inputs, factors = PromptRows.fit(prompts, encoder), Factors.fit(correct, rank)
         rows = inputs.rows(prompts)
         path = RidgePath.fit(rows, factors.targets(correct))
-        held, truth = inputs.rows(tuning), factors.targets(tuning_correct)
-        width = truth.shape[1]
-        lost = np.stack([((truth - held.times(path.weights(np.full(width, p)))) ** 2).sum(axis=0) for p in PENALTIES])
-        predictable = lost.min(axis=0) < (truth**2).sum(axis=0)
+        held, targets = inputs.rows(tuning), factors.targets(tuning_correct)
+        width = targets.shape[1]
+        lost = np.stack([((targets - held.times(path.weights(np.full(width, p)))) ** 2).sum(axis=0) for p in PENALTIES])
+        predictable = lost.min(axis=0) < (targets**2).sum(axis=0)
         penalties = np.asarray(PENALTIES)[lost.argmin(axis=0)]
         head = cls(inputs, factors, penalties, predictable, path.weights(penalties) * predictable)
         away = np.zeros(correct.shape)
@@ -274,7 +274,7 @@ class LinearScorer:
         }
 
     def to_files(self) -> dict[str, bytes]:
-        """None."""
+        """No further files."""
         return {}
 
     @classmethod
@@ -289,7 +289,7 @@ class LinearScorer:
         features = terms.size + FORM_SIZE + (encoder.size if encoder is not None else 0)
         rank, models = factors.loadings.shape
         if tensors["weights"].shape != (features, rank) or factors.base.shape != (models,):
-            raise ValueError("the weights are of other features or factors than the vocabulary")
+            raise ValueError("the weights do not match the features and factors")
         if not ((factors.base > 0) & (factors.base < 1)).all():
             raise ValueError("a base rate is not between 0 and 1")
         return cls(inputs, factors, tensors["penalties"], tensors["told"], tensors["weights"])
@@ -301,7 +301,7 @@ def _same_encoder(kept: Mapping[str, str] | None, folder: Path) -> TextEncoder |
     encoder = TextEncoder.load(kept["name"])
     if encoder.digest != kept["digest"]:
         raise ArtefactError(
-            f"{folder}: learnt with another version of the text encoder {kept['name']} ({kept['digest'][:19]}…; "
-            f"there is {encoder.digest[:19]}…): put the former back, or train anew"
+            f"{folder}: trained with another version of the text encoder {kept['name']} ({kept['digest'][:19]}…; "
+            f"there is {encoder.digest[:19]}…): restore that version, or train anew"
         )
     return encoder

@@ -1,9 +1,10 @@
 """Distance of a prompt from the training prompts, by its words and its form.
 
 Words: the share of the prompt's words that training prompts contain, weighted by inverse document frequency. A new
-benchmark often has known words but a form of its own, so the distance of the form to the nearest training prompts
-counts as well. Both become p-values (the share of held-out prompts that are as far or farther), combined by Fisher's
-method. A prompt farther than nearly all held-out prompts has too little evidence. Words are stored as hashes.
+benchmark often uses known words in a form of its own, so the distance of the form to the nearest training prompts
+counts as well. Fisher's method combines the p-values of both (the share of held-out prompts that are at least as far).
+A prompt that is farther than nearly all held-out prompts is flagged as having too little evidence. Words are stored as
+hashes.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class TrainingPrompts:
     """Words and forms of the training prompts.
 
     Attributes:
-        words: uint32 [W], hashes, rising.
+        words: uint32 [W], hashes, ascending.
         idf: float32 [W].
-        unseen: the weight of a word that is not there.
+        unseen: the weight of an unknown word.
         middle, scale: float32 [15], of the form.
         forms: float32 [L, 15], scaled forms of some prompts.
     """
@@ -91,7 +92,7 @@ class PromptEvidence:
 
     Attributes:
         training: words and forms of training prompts.
-        known, away, joint: float64 [q], rising quantiles of held-out prompts' novelty and of both joined.
+        known, away, joint: float64 [q], ascending quantiles of held-out prompts' novelty and of both combined.
     """
 
     training: TrainingPrompts
@@ -107,7 +108,7 @@ class PromptEvidence:
 
     @classmethod
     def of(cls, training: TrainingPrompts, words: Sequence[Hashes], forms: NDArray[np.float32]) -> PromptEvidence:
-        """The same from words and forms of the held-out prompts."""
+        """As `fit`, from words and forms of the held-out prompts."""
         novelty = training.novelty(words, forms)
         known, away = _quantiles(novelty.known), _quantiles(novelty.away)
         return cls(training, known, away, _quantiles(_join(novelty.known, novelty.away, known, away)))
@@ -125,7 +126,7 @@ class PromptEvidence:
         return self.is_far(self.distance(self.novelty(prompts)))
 
     def is_far(self, distance: Floats) -> NDArray[np.bool_]:
-        """The same from distances, bool [n]."""
+        """As `far`, from distances; bool [n]."""
         return np.asarray(distance > 1.0 - FAR_SHARE)
 
     def to_config(self) -> dict[str, float]:
@@ -139,7 +140,7 @@ class PromptEvidence:
 
     @classmethod
     def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> PromptEvidence:
-        """Inverse of `to_config` and `to_tensors`; raises LookupError or ValueError where a part is missing."""
+        """Inverse of `to_config` and `to_tensors`; raises LookupError or ValueError if a part is missing."""
         words, idf, forms = tensors["words"], tensors["idf"], tensors["forms"]
         if words.dtype != np.uint32 or words.ndim != 1 or words.shape != idf.shape:
             raise ValueError("the words are not one hash (uint32) and one weight each")
@@ -177,7 +178,7 @@ def _known(found: Hashes, words: Hashes, idf: NDArray[np.float32], unseen: float
 def _nearest(
     rows: NDArray[np.float32], middle: NDArray[np.float32], scale: NDArray[np.float32], forms: NDArray[np.float32]
 ) -> Floats:
-    """Mean distance of each row, scaled, to its `_NEAREST` forms; 0 where there are none."""
+    """Mean distance of each scaled row to its `_NEAREST` forms; 0 without forms."""
     out = np.zeros(len(rows))
     count = min(_NEAREST, len(forms))
     width = rows.shape[1]
@@ -206,7 +207,7 @@ def _nearest(
 
 @njit(cache=True)
 def _join(known: Floats, away: Floats, usual_known: Floats, usual_away: Floats) -> Floats:
-    """Fisher's statistic of both novelty at n prompts, higher is farther."""
+    """Fisher's statistic of both novelties at n prompts; higher is farther."""
     count = len(usual_known)
     out = np.empty(len(known))
     for i in range(len(known)):
@@ -218,7 +219,7 @@ def _join(known: Floats, away: Floats, usual_known: Floats, usual_away: Floats) 
 
 @njit(cache=True)
 def _distances(known: Floats, away: Floats, usual_known: Floats, usual_away: Floats, usual_joint: Floats) -> Floats:
-    """Shares of held-out prompts that are nearer; 0 where none were held out, 1 where no word is known."""
+    """Share of held-out prompts that are nearer; 0 without held-out prompts, 1 if no word is known."""
     found = _join(known, away, usual_known, usual_away)
     for i in range(len(found)):
         nearer = np.searchsorted(usual_joint, found[i]) / max(len(usual_joint), 1)

@@ -1,9 +1,9 @@
 """The router: the probability that each served model solves a request.
 
-Ni et al., "Chimera", §3.3, use an encoder with one sigmoid a model. Here a scorer gives log-odds, and the router adds
-calibration on separate prompts; probabilities that shrink to base rates with the distance from the training prompts,
-and are base rates for models with few labels; and the choice of a model (`choice.py`), which is not simply the highest
-probability. The head "linear" is trained here; `presage.training.router` fine-tunes the head "transformer".
+Ni et al., "Chimera", §3.3, use an encoder with one sigmoid a model. Here a scorer predicts log-odds, and the router
+adds three things: calibration on separate prompts; shrinkage to base rates with distance from the training prompts and
+for models with few labels; and a model choice (`choice.py`) that is not simply the highest probability. This module
+trains the head "linear"; `presage.training.router` fine-tunes the head "transformer".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Scorer(Protocol):
-    """Gives uncalibrated log-odds that each of M models solves a prompt; everything else is the router's."""
+    """Predicts uncalibrated log-odds that each of M models solves a prompt; the router does everything else."""
 
     name: ClassVar[str]
     """The value of `RouterConfig.head`."""
@@ -73,11 +73,11 @@ class RouterConfig:
     """Settings of a router.
 
     Attributes:
-        head: "linear", or "transformer".
-        encoder: of the head "linear": folder or hub name of a sentence encoder to add to the terms, or "".
-        rank: of the head "linear": most factors that models share.
-        min_evidence: with fewer labels a model gets its base rate.
-        refit: of the head "linear": fit again on training and calibration prompts after calibration.
+        head: "linear" or "transformer".
+        encoder: for the head "linear", folder or hub name of a sentence encoder to add to the terms, or "".
+        rank: for the head "linear", greatest number of common factors.
+        min_evidence: a model with fewer labels gets its base rate.
+        refit: for the head "linear", fit again on training and calibration prompts after calibration.
     """
 
     head: Literal["linear", "transformer"] = "linear"
@@ -87,12 +87,12 @@ class RouterConfig:
     refit: bool = True
 
     def check(self) -> None:
-        """Raises ConfigurationError unless every field is in its range."""
+        """Raise ConfigurationError unless every field is in its range."""
         if self.head not in HEADS:
-            raise ConfigurationError(f"head is {self.head!r}; one of {', '.join(HEADS)} is wanted")
+            raise ConfigurationError(f"head is {self.head!r}; expected one of {', '.join(HEADS)}")
         for name, value in (("rank", self.rank), ("min_evidence", self.min_evidence)):
             if value < 1:
-                raise ConfigurationError(f"{name} is {value}; at least 1 is wanted")
+                raise ConfigurationError(f"{name} is {value}; expected at least 1")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RouterConfig:
@@ -141,8 +141,8 @@ class RouterPredictor:
     trust: float
     """How far picks follow the probabilities, 0..1."""
     widening: Widening | None
-    """How deviations from the base rates shrink with distance. None if no families could be left out, or the scorer was
-    passed to `fit`: then a prompt that is too far gets base rates."""
+    """How deviations from the base rates shrink with distance. None if there were too few families or the scorer was
+    passed to `fit`; a prompt that is too far then gets base rates."""
     trained_on: NDArray[np.uint64]
 
     def __init__(self, config: RouterConfig | None = None, seed: int = 0) -> None:
@@ -151,7 +151,7 @@ class RouterPredictor:
 
     @property
     def scorer(self) -> Scorer:
-        """Gives log-odds of prompts."""
+        """The fitted scorer."""
         return self._scorer
 
     def fit(
@@ -189,7 +189,7 @@ class RouterPredictor:
         self.config.check()
         if scorer is not None and scorer.name != self.config.head:
             raise ConfigurationError(
-                f"head is {self.config.head!r} and the scorer is {scorer.name!r}; one of both is wanted"
+                f"head is {self.config.head!r} and the scorer is {scorer.name!r}; expected the same"
             )
         _check_labels(prompts, correct, len(models))
         _check_labels(calibration, calibration_correct, len(models))
@@ -235,7 +235,7 @@ class RouterPredictor:
     ) -> tuple[LinearScorer, NDArray[np.float64]]:
         if self.config.head != "linear":
             raise ConfigurationError(
-                f"head {self.config.head!r} without a fitted scorer; fine-tune one first, or take the head linear"
+                f"head {self.config.head!r} needs a fitted scorer; fine-tune one first, or use the head linear"
             )
         encoder = TextEncoder.load(self.config.encoder) if self.config.encoder else None
         return LinearScorer.fit_in_folds(
@@ -250,7 +250,7 @@ class RouterPredictor:
         forms: NDArray[np.float32],
         correct: NDArray[np.float32],
     ) -> list[Opinions]:
-        """Forecasts of each fold by a router without it; `away` [n, M]: log-odds less those of the base rates."""
+        """Forecasts of each fold by a router trained without it; `away` [n, M]: log-odds minus base rates' log-odds."""
         found = []
         for fold in np.unique(folds):
             apart, rest = np.flatnonzero(folds == fold).tolist(), np.flatnonzero(folds != fold).tolist()
@@ -265,19 +265,19 @@ class RouterPredictor:
 
         Args:
             precision: "fp32"; "bf16"; "int8", on a CPU only.
-            device: as torch names it.
+            device: torch device name.
 
         Raises:
-            ConfigurationError: the head is linear, or there is no such precision on that device.
+            ConfigurationError: the head is linear, or the device does not support the precision.
         """
         if isinstance(self._scorer, LinearScorer):
-            raise ConfigurationError("a linear router has no precision to choose; only one with a transformer has")
+            raise ConfigurationError("a linear router has no precision; only a router with a transformer has one")
         served = copy(self)
         served._scorer = cast("TransformerScorer", self._scorer).at_precision(precision, device)
         return served
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
-        """Probability that each model solves each prompt, float32 [n, M]; base rates where evidence is too little."""
+        """Probability that each model solves each prompt, float32 [n, M]; base rates where evidence is missing."""
         novelty = self.evidence.novelty(prompts)
         return self._answer(prompts, self.evidence.distance(novelty), novelty)
 
@@ -292,7 +292,7 @@ class RouterPredictor:
             InputError: the prompt is not a string.
         """
         if not isinstance(prompt, str):
-            raise InputError(f"a prompt of type {type(prompt).__name__}; a string is wanted")
+            raise InputError(f"a prompt of type {type(prompt).__name__}; expected a string")
         novelty = self.evidence.novelty([prompt])
         distance = self.evidence.distance(novelty)
         found = self._answer([prompt], distance, novelty)
@@ -312,7 +312,7 @@ class RouterPredictor:
     def _probabilities(
         self, logits: NDArray[np.float32], distance: NDArray[np.float64], novelty: Novelty
     ) -> NDArray[np.float32]:
-        """Calibrated probabilities of log-odds [n, M], as near to the base rates as the distance [n] asks."""
+        """Calibrated probabilities of log-odds [n, M], shrunk to the base rates according to the distance [n]."""
         if self.widening is None:
             found, unsure = self.calibration.probabilities(logits), self.evidence.is_far(distance)
         else:
@@ -324,7 +324,7 @@ class RouterPredictor:
         return np.where(unsure[:, None], self.base.astype(np.float32), found)
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
-        """Writes the artefact: config.json, model.safetensors and what files the scorer has, nothing executable."""
+        """Write the artefact: config.json, model.safetensors and the scorer's files, nothing executable."""
         parts = {
             "scorer": self._scorer.to_tensors(),
             "calibration": self.calibration.to_tensors(),
@@ -354,10 +354,10 @@ class RouterPredictor:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Reads an artefact.
+        """Load an artefact folder.
 
         Raises:
-            ArtefactError: the folder is not a sound artefact of this kind, or its text encoder is not there.
+            ArtefactError: not a valid artefact of this kind, or its text encoder is missing.
         """
         artefact = read_artefact(Path(folder), kind=KIND)
         with rebuilding(folder, KIND):
@@ -367,7 +367,7 @@ class RouterPredictor:
             predictor.base, predictor.labels = tensors["base"], tensors["labels"]
             predictor.trust = float(config["trust"])
             if not predictor.base.shape == predictor.labels.shape == (len(predictor.models),):
-                raise ValueError("base rates and labels are not of the models named")
+                raise ValueError("base rates and labels do not match the models")
             if not (0 <= predictor.trust <= 1 and ((predictor.base > 0) & (predictor.base < 1)).all()):
                 raise ValueError("a base rate or the trust is not between 0 and 1")
             predictor.calibration = Calibration.from_tensors(under(tensors, "calibration/"), len(predictor.models))
@@ -379,7 +379,7 @@ class RouterPredictor:
                 config["scorer"], under(tensors, "scorer/"), Path(folder)
             )
             if predictor._scorer.logits([""]).shape != (1, len(predictor.models)):
-                raise ValueError("the scorer is of other models than the artefact")
+                raise ValueError("the scorer's models do not match the artefact's")
             predictor.trained_on = tensors["training/prompts"].astype(np.uint64)
         return predictor
 
@@ -387,7 +387,7 @@ class RouterPredictor:
 def _scorer_of(head: str) -> type[Scorer]:
     if head == LinearScorer.name:
         return LinearScorer
-    from presage.predictors.router.transformer import TransformerScorer  # brings torch and transformers
+    from presage.predictors.router.transformer import TransformerScorer  # imports torch and transformers
 
     return TransformerScorer
 
@@ -395,10 +395,10 @@ def _scorer_of(head: str) -> type[Scorer]:
 def _check_labels(prompts: Sequence[str], correct: NDArray[np.float32], models: int) -> None:
     if correct.shape != (len(prompts), models):
         raise TraceError(
-            f"labels {list(correct.shape)} of {len(prompts)} prompts and {models} models; one each is wanted"
+            f"labels {list(correct.shape)} for {len(prompts)} prompts and {models} models; expected one each"
         )
     known = correct[~np.isnan(correct)]
     if not len(known):
-        raise TraceError(f"no label among {len(prompts)} prompts; correct 0 or 1 is wanted: give outcomes with labels")
+        raise TraceError(f"no label among {len(prompts)} prompts; expected correct 0 or 1: give outcomes with labels")
     if not ((known >= 0) & (known <= 1)).all():
-        raise TraceError("a label outside 0..1; 0 or 1, or a share of tries between them, is wanted: correct it")
+        raise TraceError("a label outside 0..1; expected 0 or 1, or a share of tries between them: correct it")

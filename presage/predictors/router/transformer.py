@@ -1,8 +1,8 @@
 """The transformer scorer: an encoder with one logit a model ("Chimera", §3.3 and appendix B.1).
 
 `transformer_model` builds the network, `presage.training.router.finetune` trains it. An artefact is self-contained:
-loading needs neither the hub nor the folder of the encoder. Of a long prompt the first h and the last t tokens are
-kept, since an agent's role comes first, its task last, and pasted text between them. The artefact stores h and t. Of
+loading needs neither the hub nor the folder of the encoder. Of a long prompt only the first h and the last t tokens are
+kept, because an agent's role comes first, its task last, and pasted text between them. The artefact stores h and t. Of
 very long prompts only the ends are tokenised.
 """
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 
-_CHARACTERS_A_TOKEN: Final = 32  # more than tokens of text have; runs of blanks may yield fewer tokens than requested
+_CHARACTERS_A_TOKEN: Final = 32  # more than a token of text has; runs of blanks may yield fewer tokens than requested
 
 
 @dataclass(frozen=True, eq=False)
 class PromptTokens:
-    """A tokenizer, as data only, and how much it keeps of a long prompt.
+    """A tokenizer, stored as data, with the truncation of long prompts.
 
     Attributes:
         head, tail: tokens kept of the beginning and of the end.
@@ -71,12 +71,12 @@ class PromptTokens:
         room = None if longest is None else longest - len(before) - len(after)
         if head < 0 or tail < 0 or head + tail < 1:
             raise ConfigurationError(
-                f"head_tokens {head} and tail_tokens {tail} of a prompt; 1 or more in all is wanted"
+                f"head_tokens {head} and tail_tokens {tail} of a prompt; expected 1 or more in all"
             )
         if room is not None and head + tail > room:
             raise ConfigurationError(
-                f"head_tokens {head} and tail_tokens {tail} of a prompt are more than the {room} this encoder reads; "
-                "smaller numbers are wanted"
+                f"head_tokens {head} and tail_tokens {tail} of a prompt are more than the {room} this encoder reads: "
+                "choose smaller numbers"
             )
         return cls(head, tail, before, after, padding, _bare(backend.to_str()))
 
@@ -137,8 +137,8 @@ class PromptTokens:
             tokenizer = _bare(path.read_text(encoding="utf-8"))
         except Exception as error:  # the library raises Exception itself
             raise ArtefactError(
-                f"{path}: found no tokenizer ({type(error).__name__}); the tokenizer the router was trained with is "
-                "wanted. Copy the artefact again from its source, or train anew."
+                f"{path}: found no tokenizer ({type(error).__name__}); expected the tokenizer the router was trained "
+                "with. Copy the artefact again from its source, or train anew."
             ) from error
         before, after = tuple(config["before"]), tuple(config["after"])
         return cls(int(config["head"]), int(config["tail"]), before, after, int(config["padding"]), tokenizer)
@@ -258,14 +258,14 @@ class TransformerScorer:
 
         Args:
             precision: "fp32"; "bf16"; "int8", on a CPU only.
-            device: as torch names it.
+            device: torch device name.
 
         Raises:
-            ConfigurationError: no such precision, or not on that device.
+            ConfigurationError: the precision is unknown, or the device does not support it.
         """
         self._trained_precision("converted")
         if precision == "int8" and device != "cpu":
-            raise ConfigurationError(f"precision int8 on {device}; it is made for a CPU, bf16 is wanted there")
+            raise ConfigurationError(f"precision int8 on {device}; int8 runs on a CPU only: use bf16")
         network = transformer_model.at_precision(self.network, precision).to(device)
         return type(self)(self.models, self.tokens, network, self.encoder, precision)
 

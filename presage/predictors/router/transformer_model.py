@@ -58,7 +58,7 @@ def from_folder(folder: Path, models: int, pooling: Pooling | None, seed: int) -
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
-                ignore_mismatched_sizes=True,  # logits of some other task
+                ignore_mismatched_sizes=True,  # the head may have another size
                 dtype=torch.float32,
                 **chosen,
             )
@@ -66,8 +66,8 @@ def from_folder(folder: Path, models: int, pooling: Pooling | None, seed: int) -
         raise load_error(folder, ROLE, error) from error
     if not isinstance(getattr(model, "classifier", None), torch.nn.Linear):
         raise ConfigurationError(
-            f"{ROLE} {folder}: the logits of a {type(model).__name__} are no linear layer `classifier`; an encoder "
-            "such as ModernBERT, BERT or DeBERTa is wanted"
+            f"{ROLE} {folder}: the logits of a {type(model).__name__} are not a linear layer `classifier`; expected an "
+            "encoder such as ModernBERT, BERT or DeBERTa"
         )
     return model.eval()
 
@@ -94,10 +94,10 @@ def from_config(config: Mapping[str, Any], models: int, weights: Mapping[str, to
             model, loading = kind.from_pretrained(
                 None, config=known, state_dict=dict(weights), dtype=torch.float32, output_loading_info=True
             )
-    except Exception as error:  # transformers checks a configuration with errors of its own
-        raise ValueError(f"no network that transformers can build ({type(error).__name__})") from error
+    except Exception as error:  # transformers raises its own error types
+        raise ValueError(f"transformers cannot build the network ({type(error).__name__})") from error
     if wrong := [name for names in loading.values() for name in names]:
-        raise ValueError(f"weights that are not of the network, such as {wrong[0]!r}")
+        raise ValueError(f"weights do not belong to the network, such as {wrong[0]!r}")
     return model.eval()
 
 
@@ -138,7 +138,7 @@ def at_precision(model: Any, precision: Precision) -> Any:
     import torch
 
     if precision not in get_args(Precision):
-        raise ConfigurationError(f"precision is {precision!r}; one of {', '.join(get_args(Precision))} is wanted")
+        raise ConfigurationError(f"precision is {precision!r}; expected one of {', '.join(get_args(Precision))}")
     changed = copy.deepcopy(model)
     if precision == "bf16":
         return changed.to(torch.bfloat16)
@@ -157,7 +157,7 @@ def at_precision(model: Any, precision: Precision) -> Any:
 def checkpoint_activations(model: Any, on: bool) -> None:
     """Turn activation checkpointing on or off (recompute the forward pass instead of storing it)."""
     wish = "enable" if on else "disable"
-    # Newer versions of transformers warn of the second name, those that vLLM 0.32 takes know no other.
+    # Newer versions of transformers deprecate the second name; those that vLLM 0.32 supports know only that one.
     change = getattr(model, f"activation_checkpointing_{wish}", None) or getattr(
         model, f"gradient_checkpointing_{wish}"
     )

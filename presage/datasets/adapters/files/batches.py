@@ -1,4 +1,4 @@
-"""Batches of raw rows, of any file format, to conforming chunks; bad rows are refused or cut out."""
+"""Converts batches of raw rows of any file format to conforming chunks; bad rows raise or are skipped."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from presage.datasets.schema.source import Origin, RowError, Source, Workflow, s
 
 
 class RawRows(Protocol):
-    """Rows as their source has them."""
+    """Rows in the form of their source."""
 
     def table(self, start: int, stop: int, origin: Origin) -> pa.Table:
-        """Raw columns of the rows from `start` (included) to `stop` (excluded), which have this origin.
+        """Raw columns of the rows from `start` (included) to `stop` (excluded); `origin` is theirs.
 
         Raises:
-            RowError: a row cannot be read, or has a value of a type that its column cannot take.
+            RowError: a row cannot be read, or has a value of a wrong type for its column.
         """
         ...
 
     def workflow(self, row: int) -> tuple[object, object]:
-        """The workflow type and id of a row; no strings where the row does not have them."""
+        """The workflow type and id of a row; values that are not strings if the row lacks them."""
         ...
 
 
@@ -36,9 +36,9 @@ class Batch:
     """A bounded number of rows.
 
     Args:
-        rows: what `origin` is of.
-        origin: where they came from.
-        read_bytes: bytes on disk read for them and for those before.
+        rows: the rows.
+        origin: their origin.
+        read_bytes: bytes read from disk for them and all earlier ones.
     """
 
     rows: RawRows
@@ -49,13 +49,13 @@ class Batch:
 def sources(
     batches: Iterable[Batch], name: str, skip_bad: bool, progress: Callable[[int], None] | None
 ) -> Iterator[Source]:
-    """Batches as conforming chunks.
+    """Convert batches to conforming chunks.
 
     Args:
-        batches: of one source, in their order.
+        batches: of one source, in order.
         name: of the source.
-        skip_bad: count bad rows instead of raising, and mark their workflow as spoiled; for a row without a workflow,
-            that of the nearest row before it.
+        skip_bad: count bad rows instead of raising, and mark their workflow as spoiled; a row without a workflow is
+            attributed to that of the nearest row before it.
         progress: called with the number of steps read since its last call.
 
     Raises:
@@ -96,7 +96,7 @@ def sources(
 
 
 def _last_workflow(rows: RawRows, row: int, before: Workflow | None) -> Workflow | None:
-    """The workflow of a row, else of the nearest row before it that has one, else `before`."""
+    """The workflow of a row, else of the nearest earlier row with one, else `before`."""
     for place in range(row, -1, -1):
         workflow_type, workflow_id = rows.workflow(place)
         if isinstance(workflow_type, str) and isinstance(workflow_id, str):
@@ -105,13 +105,13 @@ def _last_workflow(rows: RawRows, row: int, before: Workflow | None) -> Workflow
 
 
 def array_of(values: Sequence[Any], name: str, origin: Origin, *, from_pandas: bool) -> pa.Array:
-    """Python values of a column as the first Arrow type that takes them all; the cast to the schema follows.
+    """Python values of a column as the first Arrow type that accepts them all; the caller casts to the schema.
 
     Args:
-        values: None is no value.
+        values: None is a missing value.
         name: of the column.
         origin: of the values.
-        from_pandas: NaN and NaT are no values either. Otherwise the values are of JSON, and their types were checked.
+        from_pandas: NaN and NaT are missing values too. Otherwise the values come from JSON, with checked types.
 
     Raises:
         RowError: a value has a wrong type, or does not fit.
@@ -134,12 +134,12 @@ def array_of(values: Sequence[Any], name: str, origin: Origin, *, from_pandas: b
         except REFUSALS:
             bad = max(bad, first_refused(values, arrow_type, from_pandas=from_pandas))
     if not from_pandas:
-        message = f"the value does not fit; {wanted(target)} (in valid Unicode) is wanted: correct it"
+        message = f"the value does not fit; expected {wanted(target)} (in valid Unicode): correct it"
         raise origin.bad(bad, name, message, f"{name} does not fit")
     raise wrong_type(values[bad], bad, name, origin)
 
 
 def wrong_type(value: Any, row: int, name: str, origin: Origin) -> RowError:
     """The error for a value of a wrong Python type."""
-    message = f"type {type(value).__name__}; {wanted(COLUMN_TYPES[name])} is wanted: convert it"
+    message = f"type {type(value).__name__}; expected {wanted(COLUMN_TYPES[name])}: convert it"
     return origin.bad(row, name, message, f"{name} of a wrong type")

@@ -1,8 +1,8 @@
 """Plain JSONL, one step a line, plain or gzip; the keys are the columns of the trace.
 
-msgspec decodes a batch of lines into typed rows. It refuses the first bad line, not always with the reason, so the
-standard library parses such a batch again, line by line: ten times slower, but it names line, column and what was
-wanted. Arrow's own JSON reader takes two objects on a line for two rows and cannot name a line.
+msgspec decodes a batch of lines into typed rows. It rejects the first bad line without always naming the reason, so the
+standard library parses such a batch again, line by line: ten times slower, but its errors name line, column and
+expected type. Arrow's own JSON reader reads two objects on a line as two rows and cannot name a line.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read_jsonl(
 
 
 class _Unreadable(NamedTuple):
-    """A line that holds no object: what is wrong, a short phrase to count by, and its workflow where that is known."""
+    """A line without an object: the problem, a short reason for counting, and its workflow if known."""
 
     problem: str
     reason: str
@@ -144,12 +144,12 @@ class _JsonRows:
         return of.workflow if isinstance(of, _Unreadable) else (of.get("workflow_type"), of.get("workflow_id"))
 
     def _typed(self, start: int, stop: int, origin: Origin) -> pa.Table | None:
-        """The columns by the fast way; None where a line needs the slow one."""
+        """The columns, decoded fast; None if a line needs the slow path."""
         try:
             rows = [_DECODE(line) for line in self._lines[start:stop]]  # type: ignore[arg-type]
             columns = {name: list(map(field, rows)) for name, field in _FIELDS.items()}
             if any(None in columns[name] for name in REQUIRED):
-                return None  # perhaps a key is misspelt
+                return None  # a key may be misspelt
             return _table({n: of for n, of in columns.items() if of.count(None) < len(of) or n in REQUIRED}, origin)
         except (msgspec.MsgspecError, TypeError, UnicodeError, RecursionError, RowError):
             return None
@@ -160,14 +160,14 @@ def _table(columns: Mapping[str, list[Any]], origin: Origin) -> pa.Table:
 
 
 def _check_types(values: Sequence[Any], name: str, origin: Origin) -> None:
-    """Arrow takes more than is meant: true for the number 1, for example."""
+    """Raise for values that Arrow would accept but the schema does not, such as true for 1."""
     allowed = _PYTHON_TYPES[name]
     for row, value in enumerate(values):
         if value is not None and type(value) not in allowed:
             raise wrong_type(value, row, name, origin)
         if name in _ELEMENTS and value and not set(map(type, value)) <= set(_ELEMENTS[name]):
             kind = "whole numbers" if _ELEMENTS[name] == (int,) else "numbers"
-            raise origin.bad(row, name, f"an array of {kind} only is wanted: repair it", f"{name} of a wrong type")
+            raise origin.bad(row, name, f"expected an array of {kind} only: repair it", f"{name} of a wrong type")
 
 
 def _parsed(line: _Line) -> dict[str, Any] | _Unreadable:
@@ -180,15 +180,15 @@ def _parsed(line: _Line) -> dict[str, Any] | _Unreadable:
         return _Unreadable(not_utf8(error), "no UTF-8", _workflow_of_torn(line))
     except (ValueError, RecursionError) as error:
         detail = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else "unreadable"
-        return _Unreadable(f"not JSON ({detail}); one JSON object a line is wanted: repair the line", "no JSON")
+        return _Unreadable(f"not JSON ({detail}); expected one JSON object a line: repair the line", "no JSON")
     if isinstance(row, dict):
         return row
-    problem = f"a JSON {type(row).__name__}; one JSON object a line is wanted: repair the line"
+    problem = f"a JSON {type(row).__name__}; expected one JSON object a line: repair the line"
     return _Unreadable(problem, "no JSON object")
 
 
 def _object(text: str) -> Any:
-    """The JSON value of a line. In an object NaN becomes None, and half a character at the end of a cut text U+FFFD."""
+    """The JSON value of a line. NaN becomes None, and half a surrogate pair at the end of a cut text U+FFFD."""
     row = json.loads(text)
     if not isinstance(row, dict):
         return row
@@ -200,7 +200,7 @@ def _object(text: str) -> Any:
 
 
 def _workflow_of_torn(line: bytes) -> tuple[object, object]:
-    """The workflow of a line with bytes that are no UTF-8, unless those bytes are in its name."""
+    """The workflow of a line with invalid UTF-8, unless the invalid bytes are in its name."""
     try:
         row = json.loads(line.decode(errors="replace"))
     except (ValueError, RecursionError):

@@ -1,9 +1,10 @@
 """Parquet and CSV files and pandas data frames with the columns of a trace, as conforming chunks.
 
-A Parquet file that was written as a trace carries its schema version. Any other is read like JSONL: unknown columns are
-ignored, an index that pandas stored among them. In a CSV file only the column tells the type of a field: names and
-texts stay as written, so `007` is no number; an empty field is no value; lists (`parent_steps`, states) are JSON. A
-data frame is read as the Parquet file that pandas would make of it; an index named like a column of the trace is one.
+A Parquet file that was written as a trace carries its schema version. All others are read like JSONL: unknown columns,
+including an index stored by pandas, are ignored. In a CSV file the column alone determines the type of a field: names
+and texts stay as written, so `007` is not a number; an empty field is a missing value; lists (`parent_steps`, states)
+are JSON. A data frame is read as the Parquet file that pandas would write; an index with the name of a trace column is
+that column.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def read_parquet(
 
 
 class _ParquetRows:
-    """Rows of a table; of a foreign one the text is checked too: Arrow takes any bytes in a file for UTF-8."""
+    """Rows of a table. In foreign tables text is checked too, because Arrow accepts any bytes in a file as UTF-8."""
 
     def __init__(self, rows: pa.Table, foreign: bool) -> None:
         self._rows = rows
@@ -103,7 +104,7 @@ def _parquet_batches(path: Path) -> Iterator[Batch]:
 CSV_BATCH_ROWS: Final = 8192
 _CSV_BATCH_CHARACTERS: Final = 32 * 2**20
 _NO_VALUE: Final = ("", "nan", "null", "none", "na", "n/a", "<na>", "nat", "\\n")
-"""What pandas and databases write for no value, in lower case: a name or a text may be spelt so."""
+"""Spellings of a missing value by pandas and databases, in lower case; names and texts may legitimately equal them."""
 _GAP: Final = re.compile(r"(?<=\d)\s+(?=\d)")
 _LIST: Final = msgspec.json.Decoder(list[int | float])
 
@@ -138,7 +139,7 @@ def _csv_batches(path: Path) -> Iterator[Batch]:
 
 
 class _CsvRows:
-    """Some rows, and the names of their columns."""
+    """Some rows with their column names."""
 
     def __init__(self, names: Sequence[str], rows: Sequence[CsvRow]) -> None:
         self._places = {name: place for place, name in enumerate(names) if name in COLUMN_TYPES}
@@ -163,7 +164,7 @@ class _CsvRows:
 
 
 def _csv_column(fields: Sequence[str], name: str, origin: Origin) -> pa.ChunkedArray:
-    """A column of text as what it means, nearly: the cast to the schema is still to come."""
+    """A column of text, parsed for its type; the caller casts to the schema."""
     target = COLUMN_TYPES[name]
     if is_text(target):
         return pa.chunked_array([pa.array([field or None for field in fields], pa.large_string())])
@@ -175,7 +176,7 @@ def _csv_column(fields: Sequence[str], name: str, origin: Origin) -> pa.ChunkedA
     except pa.ArrowInvalid:
         row = first_failure(text, means)
         as_json = " in JSON, such as [0, 1]," if pa.types.is_list(target) else ""
-        message = f"the value does not fit; {wanted(target)}{as_json} is wanted: correct it"
+        message = f"the value does not fit; expected {wanted(target)}{as_json}: correct it"
         raise origin.bad(row, name, message, f"{name} does not fit") from None
 
 
@@ -183,17 +184,17 @@ def _number(text: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         return text.cast(pa.int64())
     except pa.ArrowInvalid:
-        return text.cast(pa.float64())  # what pandas makes of whole numbers where some are missing
+        return text.cast(pa.float64())  # pandas writes whole numbers as floats if some are missing
 
 
 def _time(text: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         return text.cast(pa.float64())
     except pa.ArrowInvalid:
-        return text  # ISO 8601, or the cast to the schema says that it is not
+        return text  # ISO 8601; otherwise the cast to the schema raises
 
 
-def _truth(text: pa.ChunkedArray) -> pa.ChunkedArray:
+def _boolean(text: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         return text.cast(pa.bool_())  # true and false in any case, 1 and 0
     except pa.ArrowInvalid:
@@ -212,13 +213,13 @@ def _numbers(field: str) -> list[int | float]:
     try:
         return _LIST.decode(field)
     except msgspec.MsgspecError:
-        return _LIST.decode(_GAP.sub(",", field))  # NumPy's [0 1], which pandas makes of lists it read from Parquet
+        return _LIST.decode(_GAP.sub(",", field))  # NumPy's [0 1], which pandas writes for lists read from Parquet
 
 
 _MEANINGS: Final[dict[Any, Callable[[pa.ChunkedArray], pa.ChunkedArray]]] = {
     pa.int32().id: _number,
     pa.timestamp("us").id: _time,
-    pa.bool_().id: _truth,
+    pa.bool_().id: _boolean,
     pa.list_(pa.int32()).id: _list,
 }
 
@@ -277,9 +278,9 @@ def _frame_column(series: pd.Series, name: str, origin: Origin) -> pa.Array | pa
     if series.dtype == object:
         return array_of(series.tolist(), name, origin, from_pandas=True)
     if getattr(series.dtype, "tz", None) is not None:
-        series = series.dt.tz_convert(None)  # UTC; with its zone, pyarrow takes it in a way that pandas warns of
+        series = series.dt.tz_convert(None)  # UTC; converting with the zone makes pandas warn
     try:
         return pa.array(series, from_pandas=True)
     except REFUSALS as error:
-        message = f"dtype {series.dtype}, {wanted(COLUMN_TYPES[name])} is wanted: convert the column"
+        message = f"dtype {series.dtype}, expected {wanted(COLUMN_TYPES[name])}: convert the column"
         raise TraceError(f'{origin.names[0]}, column "{name}": {message}') from error

@@ -1,9 +1,10 @@
 """UTF-8 text files, plain or gzip, as numbered lines, JSON documents or CSV rows.
 
-Gzip is detected by content, a byte order mark is skipped. A file in another encoding or archive format is refused at
-its first line; a single line that is no UTF-8 is left to the reader, which may skip it. JSON documents are one a line,
-or a whole file is one document or array. CSV is the dialect of pandas, spreadsheets and databases; Python's reader is
-used because Arrow's cannot name lines and guesses types. Memory is bounded by the longest line or CSV field.
+Gzip is detected by content; a byte order mark is skipped. A file in another encoding or archive format raises at its
+first line; a single line with invalid UTF-8 is left to the reader, which may skip it. JSON documents are one a line, or
+a whole file is one document or array. CSV is the dialect of pandas, spreadsheets and databases; it is read with
+Python's reader, because Arrow's cannot name lines and guesses types. Memory is bounded by the longest line or CSV
+field.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class DamagedGzipError(Exception):
 
 
 class NumberedLines:
-    """Iterates over the lines of an open file, each with its number from 1 and with the bytes that end it."""
+    """Iterates over the lines of an open file as (number from 1, bytes including the line ending)."""
 
     def __init__(self, raw: IO[bytes], lines: Iterator[tuple[int, bytes]]) -> None:
         self._raw = raw
         self._lines = lines
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        return self._lines  # no generator: it would cost a tenth of what reading small rows takes
+        return self._lines  # not a generator, which would add a tenth to the time of reading small rows
 
     @property
     def read_bytes(self) -> int:
@@ -59,25 +60,25 @@ class NumberedLines:
 
 @contextmanager
 def numbered_lines(path: Path) -> Iterator[NumberedLines]:
-    """Open a file, or a pipe, to read its lines inside.
+    """Context manager that opens a file or a pipe for reading lines.
 
     Raises:
-        TraceError: the file cannot be read or holds no UTF-8 text.
-        DamagedGzipError: after the last line that can be read.
+        TraceError: the file cannot be read or is not UTF-8 text.
+        DamagedGzipError: after the last readable line.
     """
     try:
         with path.open("rb") as raw:
             head = raw.peek(8)[:8]
             if _ZSTD in head:
                 raise TraceError(
-                    f"{path}: compressed with zstd; plain text or gzip is wanted: unpack the file, and leave "
+                    f"{path}: compressed with zstd; expected plain text or gzip: unpack the file, and leave "
                     "`compression` out of a collector's file exporter"
                 )
             file = gzip.GzipFile(fileobj=raw) if head.startswith(GZIP) else raw
             first = file.readline()
             if first.startswith(_UTF16) or b"\0" in first:
                 raise TraceError(
-                    f"{path}: UTF-16 or no text at all; text in UTF-8 is wanted: save or convert the file as UTF-8 (a "
+                    f"{path}: UTF-16 or not text at all; expected text in UTF-8: save or convert the file as UTF-8 (a "
                     "spreadsheet as CSV UTF-8)"
                 )
             begin = [(1, first.removeprefix(BOM))] if first else []
@@ -91,20 +92,20 @@ def numbered_lines(path: Path) -> Iterator[NumberedLines]:
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """The message for a line that is no UTF-8; the caller adds the line number."""
+    """The message for a line with invalid UTF-8; the caller adds the line number."""
     byte = error.start - error.object.rfind(b"\n", 0, error.start)
     return (
-        f"byte {byte} of the line is no UTF-8; text in UTF-8 is wanted: save or convert the file as UTF-8 (from "
+        f"byte {byte} of the line is not UTF-8; expected text in UTF-8: save or convert the file as UTF-8 (from "
         "Windows: iconv -f windows-1252 -t utf-8)"
     )
 
 
 def utf8_text(path: Path) -> str:
-    """All of a small file, without a byte order mark.
+    """The content of a small file, without a byte order mark.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no UTF-8; names the line.
+        OSError: the file cannot be read.
+        ValueError: the file is not UTF-8; names the line.
     """
     data = path.read_bytes().removeprefix(BOM)
     try:
@@ -137,32 +138,32 @@ class OnTorn(Protocol):
     """Called with an unreadable line; raises to stop, or returns to continue."""
 
     def __call__(self, place: Place, message: str, reason: str, line: bytes) -> None:
-        """`message` says what came and what to do, `reason` is a short phrase to count by."""
+        """Handle one line: `message` names problem and remedy, `reason` is a short phrase for counting."""
         ...
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a path, by name: itself, or the JSON files of a folder.
+    """The files of a path, sorted by name: the path itself, or the JSON files of a folder.
 
     Raises:
-        TraceError: a folder without any.
+        TraceError: the folder has no such files.
     """
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if file.name.endswith(JSON_SUFFIXES) and file.is_file())
     if not files:
         raise TraceError(
-            f"{path}: a folder without {', '.join(JSON_SUFFIXES)} files; rotated files of a collector's file "
-            "exporter are wanted: check the path"
+            f"{path}: a folder without {', '.join(JSON_SUFFIXES)} files; expected the rotated files of a "
+            "collector's file exporter: check the path"
         )
     return files
 
 
 def first_document(path: Path) -> Any:
-    """The first document of a path, to detect its format; None if it begins with none.
+    """The first document of a path, for format detection; None if its first line is not a document.
 
     Raises:
-        TraceError: a file cannot be read, or is no UTF-8 text.
+        TraceError: a file cannot be read, or is not UTF-8 text.
     """
 
     def stop(place: Place, message: str, reason: str, line: bytes) -> None:
@@ -179,24 +180,24 @@ def first_document(path: Path) -> Any:
 
 
 class _NoDocumentError(Exception):
-    """The first line is none."""
+    """The first line is not a document."""
 
 
 def _decode_any_bytes(text: bytes) -> Any:
-    """Detects a format even where a byte is no UTF-8; the format's reader raises then."""
+    """Decode for format detection even if a byte is not UTF-8; the format's reader raises then."""
     return msgspec.json.decode(text.decode(errors="replace"))
 
 
 class Documents:
-    """Iterates over the JSON documents of files, with their places; arrays element by element.
+    """Iterates over the JSON documents of files with their places; arrays yield their elements.
 
-    Raises `TraceError` where a file cannot be read or is no UTF-8 text, and what `on_torn` raises. NaN and infinity
+    Raises `TraceError` if a file cannot be read or is not UTF-8 text, and whatever `on_torn` raises. NaN and infinity
     become null, half a surrogate pair U+FFFD.
 
     Args:
         files: read in this order.
         on_torn: called with unreadable lines.
-        decode: makes a document of its bytes, or raises `msgspec.DecodeError`.
+        decode: parses the bytes of a document, or raises `msgspec.DecodeError`.
     """
 
     def __init__(self, files: Sequence[Path], on_torn: OnTorn, decode: Decode) -> None:
@@ -247,11 +248,11 @@ class Documents:
         if isinstance(error, UnicodeDecodeError):
             self._on_torn(place, not_utf8(error), "no UTF-8", text)
             return
-        message = "not JSON; one JSON object a line is wanted: was the file cut, or is it still written?"
+        message = "not JSON; expected one JSON object a line: was the file cut, or is it still written?"
         self._on_torn(place, message, "no JSON", text)
 
     def _whole(self, index: int, file: Path, first: bytes) -> Any:
-        """The file as one document, when its first line is none; None if the file is none either."""
+        """The file as one document, if its first line is not one; None if the file is not one either."""
         if first[:1] not in (b"{", b"["):
             return None
         with file.open("rb") as raw:
@@ -283,10 +284,10 @@ class CsvRow(NamedTuple):
     """One row.
 
     Args:
-        line: its first line, from 1; for text that is no UTF-8, that very line.
-        fields: as written; of a bad row, those that could be read.
-        problem: what is wrong; empty for a good row.
-        reason: a short phrase to count by.
+        line: its first line, from 1; for invalid UTF-8, the line with the invalid bytes.
+        fields: as written; of a bad row, the readable ones.
+        problem: empty for a good row.
+        reason: a short phrase for counting.
     """
 
     line: int
@@ -296,15 +297,15 @@ class CsvRow(NamedTuple):
 
 
 class CsvRows:
-    """The rows below the header of a CSV file, blank lines left out.
+    """The rows below the header of a CSV file, without blank lines.
 
-    Iterating raises `TraceError` where the file cannot be read.
+    Iterating raises `TraceError` if the file cannot be read.
 
     Args:
         path: the file, plain or gzip.
 
     Raises:
-        TraceError: there is no header that can be read.
+        TraceError: the header is missing or unreadable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -316,15 +317,15 @@ class CsvRows:
         self._reader = csv.reader(self._text(), strict=True)
         header = next(self._rows(), None)
         if header is None:
-            raise TraceError(f"{path}: an empty file; a line with the names of the columns is wanted first")
+            raise TraceError(f"{path}: an empty file; expected a first line with the column names")
         if header.problem:
             raise TraceError(f"{path}, line {header.line}: {header.problem}")
         self.names = header.fields
         separator = next((of for of in _OTHER_SEPARATORS if len(self.names) == 1 and of in self.names[0]), None)
         if separator is not None:
             raise TraceError(
-                f"{path}: fields seem to be separated by {_OTHER_SEPARATORS[separator]}; commas are wanted: write the "
-                "file with them"
+                f"{path}: fields seem to be separated by {_OTHER_SEPARATORS[separator]}; expected commas: write the "
+                "file with commas"
             )
 
     def __iter__(self) -> Iterator[CsvRow]:
@@ -333,7 +334,7 @@ class CsvRows:
             if row.problem or len(row.fields) == width:
                 yield row
             else:
-                problem = f"{len(row.fields)} fields; {width} are wanted, one for each column: repair the line"
+                problem = f"{len(row.fields)} fields; expected {width}, one for each column: repair the line"
                 yield CsvRow(row.line, row.fields, problem, "another number of fields")
 
     def _rows(self) -> Iterator[CsvRow]:
@@ -345,7 +346,7 @@ class CsvRows:
                 return
             except csv.Error as error:
                 self._not_utf8 = None
-                problem = f"not CSV ({error}); commas, and quotes that are doubled inside quotes, are wanted: repair it"
+                problem = f"not CSV ({error}); expected commas, and doubled quotes inside quotes: repair it"
                 yield CsvRow(line, (), problem, "no CSV")
                 continue
             except DamagedGzipError as error:

@@ -1,8 +1,8 @@
-"""The meaning of a span's attributes, in all conventions.
+"""Interpretation of span attributes, in all conventions.
 
-A wrong type is reported to the caller, which decides whether to stop. Values never enter a message: an attribute may
-hold a prompt. `PLAN` says what each attribute is for, so the cost grows with the attributes of a span, not with all
-known names.
+A wrong type is reported to the caller, which decides whether to stop. Error messages never contain values, because an
+attribute may hold a prompt. `PLAN` maps each known attribute to its use, so the cost grows with the attributes of a
+span, not with all known names.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TYPES: Final = {
 
 
 class _Use(NamedTuple):
-    """What an attribute is for: a field, its rank among the names of that field (0 is the best), the type wanted."""
+    """Use of an attribute: its field, its rank among the names of that field (0 is the best), the expected type."""
 
     field: str
     rank: int
@@ -67,7 +67,7 @@ _OUTPUTS: Final = tuple(sorted((name for name in PLAN if PLAN[name].field == "ou
 _KINDS: Final = {key: roles for convention in CONVENTIONS for key, roles in convention.kind.items()}
 _LARGEST: Final = 2**31 - 1
 _OPERATIONS: Final = ("invoke_agent ", "invoke_workflow ", "execute_tool ")
-_OTHER_NAMES: Final = frozenset({"graph_path", "metadata", "node", "agent_id"})  # of an agent, if it has no better
+_OTHER_NAMES: Final = frozenset({"graph_path", "metadata", "node", "agent_id"})  # fallback names of an agent
 _INSIDE_AGENTS: Final = frozenset({"agent", "model", "call_model", "tools"})  # nodes of LangGraph's ready-made agents
 _AS_FOUND: Final = Meaning._fields[Meaning._fields.index("node") : Meaning._fields.index("system_prompt")]
 _WITH_TEXT: Final = (Role.LLM, Role.TOOL, Role.AGENT)
@@ -76,11 +76,11 @@ Found = dict[str, Any]
 """Attributes by name; flattened messages under their prefix, as (rest of the name, value) pairs."""
 
 Problem = Callable[[str, str, str], None]
-"""Called with a wrong value: the attribute, what is wrong with it, a short phrase to count by."""
+"""Called for a wrong value with the attribute, the problem and a short reason for counting."""
 
 
 def keep(found: Found, key: str, value: Any) -> None:
-    """Add an attribute that is read; drop any other."""
+    """Add an attribute that is in the plan; drop any other."""
     if key in PLAN:
         found[key] = value
     elif key.startswith(FLATTENED):
@@ -89,7 +89,7 @@ def keep(found: Found, key: str, value: Any) -> None:
 
 
 def keep_event(found: Found, name: str, attributes: dict[str, Any]) -> None:
-    """Add the attributes of an event: those of the span itself where the event repeats them, or one message."""
+    """Add the attributes of an event: one message, or repeated attributes of the span itself."""
     role = MESSAGE_EVENTS.get(name)
     if role is None:
         for key, value in attributes.items():
@@ -99,9 +99,9 @@ def keep_event(found: Found, name: str, attributes: dict[str, Any]) -> None:
     content = from_json(attributes.get("gen_ai.event.content", attributes))
     content = content if isinstance(content, dict) else {"content": content}
     message = {key: from_json(value) for key, value in content.items()}
-    said = found.setdefault(OTEL.messages["output" if role == "output" else "input"][0], [])
-    if isinstance(said, list):
-        said.append({"role": "assistant" if role == "output" else role, **message})
+    messages = found.setdefault(OTEL.messages["output" if role == "output" else "input"][0], [])
+    if isinstance(messages, list):
+        messages.append({"role": "assistant" if role == "output" else role, **message})
 
 
 def interpret(found: Found, name: str, problem: Problem) -> Meaning:
@@ -117,7 +117,7 @@ def interpret(found: Found, name: str, problem: Problem) -> Meaning:
             value = from_json(value)
         if wanted <= _STRING:
             if not isinstance(value, str):
-                problem(key, f"type {type(value).__name__}, a string is wanted", "of a wrong type")
+                problem(key, f"type {type(value).__name__}, expected a string", "of a wrong type")
                 continue
             if wanted == _KIND:
                 value = _KINDS[key].get(value.lower(), Role.OTHER)
@@ -132,17 +132,17 @@ def interpret(found: Found, name: str, problem: Problem) -> Meaning:
         values[field] = value
         if rank:
             ranks[field] = rank
-    # Before there were operation names, a span with a provider and a model was a request.
+    # Older conventions had no operation names: a span with a provider and a model is a request.
     role = values.get("kind", Role.LLM if "provider" in values and "model" in values else Role.OTHER)
     naming, label = _named(role, values, name)
     if "usage" in values:
         _take_usage(values, problem)
-    system = asked = answered = None
+    system = input_text = output_text = None
     if texts and role in _WITH_TEXT:
-        system, asked, answered = _texts(values)
+        system, input_text, output_text = _texts(values)
     if texts and role is Role.LLM and "finish_reason" not in values:
         values["finish_reason"] = _reason_in_output(found)
-    return Meaning._make((role, naming, label, *map(values.get, _AS_FOUND), system, asked, answered))
+    return Meaning._make((role, naming, label, *map(values.get, _AS_FOUND), system, input_text, output_text))
 
 
 def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
@@ -164,7 +164,7 @@ def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
 
 
 def _langgraph_path(metadata: Any) -> Any:
-    """Where in a LangGraph a run is, which LangChain's callbacks write into the metadata of every run inside it."""
+    """The path of a run in a LangGraph, which LangChain's callbacks write into the metadata of every nested run."""
     metadata = from_json(metadata)
     if not isinstance(metadata, dict):
         return None
@@ -172,7 +172,7 @@ def _langgraph_path(metadata: Any) -> Any:
 
 
 def _langgraph_agent(path: Any) -> str | None:
-    """The agent of a path like `researcher:1f0c…|agent:77ab…`: the innermost that has a name."""
+    """The agent of a path like `researcher:1f0c…|agent:77ab…`: the innermost named node."""
     if not isinstance(path, str) or not path:
         return None
     nodes = [part.split(":", 1)[0] for part in path.split("|")]
@@ -182,10 +182,10 @@ def _langgraph_agent(path: Any) -> str | None:
 
 
 def _take_usage(values: dict[str, Any], problem: Problem) -> None:
-    """Tokens of a usage object, where no attribute of their own gives them."""
+    """Token counts of a usage object, unless separate attributes give them."""
     key, usage = MLFLOW.names["usage"][0], values["usage"]
     if not isinstance(usage, dict):
-        problem(key, f"type {type(usage).__name__}, an object is wanted", "of a wrong type")
+        problem(key, f"type {type(usage).__name__}, expected an object", "of a wrong type")
         return
     for field, inner in USAGE.items():
         if field not in values and usage.get(inner) is not None:
@@ -196,20 +196,20 @@ def _whole(key: str, value: Any, problem: Problem) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        problem(key, f"type {type(value).__name__}, a whole number is wanted", "of a wrong type")
+        problem(key, f"type {type(value).__name__}, expected a whole number", "of a wrong type")
         return None
     if not 0 <= value <= _LARGEST:
-        problem(key, "negative or past 32 bits; a count of tokens is wanted", "out of range")
+        problem(key, "negative or past 32 bits; expected a count of tokens", "out of range")
         return None
     return value
 
 
 def _first_reason(key: str, value: Any, problem: Problem) -> str | None:
-    """The reason of the first choice that has one: of a string, or of an array with one for each choice."""
+    """The finish reason of the first choice with one: from a string, or from an array with one entry a choice."""
     value = from_json(value)
     for reason in value if isinstance(value, list) else [value]:
         if reason is not None and not isinstance(reason, str):
-            problem(key, f"type {type(reason).__name__}, a string or an array of them is wanted", "of a wrong type")
+            problem(key, f"type {type(reason).__name__}, expected a string or an array of them", "of a wrong type")
             return None
         if reason:
             return reason
@@ -217,7 +217,7 @@ def _first_reason(key: str, value: Any, problem: Problem) -> str | None:
 
 
 def _reason_in_output(found: Found) -> str | None:
-    """The finish reason inside what the model answered; a text that cannot hold one is not decoded for it."""
+    """The finish reason inside the model's response; a text that cannot contain one is not decoded."""
     for name in _OUTPUTS:
         value = found.get(name)
         if value is None or (isinstance(value, str) and "_reason" not in value):
@@ -230,13 +230,13 @@ def _reason_in_output(found: Found) -> str | None:
 
 def _texts(values: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
     """System, input and output text."""
-    said, answered = _nested(values.get("input")), _nested(values.get("output"))
-    system, asked = split_system(said) if said is not None else (None, None)
+    given, produced = _nested(values.get("input")), _nested(values.get("output"))
+    system, input_text = split_system(given) if given is not None else (None, None)
     if "system" in values:
         system = plain(values["system"]) or system
-    return system, asked, plain(answered) if answered is not None else None
+    return system, input_text, plain(produced) if produced is not None else None
 
 
 def _nested(value: Any) -> Any:
-    """Flattened messages as nested ones; anything else as it is."""
+    """Flattened messages as nested ones; anything else unchanged."""
     return unflattened(value) if isinstance(value, list) and value and isinstance(value[0], tuple) else value

@@ -1,8 +1,7 @@
-"""The record of a span, and the attribute names of OpenTelemetry, OpenInference and MLflow that fill its fields.
+"""The span record, and the attribute names of OpenTelemetry, OpenInference and MLflow that fill its fields.
 
-A span may carry names of several conventions (instrumentors write both while names change), and spans of several may
-meet in one tree, so every span is read for all of them. Where two conventions give a field, the one named first in
-`attributes.CONVENTIONS` wins.
+A span may use names of several conventions (instrumentors write both during renames), and one tree may mix them, so
+every span is read for all of them. If two conventions fill one field, the first in `attributes.CONVENTIONS` wins.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 
 class Role(IntEnum):
-    """What a span stands for; `OTHER` only hands on parentage (HTTP, database, embedding, …)."""
+    """Role of a span; `OTHER` only passes on parentage (HTTP, database, embedding, …)."""
 
     OTHER = 0
     LLM = 1
@@ -35,7 +34,7 @@ class Naming(IntEnum):
 
 
 class Meaning(NamedTuple):
-    """What the attributes of a span say.
+    """Interpreted attributes of a span.
 
     `label` is the name this span gives to the steps under it; `node` and `node_parent` are ids of the agent graph.
     """
@@ -88,14 +87,14 @@ CONTENT: Final = tuple(name for name in SPAN_SCHEMA.names if name not in ("file"
 
 @dataclass(frozen=True)
 class SpanConvention:
-    """What one convention calls things.
+    """Attribute names of one convention.
 
     Args:
-        kind: attributes that tell what a span is, with the role for each value, in lower case. A value that is not
-            listed is `Role.OTHER`.
-        names: for each field of a step its attributes, the best first.
-        messages: for `system`, `input` and `output` the attributes that hold messages or text, the best first; one that
-            ends in a dot is the prefix of messages spread over numbered attributes.
+        kind: attributes that define the role of a span, with the role for each value, in lower case. Unlisted values
+            are `Role.OTHER`.
+        names: attributes of each step field, the best first.
+        messages: attributes with the messages or text of `system`, `input` and `output`, the best first; a name that
+            ends in a dot is the prefix of messages flattened into numbered attributes.
     """
 
     kind: Mapping[str, Mapping[str, Role]]

@@ -1,4 +1,4 @@
-"""Takes the spans of every format: checks each, counts the bad ones, writes the rest to disk by trace."""
+"""Receives the spans of every format: checks each, counts the bad ones, and writes the rest to disk by trace."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from presage.errors import OutputError, TraceError
 
 
 class Partitions:
-    """A temporary folder of rows partitioned by a key; use it as a context.
+    """A temporary folder of rows partitioned by a key; a context manager.
 
-    Spans, and steps that wait for other traces, are more than memory holds. Each `add` writes one Arrow file with a
-    record batch for every partition, so only the batch in hand is in memory and no file stays open. Files are mapped,
-    not read: a column nobody asks for costs nothing. They may hold private text, so they live in a folder only their
-    owner may enter, and are gone when the context ends.
+    Spans, and steps that wait for other traces, may not fit in memory. Each `add` writes one Arrow file with a record
+    batch a partition, so only the current batch is in memory and no file stays open. Files are memory-mapped, so unused
+    columns cost nothing. They may hold private text: only the owner can access the folder, and it is removed on exit.
 
     Args:
-        count: how many partitions.
+        count: number of partitions.
     """
 
     def __init__(self, count: int) -> None:
@@ -50,7 +49,7 @@ class Partitions:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, rows: pa.Table, key: str) -> None:
-        """Write rows; those with the same string in column `key` land in the same partition, in the order given.
+        """Write rows; rows with the same string in column `key` go to the same partition, in the order given.
 
         Raises:
             OutputError: the disk of the temporary folder is full.
@@ -108,19 +107,19 @@ _LATEST_S: Final = 10**11  # in seconds this is the year 5138, in milliseconds 1
 
 
 class Intake:
-    """Spans on their way to disk.
+    """Collects spans and writes them to disk.
 
     Args:
-        names: of the files that are read, for messages.
-        write: takes the spans, as rows of `SPAN_SCHEMA`.
-        skip_bad: count what is bad and mark its trace, instead of raising.
+        names: names of the files being read, for messages.
+        write: receives the spans as rows of `SPAN_SCHEMA`.
+        skip_bad: count bad spans and mark their trace, instead of raising.
         progress: called with the number of requests and tool calls seen since its last call.
-        lined: whether the line of a span says where it was read: not if there are several files, or none.
+        lined: whether the line of a span identifies where it was read: False for several files, or none.
 
     Attributes:
         skipped: skipped spans by reason, since the last clear.
-        spans: how many were taken.
-        lost: how many were not.
+        spans: number of accepted spans.
+        lost: number of rejected spans.
     """
 
     def __init__(
@@ -147,12 +146,14 @@ class Intake:
         self._torn: Place | None = None
 
     def at(self, place: Place, span: str | None = None) -> str:
-        """`"spans.json, line 17, span 00f067aa0ba902b7"`; where there are no lines, as in a live store, without."""
+        """`"spans.json, line 17, span 00f067aa0ba902b7"`; without the line for sources that have none, such as a live
+        store.
+        """
         line = f", line {place.line}" if place.line else ""
         return f"{self.names[place.file]}{line}{f', span {span}' if span else ''}"
 
     def torn(self, place: Place, message: str, reason: str, line: bytes) -> None:
-        """A line that is no JSON: traces named in it, and those before and after it, may have lost spans."""
+        """Handle a line that is not JSON: traces named in it, and those before and after it, may have lost spans."""
         if not self._skip_bad:
             raise TraceError(f"{self.at(place)}: {message}")
         self.skipped[f"line with {reason}"] += 1
@@ -162,7 +163,7 @@ class Intake:
         self._torn = place
 
     def refuse(self, place: Place, message: str, reason: str, trace: Any = None) -> None:
-        """A span, or a document, that cannot be taken at all."""
+        """Reject a span or a document."""
         if not self._skip_bad:
             raise TraceError(f"{self.at(place)}: {message}")
         self.skipped[reason] += 1
@@ -182,13 +183,13 @@ class Intake:
         service: str | None,
         remote: bool = False,
     ) -> None:
-        """One span: ids as found, times in nanoseconds since 1970, attributes that `attributes.keep` kept."""
+        """Add one span: raw ids, times in nanoseconds since 1970, attributes filtered by `attributes.keep`."""
         for what, value in (("trace id", trace), ("span id", span)):
             if not isinstance(value, str) or not value:
                 self.refuse(place, f"a span without a {what}: export the spans again", f"span without a {what}", trace)
                 return
         if start is None:
-            message = "no start time; nanoseconds since 1970 are wanted: export the spans again"
+            message = "no start time; expected nanoseconds since 1970: export the spans again"
             self.refuse(place, f"span {span}: {message}", "span without a start time", trace)
             return
         bad = False
@@ -219,7 +220,7 @@ class Intake:
         self._add((trace, span, parent, remote, service, start, end, bad, *place, *meaning))
 
     def flush(self) -> None:
-        """Write what is in hand to disk."""
+        """Write the buffered spans to disk."""
         if self._batch:
             columns = zip(*self._batch, strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, SPAN_SCHEMA, strict=True)]
@@ -230,7 +231,7 @@ class Intake:
             self._steps = 0
 
     def _add(self, record: tuple[Any, ...]) -> None:
-        """Put by one span, its fields in the order of `SPAN_SCHEMA`."""
+        """Buffer one span, its fields in the order of `SPAN_SCHEMA`."""
         self._batch.append(record)
         if len(self._batch) == _BATCH_SPANS or self._bytes >= _BATCH_BYTES:
             self.flush()
@@ -242,7 +243,7 @@ class Intake:
 
 
 def described(document: Any) -> str:
-    """A JSON document in words that repeat nothing of its content but its keys."""
+    """Describe a JSON document without any of its content but its keys."""
     if isinstance(document, dict) and not SIGNALS.isdisjoint(document):
         return "OTLP JSON, which is --format otel"
     if not isinstance(document, dict):
@@ -254,7 +255,7 @@ def time_ns(value: Any) -> int | None:
     """A time in nanoseconds since 1970.
 
     Raises:
-        ValueError: no time can be meant.
+        ValueError: the value is not a time.
     """
     if value is None or value == "":
         return None

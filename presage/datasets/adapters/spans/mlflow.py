@@ -26,10 +26,10 @@ def is_mlflow(document: Any) -> bool:
 
 
 def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None = None) -> None:
-    """Hand over the spans of every trace in a document; `service` stands for the application, else the experiment.
+    """Pass on the spans of every trace in a document; `service` names the application, by default the experiment.
 
     Raises:
-        TraceError: it holds no trace, or a span of it is bad, and bad ones are not skipped.
+        TraceError: it holds no trace, or a span is bad and bad spans are not skipped.
     """
     if isinstance(document, dict) and isinstance(document.get("traces"), list):
         for trace in document["traces"]:
@@ -38,7 +38,7 @@ def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None
     parts = _parts(document) if isinstance(document, dict) else None
     if parts is None:
         message = (
-            f'{described(document)}; an MLflow trace (with "info" and "data", as trace.to_json() writes it) is wanted'
+            f'{described(document)}; expected an MLflow trace (with "info" and "data", as trace.to_json() writes it)'
         )
         intake.refuse(place, message, "line that is no MLflow trace")
         return
@@ -53,10 +53,10 @@ def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None
 
 
 def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], list[Any]] | None:
-    """The info and the spans of an exported trace, None if it is none."""
+    """The info and the spans of an exported trace, None if it is not one."""
     whole = from_json(document.get("trace"))
     if isinstance(whole, dict):
-        return _parts(whole)  # a row of a data frame, which holds the trace itself too
+        return _parts(whole)  # a row of a data frame, which also contains the trace
     info = next((document[key] for key in ("info", "trace_info") if isinstance(document.get(key), dict)), None)
     data = from_json(document.get("data", document))
     spans = data.get("spans") if isinstance(data, dict) else None
@@ -64,7 +64,7 @@ def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], list[Any]] | None:
 
 
 def _decoded(value: Any) -> Any:
-    """An attribute's value, which MLflow keeps as JSON, numbers and truths too."""
+    """The value of an attribute, which MLflow stores as JSON, including numbers and booleans."""
     if not isinstance(value, str):
         return value
     try:
@@ -74,7 +74,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _experiment(info: dict[str, Any]) -> str | None:
-    """The experiment, which stands for the application where nothing else names it."""
+    """The experiment, which stands for the application if nothing else names it."""
     where = info.get("trace_location")
     where = where.get("mlflow_experiment") if isinstance(where, dict) else info
     number = where.get("experiment_id") if isinstance(where, dict) else None
@@ -85,7 +85,7 @@ def _take_span(
     span: Any, place: Place, trace: Any, session: Any, service: str | None, running: bool, intake: Intake
 ) -> None:
     if not isinstance(span, dict):
-        intake.refuse(place, "a span that is no object: export the trace again", "span that is no object", trace)
+        intake.refuse(place, "a span that is not an object: export the trace again", "span that is no object", trace)
         return
     context = span.get("context")  # MLflow 2
     ids = context if isinstance(context, dict) else span

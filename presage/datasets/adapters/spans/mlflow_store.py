@@ -1,8 +1,8 @@
-"""The traces of an experiment in a live MLflow tracking store.
+"""Reads the traces of an experiment in a live MLflow tracking store.
 
-The store is read page by page through MLflow's own client, and stays as it is. MLflow's client makes the tables of a
-database that has none and the file of one that is not there, so both are looked for first, without MLflow. MLflow
-refuses a store of an older schema by itself. It is loaded when a store is read (about two seconds).
+The store is read page by page through MLflow's own client and is never modified. MLflow's client creates missing
+database files and tables, so their existence is checked first without MLflow. MLflow itself rejects stores with an
+older schema. MLflow is imported only when a store is read (about two seconds).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PARTITIONS: Final = 64
 _PAGE_TRACES: Final = 100
 _DATABASES: Final = ("sqlite", "postgresql", "mysql", "mssql")
 _DEFAULTS: Final = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # the default of seven growing ones hangs for minutes on a dead server
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # the default of seven, with backoff, hangs for minutes on a dead server
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
@@ -53,8 +53,8 @@ def read_mlflow_experiment(
         skip_bad, progress: as for `read_spans`.
 
     Raises:
-        TraceError: the store does not answer, is not there, or is of an older schema; there is no such experiment, or
-            no trace with a step in it; a span is bad.
+        TraceError: the store is missing, does not respond or has an older schema; the experiment is missing or has no
+            trace with a step; a span is bad.
         OutputError: the disk of temporary files is full.
     """
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
@@ -67,9 +67,7 @@ def read_mlflow_experiment(
         intake.flush()
         if not intake.spans and not intake.lost:
             when = f" since {since.isoformat()}" if since is not None else ""
-            raise TraceError(
-                f"{source}: no traces{when}: check the name, or record some first (docs/traces.md says how)"
-            )
+            raise TraceError(f"{source}: no traces{when}: check the name, or record some first (see docs/traces.md)")
         yield from SpanWorkflows(source, intake, spill, skip_bad).sources()
 
 
@@ -100,10 +98,10 @@ def _traces(client: MlflowClient, name: str, uri: str, since: dt.datetime | None
 
 
 def _client(uri: str) -> MlflowClient:
-    """MLflow's client of a store that is there.
+    """MLflow's client of an existing store.
 
     Raises:
-        TraceError: it is not, or it is no store of MLflow.
+        TraceError: the store is missing, or is not an MLflow store.
     """
     for key, value in _DEFAULTS.items():
         os.environ.setdefault(key, value)
@@ -113,7 +111,7 @@ def _client(uri: str) -> MlflowClient:
     elif scheme not in ("http", "https", "databricks", "uc"):
         folder = Path(uri.removeprefix("file://"))
         if not any(folder.glob("*/meta.yaml")):
-            raise TraceError(f"{uri}: no tracking store there, and none is made for reading: correct the tracking URI")
+            raise TraceError(f"{uri}: no tracking store, and reading does not create one: correct the tracking URI")
     from mlflow import MlflowClient
 
     for logger in ("mlflow", "alembic", "urllib3.connectionpool"):
@@ -122,7 +120,7 @@ def _client(uri: str) -> MlflowClient:
 
 
 def _check_database(uri: str) -> None:
-    """Look without MLflow whether a database is MLflow's, read-only where it is a file."""
+    """Check without MLflow that a database belongs to MLflow; files are opened read-only."""
     import sqlalchemy
 
     shown = _without_password(uri)
@@ -130,7 +128,7 @@ def _check_database(uri: str) -> None:
     if url.get_backend_name() == "sqlite":
         file = Path(url.database or "")
         if not file.is_file():
-            raise TraceError(f"{shown}: no such file, and none is made for reading: correct the tracking URI")
+            raise TraceError(f"{shown}: no such file, and reading does not create one: correct the tracking URI")
         uri = f"sqlite:///file:{file.absolute()}?mode=ro&uri=true"
     try:
         engine = sqlalchemy.create_engine(uri)
@@ -143,7 +141,7 @@ def _check_database(uri: str) -> None:
         is_mlflow = sqlalchemy.inspect(engine).has_table("alembic_version")
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise TraceError(
-            f"{shown}: no database that can be read ({type(error).__name__}): correct the tracking URI"
+            f"{shown}: the database cannot be read ({type(error).__name__}): correct the tracking URI"
         ) from error
     finally:
         engine.dispose()
@@ -171,7 +169,7 @@ def _one_line_errors(uri: str) -> Iterator[None]:
 def _one_line(uri: str, text: str) -> str:
     if "out-of-date database schema" in text or "db upgrade" in text:
         return (
-            f"{uri}: a store with the schema of another MLflow release, which is not upgraded for reading: back it up "
+            f"{uri}: a store with the schema of another MLflow release, and reading does not upgrade it: back it up "
             "and run `mlflow db upgrade` on it, or export its traces with the release that wrote it and ingest those"
         )
     if any(sign in text for sign in ("Max retries exceeded", "Connection refused", "timed out")):

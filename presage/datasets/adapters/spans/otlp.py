@@ -1,8 +1,8 @@
-"""Documents of spans: OTLP JSON lines of OpenTelemetry's collector, and spans as one JSON object each.
+"""Span documents: OTLP JSON lines of OpenTelemetry's collector, and spans as one JSON object each.
 
-OTLP ids are hex or base64 (they are only compared), 64-bit numbers may be strings. Lines of logs and metrics, which an
-exporter may write into the same file, are passed over. A single span is what OpenTelemetry's `span.to_json()`, Phoenix
-and its data frames write; keys may be flat ("context.trace_id", "attributes.llm.model_name"), attributes nested:
+OTLP ids are hex or base64 (they are only compared); 64-bit numbers may be strings. An exporter may write lines of logs
+and metrics into the same file; they are skipped. Single spans are what OpenTelemetry's `span.to_json()`, Phoenix and
+its data frames write; keys may be flat ("context.trace_id", "attributes.llm.model_name"), attributes nested:
 
     {"name": …, "context": {"trace_id": …, "span_id": …}, "parent_id": …, "start_time": …, "end_time": …,
      "attributes": {…}}
@@ -19,7 +19,7 @@ from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.attributes import FLATTENED, PLAN, Found, keep, keep_event
 from presage.datasets.adapters.spans.intake import SIGNALS, Intake, described, time_ns
 
-_PARENT_IS_REMOTE: Final = 0x300  # flags: whether the parent is remote is known, and it is
+_PARENT_IS_REMOTE: Final = 0x300  # flags: "is remote" is known and true
 
 
 class _Value(msgspec.Struct, gc=False, frozen=True, rename="camel"):
@@ -77,17 +77,17 @@ _decode: Final[Callable[[bytes], Envelope]] = msgspec.json.Decoder(Envelope).dec
 
 
 def decode(line: bytes) -> Any:
-    """A line as an `Envelope` if it is one with spans, else as any JSON.
+    """Decode a line: an `Envelope` if it is OTLP with spans, else any JSON.
 
     Raises:
-        msgspec.DecodeError: it is no JSON.
+        msgspec.DecodeError: it is not JSON.
     """
     try:
         envelope = _decode(line)
         if envelope.resource_spans is not None:
             return envelope
     except msgspec.ValidationError:
-        pass  # JSON, but no envelope, or a broken one: `take_otlp` says which
+        pass  # JSON, but not a valid envelope: `take_otlp` reports the problem
     return msgspec.json.decode(line)
 
 
@@ -97,10 +97,10 @@ def is_otlp(document: Any) -> bool:
 
 
 def take_spans(document: Any, place: Place, intake: Intake) -> None:
-    """Hand over every span of a document, OTLP or a single span.
+    """Pass on every span of a document, OTLP or a single span.
 
     Raises:
-        TraceError: it is neither, or a span is bad, and bad spans are not skipped.
+        TraceError: it is neither, or a span is bad and bad spans are not skipped.
     """
     if is_otlp(document):
         take_otlp(document, place, intake)
@@ -115,16 +115,16 @@ def take_spans(document: Any, place: Place, intake: Intake) -> None:
 
 
 def take_otlp(document: Any, place: Place, intake: Intake) -> None:
-    """Hand over every span of a document that `is_otlp`.
+    """Pass on every span of a document for which `is_otlp` is true.
 
     Raises:
-        TraceError: the envelope or a span in it is not as OTLP has it, and bad spans are not skipped.
+        TraceError: the envelope or a span in it violates OTLP, and bad spans are not skipped.
     """
     if not isinstance(document, Envelope):
         try:
             document = msgspec.convert(document, Envelope)
         except msgspec.ValidationError as error:
-            intake.refuse(place, f"not as OTLP has it: {error}: export the spans again", "line that is no OTLP")
+            intake.refuse(place, f"not valid OTLP: {error}: export the spans again", "line that is no OTLP")
             return
     for resource in document.resource_spans or ():
         shared: Found = {}
@@ -154,7 +154,7 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
                 keep_event(found, event.name, {one.key: _value(one.value) for one in event.attributes or ()})
         start, end = int(span.start_time_unix_nano or 0), int(span.end_time_unix_nano or 0)
     except (KeyError, TypeError, ValueError, AttributeError):
-        message = f"span {span.span_id}: a number or a list in it is not as OTLP has it: export the spans again"
+        message = f"span {span.span_id}: a number or a list in it is not valid OTLP: export the spans again"
         intake.refuse(place, message, "span that is no OTLP", span.trace_id)
         return
     intake.take(
@@ -189,7 +189,7 @@ def _value(value: _Value) -> Any:
 
 
 def _inner(wrapped: Any) -> Any:
-    """A value inside a list or an object, which was not decoded further."""
+    """A value inside a list or an object, which is still encoded."""
     return None if wrapped is None else _value(msgspec.convert(wrapped, _Value))
 
 
@@ -202,10 +202,10 @@ def is_span(document: Any) -> bool:
 
 
 def take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
-    """Hand over one span.
+    """Pass on one span.
 
     Raises:
-        TraceError: it is not as such dumps have it, and bad spans are not skipped.
+        TraceError: the span is malformed, and bad spans are not skipped.
     """
     context = document.get("context")
     ids = context if isinstance(context, dict) else {}
@@ -225,7 +225,7 @@ def take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
                 keep_event(found, event["name"], event.get("attributes") or {})
         start, end = time_ns(document.get("start_time")), time_ns(document.get("end_time"))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        message = "a span whose events or times cannot be read; ISO 8601 or a number since 1970 is wanted: export again"
+        message = "a span whose events or times cannot be read; expected ISO 8601 or a number since 1970: export again"
         intake.refuse(place, message, "span with unreadable times", trace)
         return
     intake.take(
@@ -249,7 +249,7 @@ def _attributes(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Nested attributes under their dotted names; an object that is an attribute itself stays one."""
+    """Nested attributes under dotted names; an object that is a known attribute itself stays nested."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if name in PLAN:

@@ -1,11 +1,11 @@
 """Readers of span formats: documents to spans, spans to the steps of workflows.
 
 A trace is a workflow, unless it has a conversation (session) id: then all traces of that conversation are one. Spans
-come partitioned by trace, so a tree is whole in its partition. Steps whose workflow cannot be told from their trace
-alone are spilled once more, by workflow id, and numbered by `PendingConversations` when every trace has been read:
+are partitioned by trace, so each tree is complete in its partition. If a trace alone does not determine the workflow of
+its steps, they are spilled again by workflow id, and `PendingConversations` numbers them after all traces are read:
 
-- those of a conversation, whose traces may lie in any partition;
-- those of a trace without a root that does not name its workflow: its type is learnt from the other traces.
+- steps of a conversation, whose traces may lie in any partition;
+- steps of a trace without a root or workflow name: its type is inferred from the other traces.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from presage.datasets.adapters.files.text import Decode, Documents, Place, files
 from presage.datasets.adapters.spans.intake import Intake, Partitions
 from presage.datasets.adapters.spans.mlflow import take_mlflow
 from presage.datasets.adapters.spans.otlp import decode, take_spans
-from presage.datasets.adapters.spans.steps import StepRows, TraceColumns, stretches, text_bytes
+from presage.datasets.adapters.spans.steps import StepRows, TraceColumns, row_ranges, text_bytes
 from presage.datasets.adapters.spans.tree import (
     UNKNOWN_SERVICE,
     BrokenTreeError,
@@ -40,7 +40,7 @@ _MANY: Final = 2
 
 
 class _Trace(NamedTuple):
-    """A waiting trace: its rows in the partition, in step order, and its facts."""
+    """A pending trace: its rows in the partition, in step order, and its facts."""
 
     rows: list[int]
     workflow: str | None
@@ -53,10 +53,10 @@ class _Trace(NamedTuple):
 
 
 class PendingConversations:
-    """Steps that wait for the other traces.
+    """Steps that wait for other traces.
 
     Args:
-        waiting: where to keep them.
+        waiting: where they are stored.
     """
 
     def __init__(self, waiting: Partitions) -> None:
@@ -75,11 +75,11 @@ class PendingConversations:
                 known.add(value)
 
     def add(self, rows: pa.Table) -> None:
-        """Keep rows of `StepRows.tables`; a row of step -1 notes that its trace lost spans."""
+        """Store rows of `StepRows.tables`; a row with step -1 records that its trace lost spans."""
         self._waiting.add(rows, "workflow_id")
 
     def workflows(self) -> Iterator[tuple[pa.Table, set[Workflow]]]:
-        """For each partition the rows of its workflows, and the spoiled workflows, whose rows are left out."""
+        """For each partition, the rows of its workflows, and the spoiled workflows, whose rows are omitted."""
         for number in range(self._waiting.count):
             table = self._waiting.rows(number)
             if table is not None:
@@ -118,7 +118,7 @@ class PendingConversations:
         return kept, bad
 
     def _groups(self, table: pa.Table) -> tuple[dict[Workflow, list[_Trace]], set[Workflow]]:
-        """The traces of each workflow, by begin, and the workflows that lost spans."""
+        """The traces of each workflow in start order, and the workflows that lost spans."""
         names = ("workflow_id", "trace", "step", "workflow", "service", "top", "rooted", "trace_begin", "trace_end")
         columns = [table.column(name).to_pylist() for name in (*names, "complete")]
         traces: dict[tuple[str, str], _Trace] = {}
@@ -169,7 +169,7 @@ class _Local:
         self._parents = table.column("parent_steps").to_pylist()
 
     def number(self, traces: list[_Trace]) -> tuple[list[int], list[tuple[int, ...]]]:
-        """The rows of a workflow in order, and the steps each waited for."""
+        """The rows of a workflow in order, and the steps that each waited for."""
         waits: dict[int, tuple[int, ...]] = {}
         siblings = Siblings(-1, ())
         order: list[tuple[int, int, int, int]] = []
@@ -217,7 +217,7 @@ def read_documents(
     skip_bad: bool,
     progress: Callable[[int], None] | None,
 ) -> Iterator[Source]:
-    """Read JSON documents; `take` hands the spans of each to the intake. Otherwise as `read_spans`."""
+    """Read JSON documents; `take` passes the spans of each to the intake. Otherwise as `read_spans`."""
     paths = [path] if isinstance(path, Path) else path
     files = [file for one in paths for file in files_of(one)]
     with Partitions(partitions_for(files)) as spill:
@@ -238,10 +238,10 @@ def read_documents(
 
 
 def partitions_for(files: list[Path]) -> int:
-    """How many partitions keep one within tens of megabytes.
+    """Number of partitions that keeps each within tens of megabytes.
 
     Raises:
-        TraceError: a file is not there.
+        TraceError: a file does not exist.
     """
     size = 0
     for file in files:
@@ -260,13 +260,13 @@ def read_mlflow(
 
 
 class SpanWorkflows:
-    """The workflows of the spans in `spans`, where `intake` put them.
+    """Assembles the workflows of the spans in `spans`, as written by `intake`.
 
     Args:
         name: of the source, for messages.
-        intake: counts what is skipped.
+        intake: counts skipped spans.
         spans: partitioned by trace.
-        skip_bad: leave out traces that are no trees, and workflows that lost a span, instead of raising.
+        skip_bad: skip traces that are not trees, and workflows that lost a span, instead of raising.
     """
 
     def __init__(self, name: str, intake: Intake, spans: Partitions, skip_bad: bool) -> None:
@@ -279,10 +279,10 @@ class SpanWorkflows:
         self._spoiled = 0
 
     def sources(self) -> Iterator[Source]:
-        """All workflows in chunks of bounded size, once every span was taken in.
+        """All workflows in chunks of bounded size; call after the last span was added.
 
         Raises:
-            TraceError: spans are no tree, or not one step is among them.
+            TraceError: spans are not a tree, or none of them is a step.
             OutputError: the disk of temporary files is full.
         """
         with Partitions(self._spans.count) as waiting:
@@ -293,7 +293,7 @@ class SpanWorkflows:
                     yield from self._partition(table, conversations)
             for table, spoiled in conversations.workflows():
                 yield self.source(None, frozenset(spoiled))
-                for start, stop in stretches(text_bytes(table)):
+                for start, stop in row_ranges(text_bytes(table)):
                     yield self.source(table.slice(start, stop - start))
         if self._intake.skipped:
             yield self.source(None)
@@ -301,11 +301,11 @@ class SpanWorkflows:
             raise TraceError(
                 f"{self._name}: {self._intake.spans} spans, but not one request to a model and no tool call among them "
                 '(no span with gen_ai.operation.name "chat", openinference.span.kind "LLM" or mlflow.spanType '
-                '"CHAT_MODEL"): instrument the client or framework that calls the model; docs/traces.md says how'
+                '"CHAT_MODEL"): instrument the client or framework that calls the model; see docs/traces.md'
             )
 
     def source(self, table: pa.Table | None, spoiled: frozenset[Workflow] = frozenset(), read_bytes: int = 0) -> Source:
-        """A conforming chunk, empty without a table; carries what was skipped since the last one."""
+        """A conforming chunk, empty without a table; carries the skip counts since the last one."""
         first = self._rows + 1
         if table is None:
             conforming = trace_schema().empty_table()
@@ -321,7 +321,7 @@ class SpanWorkflows:
         return Source(conforming, origin, skipped, spoiled, read_bytes)
 
     def _partition(self, table: pa.Table, conversations: PendingConversations) -> Iterator[Source]:
-        """The workflows that lie in this partition alone; the other steps go to the conversations."""
+        """The workflows that are complete in this partition; the other steps go to the conversations."""
         columns = TraceColumns(table)
         now, later = StepRows(), StepRows()
         spoiled: set[Workflow] = set()
@@ -352,7 +352,7 @@ class SpanWorkflows:
         if bad:
             first = columns.first_span(first, stop)
             if first == stop:
-                return None  # only notes of lost spans: nothing is left that could pass for a workflow
+                return None  # only markers of lost spans, so nothing could be mistaken for a workflow
         steps: TraceSteps | None = None
         try:
             steps = steps_of(columns.spans(first, stop))

@@ -24,14 +24,14 @@ from presage.datasets.schema.columns import dictionary_encoded
 
 
 class TraceColumns:
-    """The numbers of a partition as Python lists; rows sorted by trace, notes of lost spans first.
+    """The numbers of a partition as Python lists; rows sorted by trace, markers of lost spans first.
 
     Args:
         table: spans, of `SPAN_SCHEMA`.
 
     Attributes:
-        order: row of the table for each row here, int64 [rows].
-        bounds: where each trace starts, and the end of the last.
+        order: row of the table for each sorted row, int64 [rows].
+        bounds: start of each trace, and the end of the last.
     """
 
     def __init__(self, table: pa.Table) -> None:
@@ -57,7 +57,7 @@ class TraceColumns:
         return bool(self._bad[first:stop].any())
 
     def first_span(self, first: int, stop: int) -> int:
-        """The first row of a trace that is a span; `stop` if there is none."""
+        """The first row of a trace that is a span; `stop` without one."""
         return next((row for row in range(first, stop) if self._span[row] >= 0), stop)
 
     def spans(self, first: int, stop: int) -> TraceSpans:
@@ -89,7 +89,7 @@ class TraceColumns:
         return Place(found["file"], found["line"]), found["span"]
 
     def facts(self, first: int, stop: int, steps: TraceSteps | None) -> TraceFacts:
-        """The facts of a trace; `steps` is None where its spans are no tree."""
+        """The facts of a trace; `steps` is None if its spans are not a tree."""
         root = None if steps is None or steps.root is None else first + steps.root
         top = None if steps is None or steps.top is None else first + steps.top
         begin = root if root is not None else min(range(first, stop), key=self._start.__getitem__)
@@ -106,7 +106,7 @@ class TraceColumns:
         )
 
     def _pair(self, one: str, other: str) -> tuple[list[int], list[int]]:
-        """Two columns with the same number for the same string."""
+        """Two columns encoded with common numbers for equal strings."""
         rows = self._table.num_rows
         both = codes(pa.chunked_array([*self._table.column(one).chunks, *self._table.column(other).chunks]))
         return both[:rows][self.order].tolist(), both[rows:][self.order].tolist()
@@ -168,7 +168,7 @@ class StepRows:
     facts: list[TraceFacts] = field(default_factory=list)
 
     def add(self, steps: TraceSteps, first: int, facts: TraceFacts) -> None:
-        """The steps of a trace that begins at row `first`."""
+        """Add the steps of a trace that begins at row `first`."""
         leaves = set(steps.leaves)
         self.row += [row + first for row in steps.row]
         self.agent += [row + first for row in steps.agent]
@@ -182,23 +182,23 @@ class StepRows:
         self.facts.append(facts)
 
     def add_spoiled(self, first: int, facts: TraceFacts) -> None:
-        """Note a trace that lost spans as one row of step -1, so that its conversation is spoiled."""
+        """Mark a trace that lost spans by one row with step -1, so that its conversation is spoiled."""
         lost = TraceSteps([0], [0], [-1], [()], [facts.begin], [facts.end], (), facts.end, None, None, False)
         self.add(lost, first, facts)
         self.step[-1] = -1
 
     def tables(self, spans: pa.Table, order: NDArray[np.int64]) -> Iterator[pa.Table]:
-        """The rows, in stretches that fit in memory.
+        """The rows, in tables that fit in memory.
 
         Args:
             spans: the partition.
-            order: row of the partition for each row of the sorted one, int64 [rows].
+            order: row of the partition for each sorted row, int64 [rows].
 
         Returns:
             The columns of a trace, the `line` each row was read from, and what `PendingConversations` needs.
         """
         rows = order[np.asarray(self.row, np.int64)]
-        for start, stop in stretches(text_bytes(spans)[rows]):
+        for start, stop in row_ranges(text_bytes(spans)[rows]):
             yield self._table(spans, order, slice(start, stop))
 
     def _table(self, spans: pa.Table, order: NDArray[np.int64], part: slice) -> pa.Table:
@@ -241,8 +241,8 @@ def text_bytes(table: pa.Table) -> NDArray[np.int64]:
     return total
 
 
-def stretches(row_bytes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of stretches of rows, bounded in rows and in bytes; `row_bytes` is int64 [rows]."""
+def row_ranges(row_bytes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """(start, stop) of consecutive row ranges, bounded in rows and in bytes; `row_bytes` is int64 [rows]."""
     ends = np.cumsum(row_bytes)
     start = 0
     while start < len(ends):

@@ -1,23 +1,22 @@
-"""The spans of one trace as steps: which spans are steps, whose they are, in what order, and what each waited for.
+"""The spans of one trace as steps: which spans are steps, their agents, their order, and their dependencies.
 
-Which spans are steps. A step is one LLM request. An LLM span is a step unless it only wraps other LLM spans (a
-framework's span around a client's): the innermost is the request. A tool span is a step unless there are steps inside
-it (an agent called as a tool): then those stand for it. An agent span is a step only where nothing inside it is, as
-when an agent runs elsewhere. Nested agents therefore lie flat, in start order: planner, coder, planner again.
+Steps. A step is one LLM request. An LLM span is a step unless it only wraps other LLM spans (a framework's span around
+a client's): the innermost is the request. A tool span is a step unless there are steps inside it (an agent called as a
+tool), which then replace it. An agent span is a step only if nothing inside it is, as when an agent runs elsewhere.
+Nested agents are therefore flat, in start order: planner, coder, planner again.
 
-Whose they are. An LLM step belongs to the agent its own span names, else to the nearest span around it that is an
-agent or a tool or names an agent, else to the nearest chain or workflow, else to its own name. A tool step is named by
-its tool.
+Agents. An LLM step belongs to the agent that its own span names, else to the nearest enclosing span that is an agent or
+a tool or names an agent, else to the nearest chain or workflow, else to its own name. A tool step is named by its tool.
 
-Order. Steps count in start order, ties in tree order. Clocks of machines differ, so what one service did under one
-span is looked at together: if it begins before that span, it is moved to its start with all that is under it; if
-another service did it and it does not lie inside, it is moved to the middle, as Jaeger does, if it fits there.
+Order. Steps are numbered in start order, ties in tree order. Clocks of machines differ, so the children of one span are
+adjusted together by service: children that begin before the span are moved, with their subtrees, to its start; children
+of another service that do not lie inside the span are moved to its middle, as Jaeger does, if they fit.
 
-What a step waited for. Among the children of one span, a child waits for those that ended before it started, except
-those that were followed by another of them; what it waits for are their last steps. Where no sibling ended before, it
-waits for what its parent waited for; what runs inside an LLM step waits for that step. So children that overlap are a
-fan-out, and the next after them is the join. A node of an agent graph that names its parent node waits for the last
-steps of that node instead, where it has run before.
+Dependencies. Among the children of one span, a child waits for those that ended before it started, except those
+followed by another of them; the step waits for their last steps. If no sibling ended before, it waits for what its
+parent waited for; what runs inside an LLM step waits for that step. So overlapping children are a fan-out, and the next
+child after them is the join. A node of an agent graph that names its parent node waits for the last steps of that node
+instead, if it has run before.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ NEVER_ENDED: Final = 2**63 - 1
 """The end of a span that has not ended, as a time."""
 
 
-UNKNOWN_SERVICE: Final = "unknown_service"  # what OpenTelemetry's SDKs call a service without a name
+UNKNOWN_SERVICE: Final = "unknown_service"  # default of OpenTelemetry's SDKs
 
 
 class BrokenTreeError(Exception):
-    """Spans that are no tree; `row` is one of them, `reason` a short phrase to count by."""
+    """The spans are not a tree; `row` is one of them, `reason` a short phrase for counting."""
 
     def __init__(self, row: int, message: str, reason: str) -> None:
         super().__init__(message)
@@ -58,11 +57,11 @@ class BrokenTreeError(Exception):
 class TraceSpans:
     """The spans of one trace, column by column; names as in `SPAN_SCHEMA`.
 
-    Ids, services and nodes are numbers that stand for them, -1 for none: a trace may have millions of spans.
+    Ids, services and nodes are encoded as numbers, -1 for none: a trace may have millions of spans.
 
     Args:
         start, end: nanoseconds since 1970; `NEVER_ENDED` for a span that has not ended.
-        same: whether two rows, counted in this trace, tell the same of a span.
+        same: whether two rows, counted in this trace, report a span identically.
     """
 
     span: Sequence[int]
@@ -80,19 +79,19 @@ class TraceSpans:
 
 @dataclass(frozen=True)
 class TraceSteps:
-    """The steps of one trace, in order. Rows count in the `TraceSpans`, steps from 0 in this trace.
+    """The steps of one trace, in order. Rows are indices into `TraceSpans`; steps count from 0 in this trace.
 
     Args:
         row: the span of each step.
         agent: the span that names its agent.
-        wrapper: an LLM span around this one alone, which may know what it does not; -1 for none.
+        wrapper: an LLM span that wraps this step alone and may have attributes that the step lacks; -1 for none.
         parents: the steps it waited for.
-        started, ended: nanoseconds since 1970, clocks adjusted; `NEVER_ENDED` for an end that is unknown.
+        started, ended: nanoseconds since 1970, clocks adjusted; `NEVER_ENDED` for an unknown end.
         leaves: the steps that nothing in this trace waited for.
         end: when the root and every step had ended; nanoseconds since 1970.
         root: the span the trace began with; None if it is missing.
         top: the outermost workflow, chain or agent span under the root; None without a root or such a span.
-        complete: the root is there and has ended.
+        complete: the root is present and has ended.
     """
 
     row: list[int]
@@ -110,14 +109,14 @@ class TraceSteps:
 
 @dataclass(frozen=True)
 class TraceFacts:
-    """What is known of a trace as a whole.
+    """Properties of a whole trace.
 
     Args:
         trace, session, workflow, service: trace id, conversation id, `gen_ai.workflow.name`, service name.
-        top: name of the outermost workflow, chain or agent span, where the root is there.
-        complete: the root is there and has ended.
+        top: name of the outermost workflow, chain or agent span, if the root is present.
+        complete: the root is present and has ended.
         begin, end: nanoseconds since 1970.
-        rooted: the root is there.
+        rooted: the root is present.
     """
 
     trace: str
@@ -137,12 +136,12 @@ class TraceFacts:
 
     @property
     def known_type(self) -> str:
-        """The workflow type, as far as this trace tells it."""
+        """The workflow type, as far as this trace determines it."""
         return self.workflow or self.top or self.service or UNKNOWN_SERVICE
 
     @property
     def waits(self) -> bool:
-        """Whether other traces are needed to tell what workflow this is."""
+        """Whether other traces are needed to determine the workflow."""
         return self.session is not None or (self.workflow is None and not self.rooted)
 
 
@@ -157,7 +156,7 @@ def steps_of(spans: TraceSpans) -> TraceSteps:
 
 
 class _Tree:
-    """The tree of one trace: children in start order, adjusted times, and what is found out on the way."""
+    """The tree of one trace: children in start order, adjusted times, and intermediate results."""
 
     def __init__(self, spans: TraceSpans) -> None:
         self.spans = spans
@@ -179,7 +178,7 @@ class _Tree:
         for row, span in enumerate(spans.span):
             first = rows.setdefault(span, row)
             if first != row and not spans.same(first, row):
-                message = "its id appears twice with different content; one span an id is wanted: export again"
+                message = "its id appears twice with different content; expected one span an id: export again"
                 raise BrokenTreeError(row, message, "span id twice with different content")
         orphans = []
         for row in rows.values():
@@ -193,9 +192,9 @@ class _Tree:
         if self.tops:
             self.root = min(self.tops, key=self.start.__getitem__)
         elif len(orphans) == 1 and spans.remote[orphans[0]]:
-            self.root = orphans[0]  # called from a process whose spans went elsewhere
+            self.root = orphans[0]  # the caller's spans were exported elsewhere
         if self.tops and self.root is not None:
-            for row in orphans:  # the span between was lost
+            for row in orphans:  # a span in between was lost
                 self._adopt(self.root, row)
         else:
             self.tops = orphans
@@ -255,7 +254,7 @@ class _Tree:
         while row not in passed:
             passed.add(row)
             row = rows[self.spans.parent[row]]
-        message = "it is its own ancestor; a tree of spans is wanted: export the trace again"
+        message = "it is its own ancestor; expected a tree of spans: export the trace again"
         return BrokenTreeError(row, message, "cycle of spans")
 
     def steps(self) -> TraceSteps:
@@ -287,10 +286,10 @@ class _Tree:
         )
 
     def _which(self) -> tuple[list[bool], list[int]]:
-        """Which rows are steps, and how many requests each LLM span wraps; from the leaves up."""
+        """Whether each row is a step, and the number of requests that each LLM span wraps; from the leaves up."""
         role, children = self.spans.role, self.children
         is_step = [False] * len(role)
-        requests = [0] * len(role)  # LLM steps below that no agent or tool stands in front of
+        requests = [0] * len(role)  # LLM steps below without an agent or tool in between
         steps_below = [False] * len(role)
         for row in reversed(self.order):
             kind, wrapped, steps = role[row], 0, False
@@ -309,7 +308,7 @@ class _Tree:
         return is_step, wraps
 
     def _whose(self, wraps: list[int]) -> tuple[list[int], list[int]]:
-        """For each row the row that names its agent, and the LLM span that wraps it alone or -1; from the top down."""
+        """For each row, the row that names its agent, and the LLM span that wraps it alone or -1; from the top down."""
         role, naming = self.spans.role, self.spans.naming
         strong, weak, wrapper = ([-1] * len(role) for _ in range(3))
         agent = list(range(len(role)))
@@ -330,7 +329,7 @@ class _Tree:
 
 
 def _skew(parent_start: int, parent_end: int, start: int, end: int) -> int:
-    """By how much to move children whose clock is not their parent's, nanoseconds."""
+    """Offset that corrects the clock of children against their parent's, nanoseconds."""
     if NEVER_ENDED in (parent_end, end):
         return max(0, parent_start - start)
     room = (parent_end - parent_start) - (end - start)
@@ -342,37 +341,37 @@ def _skew(parent_start: int, parent_end: int, start: int, end: int) -> int:
 
 
 MOST_PARENTS: Final = 256
-"""A join of more branches names the ones that ended last: without a bound, n spans could wait for n²/4 others."""
+"""Most parents of a join; it keeps those that ended last. Without a bound, n spans could have n²/4 dependencies."""
 
 Steps = tuple[int, ...]
 """Rows of steps."""
 
 
 class Siblings:
-    """The children of one span while they are gone through in start order."""
+    """The children of one span, visited in start order."""
 
     __slots__ = ("answer", "at", "done", "latest", "row", "running")
 
     def __init__(self, row: int, given: Steps) -> None:
         self.row = row
         self.at = 0
-        self.latest = 0  # end of any
+        self.latest = 0  # latest end of all
         self.running: list[tuple[int, int, int, Steps]] = []  # (end, place, start, last steps), a heap
-        self.done: list[tuple[int, int, int, Steps]] = []  # those that no other follows, by end
-        self.answer = given  # what a child waits for where no sibling ended before it
+        self.done: list[tuple[int, int, int, Steps]] = []  # not followed by another, by end
+        self.answer = given  # dependencies of a child if no sibling ended before it
 
     def ended(self, start: int, end: int, last: Steps, place: int) -> None:
-        """Note a child with steps: its times, its last steps, and its place among its siblings."""
+        """Record a child with steps: its times, its last steps, and its position among its siblings."""
         self.latest = max(self.latest, end)
         heapq.heappush(self.running, (end, place, start, last))
 
     def waited_for(self, now: float) -> Steps:
-        """The last steps of what ended by `now`, without what was followed by something that has ended too."""
+        """The last steps of all siblings that ended by `now`, except those followed by one that ended too."""
         running, done = self.running, self.done
         if not running or running[0][0] > now:
             return self.answer
         if len(running) == 1 and (not done or (len(done) == 1 and done[0][0] <= running[0][2])):
-            done[:] = [running.pop()]  # one after the other, as nearly always
+            done[:] = [running.pop()]  # sequential, the common case
             self.answer = done[0][3]
             return self.answer
         while running and running[0][0] <= now:
@@ -392,7 +391,7 @@ def _by_start(sibling: tuple[int, int, int, Steps]) -> tuple[int, int]:
 
 
 class _Walk:
-    """One walk over a tree that finds what each step waited for."""
+    """One walk over a tree that finds the dependencies of each step."""
 
     def __init__(self, tree: _Tree, is_step: Sequence[bool]) -> None:
         self.tree = tree
@@ -401,10 +400,10 @@ class _Walk:
         self.waits: dict[int, Steps] = {}
         self.graph = any(node >= 0 for node in self.node_parent)
         self.ran: dict[int, list[tuple[int, Steps]]] = {}  # (end, last steps) of each run of a node, in tree order
-        self.open: list[int] = []  # the nodes around, which a graph names as parents too
+        self.open: list[int] = []  # enclosing nodes, which a graph also names as parents
 
     def walk(self) -> dict[int, Steps]:
-        """What each step waited for."""
+        """The steps that each step waited for."""
         tree, is_step, children = self.tree, self.is_step, self.tree.children
         stack = [Siblings(-1, ())]
         while True:
@@ -432,15 +431,15 @@ class _Walk:
             last: Steps = (row,) if is_step[row] else ()
             if frame.running or frame.done:
                 last = frame.waited_for(math.inf)
-            # What goes on inside a span after its end counts as the span: a step waits for what has ended.
+            # Work inside a span after its end counts as the span: a step waits for what has ended.
             end = max(tree.end[row], frame.latest)
             if self.graph and self.node[row] >= 0:
                 self._leave(row, end, last)
-            if last:  # a span without steps hands on nothing: what comes next waits for what came before it
+            if last:  # a span without steps is transparent: the next one waits for what came before it
                 stack[-1].ended(tree.start[row], end, last, stack[-1].at)
 
     def _by_graph(self, row: int, given: Steps) -> Steps:
-        """What a span waits for by its place in the agent graph, else `given`."""
+        """Dependencies of a span by its place in the agent graph, else `given`."""
         node, parent = self.node[row], self.node_parent[row]
         if parent >= 0 and parent != node and parent not in self.open:
             now = self.tree.start[row]
