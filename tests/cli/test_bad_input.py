@@ -122,7 +122,7 @@ def test_files_that_are_damaged_or_unknown_are_named(tmp_path: Path) -> None:
         "cut.jsonl.gz": "the gzip data are cut after this line",
         "bad.parquet": "cannot be read as Parquet",
         "notes.txt": "unknown kind of file",
-        "folder": "no trace store",
+        "folder": "neither a trace store",
         "gone.jsonl": "no such file",
     }.items():
         assert message in run("traces", "describe", tmp_path / name).complaint

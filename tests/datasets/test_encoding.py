@@ -186,5 +186,5 @@ def test_json_nested_past_all_reason_is_an_error_as_any_other(tmp_path: Path) ->
 def test_a_folder_of_tables_is_refused_with_advice(tmp_path: Path) -> None:
     for name in ("a.csv", "b.parquet"):
         (tmp_path / name).write_text("x")
-    with pytest.raises(TraceError, match="no files of spans: name its files one by one"):
+    with pytest.raises(TraceError, match="nor files of spans: name its files one by one"):
         read_traces(tmp_path)

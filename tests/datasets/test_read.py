@@ -46,7 +46,7 @@ def test_states_of_two_sizes_are_refused(write_jsonl: Callable[..., Path]) -> No
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("absent.jsonl", "no such file"), ("notes.txt", "unknown kind of file"), ("folder", "no trace store")],
+    [("absent.jsonl", "no such file"), ("notes.txt", "unknown kind of file"), ("folder", "neither a trace store")],
 )
 def test_a_path_that_is_no_trace_is_refused(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")

@@ -266,7 +266,7 @@ def test_a_frame_that_is_no_trace_is_refused() -> None:
     )
     assert 'DataFrame, row 1, column "input_tokens": the value' in refused(frame.assign(input_tokens=[1, 3.5, None]))
     assert 'DataFrame, row 2, column "agent": type int; expected a string' in refused(frame.assign(agent=["a", "b", 3]))
-    assert 'column "prefill_state": type large_string, a list' in refused(frame.assign(prefill_state="[1, 2]"))
+    assert 'column "prefill_state": type large_string, expected a list' in refused(frame.assign(prefill_state="[1, 2]"))
     assert "also stands in DataFrame 0" in refused([frame, frame])
 
 
