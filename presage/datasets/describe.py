@@ -24,12 +24,12 @@ def describe(table: pa.Table) -> dict[str, Any]:
     Returns:
         A JSON-able dictionary: `workflows`, `steps`, and `workflow_types`, for each type
 
-        - `workflows`, `steps`, `tasks` (distinct, 0 where none is given), `agents` {name: steps};
+        - `workflows`, `steps`, `tasks` (distinct, 0 without tasks), `agents` {name: steps};
         - `length` quantiles of steps a workflow {"min", "p25", "p50", "p75", "p90", "p99", "max", "mean"};
-        - the same of `input_tokens`, `output_tokens`, `cached_input_tokens` a step, None where no step has them;
-        - `finish_reasons` {reason: share} of the steps that have one, the most frequent first, {} where none has;
-        - `censored_share` and `success_share` of workflows (None where no workflow says), `text_share` of steps with an
-          input or output text, `fan_out_share` of steps with several parents or a sibling of the same parent;
+        - the same of `input_tokens`, `output_tokens`, `cached_input_tokens` a step, None if no step has them;
+        - `finish_reasons` {reason: share} of the steps that have one, the most frequent first;
+        - `censored_share` and `success_share` of workflows (None if not recorded), `text_share` of steps with a text,
+          `fan_out_share` of steps with several parents or a sibling of the same parent;
         - `states` {column: {"size", "share"}} for state columns with at least one state;
         - `started_at`: [first, last] in ISO 8601, or None;
         - `call_graph` {agent: {next: {"count", "probability"}}}; END only from workflows that reached it.
@@ -75,7 +75,7 @@ def _describe_type(table: pa.Table) -> dict[str, Any]:
 
 
 def _starts(table: pa.Table) -> NDArray[np.bool_]:
-    """Is the row the first of its workflow? In canonical order that is where step is 0."""
+    """Whether each row is the first of its workflow; in canonical order that is where step is 0."""
     starts: NDArray[np.bool_] = table["step"].to_numpy() == 0
     return starts
 
@@ -86,7 +86,7 @@ def _counts(column: pa.ChunkedArray) -> dict[str, int]:
 
 
 def _shares(column: pa.ChunkedArray) -> dict[str, float]:
-    """The share of each value among those that are not null."""
+    """The share of each value among the non-null ones."""
     counts = _counts(pc.drop_null(column))
     total = sum(counts.values())
     return {value: count / total for value, count in counts.items()}

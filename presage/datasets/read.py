@@ -1,4 +1,4 @@
-"""Traces from any mix of sources, in memory as one valid table."""
+"""Reads traces from any mix of sources into one valid table in memory."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadResult:
-    """A valid trace, and the number of rows or workflows left out of it.
+    """A valid trace, and the number of skipped rows or workflows.
 
     Args:
         table: conforming, validated, in canonical order.
-        skipped: their number by reason; without `skip_bad`, only a recording has any.
+        skipped: number by reason; without `skip_bad`, only recordings have any.
     """
 
     table: pa.Table
@@ -86,7 +86,7 @@ def read_traces(
 
 
 def _collected(name: str, begin: Chunks) -> Source:
-    """All chunks of a source as one."""
+    """All chunks of a source joined into one."""
     chunks = list(begin()) or [Source(trace_schema().empty_table(), Origin.of(name, 0))]
     skipped = Counter[str]()
     for chunk in chunks:

@@ -32,7 +32,7 @@ completion of the later ones alone), null where one is unknown."""
 
 @dataclass
 class _Run:
-    """Agents and output tokens by step, and after how many steps it ended."""
+    """Agents and output tokens by step, and the number of steps after which the run ended."""
 
     agents: dict[int, str] = field(default_factory=dict)
     tokens: dict[int, int | None] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class _Run:
         return found
 
     def came_tokens(self, first: int) -> int | None:
-        """Output tokens from a step on to the end."""
+        """Output tokens from a step to the end of the run."""
         if self.steps is None:
             return None
         total = 0
@@ -65,16 +65,16 @@ class _Run:
 def read_forecasts(path: str | Path) -> tuple[pa.Table, Mapping[str, int]]:
     """All forecasts of a recording, with their outcomes.
 
-    Keeps the agents and tokens of all recorded steps of one engine in memory, and all forecasts.
+    Keeps all forecasts, and the agents and tokens of all recorded steps of one engine, in memory.
 
     Args:
         path: the folder of a recording, or of one engine in it.
 
     Returns:
-        A table of SCHEMA, and counts of what could not be read, by reason.
+        A table of SCHEMA, and counts of unreadable items by reason.
 
     Raises:
-        TraceError: there is no recording, or one of another version.
+        TraceError: the path is not a recording, or has another version.
     """
     lost = Counter[str]()
     tables = [SCHEMA.empty_table()]

@@ -1,8 +1,8 @@
-"""Traces of plain requests, for replay: when each came and how long it was, without workflows or text.
+"""Traces of plain requests, for replay: arrival times and lengths, without workflows or text.
 
-JSON lines: `timestamp` (milliseconds), `input_length`, `output_length` (tokens) and perhaps `hash_ids`, one for each
-512 tokens of the prompt, equal where these and all earlier tokens are equal (Qin et al., "Mooncake", FAST 2025). CSV:
-`TIMESTAMP`, `ContextTokens`, `GeneratedTokens`, as the Azure LLM inference traces (Patel et al., "Splitwise", ISCA
+JSON lines: `timestamp` (milliseconds), `input_length`, `output_length` (tokens) and optionally `hash_ids`, one for each
+512 tokens of the prompt, equal if these and all earlier tokens are equal (Qin et al., "Mooncake", FAST 2025). CSV:
+`TIMESTAMP`, `ContextTokens`, `GeneratedTokens`, as in the Azure LLM inference traces (Patel et al., "Splitwise", ISCA
 2024).
 """
 
@@ -35,9 +35,9 @@ class PlainRequest:
     """One request.
 
     Attributes:
-        arrives_s: seconds after the first of the trace.
-        input_tokens, output_tokens: of prompt and answer.
-        hash_ids: of the prompt; empty where the trace has none.
+        arrives_s: seconds after the first request of the trace.
+        input_tokens, output_tokens: of prompt and response.
+        hash_ids: of the prompt; empty if not recorded.
     """
 
     arrives_s: float
@@ -68,7 +68,7 @@ def read_requests(paths: Sequence[Path]) -> list[PlainRequest]:
     """All requests of some files, in order of arrival.
 
     Raises:
-        TraceError: a file cannot be read, a line is malformed (the message names it), or there is no request in them.
+        TraceError: a file cannot be read, a line is malformed (the message names it), or there is no request.
     """
     found: list[PlainRequest] = []
     for path in paths:

@@ -1,9 +1,9 @@
-"""Training and test sets of whole tasks: by time where the traces permit it, else at random.
+"""Training and test sets of whole tasks: split by time if the traces permit it, else at random.
 
-A group is all workflows with one `task` string, across workflow types, or a workflow without a task. Groups are never
-divided. Workflow types that share no task with others are divided on their own, so every type with at least two groups
-is in both sets where possible. By time means that each test workflow starts after each training workflow; types whose
-tasks are run repeatedly over weeks fall back to a random split, and `Split.rule` says so.
+A group is all workflows with one `task`, across workflow types, or a workflow without a task. Groups are never divided.
+Workflow types that share no task with others are split separately, so both sets contain every type with at least two
+groups where possible. In a split by time each test workflow starts after each training workflow; types whose tasks are
+run repeatedly over weeks fall back to a random split, which `Split.rule` reports.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class _Groups:
         keys: a name for each group, for hashing.
         rows: the group of each row, int64 [rows].
         types: workflow types, sorted.
-        has: which types each group has, bool [groups, types].
+        has: whether a group contains a type, bool [groups, types].
         earliest: first start of its workflows in µs, int64 [groups].
         latest: last start of its workflows in µs, int64 [groups].
-        timed: does each of its workflows have a start? bool [groups]; where not, `earliest` and `latest` mean nothing.
+        timed: whether all its workflows have a start, bool [groups]; otherwise `earliest` and `latest` are undefined.
     """
 
     keys: list[str]
@@ -59,17 +59,17 @@ class _Groups:
 
 
 def split(table: pa.Table, fraction: float, seed: int, by: Literal["auto", "task", "time"] = "auto") -> Split:
-    """Divide a trace into a training and a test set.
+    """Split a trace into a training and a test set.
 
     Args:
         table: a valid trace; the result does not depend on the order of its rows.
         fraction: share of the groups in the test set, between 0 and 1.
         seed: of the random part.
-        by: "task" at random by task (else workflow); "time" the latest groups are the test set; "auto" by time where
+        by: "task": at random by task (else workflow); "time": the latest groups are the test set; "auto": by time if
             that keeps tasks whole, else at random.
 
     Raises:
-        ConfigurationError: the fraction lies not between 0 and 1.
+        ConfigurationError: the fraction is not between 0 and 1.
         TraceError: there are fewer than two groups, or `by` is "time" and times cannot separate the groups.
     """
     if not 0 < fraction < 1:
@@ -118,7 +118,7 @@ def _groups(table: pa.Table) -> _Groups:
 
 
 def _components(groups: _Groups) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-    """Workflow types joined by shared tasks, with the groups of each such set."""
+    """Workflow types connected by shared tasks, with the groups of each component."""
     left = set(range(len(groups.types)))
     while left:
         types = {min(left)}
@@ -135,7 +135,7 @@ def _components(groups: _Groups) -> Iterator[tuple[NDArray[np.int64], list[int]]
 def _divide(
     groups: _Groups, members: NDArray[np.int64], fraction: float, seed: int, by: str
 ) -> tuple[NDArray[np.bool_], str]:
-    """Which of the groups go to the test set, bool [members], and how that was decided."""
+    """Mask of the groups in the test set, bool [members], and the rule that was used."""
     if len(members) == 1:
         return np.zeros(1, bool), "all in training, a single task or workflow"
     if by == "task":
@@ -150,7 +150,7 @@ def _divide(
 
 
 def _by_time(groups: _Groups, members: NDArray[np.int64], fraction: float) -> tuple[NDArray[np.bool_] | None, str]:
-    """The latest groups, cut as near to the fraction as a moment separates them; None and why not, if none does."""
+    """The latest groups, cut as near to the fraction as times separate groups; None and the reason if none does."""
     if not groups.timed[members].all():
         return None, "not every workflow has a start time"
     order = np.lexsort((groups.earliest[members], groups.latest[members]))
@@ -175,7 +175,7 @@ def _by_time(groups: _Groups, members: NDArray[np.int64], fraction: float) -> tu
 
 
 def _by_task(groups: _Groups, members: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """A random choice, drawn apart for groups with the same set of types, then mended where a type is on one side."""
+    """A random choice, stratified by the groups' sets of types, then repaired if a type is on one side only."""
     order = _shuffled(groups, members, seed)
     has = groups.has[order]
     _, stratum = np.unique(has, axis=0, return_inverse=True)
@@ -206,7 +206,7 @@ def _by_task(groups: _Groups, members: NDArray[np.int64], fraction: float, seed:
 
 
 def _shuffled(groups: _Groups, members: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Members in a random order that depends on the seed and each key alone: a new task moves no other."""
+    """Members in a random order that depends on the seed and each key alone: a new task does not move others."""
     marks = [hashlib.sha256(f"{seed}\0{groups.keys[m]}".encode()).digest() for m in members]
     return members[sorted(range(len(members)), key=marks.__getitem__)]
 

@@ -1,6 +1,6 @@
-"""Tasks: what workflows were asked, as names, 8-byte keys and folds.
+"""Tasks of workflows as names, 8-byte keys and folds.
 
-A split never divides a task. A model carries the keys of the tasks that it learnt from, not their names.
+A split never divides a task. A model stores the keys of its training tasks, not their names.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from presage.datasets.schema.columns import dictionary_encoded
 
 
 def task_of(table: pa.Table) -> pa.ChunkedArray:
-    """The task of every step; a workflow without one is a task of its own."""
+    """The task of every step; a workflow without a task is its own task."""
     own = pc.binary_join_element_wise(table["workflow_type"], table["workflow_id"], "\x1f")
     return pc.coalesce(table["task"], own)
 
 
 def task_keys(table: pa.Table) -> NDArray[np.uint64]:
-    """The key of the task of every step, uint64 [rows], equal for equal tasks in any trace."""
+    """Task key of every step, uint64 [rows], equal for equal tasks in any trace."""
     encoded = dictionary_encoded(task_of(table))
     digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in encoded.dictionary.to_pylist()]
     keys = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
@@ -36,13 +36,13 @@ FOLDS: Final = 5
 
 
 def task_folds(task: NDArray[np.int32], seed: int, folds: int = FOLDS) -> NDArray[np.int64]:
-    """A fold for each row, int64 [n], 0..folds-1, the same for all rows of a task, int32 [n]; folds of like size."""
+    """A fold 0..folds-1 for each row, int64 [n], equal for rows of one task, int32 [n]; folds of similar size."""
     tasks, index = np.unique(task, return_inverse=True)
     return np.asarray((np.random.default_rng(seed).permutation(len(tasks)) % folds)[index], np.int64)
 
 
 def parts(fold: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """(rows of a fold, rows of all others) for each fold; a single fold gets its own rows as the others."""
+    """(rows of a fold, rows of all others) for each fold; a single fold is paired with its own rows."""
     for number in np.unique(fold):
         inside, others = (np.flatnonzero(rows) for rows in (fold == number, fold != number))
         yield inside, others if len(others) else inside

@@ -154,7 +154,7 @@ def test_a_configuration_out_of_range_is_refused(settings: dict[str, object], to
 
 
 def test_a_head_that_is_trained_elsewhere_has_to_be_handed_in(router: RouterPredictor) -> None:
-    with pytest.raises(ConfigurationError, match="without a fitted scorer"):
+    with pytest.raises(ConfigurationError, match="needs a fitted scorer"):
         fit(RouterConfig(head="transformer"))
     train, calibration = law_parts()
     parts = (train.prompts, train.correct, calibration.prompts, calibration.correct)

@@ -42,7 +42,7 @@ def test_where_no_model_keeps_the_limit_the_nearest_is_taken_and_said() -> None:
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        ({"max_cost": 1.0, "min_quality": 0.5}, "one of the two"),
+        ({"max_cost": 1.0, "min_quality": 0.5}, "only one of them"),
         ({"max_cost": 1.0}, "no cost for slow"),
     ],
 )

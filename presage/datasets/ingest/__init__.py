@@ -1,9 +1,9 @@
 """Ingestion: traces of any size into a store, in two passes of bounded memory.
 
-The first pass reads the sources into sorted runs on disk. The second takes a range of workflows at a time: it drops
-workflows that are repeated or stored already, validates the others and writes their parts. One commit adds all parts. A
-killed ingestion resumes when the same command is run again; one that fails leaves nothing. A single workflow must fit
-in memory.
+The first pass reads the sources into sorted runs on disk. The second processes one range of workflows at a time: it
+drops workflows that are repeated or already stored, validates the others and writes their parts. One commit adds all
+parts. A killed ingestion resumes when the same command is run again; a failed one leaves the store unchanged. A single
+workflow must fit in memory.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class IngestReport:
     """The result of an ingestion.
 
     Args:
-        workflows: added.
-        steps: added.
-        already_present: workflows that the store had, with the same content.
+        workflows: number added.
+        steps: number added.
+        already_present: workflows that the store already had, with the same content.
         repeated: workflows that several sources had, with the same content.
-        skipped: number of rows or workflows left out, by reason.
-        resumed: sources that a stopped ingestion had read.
+        skipped: number of skipped rows or workflows by reason.
+        resumed: sources that an interrupted ingestion had already read.
     """
 
     workflows: int
@@ -70,8 +70,8 @@ def ingest(
     Args:
         sources: paths as for `read_traces`, and feeds.
         store: folder of the store.
-        since: take only workflows that began at this time or later, with a zone; without a start time none is taken.
-        skip_bad: leave out workflows with a bad row and count them, instead of raising.
+        since: skip workflows that began before this time (with a zone) or have no start time.
+        skip_bad: skip and count workflows with a bad row, instead of raising.
         source_format: as for `read_traces`.
         on_ray: read the paths with Ray Data, in groups; all workers share a file system.
         progress: called with the current activity and the share done.
@@ -115,7 +115,7 @@ def ingest(
 
 
 class _SecondPass:
-    """Validates and writes a range of workflows at a time, then commits."""
+    """Validates and writes one range of workflows at a time, then commits."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class _SecondPass:
         return RangeWritten(number, parts, workflow_count(fresh), fresh.num_rows, present, repeated, dict(skipped))
 
     def report(self, done: Sequence[RangeWritten]) -> IngestReport:
-        """The sum over all ranges.
+        """The totals over all ranges.
 
         Raises:
             TraceError: every workflow broke a rule.
@@ -230,9 +230,9 @@ def _begun_since(table: pa.Table, origin: Origin, since: dt.datetime) -> tuple[p
 
 
 def drop_repeats(table: pa.Table, origin: Origin) -> tuple[pa.Table, Origin, int]:
-    """Drop every workflow that an earlier source has with the same content.
+    """Drop workflows that an earlier source has with the same content.
 
-    One with other content stays, for `validate` to name.
+    Workflows with other content remain, and `validate` reports them.
 
     Args:
         table: a conforming table in any order.

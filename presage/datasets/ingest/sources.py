@@ -1,7 +1,7 @@
-"""The first pass of an ingestion: sources read in groups, here or on Ray Data, and recorded in the journal.
+"""The first pass of an ingestion: reads sources in groups, locally or on Ray Data, and records them in the journal.
 
-Ray is imported in `spill_on_ray` only. Without `RAY_ADDRESS` it starts a cluster on this machine. Workers write their
-runs into the store's folder, so they must share its file system.
+Only `spill_on_ray` imports Ray. Without `RAY_ADDRESS` it starts a cluster on this machine. Workers write their runs
+into the store's folder, so they must share its file system.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Progress = Callable[[str, float | None], None]
 
 @dataclass(frozen=True)
 class Feed:
-    """A source that is no single path: an MLflow experiment, which is always read again, or joined files."""
+    """A source that is not a single path: an MLflow experiment, which is always read again, or joined files."""
 
     name: str
     begin: Chunks
@@ -56,7 +56,7 @@ class Gathered:
         sources: by number.
         runs: all runs, in source order.
         schema: common to their rows and the store.
-        resumed: number of sources that a stopped ingestion had read.
+        resumed: number of sources that an interrupted ingestion had already read.
     """
 
     sources: list[Spilled]
@@ -71,7 +71,7 @@ class Gathered:
 
 
 def inputs_of(sources: Sequence[str | Path | Feed], source_format: str, skip_bad: bool) -> list[Input]:
-    """The sources of an ingestion; files of spans are one together.
+    """The sources of an ingestion; all span files together are one source.
 
     Raises:
         TraceError: a path is missing or of an unknown kind.
@@ -114,7 +114,7 @@ def gather(
         progress: called with the share of bytes read.
 
     Raises:
-        TraceError: as the readers; states of two sources, or of the store, differ in size.
+        TraceError: as the readers; states of two sources, or of a source and the store, differ in size.
     """
     identities = [one.identity for one in inputs]
     entries = journal.sources_read(identities)
@@ -160,7 +160,7 @@ def gather(
 
 
 class _Meter:
-    """Reports the share of the bytes of all sources read so far."""
+    """Reports the share of the bytes of all sources that has been read."""
 
     def __init__(self, inputs: Sequence[Input], known: set[int], progress: Progress) -> None:
         sizes = [one.size for one in inputs]
@@ -174,7 +174,7 @@ class _Meter:
 
 
 def _groups(inputs: Sequence[Input], known: set[int]) -> Iterator[list[int]]:
-    """The numbers of sources that make one journal entry: one feed, or paths up to a size."""
+    """The source numbers of each journal entry: one feed, or paths up to a size."""
     waiting: list[int] = []
     size = 0
     for number, one in enumerate(inputs):
@@ -203,7 +203,7 @@ def _identity(path: Path) -> tuple[str, int]:
 
 
 class PathsToSpill(msgspec.Struct):
-    """A group of paths to read; complete, so that another process can read it."""
+    """A group of paths to read, self-contained, so that another process can read it."""
 
     numbers: list[int]
     paths: list[str]
@@ -214,14 +214,14 @@ class PathsToSpill(msgspec.Struct):
     prefix: str
 
     def spill(self, progress: Callable[[int], None] = lambda _: None) -> tuple[list[Spilled], list[SortedRun]]:
-        """Read the group into runs; as `presage.datasets.ingest.spill.spill`."""
+        """Read the group into runs; see `presage.datasets.ingest.spill.spill`."""
         opened = [open_source(path, source_format=self.source_format, skip_bad=self.skip_bad) for path in self.paths]
         sources = zip(self.numbers, self.paths, opened, strict=True)
         return spill(((n, path, begin()) for n, path, begin in sources), Path(self.folder), self.prefix, progress)
 
 
 class _Answer(msgspec.Struct):
-    """The answer of a worker; an error is its message, since an exception may not be serialisable."""
+    """The result of a worker; errors are messages, because exceptions may not be serialisable."""
 
     sources: list[Spilled] = []
     runs: list[SortedRun] = []
@@ -237,7 +237,7 @@ def spill_on_ray(
 
     Args:
         tasks: the groups.
-        progress: called with the bytes on disk of each group that was read.
+        progress: called with the bytes on disk of each finished group.
 
     Raises:
         TraceError: as the readers.
@@ -279,7 +279,7 @@ def spill_on_ray(
 
 
 def _answer(row: dict[str, Any]) -> dict[str, Any]:
-    """On a worker."""
+    """Spill one group; runs on a worker."""
     task = msgspec.json.decode(row["task"], type=PathsToSpill)
     try:
         sources, runs = task.spill()

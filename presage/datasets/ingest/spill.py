@@ -1,12 +1,12 @@
-"""What an ingestion keeps on disk while it runs: sorted runs of rows, and the journal it resumes from after a kill.
+"""Files of a running ingestion: sorted runs of rows, and the journal from which it resumes after a kill.
 
-Each workflow has a key: a hash of its type, then a hash of its id. Rows are gathered, sorted by key and written as a
-run: an Arrow IPC file of small batches whose first and last keys are known. A range of keys reads only the batches that
-it touches, so memory does not grow with the data.
+Each workflow has a key: a hash of its type, then a hash of its id. Rows are buffered, sorted by key and written as a
+run: an Arrow IPC file of small batches with known first and last keys. Reading a range of keys touches only the
+overlapping batches, so memory does not grow with the data.
 
 `.ingest/<digest of the command>` in the store holds the runs of the first pass, the parts of the second, and
-`journal.jsonl`: a line for each group of sources read and each range written, after the files it names. A source that
-changed since (size or time) is read again.
+`journal.jsonl`: one line for each group of sources read and each range written, appended after the files it names. A
+source that has changed since (size or time) is read again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Spilled:
 
     Args:
         number: its index among the sources of the ingestion.
-        rows: their number.
+        rows: number of rows.
         lined: whether its rows are lines.
         sizes: widths of its states.
         skipped: number of skipped rows by reason.
@@ -77,7 +77,7 @@ class Spilled:
 
 
 class Schemas:
-    """The common schema of tables, and which of them had states first."""
+    """The common schema of several tables; remembers the first table with states, for error messages."""
 
     def __init__(self) -> None:
         self.common = trace_schema()
@@ -87,7 +87,7 @@ class Schemas:
         """Add a table.
 
         Raises:
-            TraceError: its states have another size than those of a table before.
+            TraceError: its states differ in size from those of an earlier table.
         """
         if all(state_sizes(schema) != state_sizes(table.schema) for table in self._tables):
             self._tables.append(schema.empty_table())
@@ -101,12 +101,12 @@ def spill(
     prefix: str,
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[list[Spilled], list[SortedRun]]:
-    """Read some sources into runs.
+    """Read sources into runs.
 
     Args:
         sources: (number, name, chunks) of each.
-        folder: where the runs go.
-        prefix: what the names of the runs begin with.
+        folder: of the runs.
+        prefix: of the runs' file names.
         progress: called with the bytes on disk read since its last call.
 
     Raises:
@@ -149,12 +149,12 @@ def read_range(
     """The rows with a key from `low` to `high`, both included; those of a workflow in the order they were read.
 
     Args:
-        folder: where the runs are.
-        runs: all of them.
+        folder: of the runs.
+        runs: all runs.
         low: first key.
         high: last key.
-        names: of the sources, by their number.
-        lined: whether their rows are lines.
+        names: of the sources, by number.
+        lined: whether the rows of each source are lines.
     """
     tables = [trace_schema().empty_table()]
     sources, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
@@ -191,7 +191,7 @@ def _hashes(column: pa.ChunkedArray) -> NDArray[np.uint64]:
 
 
 class _Writer:
-    """Gathers rows and writes them as sorted runs."""
+    """Buffers rows and writes them as sorted runs."""
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self._folder, self._prefix = folder, prefix
@@ -217,7 +217,7 @@ class _Writer:
         return self._runs
 
     def _write(self) -> None:
-        """Write the gathered rows as a run."""
+        """Write the buffered rows as a run."""
         extra = [_KEY, _SOURCE, _PLACE]
         names = [column.name for column in extra]
         schema = concat(
@@ -258,7 +258,7 @@ class SourcesRead(msgspec.Struct, tag="sources read"):
 
 
 class Planned(msgspec.Struct, tag="planned"):
-    """The ranges of the second pass; the entries after it belong to this plan."""
+    """The ranges of the second pass; later entries belong to this plan."""
 
     store: str
     runs: list[str]
@@ -266,7 +266,7 @@ class Planned(msgspec.Struct, tag="planned"):
 
 
 class RangeWritten(msgspec.Struct, tag="range written"):
-    """A range of workflows was checked and written."""
+    """A range of workflows was validated and written."""
 
     number: int
     parts: list[Part]
@@ -284,8 +284,8 @@ class Journal:
     """The journal of one ingestion.
 
     Args:
-        root: folder of the store, held by its only writer.
-        command: the arguments of the ingestion; equal arguments find the same journal.
+        root: folder of the store, locked by this process.
+        command: the arguments of the ingestion; equal arguments select the same journal.
     """
 
     def __init__(self, root: Path, command: list[str]) -> None:
@@ -302,7 +302,7 @@ class Journal:
         return len(self._entries)
 
     def sources_read(self, identities: list[str]) -> list[SourcesRead]:
-        """The groups that were read and have not changed since, in source order; removes all other runs."""
+        """The groups that were read and are unchanged, in source order; removes all other runs."""
         found: dict[int, SourcesRead] = {}
         taken = set[int]()
         for entry in reversed(self._entries):
@@ -320,7 +320,7 @@ class Journal:
         return [found[number] for number in sorted(found)]
 
     def next_prefix(self) -> str:
-        """A fresh prefix for the names of runs."""
+        """A new prefix for the file names of runs."""
         return f"run-{len(self._entries)}"
 
     def ranges_written(self, plan: Planned) -> dict[int, RangeWritten]:

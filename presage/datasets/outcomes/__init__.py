@@ -1,7 +1,7 @@
 """Which model solved which prompt, as one matrix.
 
-Splits are by prompt, so two spellings of a prompt are one row: prompts are compared after Unicode normalisation (NFKC),
-case folding and collapsing of white space, and kept as first written.
+Splits are by prompt, so differently spelt versions of a prompt are one row: prompts are compared after Unicode
+normalisation (NFKC), case folding and collapsing of white space, and stored as first read.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 
 
 def normalise(prompt: str) -> str:
-    """The normal form of a prompt; empty where there is no text."""
+    """The normal form of a prompt; empty for a prompt without text."""
     return " ".join(unicodedata.normalize("NFKC", prompt).casefold().split())
 
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """n prompts and M models.
+    """Outcomes of n prompts and M models.
 
     Attributes:
         prompts: n texts, distinct after `normalise`, in the order first read.
         models: M names, sorted.
-        correct: float32 [n, M], how far each model solved each prompt, 0..1; NaN without a label.
-        output_tokens: float32 [n, M], tokens the model produced for the prompt; NaN where unknown.
-        cost: float32 [n, M], what the answer cost, in the unit of the rows; NaN where unknown.
-        task: n names of what the prompt belongs to, None where unknown.
+        correct: float32 [n, M], degree 0..1 to which each model solved each prompt; NaN without a label.
+        output_tokens: float32 [n, M], output tokens of the model for the prompt; NaN if unknown.
+        cost: float32 [n, M], cost of the response, in the unit of the rows; NaN if unknown.
+        task: n names of the prompts' tasks, None if unknown.
     """
 
     prompts: tuple[str, ...]
@@ -45,11 +45,11 @@ class Outcomes:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """Labels of each model, int64 [M]."""
+        """Number of labels of each model, int64 [M]."""
         return np.asarray((~np.isnan(self.correct)).sum(axis=0), np.int64)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Outcomes:
-        """Some of the prompts, by places or by a mask."""
+        """Some of the prompts, by indices or by a mask."""
         places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         return Outcomes(
             tuple(self.prompts[i] for i in places),

@@ -1,8 +1,8 @@
 """Files of outcomes: JSONL, CSV or Parquet, read in portions.
 
 A row is a prompt, a model and whether the model solved it, and optionally the task, output tokens and cost; other
-columns are ignored. Rows of one prompt are joined across files; several rows of one prompt and model count with their
-mean. No message shows a prompt.
+columns are ignored. Rows of one prompt are joined across files; several rows of one prompt and model are averaged.
+Error messages never contain a prompt.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OutcomesRead:
         rows: with a label.
         duplicates: rows beyond the first of their prompt and model.
         contradictions: pairs of a prompt and a model whose rows have different labels.
-        skipped: number of rows left out by reason: those without a label, and under `skip_bad` the bad ones.
+        skipped: number of skipped rows by reason: rows without a label, and with `skip_bad` the bad ones.
     """
 
     outcomes: Outcomes
@@ -63,7 +63,7 @@ def read_outcomes(
         progress: called with the number of rows read since its last call.
 
     Raises:
-        TraceError: a file is missing or damaged, a row is not as expected (names file, row and column), or no row has a
+        TraceError: a file is missing or damaged, a row is malformed (names file, row and column), or no row has a
             label.
     """
     if not paths:
@@ -94,7 +94,7 @@ def read_outcomes(
 
 
 class _Gathered:
-    """Rows that become a matrix."""
+    """Collects rows and converts them to matrices."""
 
     def __init__(self) -> None:
         self.prompts: list[str] = []
@@ -144,7 +144,7 @@ class _Gathered:
 def _mean(
     cell: NDArray[np.int64], values: NDArray[np.float64], shape: tuple[int, int]
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Mean of the values of each cell, float32 `shape`, NaN where there is none, and their count."""
+    """Mean of the values of each cell, float32 `shape`, NaN for empty cells, and their counts."""
     known = ~np.isnan(values)
     size = shape[0] * shape[1]
     count = np.bincount(cell[known], minlength=size)
@@ -169,7 +169,7 @@ NO_LABEL: Final = "no label"
 
 
 class OutcomeRow(NamedTuple):
-    """One row, checked; NaN where a number is unknown."""
+    """One validated row; NaN for unknown numbers."""
 
     prompt: str
     key: str
@@ -184,22 +184,22 @@ class OnBad(Protocol):
     """Called with a bad row; raises to stop, or returns to continue."""
 
     def __call__(self, message: str, reason: str) -> None:
-        """`message` names file, row and column; `reason` is a short phrase to count by."""
+        """Handle one row: `message` names file, row and column; `reason` is a short phrase for counting."""
         ...
 
 
 class _BadRowError(Exception):
-    """A row that cannot be taken."""
+    """A malformed row."""
 
     def __init__(self, column: str, message: str, reason: str) -> None:
         self.column, self.message, self.reason = column, message, reason
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a path, by name: itself, or the JSON, Parquet and CSV files of a folder.
+    """The files of a path, sorted by name: the path itself, or the JSON, Parquet and CSV files of a folder.
 
     Raises:
-        TraceError: a folder without any, or a file of another kind.
+        TraceError: the folder has no such files, or the file is of another kind.
     """
     suffixes = (*JSON_SUFFIXES, PARQUET, *CSV)
     if not path.is_dir():
@@ -216,7 +216,7 @@ def outcome_rows(file: Path, on_bad: OnBad) -> Iterator[OutcomeRow | None]:
     """The rows of a file; None for a row whose `correct` is null.
 
     Raises:
-        TraceError: the file cannot be read, or lacks a column that is required; and what `on_bad` raises.
+        TraceError: the file cannot be read, or lacks a required column; and whatever `on_bad` raises.
     """
     if file.name.endswith(PARQUET):
         rows = _parquet(file)
@@ -251,7 +251,7 @@ def _csv(file: Path, on_bad: OnBad) -> Iterator[tuple[str, Any]]:
 
 
 def _meant(field: str) -> bool | float | str | None:
-    """The number or truth value of a CSV field; the field itself where it is neither."""
+    """A CSV field as a number or boolean, else unchanged."""
     word = field.strip().lower()
     if word in ("true", "false"):
         return word == "true"
@@ -350,7 +350,7 @@ def _amount(row: Mapping[str, Any], column: str) -> float:
 
 
 def write_outcomes(outcomes: Outcomes, path: Path) -> int:
-    """Write a `.jsonl` file, whole or not at all, replacing an old one; returns the number of rows.
+    """Write a `.jsonl` file atomically, replacing an existing one; returns the number of rows.
 
     Raises:
         OutputError: it cannot be written.

@@ -1,6 +1,6 @@
-"""Sets of whole prompts, the models with enough labels, and benchmark families.
+"""Splits by whole prompts, models with enough labels, and benchmark families.
 
-The side of a prompt depends on the prompt and the seed alone, whatever it was read with.
+The part of a prompt depends only on the prompt and the seed, not on the other prompts.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ MIN_LABELS: Final = 20
 
 
 def split_outcomes(outcomes: Outcomes, fraction: float, seed: int) -> tuple[Outcomes, Outcomes]:
-    """Divide outcomes by prompt.
+    """Split outcomes by prompt.
 
     Args:
         outcomes: of at least two prompts.
         fraction: share of the prompts in the second part, between 0 and 1; each part gets at least one.
-        seed: of the choice.
+        seed: of the split.
 
     Returns:
         The first and the second part.
 
     Raises:
-        ConfigurationError: the fraction lies not between 0 and 1.
+        ConfigurationError: the fraction is not between 0 and 1.
         TraceError: there is a single prompt.
     """
     if not 0 < fraction < 1:
@@ -61,8 +61,8 @@ class Chosen:
     """Outcomes of the models with enough labels.
 
     Attributes:
-        outcomes: of these models; prompts that only others answered are left out.
-        left_out: labels of each model that has too few.
+        outcomes: of these models, without prompts that only other models answered.
+        left_out: number of labels of each model with too few.
     """
 
     outcomes: Outcomes
@@ -70,10 +70,10 @@ class Chosen:
 
 
 def choose_models(outcomes: Outcomes, minimum: int = MIN_LABELS) -> Chosen:
-    """Leave out the models with fewer labels than `minimum`.
+    """Drop models with fewer labels than `minimum`.
 
     Raises:
-        TraceError: fewer than two models are left, or all their labels are one and the same.
+        TraceError: fewer than two models are left, or all their labels are equal.
     """
     labels = outcomes.labels
     enough = labels >= minimum
@@ -105,17 +105,18 @@ _PART_OF_BENCHMARK: Final = re.compile(r"[-_/](train|test|dev|val|validation)$")
 
 
 def families(tasks: Sequence[str | None], pattern: str | None = None) -> list[str | None]:
-    """The family of each task; None where there is no task, or where the pattern does not match it.
+    """The family of each task; None without a task, or if the pattern does not match it.
 
     Tasks of one benchmark are written `benchmark/subject`, and its parts `benchmark_train` and `benchmark_test`.
 
     Args:
         tasks: n names.
-        pattern: a regular expression searched in each task; its first group, or all of it, names the family. None
-            takes the name up to the first "/", or all of it where that leaves one family; no `_train` or `_test`.
+        pattern: a regular expression searched in each task; its first group, or the whole match, names the family. With
+            None the family is the name up to the first "/" without `_train` or `_test`, or the whole name if there were
+            only one family otherwise.
 
     Raises:
-        ConfigurationError: the pattern is no regular expression.
+        ConfigurationError: the pattern is not a valid regular expression.
     """
     if pattern is not None:
         try:

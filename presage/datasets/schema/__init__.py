@@ -1,7 +1,7 @@
 """The trace: one row a step, its columns, and the conversion of any table to them.
 
-Serving imports this module, so it needs pyarrow and NumPy alone. Text columns are `large_string`: a million steps of
-4,000 characters exceed the 2 GB of an Arrow `string` chunk.
+Serving imports this module, so it depends on pyarrow and NumPy only. Text columns are `large_string`, because a million
+steps of 4,000 characters exceed the 2 GB of an Arrow `string` chunk.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def trace_schema(prefill_state_size: int | None = None, completion_state_size: i
 
 
 def state_sizes(schema: pa.Schema) -> tuple[int | None, int | None]:
-    """Widths of the prefill and of the completion state of a trace; None where the column is absent."""
+    """Widths of the prefill and the completion state of a trace; None if the column is absent."""
     prefill, completion = (
         schema.field(name).type.list_size if name in schema.names else None for name in STATE_COLUMNS
     )
@@ -100,10 +100,10 @@ def check_version(metadata: dict[bytes, bytes] | None, source: str) -> bool:
     """Check the schema version in the metadata of a file.
 
     Returns:
-        Whether it was written as a trace; False for a table that another program wrote.
+        Whether the file was written as a trace; False for tables of other programs.
 
     Raises:
-        TraceError: another version.
+        TraceError: the version is not supported.
     """
     found = (metadata or {}).get(VERSION_KEY)
     if found is not None and found != str(SCHEMA_VERSION).encode():
@@ -118,19 +118,19 @@ def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int 
     """Cast a raw table to the schema, row by row.
 
     Fills `kind` with "llm" and `complete` with true, accepts `task_id`, `start_time` and `end_time`, adds absent
-    columns as nulls and drops unknown ones. A state column is kept only where its width is known.
+    columns as nulls and drops unknown ones. A state column is kept only if its width is known.
 
     Args:
         table: any table with at least the required columns.
         source: the name for errors, or the origin of the rows.
-        sizes: widths of the prefill and the completion state, where earlier rows have them.
+        sizes: widths of the prefill and the completion state in earlier rows, if any.
 
     Returns:
         A table of `trace_schema(...)`, rows in the order given.
 
     Raises:
-        TraceError: a required column or value is missing, a value has the wrong type or does not fit, a state has NaN,
-            infinity or another width than the rows before it.
+        TraceError: a required column or value is missing, a value has the wrong type or does not fit, or a state has
+            NaN, infinity or another width than earlier rows.
     """
     origin = source if isinstance(source, Origin) else Origin.of(source, table.num_rows)
     name = ", ".join(dict.fromkeys(origin.names))
@@ -170,12 +170,12 @@ def check_columns(names: Sequence[str], source: str) -> None:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Column names for a message; without a header they are values, so what may be a prompt is left out."""
+    """Column names for a message; without a header they may be values, so anything that may be a prompt is omitted."""
     return ", ".join(name if _NAME.fullmatch(name) else "…" for name in names[:20]) or "none"
 
 
 def refuse_misspelt(names: Collection[str], source: str, columns: Collection[str] = KNOWN_COLUMNS) -> None:
-    """Refuse a name such as "Workflow ID" where one of `columns` is missing that it is but for case and punctuation.
+    """Raise for a name such as "Workflow ID" that equals a missing one of `columns` up to case and punctuation.
 
     Raises:
         TraceError: names both.
@@ -195,7 +195,7 @@ def _letters(name: str) -> str:
 
 
 def _column(table: pa.Table, column: str, data_type: pa.DataType, origin: Origin) -> pa.ChunkedArray:
-    """The column, filled up from its JSONL spelling; nulls where both are absent."""
+    """The column, completed from its JSONL spelling; nulls if both are absent."""
     spellings = [column, *(alias for alias, canonical in ALIASES.items() if canonical == column)]
     found = [
         cast_column(table.column(spelling), data_type, spelling, origin)
@@ -224,7 +224,7 @@ def _first(mask: pa.ChunkedArray) -> int:
 
 
 def concat(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
-    """Join conforming tables into one; where only some have a state column, the others get nulls.
+    """Join conforming tables; missing state columns become null.
 
     Args:
         tables: conforming tables, at least one.
@@ -249,7 +249,7 @@ def concat(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
 
 
 def with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A conforming table under a wider schema; state columns that it lacks are null."""
+    """A conforming table under a wider schema; missing state columns are null."""
     if table.schema.equals(schema, check_metadata=True):
         return table
     return filled({name: table.column(name) for name in table.column_names}, table.num_rows, schema)
@@ -281,7 +281,7 @@ def canonical_order(table: pa.Table, codes: NDArray[np.int64] | None = None) -> 
 
     Args:
         table: a conforming table.
-        codes: its `workflow_codes`, where they are known.
+        codes: its `workflow_codes`, if already computed.
     """
     codes = workflow_codes(table) if codes is None else codes
     order: NDArray[np.int64] = np.lexsort((table.column("step").to_numpy(), codes))
@@ -289,7 +289,7 @@ def canonical_order(table: pa.Table, codes: NDArray[np.int64] | None = None) -> 
 
 
 def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
-    """`table.take`, without a copy where `rows` are all rows in their order."""
+    """`table.take`, without a copy if `rows` are all rows in order."""
     return table if np.array_equal(rows, np.arange(table.num_rows)) else table.take(pa.array(rows))
 
 
@@ -307,8 +307,8 @@ _ADDED: Final = frozenset({"finish_reason", "state_layer"})  # later than the fi
 def digest(table: pa.Table) -> str:
     """SHA-256 over the content of a conforming table, as 64 hexadecimal digits.
 
-    Equal for equal rows in any order, chunking or row-group layout. A state column, or a column that was added to the
-    schema later, does not count while it is empty: adding it to a store or a release keeps the digest.
+    Equal for equal rows in any order, chunking or row-group layout. Empty state columns, and empty columns that were
+    added to the schema later, do not count, so adding them to a store or a release keeps the digest.
     """
     table = take_rows(table, canonical_order(table))
     total = hashlib.sha256(str(table.num_rows).encode())
@@ -322,7 +322,7 @@ def digest(table: pa.Table) -> str:
 
 
 def _column_digest(column: pa.ChunkedArray) -> bytes:
-    """Shapes (or validity) and values are hashed apart, so that chunk borders do not matter."""
+    """Hashes shapes (or validity) and values separately, so that chunk borders do not matter."""
     shapes, values = hashlib.sha256(), hashlib.sha256()
     for chunk in column.chunks:
         data_type = chunk.type

@@ -1,7 +1,7 @@
 """Casts of single columns to the types of the trace; an error names the first bad row.
 
-Casts are Arrow's, over whole columns; the first bad row is found by halving. Values never enter a message: a column may
-hold a prompt.
+Arrow casts whole columns; the first bad row is then found by bisection. Error messages never contain values, because a
+column may hold a prompt.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def dictionary_encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
 def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin: Origin) -> pa.ChunkedArray:
     """Cast a column of a raw table to its type in the trace.
 
-    Strings come from strings; whole numbers from numbers without a fraction; booleans from booleans, 1 and 0; times
-    from timestamps, ISO 8601 strings (both are UTC where they have no zone) or epoch seconds. NaN is no value.
+    Accepts strings for strings; numbers without a fraction for whole numbers; booleans, 1 and 0 for booleans;
+    timestamps, ISO 8601 strings (both UTC if they have no zone) or epoch seconds for times. NaN is a missing value.
 
     Raises:
         TraceError: the column has a wrong type, or a value does not fit; names the first such row.
@@ -59,7 +59,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin:
 
 
 def _wrong_type(row: int, name: str, message: str, origin: Origin) -> TraceError:
-    """No RowError: the whole column is wrong, so skipping rows does not help."""
+    """A TraceError instead of a RowError: the whole column is wrong, so skipping rows does not help."""
     return TraceError(f'{origin.at(row)}, column "{name}": {message}: convert the column')
 
 
@@ -102,7 +102,7 @@ def _may_become(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Categories as their values, views as strings, and nulls for NaN."""
+    """Categories as their values, views as strings, and NaN as null."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_string_view(column.type):
@@ -128,7 +128,7 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def _from_iso(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """Arrow parses strings with a zone and up to six digits of a second; Python, 20 times slower, the others."""
+    """Arrow parses strings with a zone and up to six decimals; Python, 20 times slower, parses the others."""
     try:
         return column.cast(target)
     except pa.ArrowInvalid:
@@ -137,7 +137,7 @@ def _from_iso(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def _iso_us(text: str) -> int:
-    """Microseconds since 1970, finer digits cut; UTC where there is no zone."""
+    """Microseconds since 1970, truncated; UTC if there is no zone."""
     text = text.strip()
     if text[4:5] != "-" or text[7:8] != "-":  # Python takes some numbers for a date
         raise pa.ArrowInvalid("no ISO 8601")
@@ -164,7 +164,7 @@ def first_failure(column: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], pa.
 
 
 def first_refused(values: Sequence[Any], arrow_type: pa.DataType, *, from_pandas: bool = False) -> int:
-    """The first value that Arrow does not take for this type; it must refuse all of them together."""
+    """The first value that Arrow rejects for this type; Arrow must reject all of them together."""
     for row, value in enumerate(values):
         try:
             pa.array([value], arrow_type, from_pandas=from_pandas)
@@ -185,7 +185,7 @@ def _from_epoch_s(column: pa.ChunkedArray, name: str, origin: Origin, target: pa
 
 
 def state_size(column: pa.ChunkedArray) -> int | None:
-    """The width of a state column, by its type or its first state; None without a state, 0 if it holds no lists."""
+    """The width of a state column, by its type or its first state; None without a state, 0 if not lists."""
     if pa.types.is_fixed_size_list(column.type):
         return int(column.type.list_size)
     if column.null_count == len(column):

@@ -1,4 +1,4 @@
-"""Chunks of rows, as every reader yields them, and the origin of each row for error messages."""
+"""Chunks of rows, as yielded by every reader, and the origin of each row for error messages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from presage.errors import TraceError
 
 
 class RowError(TraceError):
-    """A row of a trace breaks the schema.
+    """A row of a trace violates the schema.
 
-    `row` counts from 0 in the table being checked; `reason` is a short phrase to count by under `--skip-bad`.
+    `row` counts from 0 in the checked table; `reason` is a short phrase for counting with `--skip-bad`.
     """
 
     def __init__(self, message: str, *, row: int, reason: str) -> None:
@@ -31,7 +31,7 @@ class Origin:
     """The source of each row of a table, twelve bytes a row.
 
     Args:
-        names: one name a source, as the user gave it.
+        names: one name a source, as given by the user.
         sources: index into `names` of each row, int32 [rows].
         places: the line of each row, else its number in the source, int64 [rows], from 1; in a data frame from 0.
         lined: for each source, whether `places` are lines.
@@ -67,7 +67,7 @@ class Origin:
         return cls(first.names, np.zeros(len(places), np.int32), places, first.lined)
 
     def filtered(self, keep: NDArray[np.bool_]) -> Origin:
-        """The origin of the rows where `keep`, bool [rows], is true."""
+        """The origin of the rows selected by `keep`, bool [rows]."""
         return Origin(self.names, self.sources[keep], self.places[keep], self.lined)
 
     def part(self, start: int, stop: int) -> Origin:
@@ -96,15 +96,15 @@ Workflow = tuple[str, str]
 class Source:
     """A chunk of the rows of one source, at most some ten thousand rows or some dozen MiB.
 
-    A workflow may be spread over chunks, and any chunk may name it as spoiled.
+    A workflow may span several chunks, and any chunk may mark it as spoiled.
 
     Args:
         table: conforming rows; whole workflows are validated later.
-        origin: of the rows; all chunks of a source have one name, since a workflow with two names is refused.
+        origin: of the rows; all chunks of a source have one name, because a workflow from two sources is an error.
         skipped: number of rows skipped since the last chunk, by reason.
-        spoiled: workflows that lost a row. They are dropped as a whole: the rest may look complete, and its last step
-            would teach a false END.
-        read_bytes: bytes on disk read since the last chunk, for progress; 0 where unknown.
+        spoiled: workflows that lost a row. They are dropped as a whole, because the rest may look complete, and its
+            last step would train a false END.
+        read_bytes: bytes on disk read since the last chunk, for progress; 0 if unknown.
     """
 
     table: pa.Table
@@ -124,7 +124,7 @@ class Reader(Protocol):
     """Reads a file or a folder as chunks."""
 
     def __call__(self, path: Path, *, skip_bad: bool, progress: Callable[[int], None] | None) -> Iterator[Source]:
-        """Read a path lazily: reading starts, and errors are raised, as chunks are taken. No rows may give no chunk.
+        """Read a path lazily: the reader starts, and raises errors, as chunks are consumed. It may yield no chunk.
 
         Args:
             path: the file or folder.
@@ -140,7 +140,7 @@ class JoiningReader(Protocol):
     def __call__(
         self, path: Path | Sequence[Path], *, skip_bad: bool, progress: Callable[[int], None] | None
     ) -> Iterator[Source]:
-        """As `Reader`; `path` may be several files, over which a workflow may be spread."""
+        """As `Reader`; `path` may be several files of one source."""
         ...
 
 
@@ -153,10 +153,10 @@ def salvage(
         rows: number of rows.
         build: makes the table of the rows from `start` to `stop` (excluded), or raises a RowError that counts rows from
             `start`.
-        on_bad: called with each bad row, counted from 0, and its error.
+        on_bad: called with the number of each bad row, from 0, and its error.
 
     Returns:
-        (start, stop, table) of each run of good rows, in order.
+        (start, stop, table) of each range of good rows, in order.
     """
     done: list[tuple[int, int, pa.Table]] = []
     waiting = [(0, rows)]

@@ -1,4 +1,4 @@
-"""Rules between the rows of a workflow, which is the pair (workflow type, workflow id).
+"""Rules across the rows of a workflow, identified by (workflow type, workflow id).
 
 Every check runs over whole columns and yields the rows that break one rule. `validate` raises for the first;
 `drop_invalid` drops their workflows.
@@ -26,7 +26,7 @@ _TOKENS = ("input_tokens", "output_tokens", "cached_input_tokens")
 
 @dataclass(frozen=True)
 class _Problem:
-    """Rows, int64 [n] in table order, that break one rule; `reason` is a short phrase to count by."""
+    """Rows, int64 [n] in table order, that break one rule; `reason` is a short phrase for counting."""
 
     rows: NDArray[np.int64]
     column: str
@@ -35,7 +35,7 @@ class _Problem:
 
 
 def validate(table: pa.Table, source: str | Origin) -> pa.Table:
-    """Check whole workflows and put the rows in canonical order: by workflow type, workflow id and step.
+    """Check whole workflows and sort the rows in canonical order: by workflow type, workflow id and step.
 
     Args:
         table: a conforming table.
@@ -43,8 +43,8 @@ def validate(table: pa.Table, source: str | Origin) -> pa.Table:
 
     Raises:
         TraceError: there are no rows; steps of a workflow are not 0..n-1, each once; times run backwards; a parent is
-            no earlier step; `task`, `success` or `complete` differ inside a workflow; a token count is negative; a
-            name is empty, or an agent is called END; one workflow stands in two sources.
+            not an earlier step; `task`, `success` or `complete` differ inside a workflow; a token count is negative; a
+            name is empty, or an agent is called END; two sources contain the same workflow.
     """
     origin = _origin(table, source)
     refuse_all_skipped(table.num_rows, {}, _names(origin))
@@ -75,7 +75,7 @@ def drop_invalid(table: pa.Table, source: str | Origin) -> tuple[pa.Table, dict[
 
 
 def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> None:
-    """Raises if no row of a trace is left."""
+    """Raise if no row of a trace is left."""
     if not kept and not skipped:
         raise TraceError(f"{names}: an empty trace, not one step in it; give at least one workflow")
     if not kept:
@@ -84,7 +84,7 @@ def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> Non
 
 
 def sort_out(table: pa.Table, origin: Origin) -> tuple[pa.Table, dict[str, int]]:
-    """As `drop_invalid`, for a table that may be or become empty."""
+    """As `drop_invalid`, but accepts and returns empty tables."""
     if not table.num_rows:
         return table, {}
     codes = workflow_codes(table)
@@ -258,7 +258,7 @@ def _workflow(table: pa.Table, row: int) -> str:
 
 
 def without(table: pa.Table, origin: Origin, workflows: set[Workflow]) -> tuple[pa.Table, Origin, int]:
-    """The rows of all workflows but some, their origin, and the number of workflows to take out."""
+    """The rows of all other workflows, their origin, and the number of workflows removed."""
     if not workflows:
         return table, origin, 0
     suspects = np.flatnonzero(

@@ -58,7 +58,7 @@ _KEYS: Final = ("workflow_type", "workflow_id", "step")
 
 @dataclass(frozen=True)
 class AppendReport:
-    """Workflows and steps added, and workflows that the store already had."""
+    """Number of workflows and steps added, and of workflows that the store already had."""
 
     workflows: int
     steps: int
@@ -66,9 +66,9 @@ class AppendReport:
 
 
 def append(table: pa.Table, store: str | Path) -> AppendReport:
-    """Add workflows to a store, which is created if it is not there.
+    """Add workflows to a store, creating it if needed.
 
-    A workflow that the store has with the same content is not added again. Concurrent appends wait for each other.
+    A workflow that the store already has with the same content is skipped. Concurrent appends wait for each other.
 
     Args:
         table: a trace; it is conformed and validated first.
@@ -101,7 +101,7 @@ def append(table: pa.Table, store: str | Path) -> AppendReport:
 
 
 def unwritten(root: Path, error: OSError) -> OutputError:
-    """The error of a store that could not be written."""
+    """The error for a store that could not be written."""
     return OutputError(
         f"{root}: the store could not be written ({error.strerror or error}); it reads as before: make room or "
         "check permissions, then append again"
@@ -187,10 +187,10 @@ def not_yet_in(table: pa.Table, root: Path, manifest: Manifest) -> tuple[pa.Tabl
     Args:
         table: a valid trace in canonical order.
         root: folder of the store.
-        manifest: what is in it.
+        manifest: of the store.
 
     Raises:
-        TraceError: a workflow is there with other content; a part is damaged.
+        TraceError: the store has a workflow with other content; a part is damaged.
     """
     found = []
     for name in pc.unique(table["workflow_type"]).to_pylist():
@@ -217,7 +217,7 @@ def _check_same(
     there: NDArray[np.int64],
     store: str,
 ) -> None:
-    """Both tables are in canonical order; `here` and `there` are the workflow codes of their rows."""
+    """Raise if workflows differ; both tables are in canonical order, `here` and `there` are the workflow codes."""
     # One schema for both: a column only one of them has is null in the other, which is a difference if it has states.
     schema = concat([stored.slice(0, 0), given.slice(0, 0)], [store, "the trace to append"]).schema
     lengths = [np.bincount(codes, minlength=int(there.max()) + 1) for codes in (there, here)]

@@ -1,8 +1,8 @@
-"""The part files of a trace store, the manifest that lists them, and Parquet in portions of bounded memory.
+"""Part files and manifest of a trace store, and Parquet reading in bounded memory.
 
-Writers hold `.lock`, write part files aside and commit them by replacing the manifest. States are plain Parquet lists:
-Parquet has no fixed-size list, and Arrow cannot read one with nulls back. The workflow type is in the folder name and
-the manifest, not in the parts, as other Parquet readers expect of a partition.
+Writers hold `.lock`, write part files to a staging folder and commit them by replacing the manifest. States are plain
+Parquet lists, because Parquet has no fixed-size list and Arrow cannot read one with nulls. The workflow type is in the
+folder name and the manifest, not in the parts, as other Parquet readers expect of a partition.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _BUFFER_BYTES: Final = 2**20
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """A file that is read as it is decoded; by default Arrow fetches the columns of a row group as a whole."""
+    """Open a file that is read while it is decoded; by default Arrow fetches whole row groups."""
     return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
 
 
 def first_line(error: Exception) -> str:
-    """What Arrow or the system says of a file, on one short line."""
+    """The message of an Arrow or system error, shortened to one line."""
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def row_batches(
     file: pq.ParquetFile, columns: list[str], groups: Iterable[int] | None = None
 ) -> Iterator[tuple[pa.Table, int]]:
-    """(rows, bytes on disk read for them and those before) of an open file or some of its row groups, in portions."""
+    """(rows, bytes on disk read so far) of an open file or some of its row groups, in portions."""
     done = 0
     for group in range(file.num_row_groups) if groups is None else groups:
         found = file.metadata.row_group(group)
@@ -105,7 +105,7 @@ def load(root: Path) -> Manifest:
     """The manifest of a store.
 
     Raises:
-        TraceError: there is none, it is damaged, its version is unknown, or a part is not on disk.
+        TraceError: the manifest is missing, damaged or of an unknown version, or a part is not on disk.
     """
     path = root / MANIFEST
     try:
@@ -154,13 +154,13 @@ def save(manifest: Manifest, root: Path) -> None:
 
 @contextmanager
 def writing(root: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Manifest]:
-    """Lock a store for writing, creating it if needed; yields its manifest.
+    """Context manager that locks a store for writing, creating it if needed; yields its manifest.
 
     After a failure, a store that was created here and is still empty is removed.
 
     Args:
         root: folder of the store.
-        waiting: called once if another writer holds the store.
+        waiting: called once if another writer holds the lock.
 
     Raises:
         TraceError: the folder is not a store, or its manifest cannot be read.
@@ -200,7 +200,7 @@ def _lock(root: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _claim(root: Path) -> None:
-    """Make the folder, unless it holds other files."""
+    """Create the folder; raise if it holds other files."""
     if root.exists() and not root.is_dir():
         raise TraceError(f"{root}: a file; expected the folder of a store: give another path")
     if root.is_dir() and not is_store(root):
@@ -232,7 +232,7 @@ def sync(folder: Path) -> None:
 
 
 def part_folder(workflow_type: str) -> str:
-    """The folder of a workflow type; a long name is cut and gets a hash, since file names end at 255 bytes."""
+    """The folder of a workflow type; long names are truncated with a hash, because file names end at 255 bytes."""
     quoted = quote(workflow_type, safe="")
     if len(quoted) > 200:
         quoted = f"{quoted[:180]}-{hashlib.sha256(workflow_type.encode()).hexdigest()[:16]}"
@@ -247,7 +247,7 @@ _DICTIONARY: Final = ["workflow_id", "agent", "task", "kind", "model", "finish_r
 
 
 def write_parts(table: pa.Table, staging: Path) -> list[Part]:
-    """Write rows as one part a workflow type, under `staging` in the layout of the store.
+    """Write rows as one part for each workflow type, under `staging` in the layout of the store.
 
     Args:
         table: a valid trace in canonical order.
@@ -267,11 +267,11 @@ def commit(parts: Sequence[Part], staging: Path, root: Path, manifest: Manifest,
     Many small parts of a workflow type are joined into one.
 
     Args:
-        parts: as `write_parts` gave them.
-        staging: the folder they lie in.
-        root: folder of the store, held by `writing`.
-        manifest: what is in the store.
-        schema: of the store with the parts in it.
+        parts: from `write_parts`.
+        staging: the folder of the parts.
+        root: folder of the store, locked by `writing`.
+        manifest: of the store.
+        schema: of the store including the new parts.
     """
     try:
         kept = [*manifest.parts, *parts]

@@ -1,1 +1,1 @@
-"""Traces, lengths and outcomes drawn from known processes, with the best forecast anyone could make."""
+"""Synthetic traces, lengths and outcomes with known optimal forecasts."""

@@ -1,14 +1,13 @@
-"""Workflows with random output lengths, and the true quantiles of the tokens that remain at each step.
+"""Synthetic output lengths, and the true quantiles of the tokens that remain at each step.
 
-A workflow draws a type, a model, a topic and a prompt; its stages follow one another and each may repeat. A step's
-output is
+A workflow draws a type, a model, a topic and a prompt; its stages run in order and each may repeat. A step's output is
 
     weight[type, stage, model] · topic factor · (prompt tokens / 400)^exponent[type] · exp(spread[stage] · N(0, 1))
 
-with some steps many times as long (a runaway generation), so lengths are heavy-tailed. The topic shows in the words
-of the prompt alone. What is left at a step is the factor of topic and prompt, which is known, times a sum whose law
-depends on (type, stage, model) only: how often each stage still repeats and how long each step is are drawn afresh.
-So the oracle is a table of simulated sums a cell, exact but for the error of 40,000 draws, and rounding to tokens.
+and some steps are many times as long (a runaway generation), so lengths are heavy-tailed. Only the words of the prompt
+reveal the topic. The remaining tokens at a step are a known factor (topic and prompt) times a random sum whose
+distribution depends on (type, stage, model) only, because repeats and step lengths are drawn independently. So the
+oracle is a table of simulated sums a cell, exact up to the error of 40,000 draws and rounding to tokens.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class GeneratedLengths:
     Attributes:
         table: the trace, conforming, in canonical order.
         oracle: maps quantiles in (0, 1) to the true quantiles of the output tokens of this and all later steps, given
-            all that is known before a step's output, float64 [rows, quantiles].
+            everything known before a step's output, float64 [rows, quantiles].
     """
 
     table: pa.Table
@@ -97,7 +96,7 @@ class GeneratedLengths:
 
 
 def generate_lengths(workflows: int, seed: int, *, censored: float = 0.0) -> GeneratedLengths:
-    """Draw workflows; a share `censored` of them is cut after a random step, perhaps the last.
+    """Draw workflows; a share `censored` of them is cut after a random step, possibly the last.
 
     Raises:
         ConfigurationError: fewer than one workflow, or a share outside 0..1.
@@ -138,7 +137,7 @@ def _stages(application: _Application, rng: np.random.Generator) -> NDArray[np.i
 
 
 def _repeats(again: NDArray[np.float64], rng: np.random.Generator, draws: int) -> NDArray[np.int64]:
-    """How often each stage is called, int64 [draws, stages]: once, and again with its probability each time."""
+    """Number of calls of each stage, int64 [draws, stages]: at least one, each repeat with its probability."""
     return np.minimum(rng.geometric(1.0 - again, (draws, len(again))), _MOST_REPEATS)
 
 
@@ -156,10 +155,10 @@ def _length(
 
 
 def _sums(kind: int, stage: int, model: int) -> NDArray[np.float64]:
-    """Draws of what is left at a step of this stage, before the factor: itself, its repeats and all later stages.
+    """Samples of the remaining tokens at a step, before the factor: the step, its repeats and all later stages.
 
-    Whether a stage is called again does not depend on how often it was (but for the cap of _MOST_REPEATS, which is met
-    about once in 4,000 workflows), so a step's rest looks the same at its first call and at its third.
+    Whether a stage repeats does not depend on earlier repeats (except for the cap of _MOST_REPEATS, reached about once
+    in 4,000 workflows), so the distribution is the same at its first call and at its third.
     """
     rng = np.random.default_rng([kind, stage, model])
     again = np.array([s.again for s in _APPLICATIONS[kind].stages[stage:]])

@@ -1,6 +1,6 @@
 """Outcomes of four synthetic models, and the true probability that each model solves a prompt.
 
-A prompt has a topic and a difficulty, and its words show both. The small model solves easy prompts, the large one
+A prompt has a topic and a difficulty, and its words reveal both. The small model solves easy prompts, the large one
 nearly all at ten times the price; the specialist is best at its topic and poor elsewhere; the slow one matches the
 large one on hard prompts only. Labels are drawn from the probabilities; some are missing.
 """
@@ -40,7 +40,7 @@ class DrawnOutcomes:
 
     Attributes:
         outcomes: n prompts of the four models.
-        probabilities: float64 [n, 4], that each model solves the prompt.
+        probabilities: float64 [n, 4], of each model solving the prompt.
     """
 
     outcomes: Outcomes

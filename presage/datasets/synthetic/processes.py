@@ -1,8 +1,8 @@
-"""Call graphs with a hidden intent, and three of them after code repair, research and customer triage.
+"""Call graphs with a hidden intent; three presets resemble code repair, research and customer triage.
 
-Given the intent, where a workflow goes next depends only on (previous agent, current agent, retries so far). So a
-process is a few small tables, and its forecasts K steps ahead are exact. `workflows.py` draws traces from a process and
-lists the accuracies of the three; `tests/datasets/test_synthetic_workflows.py` checks them.
+Given the intent, the next agent depends only on (previous agent, current agent, retries so far). So a process is a few
+small tables, and its forecasts K steps ahead are exact. `workflows.py` draws traces from a process and lists the
+accuracies of the presets; `tests/datasets/test_synthetic_workflows.py` checks them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Branch:
         next: the agent called next, or END.
         weight: unnormalised probability.
         intents: factor of the weight for each intent; empty means 1 for all.
-        after: factor of the weight where the given agent ran one step before the current one.
+        after: factor of the weight if the given agent ran one step before the current one.
         retry: factor of the weight for each retry so far, up to `SyntheticProcess.max_retries`.
-        counts: does taking this edge count as a retry?
+        counts: whether taking this edge counts as a retry.
     """
 
     next: str
@@ -42,17 +42,17 @@ class Branch:
 
 @dataclass(frozen=True)
 class SyntheticProcess:
-    """A workflow type whose transition probabilities are known.
+    """A workflow type with known transition probabilities.
 
     Args:
         name: of the process, and of the workflow type it generates.
         graph: branches of each agent.
         start: the first agent.
         intents: prior probability of each intent.
-        max_retries: retries past this many change nothing any more.
-        signal: how far apart the intents lie in a state, in standard deviations of its noise.
+        max_retries: retries beyond this number have no effect.
+        signal: distance of the intents in a state, in standard deviations of its noise.
         next_signal: the same for the next agent in a completion state.
-        tokens: per agent, mean input tokens that are its own and mean output tokens.
+        tokens: per agent, mean input tokens of its own part and mean output tokens.
     """
 
     name: str
@@ -66,7 +66,7 @@ class SyntheticProcess:
 
     @cached_property
     def agents(self) -> tuple[str, ...]:
-        """Agents in sorted order; an agent's index everywhere is its place here, END is the index after the last."""
+        """Agents in sorted order; an agent's index is its position here, END is the index after the last."""
         return tuple(sorted(self.graph))
 
     @property
@@ -80,12 +80,12 @@ class SyntheticProcess:
         return self.state(len(self.agents), self.agents.index(self.start), 0)
 
     def state(self, previous: int, agent: int, retries: int) -> int:
-        """Index of a process state; `previous` is the number of agents where there is none."""
+        """Index of a process state; `previous` is the number of agents for the first step."""
         return (previous * len(self.agents) + agent) * (self.max_retries + 1) + retries
 
     @cached_property
     def transition(self) -> NDArray[np.float64]:
-        """P(next outcome | intent, state), float64 [intents, S + 1, agents + 1]; from the end only END follows."""
+        """P(next outcome | intent, state), float64 [intents, S + 1, agents + 1]; END is absorbing."""
         agents = len(self.agents)
         table = np.zeros((len(self.intents), self.states + 1, agents + 1))
         table[:, -1, -1] = 1.0

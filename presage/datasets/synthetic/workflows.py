@@ -1,20 +1,20 @@
-"""Workflows of a synthetic process, and the Bayes-optimal forecasts of their steps: a ceiling for accuracy.
+"""Workflows of a synthetic process, and the Bayes-optimal forecasts of their steps: an upper bound on accuracy.
 
-Each workflow draws an intent it never shows. Each step draws its outcome from the process, and two hidden states:
+Each workflow draws a hidden intent. Each step draws its outcome from the process, and two hidden states:
 
     prefill state     U · (signal · e[intent] + noise)                              + a little isotropic noise
     completion state  U · (signal · e[intent] + next_signal · e[outcome] + noise)   + a little isotropic noise
 
-U has orthonormal columns in random directions of the state space, one a intent and one an outcome, the same for every
-seed. Noise is standard normal and drawn afresh each step, so what is known of the intent grows along the prefix.
-Texts are made from a noisy reading of the same states and from nothing else: given the states they tell no more, so
-the ceiling holds for a predictor that reads texts as well.
+U has orthonormal columns in random directions of the state space, one for each intent and each outcome, the same for
+every seed. Noise is standard normal and independent between steps, so evidence of the intent grows along the prefix.
+Texts are generated only from a noisy reading of the same states. Given the states they add no information, so the
+bound also holds for a predictor that reads texts.
 
 The forecast is exact: a filter over the few intents, with the likelihood of the states as they are stored (float16),
-then the process's own tables K steps ahead. Step k is conditional on the workflow not having ended before it, as a
-predictor learns it under a loss that masks what follows END, and as `Score(c)` of the eviction policy takes it; where
-END is certain before step k, END is certain at step k. Workflows are cut (`censored`) independently of how they would
-go on, so the forecasts hold for cut workflows too.
+then the process's own tables K steps ahead. Step k is conditional on the workflow not having ended before it, which
+matches a loss that masks everything after END, and `Score(c)` of the eviction policy; if END is certain before step k,
+END is certain at step k. Cuts (`censored`) are independent of the workflow's continuation, so the forecasts hold for
+cut workflows too.
 
 Accuracy at 1/2/3 steps, 4,000 workflows, n-grams with back-off counted on 1,000 others:
 
@@ -46,7 +46,7 @@ _CHUNK_VALUES: Final = 2**24
 _EPOCH_US: Final = 1_750_000_000_000_000
 _CHUNK_STEPS: Final = 2**14
 _MAX_STEPS: Final = 2_000
-# What texts are made of: words for each intent a state may be read as, and words that mean nothing.
+# Words of the texts: words for each intent as read from a state, and words without information.
 _TOPICS: Final = (
     ("failing", "regression", "stack", "broken"),
     ("evidence", "source", "quote", "history"),
@@ -64,7 +64,8 @@ class Generated:
         table: the trace, conforming, in canonical order, with both states.
         agents: agents in sorted order.
         forecasts: for the moments "prefill" and "completion", float64 [steps, horizon, agents + 1]: the probability of
-            each outcome 1..horizon steps after each row of the table, END last, given that the workflow goes that far.
+            each outcome 1..horizon steps after each row of the table, END last, given that the workflow has not ended
+            before.
     """
 
     table: pa.Table
@@ -85,11 +86,11 @@ def generate(
 
     Args:
         process: a process, or the name of one of `PROCESSES`.
-        workflows: how many.
+        workflows: number of workflows.
         seed: the trace is a function of it and of the other arguments.
         state_size: width of both states; at least intents + agents + 1.
-        horizon: K, how many steps ahead to forecast.
-        censored: share of the workflows that are offered a cut at a random step; those that end before it stay whole.
+        horizon: K, number of forecast steps.
+        censored: share of the workflows with a cut at a random step; workflows that end before their cut stay complete.
 
     Raises:
         ConfigurationError: an unknown process, or a number out of its range.
@@ -127,12 +128,12 @@ class _Walks:
     """Workflows one after the other, one entry a step.
 
     Args:
-        offsets: where each workflow begins, and the number of steps, int64 [workflows + 1].
+        offsets: start of each workflow, and the number of steps, int64 [workflows + 1].
         intents: int64 [workflows].
-        complete: does the workflow reach its end? bool [workflows].
-        step: place in the workflow, int64 [steps].
+        complete: whether the workflow reaches its end, bool [workflows].
+        step: position in the workflow, int64 [steps].
         state: process state of the step, int64 [steps].
-        outcome: what comes next, END included; also at a cut, where the trace does not show it. int64 [steps].
+        outcome: next outcome, END included; defined also at a cut, where the trace does not show it. int64 [steps].
     """
 
     offsets: NDArray[np.int64]
@@ -151,7 +152,7 @@ def _walk(process: SyntheticProcess, workflows: int, censored: float, rng: np.ra
     """All workflows side by side, step by step."""
     intents = rng.choice(len(process.intents), workflows, p=np.asarray(process.intents) / sum(process.intents))
     cumulative = process.transition.cumsum(axis=-1)
-    cumulative[cumulative > 1 - 1e-12] = 1.0  # a sum rounded below 1 must not let an impossible outcome through
+    cumulative[cumulative > 1 - 1e-12] = 1.0  # a sum rounded below 1 must not permit an impossible outcome
     alive = np.arange(workflows)
     state = np.full(workflows, process.start_state)
     steps: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
@@ -190,10 +191,10 @@ def state_basis(process: SyntheticProcess, state_size: int) -> NDArray[np.float3
 def _draw_states(
     process: SyntheticProcess, walks: _Walks, state_size: int, rng: np.random.Generator
 ) -> tuple[tuple[NDArray[np.float16], NDArray[np.float16]], tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Prefill and completion states, float16 [steps, state_size], and what each shows along the basis.
+    """Prefill and completion states, float16 [steps, state_size], and their components along the basis.
 
-    The latter is float64 [steps, intents + agents + 1], read off the stored states: it is all they tell, because
-    outside those directions there is nothing but noise.
+    The latter are float64 [steps, intents + agents + 1], computed from the stored states. They carry all information,
+    because the other directions are pure noise.
     """
     basis = state_basis(process, state_size)
     steps, directions = len(walks.step), len(basis)
@@ -222,11 +223,13 @@ def _draw_states(
 def _log_likelihoods(
     process: SyntheticProcess, prefill: NDArray[np.float64], completion: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Log-likelihood up to a constant of each intent in the prefill and the completion state, float64 [steps, intents]
-    each, and of each outcome in the completion state, float64 [steps, agents + 1].
+    """Log-likelihoods of intents and outcomes up to a constant.
 
-    Directions are orthonormal and the noise along each is independent with variance 1 + isotropic², so of the square
-    |y − m|² only y·m matters, and in a completion state intent and outcome separate into a sum.
+    Returns:
+        Of each intent in the prefill and in the completion state, float64 [steps, intents] each, and of each outcome in
+        the completion state, float64 [steps, agents + 1]. Directions are orthonormal and the noise along each is
+        independent with variance 1 + isotropic², so of |y − m|² only y·m matters, and in a completion state intent and
+        outcome are additive.
     """
     scale = 1 / (1 + _ISOTROPIC**2)
     z = len(process.intents)
@@ -246,7 +249,7 @@ def _forecast(
 ) -> dict[str, NDArray[np.float64]]:
     """The Bayes-optimal forecasts of both moments."""
     from_prefill, from_completion, of_outcome = _log_likelihoods(process, prefill, completion)
-    with np.errstate(divide="ignore"):  # log 0: an outcome impossible under an intent rules the intent out
+    with np.errstate(divide="ignore"):  # log 0: an impossible outcome excludes the intent
         moved = np.log(process.transition[:, walks.state, walks.outcome].T)
     at_prefill = _intent_scores(process, walks, from_prefill, from_completion + moved)
     ahead = process.ahead(horizon)
@@ -258,7 +261,7 @@ def _forecast(
         state = walks.state[part]
         posterior = _softmax(at_prefill[part])
         result["prefill"][part] = np.einsum("nz,hzno->nho", posterior, ahead[:, :, state, :])
-        # After the completion state, intent and next outcome are weighed together.
+        # The completion state is evidence of intent and next outcome jointly.
         both = _softmax(at_prefill[part] + from_completion[part])[:, :, None]
         both = both * process.transition[:, state, :].transpose(1, 0, 2)
         both *= np.exp(of_outcome[part] - of_outcome[part].max(axis=1, keepdims=True))[:, None, :]
@@ -274,8 +277,8 @@ def _intent_scores(
 ) -> NDArray[np.float64]:
     """Log posterior of the intents up to a constant at each prefill, float64 [steps, intents].
 
-    Given the intent everything a workflow shows is independent, so evidence adds up along it: `at_prefill` of a step
-    counts from its own prefill on, `later` (its completion state and outcome) from the next step on.
+    Given the intent, all observations of a workflow are independent, so evidence adds up: `at_prefill` of a step counts
+    from its own prefill on, `later` (its completion state and outcome) from the next step on.
     """
     scores = np.empty_like(at_prefill)
     running = np.tile(np.log(np.asarray(process.intents)), (len(walks.intents), 1))
@@ -315,7 +318,7 @@ def _table(
     seed: int,
     rng: np.random.Generator,
 ) -> pa.Table:
-    """The trace. Tokens and times depend on the agents alone, so they tell nothing of the intent."""
+    """The trace. Tokens and times depend on the agents alone, so they carry no information on the intent."""
     steps, workflows, workflow = len(walks.step), len(walks.intents), walks.workflow
     # A process state is (previous × agents + agent) × (retries + 1) + retries: see SyntheticProcess.state.
     agent = walks.state // (process.max_retries + 1) % len(process.agents)
@@ -323,7 +326,7 @@ def _table(
     mean = np.asarray([process.tokens[name] for name in process.agents])[agent]
     outputs = np.maximum(1, rng.gamma(4.0, mean[:, 1] / 4.0)).astype(np.int32)
     own = np.maximum(1, rng.gamma(8.0, mean[:, 0] / 8.0)).astype(np.int32)
-    # Every prompt is the history so far and the step's own part; the history is what a cache can serve.
+    # Every prompt is the history plus the step's own part; a cache can serve the history.
     grown = own + outputs
     before = np.cumsum(grown) - grown
     history = (before - np.repeat(before[walks.offsets[:-1]], np.diff(walks.offsets))).astype(np.int32)
@@ -374,7 +377,7 @@ def _table(
 
 
 def _parents(step: NDArray[np.int64]) -> pa.ListArray:
-    """Each step waited for the one before it; the first for none."""
+    """Each step waited for the previous one; the first step has no parent."""
     follows = step > 0
     offsets = np.r_[0, np.cumsum(follows)].astype(np.int32)
     return pa.ListArray.from_arrays(offsets, pa.array((step[follows] - 1).astype(np.int32)))
