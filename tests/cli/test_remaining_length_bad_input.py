@@ -124,7 +124,7 @@ def test_a_workflow_with_a_negative_count_can_be_left_out(tmp_path: Path) -> Non
         (("--set", "quantiles=0.5"), "a value of type list of float is wanted"),
         (("--estimator", ""), "expected one of forest, boosted, ridge, auto"),
         (("--estimator", "oracle"), "estimator is 'oracle'; expected one of forest, boosted, ridge, auto"),
-        (("--set", "estimator=oracle"), "expected one of forest, boosted, ridge, auto"),
+        (("--set", "estimator=oracle"), "one of forest, boosted, ridge, auto is wanted"),
         (("--target", ""), "wanted remaining (this step and all later ones) or step (this one)"),
         (("--target", "steps"), "--target steps: wanted remaining"),
         (("--set", "floor=0"), "floor is 0; a finite number of at least 1"),
