@@ -186,7 +186,7 @@ def test_a_checkpoint_cut_while_it_was_written_is_passed_over(folder: Path, tmp_
 
 def test_checkpoints_are_neither_overwritten_nor_mixed(folder: Path, tmp_path: Path) -> None:
     interrupted(folder, tmp_path / "ck")
-    with pytest.raises(ConfigurationError, match="give --resume to go on"):
+    with pytest.raises(ConfigurationError, match="resume it with --resume"):
         fit(fresh(folder), tmp_path / "ck")
     for scorer, options in ((fresh(folder), {"rows": 41}), (fresh(folder), {"seed": 5}), (fresh(folder, seed=3), {})):
         with pytest.raises(ConfigurationError, match="on other outcomes, another encoder or other settings"):
