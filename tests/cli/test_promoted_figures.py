@@ -143,7 +143,7 @@ def test_too_few_workflows_of_a_type_are_left_out_and_that_is_said(
     assert {name: of.workflows for name, of in (promotion_figures(loaded, two, Output(False)) or {}).items()} == {
         "retry": 31
     }
-    assert "fewer than 20 workflows that ended of 'rare'" in capsys.readouterr().err
+    assert "fewer than 20 ended workflows of 'rare'" in capsys.readouterr().err
 
 
 def test_where_the_figures_cannot_be_kept_the_alias_stays(
