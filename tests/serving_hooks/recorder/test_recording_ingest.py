@@ -175,7 +175,7 @@ def test_a_recording_of_which_nothing_can_be_taken_yet_says_so(tmp_path: Path) -
     one = recorder(tmp_path, hands)
     serve(one, "w", "ab", ends=False)
     flush(one, hands)
-    with pytest.raises(TraceError, match=r"no workflow that can be taken yet \(workflow still running.*: 1\)"):
+    with pytest.raises(TraceError, match=r"without a usable workflow yet \(workflow still running.*: 1\)"):
         read_traces([tmp_path])
     one.close()
 
