@@ -32,7 +32,7 @@ def mooncake(path: Path) -> Path:
 def test_prefixes_are_found_again_and_policies_of_workflows_are_idle(tmp_path: Path) -> None:
     ran = run("replay", mooncake(tmp_path / "m.jsonl"), "--as-recorded", "--cache-tokens", 64000, *POLICIES)
     assert ran.code == 0, ran.err
-    assert "no workflows, so whatever a policy does for workflows is idle" in ran.err
+    assert "without workflows there are no forecasts and workflow policies have no effect" in ran.err
     found = ran.json
     assert (found["workload"]["workflows"], found["workload"]["requests"]) == (0, 40)
     assert (found["workload"]["prompts"], found["forecasts"]) == ("hash-ids", None)
