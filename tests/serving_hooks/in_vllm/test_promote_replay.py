@@ -113,13 +113,13 @@ def test_one_passes_and_one_is_refused(registry: tuple[str, Path], promote: Call
 def test_where_nothing_is_at_stake_it_says_so(promote: Callable[..., Ran]) -> None:
     ran = promote(1, *UNDER_PRESSURE, "--cache-tokens", 400_000, "--seeds", 3, "--dry-run")
     assert ran.code == 0, ran.err
-    assert "the cache was never short" in ran.err
+    assert "the cache was never full" in ran.err
 
 
 def test_before_anything_is_measured(
     registry: tuple[str, Path], promote: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert "no replay was asked for: add --replay" in promote(2, "--cache-tokens", 9).complaint
+    assert "configures the replay: add --replay" in promote(2, "--cache-tokens", 9).complaint
     assert "cache_tokens" in promote(2, "--replay", "--cache-tokens", 0).complaint
     assert "2 kinds of arrivals" in promote(2, "--replay", "--rate", 1, "--concurrency", 2).complaint
     assert "can never run" in promote(2, *UNDER_PRESSURE, "--cache-tokens", 640).complaint
