@@ -197,6 +197,7 @@ class Prefetcher:
         self._stuck = False
         self._alive: dict[str, _Internal] = {}
         self._unreported: set[str] = set()
+        self._unneeded: set[str] = set()
         self._fresh: list[str] = []
         self._lookups: list[tuple[int, int]] = []
         self._number = 0
@@ -216,6 +217,7 @@ class Prefetcher:
     def left(self, request: EngineRequest, step: Step | None) -> None:
         """A request has left the engine; called before its completion forecast is made."""
         self._stuck = False
+        self._unneeded.discard(request.request_id)
         if self._alive.pop(request.request_id, None) is None and step is not None and engine.completed(request):
             self.switch.attempt(self._prompts.completed, step, request)
 
@@ -309,7 +311,7 @@ class Prefetcher:
     def _end(self, workflow: str) -> None:
         self._stuck = False
         self._prompts.end(workflow)
-        self._abort([name for name, one in self._alive.items() if one.prompt.step.workflow == workflow])
+        self._unneeded.update(name for name, one in self._alive.items() if one.prompt.step.workflow == workflow)
 
     def _before(self) -> None:
         if not self._alive and (not self._prompts or self._stuck or self._busy()):
@@ -317,7 +319,7 @@ class Prefetcher:
         if not self._may_run():
             self._abort(self._alive)
         elif self._alive:
-            self._abort(self._not_under_way())
+            self._abort(self._to_abort())
         else:
             self._start()
 
@@ -336,10 +338,17 @@ class Prefetcher:
             and not any(r.is_prefill_chunk and r.request_id not in self._alive for r in port.running)
         )
 
-    def _not_under_way(self) -> list[str]:
-        """Internal requests that vLLM has not started, or has preempted."""
+    def _to_abort(self) -> list[str]:
+        """Internal requests that vLLM has not started or has preempted, and those whose workflow has ended.
+
+        The latter are not aborted at that end, which may come while an iteration computes them.
+        """
         under_way = ("RUNNING", "WAITING_FOR_REMOTE_KVS")
-        return [name for name, one in self._alive.items() if engine.state(one.request) not in under_way]
+        return [
+            name
+            for name, one in self._alive.items()
+            if name in self._unneeded or engine.state(one.request) not in under_way
+        ]
 
     def _after(self, output: Iteration) -> None:
         for new in output.scheduled_new_reqs:
@@ -349,7 +358,7 @@ class Prefetcher:
         ours = any(name in output.num_scheduled_tokens for name in self._alive)
         counts = bool(output.num_scheduled_tokens) and not ours
         self._pace.scheduled(id(output), self._port.prefill_tokens(output), counts)
-        refused = self._not_under_way()
+        refused = self._to_abort()
         for name in refused:
             self.counts["refused"] += 1
             self._prompts.refused(self._alive[name].prompt)

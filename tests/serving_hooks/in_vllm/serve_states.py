@@ -211,6 +211,7 @@ def main(model: str, served: str) -> dict[str, Any]:
 
     tap = {**TAP, "kv_transfer_config": KVTransferConfig(**TAP["kv_transfer_config"])}
     noted = Noted()
+    noted.watch()  # before the scheduler keeps methods of its parts
     llm = LLM(
         model=model,
         served_model_name=served,
@@ -238,7 +239,6 @@ def main(model: str, served: str) -> dict[str, Any]:
         llm.llm_engine.engine_core.shutdown()  # what waits is written
         back = recorded(noted, hugging_face(model, tokens), tokens)
         return {"tokens": tokens, "reasons": reasons, "status": status, "recorded": back}
-    noted.watch()
     scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler
     counted: dict[str, int] = defaultdict(int)
     schedule = scheduler.schedule
