@@ -53,15 +53,15 @@ class Noted:
         self.changed: list[bool] = []
         self.step = 0
 
-    def watch(self) -> None:
+    def watch(self, forecasts: Any) -> None:
         """Stands between the parts; each goes on as it would."""
         from presage.serving_hooks.forecasting.forecaster import Forecaster
         from presage.serving_hooks.vllm.hidden_states.connector import StatesConnector
-        from presage.serving_hooks.vllm.hidden_states.steps import StatesOfSteps
         from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 
         captured, prefill = StatesConnector.captured, StepForecasts.prefill_state
-        last, again = StatesOfSteps.completion_state, Forecaster.on_prefill_state
+        again = Forecaster.on_prefill_state
+        reader, last = forecasts.state_source or (None, None)
 
         def rows_pass(connector: Any, ids: Any, rows: Any) -> None:
             for moment, names in connector.asked_rows.items():
@@ -76,8 +76,8 @@ class Noted:
             self.read[name] = self.step
             prefill(workflows, name, state)
 
-        def last_passes(states: Any, name: str) -> Any:
-            found = last(states, name)
+        def last_passes(name: str) -> Any:
+            found = last(name)
             if found is not None:
                 self.states[COMPLETION][name] = found
             return found
@@ -89,7 +89,9 @@ class Noted:
             return live
 
         StatesConnector.captured, StepForecasts.prefill_state = rows_pass, state_passes  # type: ignore[assignment,method-assign]
-        StatesOfSteps.completion_state, Forecaster.on_prefill_state = last_passes, answered  # type: ignore[assignment,method-assign]
+        Forecaster.on_prefill_state = answered  # type: ignore[assignment,method-assign]
+        if last is not None:
+            forecasts.state_source = reader, last_passes
 
 
 def requests(draw: random.Random) -> list[tuple[str, list[int], Any]]:
@@ -211,7 +213,6 @@ def main(model: str, served: str) -> dict[str, Any]:
 
     tap = {**TAP, "kv_transfer_config": KVTransferConfig(**TAP["kv_transfer_config"])}
     noted = Noted()
-    noted.watch()  # before the scheduler keeps methods of its parts
     llm = LLM(
         model=model,
         served_model_name=served,
@@ -240,6 +241,7 @@ def main(model: str, served: str) -> dict[str, Any]:
         back = recorded(noted, hugging_face(model, tokens), tokens)
         return {"tokens": tokens, "reasons": reasons, "status": status, "recorded": back}
     scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler
+    noted.watch(scheduler.step_forecasts)
     counted: dict[str, int] = defaultdict(int)
     schedule = scheduler.schedule
 
