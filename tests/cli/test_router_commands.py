@@ -119,7 +119,7 @@ def test_route_picks_within_limits(champion: object, database: str, tmp_path: Pa
     assert not run(*ask, "--costs", costs, "--min-quality", 1, "--json").json["limit_kept"]
     assert "the cheapest of" in run(*ask, "--costs", costs, "--min-quality", 0.01).out
     assert "no cost for large" in run(*ask, "--max-cost", 2).complaint
-    assert "one of the two" in run(*ask, "--costs", costs, "--max-cost", 2, "--min-quality", 0.5).complaint
+    assert "set only one of them" in run(*ask, "--costs", costs, "--max-cost", 2, "--min-quality", 0.5).complaint
     costs.write_text("large = 'much'")
     assert "the cost of 'large'" in run(*ask, "--costs", costs, "--max-cost", 2).complaint
     costs.write_bytes(b"large = 1\n'caf\xe9' = 2\n")

@@ -206,5 +206,5 @@ def test_a_server_that_is_down() -> None:
 def test_a_line_that_is_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"birds": 1}\n', encoding="utf-8")
-    with pytest.raises(TraceError, match=r"line 1: a JSON object with the keys birds; an MLflow trace"):
+    with pytest.raises(TraceError, match=r"line 1: a JSON object with the keys birds; expected an MLflow trace"):
         list(read_mlflow(path))
