@@ -155,7 +155,7 @@ def test_with_a_tier_too(tmp_path: Path, ahead: bool, takes: tuple[int, ...]) ->
         (Prefetcher, "_start", 3),
         (Prefetcher, "_begin", 2),
         (Prefetcher, "_may_run", 50),
-        (Prefetcher, "_not_under_way", 60),
+        (Prefetcher, "_to_abort", 60),
     ],
 )
 @BOTH
