@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.output import Output, number, table
+from presage.cli.output import Output, table
+from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +59,7 @@ def evaluate(
         report("forecasting", None)
         metrics = loaded.metrics(judged_on, seed)
     data = {**metrics, "left_out": left_out}
-    out.result(data, *(kind.tables(metrics, loaded.called) if not as_json else ()))
+    out.result(data, *(kind.tables(metrics) if not as_json else ()))
 
 
 def forecast(

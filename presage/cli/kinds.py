@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
 from presage.cli import options
-from presage.cli.output import Output, Report
+from presage.cli.output import Output, Report, report_lines
+from presage.predictors import KINDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,7 +111,6 @@ class Kind:
         examples: for the help of the subcommand.
         evaluate: evaluates a predictor.
         gates: (candidate, champion or None, data, seed, input profile) -> gates.
-        tables: (metrics, name of the predictor) -> what people read.
         forecast: (JSON of a forecast, name of the predictor, steps) -> what people read.
         headline: the most important figures of a registered version, by title.
         warnings: reasons why the metrics of a training may be too good.
@@ -125,12 +126,16 @@ class Kind:
     examples: str
     evaluate: Evaluates
     gates: Callable[[Loaded, Loaded | None, Any, int, str], list[Gate]]
-    tables: Callable[[dict[str, Any], str], list[Any]]
     forecast: Callable[[dict[str, Any], str, list[dict[str, Any]]], list[Any]]
     headline: Callable[[Mapping[str, float]], dict[str, str]]
     warnings: Callable[[dict[str, Any]], list[str]]
     ask: Callable[[Any, list[dict[str, Any]]], dict[str, Any]] = _ask
     at_precision: Callable[[Loaded, str], Loaded] = _no_precision
+
+    def tables(self, metrics: dict[str, Any]) -> list[Any]:
+        """The report of these metrics, as a terminal shows it."""
+        document = resolve_name(KINDS[self.name].report)(metrics)
+        return [*report_lines(document), f"\none forecast takes {metrics['latency_us']:,.1f} µs"]
 
 
 def _held_out(table: pa.Table, predictors: list[Any]) -> tuple[pa.Table, int]:

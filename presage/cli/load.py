@@ -1,19 +1,17 @@
-"""All kinds of predictor, and loading one by reference."""
+"""The kinds of predictor as the commands see them, and loading one by reference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from presage.cli.kinds import Kind, Loaded
-from presage.cli.next_agent import NEXT_AGENT
-from presage.cli.remaining_length import REMAINING_LENGTH
-from presage.cli.router import ROUTER
+from presage.errors import ArtefactError
+from presage.predictors import KINDS
 
 if TYPE_CHECKING:
     from presage.registry.connect import Registry
-
-KINDS: Final = (NEXT_AGENT, REMAINING_LENGTH, ROUTER)
 
 
 def kind_of(name: str) -> Kind:
@@ -22,13 +20,10 @@ def kind_of(name: str) -> Kind:
     Raises:
         ArtefactError: unknown name.
     """
-    from presage.errors import ArtefactError
-
-    for kind in KINDS:
-        if kind.name == name:
-            return kind
-    known = ", ".join(kind.name for kind in KINDS)
-    raise ArtefactError(f"a predictor of kind {name!r}; wanted one of {known}")
+    if name not in KINDS:
+        raise ArtefactError(f"a predictor of kind {name!r}; wanted one of {', '.join(KINDS)}")
+    kind: Kind = resolve_name(KINDS[name].commands)
+    return kind
 
 
 def load(reference: str, registry: Callable[[], Registry]) -> Loaded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count, takewhile
 from pathlib import Path
@@ -12,12 +12,12 @@ import typer
 
 from presage.cli import options
 from presage.cli.kinds import TRACES, Kind, Loaded, shared_tasks
-from presage.cli.output import Output, Report, interval, number, table
+from presage.cli.output import Output, Report, table
 from presage.cli.training import Trained, TrainingJob, carry_out
+from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from rich.table import Table
 
     from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.registry.evidence import NextAgentBudget, NextAgentEvidence
@@ -127,15 +127,6 @@ def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: in
     return judge_next_agent(mine, its, _budget(candidate.predictor), seed=seed)
 
 
-def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
-    """Accuracy at both moments, and under each input profile."""
-    return [
-        *_accuracies(metrics, called),
-        _profile_accuracies(metrics),
-        f"\none forecast takes {metrics['latency_us']:.1f} µs",
-    ]
-
-
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
     """The most likely agents and END, for each horizon."""
     lines = []
@@ -192,41 +183,6 @@ def _moments(figures: ByMoment) -> dict[str, Any]:
     return {moment: MomentEvidence(of.correct, of.positions, of.nll, of.ece) for moment, of in figures.items()}
 
 
-def _accuracies(metrics: dict[str, Any], name: str) -> Iterator[Table]:
-    """Accuracy of a predictor and its baselines, one table for each moment."""
-    for moment, figures in metrics["moments"].items():
-        horizons = range(len(figures["accuracy"]))
-        rows = [[name, *_by_horizon(figures), number(figures["ece"][0])]]
-        rows += [
-            [baseline, *_by_horizon(of[moment]), number(of[moment]["ece"][0])]
-            for baseline, of in metrics["baselines"].items()
-        ]
-        states = "" if figures["states"] else ", without states"
-        head = [
-            f"{metrics['workflows']} workflows",
-            *(f"{k + 1} step{'s' * (k > 0)} ahead" for k in horizons),
-            "ECE, 1 step",
-        ]
-        yield table(f"\nAccuracy at {moment}{states}, with 95 % intervals", head, rows)
-
-
-def _profile_accuracies(metrics: dict[str, Any]) -> Table:
-    """Accuracy and calibration for each input profile."""
-    rows = []
-    for profile, of in metrics["profiles"].items():
-        for moment, figures in of["moments"].items():
-            ece = " / ".join(number(value) for value in figures["ece"])
-            name = f"{profile}, {moment}{'' if figures['states'] else ', no states'}"
-            rows.append([name, *_by_horizon(figures), ece])
-    horizons = range(len(next(iter(metrics["moments"].values()))["accuracy"]))
-    head = ["inputs, moment", *(f"{k + 1} step{'s' * (k > 0)} ahead" for k in horizons), "ECE"]
-    return table("\nAccuracy by inputs available when serving (engine: what vLLM's scheduler supplies)", head, rows)
-
-
-def _by_horizon(figures: Mapping[str, Any]) -> Iterator[str]:
-    return map(interval, figures["accuracy"], figures["ci95"])
-
-
 NEXT_AGENT = Kind(
     name="next-agent",
     legend="accuracy 1, 2, … steps ahead",
@@ -243,7 +199,6 @@ NEXT_AGENT = Kind(
     "An unknown --set key lists all keys.",
     evaluate=_evaluate,
     gates=_gates,
-    tables=_tables,
     forecast=_forecast,
     headline=_headline,
     warnings=shared_tasks,

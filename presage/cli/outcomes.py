@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.output import Boundary, Output, Report, number, table
+from presage.cli.output import Boundary, Output, Report, table
+from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes.files import OutcomesRead

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from presage.training.report.blocks import Document
+
 FAILED: Final = 1
 BAD_INPUT: Final = 2
 REFUSED: Final = 3
@@ -175,12 +177,20 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, lef
     return made
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """A figure, or a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}f}"
+def report_lines(document: Document) -> Iterator[Any]:
+    """What a terminal shows of a report: its lead, and the texts and tables of the sections marked for it."""
+    from presage.training.report.blocks import Folded
+    from presage.training.report.blocks import Table as ReportTable
+    from presage.training.report.blocks import Text as ReportText
 
-
-def interval(value: float | None, ci95: Sequence[float | None], digits: int = 3) -> str:
-    """A figure and the ends of its interval."""
-    low, high = ci95
-    return f"{number(value, digits)} [{number(low, digits)}, {number(high, digits)}]"
+    yield document.title
+    yield document.lead
+    for section in document.sections:
+        if section.in_terminal:
+            yield f"\n{section.title}"
+            for block in section.blocks:
+                for one in block.blocks if isinstance(block, Folded) else (block,):
+                    if isinstance(one, ReportTable):
+                        yield table("", one.head, one.rows, left=one.words)
+                    elif isinstance(one, ReportText):
+                        yield one.text

@@ -10,8 +10,9 @@ import typer
 
 from presage.cli import options
 from presage.cli.kinds import TRACES, Kind, Loaded, shared_tasks
-from presage.cli.output import Output, Report, interval, number, table
+from presage.cli.output import Output, Report, table
 from presage.cli.training import Trained, TrainingJob, carry_out
+from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,53 +116,6 @@ def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: in
     return judge_lengths(mine, its, LengthBudget(), seed=seed)
 
 
-def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
-    """Order, loss, coverage, and mean completion in a simulated queue."""
-    judged = {called: metrics, **metrics["baselines"]}
-    quantiles = list(metrics["pinball"])
-    head = [
-        f"{metrics['workflows']} workflows, {metrics['steps']} steps",
-        "tau distance, all",
-        "at arrival",
-        *(f"pinball {q}" for q in quantiles),
-        *(f"within {q}" for q in quantiles),
-    ]
-    rows = [
-        [
-            name,
-            *(_interval(of, "tau_distance", scope) for scope in ("all", "arrival")),
-            *(number(of["pinball"][q], 1) for q in quantiles),
-            *(number(of["coverage"][q]) for q in quantiles),
-        ]
-        for name, of in judged.items()
-    ]
-    shown: list[Any] = [table("\nOutput tokens: order (0 best, .5 none), loss in tokens, coverage", head, rows)]
-    if len(metrics["by_workflow_type"]) > 1:
-        of_types = [
-            [
-                kind,
-                str(of["workflows"]),
-                number(of["tau_distance"]["all"]),
-                *(number(of["pinball"][q], 1) for q in quantiles),
-                *(number(of["coverage"][q]) for q in quantiles),
-            ]
-            for kind, of in metrics["by_workflow_type"].items()
-        ]
-        shown.append(table("\nBy workflow type", ["", "workflows", "tau distance", *head[3:]], of_types))
-    shown.append(_profiles(metrics["profiles"], quantiles))
-    if metrics["queue"] is not None:
-        queue = metrics["queue"]
-        waits = [
-            [name, f"{tokens:,.0f}", f"{queue['saved'][name]:.1%}"]
-            for name, tokens in queue["completion_tokens"].items()
-        ]
-        title = f"\nMean completion in a queue with one server, busy {queue['load']:.0%} of the time"
-        shown.append(table(title, ["policy", "tokens of service", "saved"], waits))
-    left_out = ", ".join(f"{count} steps ({why})" for why, count in metrics["left_out_steps"].items() if count)
-    shown.append(f"\n{f'not judged: {left_out}; ' if left_out else ''}one step takes {metrics['latency_us']:.1f} µs")
-    return shown
-
-
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
     """The quantiles after the last step."""
     last = rows[-1]
@@ -215,25 +169,6 @@ def _quantiles_of(text: str) -> tuple[float, ...]:
         ) from error
 
 
-def _profiles(profiles: dict[str, Any], quantiles: list[str]) -> Any:
-    """Order, loss and coverage for each input profile."""
-    head = ["inputs", "tau distance, all", *(f"pinball {q}" for q in quantiles), *(f"within {q}" for q in quantiles)]
-    rows = [
-        [
-            name,
-            _interval(of, "tau_distance", "all"),
-            *(number(of["pinball"][q], 1) for q in quantiles),
-            *(_interval(of, "coverage", q) for q in quantiles),
-        ]
-        for name, of in profiles.items()
-    ]
-    return table("\nBy inputs available when serving (engine: what vLLM's scheduler supplies)", head, rows)
-
-
-def _interval(of: dict[str, Any], figure: str, key: str) -> str:
-    return interval(of[figure][key], of[f"{figure}_ci95"][key])
-
-
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> LengthEvidence:
     """Measure a version on these traces under an input profile."""
     from presage.predictors.common.artefact import FORMAT_VERSION
@@ -271,7 +206,6 @@ REMAINING_LENGTH = Kind(
     "train-predictor remaining-length traces/ --target step --quantiles 0.5,0.99 --name step-length",
     evaluate=_evaluate,
     gates=_gates,
-    tables=_tables,
     forecast=_forecast,
     headline=_headline,
     warnings=shared_tasks,

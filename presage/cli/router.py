@@ -11,8 +11,9 @@ import typer
 
 from presage.cli import options, outcomes
 from presage.cli.kinds import Data, Kind, Loaded
-from presage.cli.output import Output, Report, interval, number, table
+from presage.cli.output import Output, Report, table
 from presage.cli.training import TrainingJob, carry_out
+from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes import Outcomes
@@ -235,47 +236,6 @@ def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int
     )
 
 
-def _tables(metrics: dict[str, Any], called: str) -> list[Any]:
-    """Order, picks and calibration; figures by model; cost against quality."""
-    judged = {called: metrics, **metrics["baselines"]}
-    rows = [
-        [
-            name,
-            _interval(of, "macro_map"),
-            number(of["macro_auroc"]),
-            _interval(of, "brier"),
-            number(of["ece"]),
-            _interval(of, "picked_accuracy"),
-        ]
-        for name, of in judged.items()
-    ]
-    head = [f"{metrics['prompts']} prompts, {metrics['labels']} labels"]
-    head += ["macro mAP", "AUROC", "Brier", "ECE", "picked accuracy"]
-    shown: list[Any] = [table("\nWhich model solves it, with 95 % intervals", head, rows)]
-    best = metrics["best_single_model"]
-    if best is not None:
-        low, high = metrics["gain_over_best_single_ci95"]
-        shown.append(
-            f"\nbest single model {best} {number(metrics['best_single'])} (router minus it: 95 % {number(low)} to "
-            f"{number(high)}), at random {number(metrics['random'])}, oracle {number(metrics['oracle'])}, on "
-            f"{metrics['prompts_with_every_label']} prompts with every label"
-        )
-    of_models = [
-        [
-            name,
-            str(of["labels"]),
-            *(number(of[f]) for f in ("base_rate", "average_precision", "auroc", "brier", "ece")),
-            number(metrics["picked_shares"].get(name)),
-        ]
-        for name, of in sorted(metrics["by_model"].items(), key=lambda item: -(item[1]["base_rate"] or 0.0))
-    ]
-    head = ["model", "labels", "solves", "average precision", "AUROC", "Brier", "ECE", "picked for"]
-    shown.append(table("\nBy model", head, of_models))
-    if metrics["cost_quality"] is not None:
-        shown += _costs(metrics["cost_quality"])
-    return [*shown, f"\none prompt takes {metrics['latency_us'] / 1000:.2f} ms"]
-
-
 def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Route the input text of the last step."""
     from presage.errors import InputError
@@ -301,27 +261,6 @@ def _headline(figures: Mapping[str, float]) -> dict[str, str]:
     """Macro mAP, calibration, and accuracy of the picks and of the best single model."""
     names = {"macro mAP": "macro_map", "ECE": "ece", "picked": "picked_accuracy", "best single": "best_single"}
     return {called: number(figures.get(name)) for called, name in names.items()}
-
-
-def _interval(of: dict[str, Any], figure: str) -> str:
-    return interval(of[figure], of[f"{figure}_ci95"])
-
-
-def _costs(curve: dict[str, Any]) -> list[Any]:
-    rows = [
-        [
-            f"at most {float(slack):.0%} below the best single model",
-            f"{point['cost']:.4g}" if point else "–",
-            number(point["accuracy"]) if point else "–",
-        ]
-        for slack, point in curve["at_slack"].items()
-    ]
-    rows += [[f"always {name}", f"{of['cost']:.4g}", number(of["accuracy"])] for name, of in curve["singles"].items()]
-    areas = (
-        f"\narea under cost and quality: {number(curve['area'])}, of single models mixed at random "
-        f"{number(curve['area_of_singles'])}"
-    )
-    return [table(f"\nCost against quality ({curve['unit']} per request)", ["", "cost", "accuracy"], rows), areas]
 
 
 def _budget(head: str) -> RouterBudget:
@@ -361,7 +300,6 @@ ROUTER = Kind(
     "train-predictor router newer/ --start-from models:/router@champion      # new models beside the old ones",
     evaluate=_evaluate,
     gates=_gates,
-    tables=_tables,
     forecast=_forecast,
     headline=_headline,
     warnings=lambda _: [],  # prompts of the training set are left out of the test set

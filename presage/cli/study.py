@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options, outcomes
-from presage.cli.output import Output, Report, interval, number
+from presage.cli.output import Output, Report, report_lines
 from presage.cli.output import table as text_table
+from presage.training.report.blocks import interval, number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -214,22 +215,10 @@ def _study(
 
 
 def _render(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
-    """The tables of the report."""
-    from presage.training.report.blocks import Folded, Table, Text
-    from presage.training.report.files import document
+    from presage.training.report.study import document
 
-    page = document(found)
-    lines: list[Any] = [page.title, page.lead]
-    for block in page.sections[0].blocks:
-        inner = block.blocks if isinstance(block, Folded) else [block]
-        for one in inner:
-            if isinstance(one, Table):
-                lines.append(text_table("", one.head, [row.cells for row in one.rows]))
-            elif isinstance(one, Text):
-                lines.append(f"\n{one.text}")
-    if report_folder is not None:
-        lines.append(f"\nthe page: {report_folder}/report.html")
-    return lines
+    lines = list(report_lines(document(found)))
+    return lines if report_folder is None else [*lines, f"\nthe page: {report_folder}/report.html"]
 
 
 def _recipe(settings: list[str] | None, horizon: int, seed: int, states: str) -> Recipe:

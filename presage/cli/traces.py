@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.output import Output, number, table
+from presage.cli.output import Output, table
 from presage.datasets.adapters import READERS
 from presage.errors import ConfigurationError
+from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
     from presage.datasets.ingest import Feed

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli.load import KINDS
+from presage.cli.load import kind_of
 from presage.cli.output import Boundary
+from presage.predictors import KINDS
 
 app = typer.Typer(
     cls=Boundary,
@@ -21,7 +22,7 @@ def group() -> None:
     """Train a predictor on traces or a router on outcomes, compare it with baselines on held-out data, register it."""
 
 
-for kind in KINDS:
+for kind in map(kind_of, KINDS):
     app.command(kind.name, epilog=f"Examples:\n\n{kind.examples}")(kind.train)
 
 

@@ -123,7 +123,7 @@ def carry_out(
     if output.as_json:
         for line in lost:
             output.note(line)
-    tables = [*job.kind.tables(metrics, metrics["model"]), "", *_summary(metrics, places)] if not output.as_json else ()
+    tables = [*job.kind.tables(metrics), "", *_summary(metrics, places)] if not output.as_json else ()
     output.result({**metrics, **places}, *tables, *([""] if lost else []), *lost)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pandas as pd  # type: ignore[import-untyped]
 
 from presage.errors import InputError
+from presage.predictors import KINDS
 from presage.predictors.common.artefact import read_artefact
 from presage.registry.table import example_table, forecast_workflows, signature
 
@@ -104,7 +105,7 @@ _PROMPTS: Final = Form(example_prompts, prompt_signature, route_prompts)
 
 def form_of(kind: str) -> Form:
     """The tables of a kind."""
-    return _PROMPTS if kind == "router" else _STEPS
+    return _PROMPTS if KINDS[kind].reads_prompts else _STEPS
 
 
 def answer_table(folder: str | Path, predictor: Any, rows: pd.DataFrame) -> pd.DataFrame:

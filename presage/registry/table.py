@@ -6,15 +6,16 @@ workflow, in order of first appearance.
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
 from presage.errors import TraceError
-from presage.predictors.common.artefact import KINDS, read_artefact
+from presage.predictors import KINDS
+from presage.predictors.common.artefact import read_artefact
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
@@ -60,8 +61,8 @@ def load_predictor(folder: str | Path) -> Predictor:
     Raises:
         ArtefactError: not an artefact, or of an unknown kind.
     """
-    module, _, name = KINDS[read_artefact(Path(folder)).kind].partition(":")
-    predictor: Predictor = getattr(import_module(module), name).load(Path(folder))
+    kind = KINDS[read_artefact(Path(folder)).kind]
+    predictor: Predictor = resolve_name(kind.predictor).load(Path(folder))
     return predictor
 
 

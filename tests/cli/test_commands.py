@@ -75,7 +75,7 @@ def test_a_folder_gets_the_artefact_and_the_numbers_that_are_printed(tmp_path: P
     assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == files
     again = train(tiny.store, "--out", tmp_path / "out", "--no-register", *FAST)
     assert again.code == 0, "an earlier artefact is replaced"
-    assert "Accuracy at completion" in again.out
+    assert "Accuracy by steps ahead" in again.out
     assert "judging on the test set …" in again.err
 
 

@@ -61,7 +61,7 @@ def test_each_kind_is_told_by_its_own_figures(
     head, row = shown(ran.out, "later")
     assert head == "name version aliases verdict size registered"
     assert row.startswith("later 1 – not judged")
-    assert "oracle: a kind this version of Presage does not know" in ran.out
+    assert "oracle: a kind that this version of Presage does not support" in ran.out
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def test_the_figures_stand_on_the_page(metrics: dict[str, Any]) -> None:
     for name, of in metrics["by_model"].items():
         assert name in told
         assert f"{of['average_precision']:.3f}" in told
-    for heading in ("What picking is worth", "What quality costs", "Are the probabilities honest?", "By task"):
+    for heading in ("What picking is worth", "What quality costs", "Are the probabilities calibrated?", "By task"):
         assert f"## {heading}" in told
     assert "models left out for few labels" in told
 
@@ -45,6 +45,6 @@ def test_what_was_not_measured_is_left_out(metrics: dict[str, Any]) -> None:
     none = dict.fromkeys(("best_single_model", "best_single", "picked_accuracy", "random", "oracle", "cost_quality"))
     bare |= none | {"baselines": {}, "differences": {}, "by_task": {}, "reliability": [], "picked_shares": {}}
     told = markdown(document(bare))
-    for heading in ("What picking is worth", "What quality costs", "honest?", "By task", "What it learnt from"):
+    for heading in ("What picking is worth", "What quality costs", "calibrated?", "By task", "What it learnt from"):
         assert heading not in told
     assert f"{metrics['macro_map']:.3f}" in told

@@ -31,18 +31,12 @@ from safetensors.numpy import save as save_tensors
 
 from presage import __version__
 from presage.errors import ArtefactError, OutputError
+from presage.predictors import KINDS
 
 FORMAT: Final = "presage-artefact"
 FORMAT_VERSION: Final = 3
 READS: Final = (FORMAT_VERSION,)
 """The format versions `read_artefact` reads."""
-
-KINDS: Final = {
-    "next-agent": "presage.predictors.next_agent.predictor:NextAgentPredictor",
-    "remaining-length": "presage.predictors.length.predictor:RemainingLengthPredictor",
-    "router": "presage.predictors.router.predictor:RouterPredictor",
-}
-"""All kinds of predictor, and the class of each (module:name), which is imported on first use."""
 
 CONFIG_FILE: Final = "config.json"
 TENSORS_FILE: Final = "model.safetensors"
@@ -58,7 +52,7 @@ class Artefact:
     """The checked content of an artefact folder.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: one of `presage.predictors.KINDS`.
         config: the predictor's own configuration.
         tensors: arrays by name, in the dtypes they were written in.
         training_data: digest and counts of the training data.
@@ -90,7 +84,7 @@ def write_artefact(
 
     Args:
         folder: the artefact folder; missing parents are created.
-        kind: one of `KINDS`.
+        kind: one of `presage.predictors.KINDS`.
         config: JSON values only; finite numbers.
         tensors: arrays of floats, integers or booleans; floats finite.
         training_data: JSON values only, `{"digest": "sha256:…", …}` by convention.
@@ -134,7 +128,7 @@ def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
 
     Args:
         folder: an artefact folder.
-        kind: the kind that the caller expects; None: any of `KINDS`.
+        kind: the kind that the caller expects; None: any.
 
     Raises:
         ArtefactError: not a valid artefact; names the file, what it holds and what is expected.

@@ -1,15 +1,17 @@
-"""What a report consists of, before it is a page or Markdown: text, tables, pictures, sections, and figures in words.
+"""What a report consists of before it becomes a page or Markdown: text, tables, pictures, sections, formatted figures.
 
-Texts and cells are plain text. Agents and workflow types are named by whoever wrote the traces, so whoever writes a
-document down escapes every one of them. A figure has three digits; where there is none, a dash.
+Texts and cells are plain text. Names of agents and workflow types come from the traces, so the writers of page and
+Markdown escape all of them. A figure has three digits; a missing one is a dash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
-from xml.etree.ElementTree import Element
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 
 @dataclass(frozen=True)
@@ -21,26 +23,24 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Row:
-    """Cells of a table; ours is marked."""
-
-    cells: Sequence[str]
-    marked: bool = False
-
-
-@dataclass(frozen=True)
 class Table:
-    """A table; the first column names, the others tell, unless there are words in them (`words`, counted from 0)."""
+    """A table.
+
+    Attributes:
+        words: columns of words, counted from 0; the others hold figures.
+        marked: first cells of the rows to emphasise: ours.
+    """
 
     head: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[Sequence[str]]
     words: frozenset[int] = frozenset({0})
+    marked: frozenset[str] = frozenset()
     kind: ClassVar[str] = "table"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Labels and what is true of them."""
+    """Values by label."""
 
     facts: Mapping[str, str]
     kind: ClassVar[str] = "facts"
@@ -56,14 +56,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """Drawings side by side, or one above the other where there is no room.
+    """Drawings side by side, or one above the other on a narrow page.
 
     Attributes:
         name: of its file, without the ending.
-        caption: what it shows, in words.
-        panels: the drawings.
         legend: the name of each line, in the order of their colours.
-        wide: panels keep their size, and scroll where there is no room.
+        wide: panels keep their size, and scroll on a narrow page.
     """
 
     name: str
@@ -88,15 +86,16 @@ Block = Text | Table | Facts | Picture | Folded
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its blocks."""
+    """A heading and its blocks; with `in_terminal` the commands print its texts and tables too."""
 
     title: str
     blocks: Sequence[Block]
+    in_terminal: bool = False
 
 
 @dataclass(frozen=True)
 class Card:
-    """A number to see first, what it is, and what it has to be seen beside."""
+    """A number at the top of the page, what it is, and what to compare it with."""
 
     value: str
     label: str
@@ -105,32 +104,35 @@ class Card:
 
 @dataclass(frozen=True)
 class Document:
-    """A report: what to see first, then the sections."""
+    """A report: what to see first, then the sections; None is a section that the metrics lack."""
 
     title: str
     lead: str
-    sections: Sequence[Section]
-    cards: Sequence[Card] = field(default=())
+    parts: Sequence[Section | None]
+    cards: Sequence[Card] = ()
+
+    @property
+    def sections(self) -> list[Section]:
+        """The sections there are."""
+        return [section for section in self.parts if section is not None]
 
     def pictures(self) -> list[Picture]:
-        """All of them, in order."""
+        """All pictures, in order."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]
 
 
 Metrics = Mapping[str, Any]
-"""What is in `metrics.json`."""
-
-DIGITS = 3
+"""The content of `metrics.json`."""
 
 
-def number(value: float | None, digits: int = DIGITS) -> str:
+def number(value: float | None, digits: int = 3) -> str:
     """A figure."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def signed(value: float | None, digits: int = DIGITS) -> str:
+def signed(value: float | None) -> str:
     """A difference, always with its sign; a true minus."""
-    return "–" if value is None else f"{value:+.{digits}f}".replace("-", "−")
+    return "–" if value is None else f"{value:+.3f}".replace("-", "−")
 
 
 def interval(value: float | None, ends: Sequence[float | None]) -> str:
@@ -138,17 +140,32 @@ def interval(value: float | None, ends: Sequence[float | None]) -> str:
     return number(value) if value is None else f"{number(value)} [{number(ends[0])}, {number(ends[1])}]"
 
 
-def signed_interval(value: float | None, ends: Sequence[float | None], digits: int = DIGITS) -> str:
+def signed_interval(value: float | None, ends: Sequence[float | None]) -> str:
     """A difference with its interval."""
-    of = signed(value, digits)
-    return of if value is None else f"{of} [{signed(ends[0], digits)}, {signed(ends[1], digits)}]"
+    return signed(value) if value is None else f"{signed(value)} [{signed(ends[0])}, {signed(ends[1])}]"
 
 
 def count(value: float) -> str:
-    """How many, the thousands apart."""
+    """A number of things, with separators of thousands."""
     return f"{value:,.0f}"
 
 
 def ahead(horizon: int) -> list[str]:
     """1 step, 2 steps, … of K."""
     return ["1 step", *(f"{k} steps" for k in range(2, horizon + 1))]
+
+
+def accuracy_cells(figures: Mapping[str, Any]) -> list[str]:
+    """Accuracy 1 to K steps ahead at one moment, each with its interval."""
+    return [interval(value, ends) for value, ends in zip(figures["accuracy"], figures["ci95"], strict=True)]
+
+
+def gain(of: Mapping[str, Any], k: int | None = None) -> str:
+    """A difference `{"difference", "ci95"}` with its interval; of lists, the one k + 1 steps ahead."""
+    difference, ends = of["difference"], of["ci95"]
+    return signed_interval(difference, ends) if k is None else signed_interval(difference[k], ends[k])
+
+
+def version_of(metrics: Metrics) -> str:
+    """The end of a title: the registered version, if there is one."""
+    return f", version {metrics['version']}" if metrics["version"] is not None else ""

@@ -13,12 +13,14 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Final
 from xml.etree.ElementTree import Element, tostring
 
 from presage.errors import OutputError
-from presage.training.report import lengths, next_agent, replay, router, study
-from presage.training.report.blocks import Block, Document, Facts, Folded, Metrics, Picture, Row, Section, Table, Text
+from presage.predictors import KINDS
+from presage.training.report import replay, study
+from presage.training.report.blocks import Block, Document, Facts, Folded, Metrics, Picture, Section, Table, Text
 from presage.training.report.plot import COLOURS, standalone, stylesheet
 
 METRICS_FILE: Final = "metrics.json"
@@ -93,17 +95,10 @@ def write_file(path: Path, content: bytes) -> Path:
 
 def document(metrics: Metrics) -> Document:
     """The report of a training, an evaluation or a study."""
-    makers = {
-        "study": study.document,
-        "next-agent": next_agent.document,
-        "remaining-length": lengths.document,
-        "router": router.document,
-        "replay": replay.document,
-    }
-    return _opened(makers[metrics["kind"]](metrics), metrics)
-
-
-_UNITS = {"remaining-length": " (pinball in tokens)"}
+    others = {"study": study.document, "replay": replay.document}
+    kind = metrics["kind"]
+    make = others[kind] if kind in others else resolve_name(KINDS[kind].report)
+    return _opened(make(metrics), metrics)
 
 
 def _opened(made: Document, metrics: Metrics) -> Document:
@@ -117,18 +112,18 @@ def _opened(made: Document, metrics: Metrics) -> Document:
     if not lost:
         return made
     rows = [
-        Row([one["baseline"], one["at"], f"{one['by']:.4g}", f"{one['ci95'][0]:.4g} to {one['ci95'][1]:.4g}"])
+        [one["baseline"], one["at"], f"{one['by']:.4g}", f"{one['ci95'][0]:.4g} to {one['ci95'][1]:.4g}"]
         for one in lost
     ]
     text = (
         "Each row is a baseline that beats this predictor: the paired 95 % interval of the difference, by bootstrap, "
-        f"lies above 0{_UNITS.get(metrics['kind'], '')}. Use the baseline there, or improve the predictor first."
+        "lies above 0. Use the baseline there, or improve the predictor first."
     )
     table = Table(["baseline", "where", "better by", "95 %"], rows, frozenset({0, 1}))
     names = ", ".join(dict.fromkeys(one["baseline"] for one in lost))
     lead = f"LOST: in {len(lost)} comparisons a baseline ({names}) is better beyond the 95 % interval. {made.lead}"
     section = Section("Where a baseline is better", [Text(text), table])
-    return dataclasses.replace(made, lead=lead, sections=[section, *made.sections])
+    return dataclasses.replace(made, lead=lead, parts=[section, *made.parts])
 
 
 def page(document: Document) -> str:
@@ -188,9 +183,9 @@ def _block(block: Block) -> str:
 
 
 def _table(table: Table) -> str:
-    rule = Row(["---" if column in table.words else "---:" for column in range(len(table.head))])
-    rows = [Row(table.head), rule, *table.rows]
-    return "\n".join("| " + " | ".join(_cell(cell, row.marked) for cell in row.cells) + " |" for row in rows)
+    rule = ["---" if column in table.words else "---:" for column in range(len(table.head))]
+    rows = [table.head, rule, *table.rows]
+    return "\n".join("| " + " | ".join(_cell(cell, row[0] in table.marked) for cell in row) + " |" for row in rows)
 
 
 def _cell(text: str, marked: bool) -> str:

@@ -14,42 +14,45 @@ from presage.training.report.blocks import (
     Metrics,
     Panel,
     Picture,
-    Row,
     Section,
     Table,
     Text,
     count,
+    gain,
     interval,
     number,
-    signed_interval,
+    version_of,
 )
-from presage.training.report.next_agent import data, made
+from presage.training.report.next_agent import SERVING, data, made
 from presage.training.report.plot import Axis, PlotPoint, bar_plot, line_plot, share_axis
 
 
 def document(metrics: Metrics) -> Document:
     """The report, most important sections first."""
-    version = f", version {metrics['version']}" if metrics["version"] is not None else ""
     what = "Remaining output tokens" if metrics["target"] == "remaining" else "Output tokens of a step"
     sections = [
         data(metrics),
         _order(metrics),
         _queue(metrics),
         _bounds(metrics),
+        _profiles(metrics),
         _by_type(metrics),
         _estimators(metrics),
         made(metrics),
     ]
-    return Document(
-        f"{what}: {metrics['model'] or 'predictor of lengths'}{version}",
-        _lead(metrics),
-        [section for section in sections if section is not None],
-        _cards(metrics),
-    )
+    return Document(f"{what}: {_name(metrics)}{version_of(metrics)}", _lead(metrics), sections, _cards(metrics))
 
 
-def _ours(metrics: Metrics) -> str:
-    return f"{metrics['model'] or 'predictor of lengths'} (ours)"
+def _name(metrics: Metrics) -> str:
+    return metrics["model"] or "predictor of lengths"
+
+
+def _judged(metrics: Metrics) -> dict[str, Any]:
+    return {f"{_name(metrics)} (ours)": metrics, **metrics["baselines"]}
+
+
+def _marked(metrics: Metrics) -> frozenset[str]:
+    return frozenset({f"{_name(metrics)} (ours)"})
 
 
 def _best(metrics: Metrics) -> str | None:
@@ -66,10 +69,9 @@ def _lead(metrics: Metrics) -> str:
             text += f" {count(steps)} steps were not judged ({why})."
     best = _best(metrics)
     if best is not None:
-        gain = metrics["differences"][best]["tau_distance"]["all"]
         text += (
             f" Against {best}, the baseline that orders best, the tau distance differs by "
-            f"{signed_interval(gain['difference'], gain['ci95'])}; below 0, ours is better."
+            f"{gain(metrics['differences'][best]['tau_distance']['all'])}; below 0, ours is better."
         )
     return text
 
@@ -90,132 +92,135 @@ def _cards(metrics: Metrics) -> list[Card]:
 
 
 def _order(metrics: Metrics) -> Section:
-    mine = _ours(metrics)
-    judged = {mine: metrics, **metrics["baselines"]}
     quantiles = list(metrics["pinball"])
     rows = [
-        Row(
-            [
-                name,
-                *(interval(of["tau_distance"][s], of["tau_distance_ci95"][s]) for s in ("all", "arrival")),
-                *(number(of["pinball"][q], 1) for q in quantiles),
-            ],
-            name == mine,
-        )
-        for name, of in judged.items()
+        [name, *_intervals(of, "tau_distance", ("all", "arrival")), *(number(of["pinball"][q], 1) for q in quantiles)]
+        for name, of in _judged(metrics).items()
     ]
     rivals = [
-        Row(
-            [
-                name,
-                *(
-                    signed_interval(of["tau_distance"][s]["difference"], of["tau_distance"][s]["ci95"])
-                    for s in ("all", "arrival")
-                ),
-            ]
-        )
+        [name, *(gain(of["tau_distance"][scope]) for scope in ("all", "arrival"))]
         for name, of in metrics["differences"].items()
     ]
+    head = ["", "tau distance, all steps [95 %]", "at arrival", *(f"pinball {q}" for q in quantiles)]
     blocks: list[Block] = [
         Text(
-            "Tau distance: the share of pairs of steps that the median puts the wrong way round; pinball: what a "
-            "quantile costs in tokens, a step too low by one costing q and one too high 1 − q. Lower is better."
+            "Tau distance: the share of pairs of steps that the median puts in the wrong order; pinball: the loss of a "
+            "quantile in tokens, a step too low by one costing q and one too high 1 − q. Lower is better."
         ),
-        Table(["", "tau distance, all steps [95 %]", "at arrival", *(f"pinball {q}" for q in quantiles)], rows),
+        Table(head, rows, marked=_marked(metrics)),
     ]
     if rivals:
         blocks.append(Table(["ours minus ...", "tau distance, all steps [paired 95 %]", "at arrival"], rivals))
-    if drawn := _against_truth(metrics):
+    if drawn := _against_outcomes(metrics):
         blocks.append(drawn)
-    return Section("Order and numbers", blocks)
+    return Section("Order and loss", blocks, in_terminal=True)
 
 
-def _against_truth(metrics: Metrics) -> Picture | None:
+def _intervals(of: Any, figure: str, keys: Any) -> list[str]:
+    return [interval(of[figure][key], of[f"{figure}_ci95"][key]) for key in keys]
+
+
+def _against_outcomes(metrics: Metrics) -> Picture | None:
     bins = [row for row in metrics["bins"] if row["forecast"] >= 1 and row["truth_p10"] >= 1]
     if len(bins) < 2:
         return None
     values = [row[key] for row in bins for key in ("forecast", "truth_p10", "truth_p90")]
     low, high = min(values), max(values)
     ticks = [10.0**power for power in range(9) if low <= 10**power <= high]
-    x, y = (Axis(label, low, high * 1.001, ticks, logarithmic=True) for label in ("forecast, tokens", "came, tokens"))
+    x, y = (
+        Axis(label, low, high * 1.001, ticks, logarithmic=True) for label in ("forecast, tokens", "outcome, tokens")
+    )
     points = [
         PlotPoint(
             row["forecast"],
             row["truth_p50"],
             row["truth_p10"],
             row["truth_p90"],
-            f"forecast {count(row['forecast'])}, came {count(row['truth_p50'])} ({count(row['steps'])} steps)",
+            f"forecast {count(row['forecast'])}, outcome {count(row['truth_p50'])} ({count(row['steps'])} steps)",
         )
         for row in bins
     ]
     caption = (
-        "Steps in groups of equal size by the forecast median: the median of what came, and where 80 % of it lies. On "
-        "the dashed line they agree."
+        "Steps in groups of equal size by the forecast median: the median outcome, and where 80 % of the outcomes lie. "
+        "On the dashed line they agree."
     )
-    return Picture("predicted", caption, [Panel("Forecast and truth", line_plot([points], x, y, diagonal=True))])
+    drawn = line_plot([points], x, y, diagonal=True)
+    return Picture("predicted", caption, [Panel("Forecasts and outcomes", drawn)])
 
 
 def _queue(metrics: Metrics) -> Section | None:
     queue = metrics["queue"]
     if queue is None:
         return None
-    rows = [
-        Row([name, count(tokens), f"{queue['saved'][name]:.1%}"], "predicted" in name)
-        for name, tokens in queue["completion_tokens"].items()
-    ]
-    caption = (
-        f"Mean completion of {count(queue['workflows'])} workflows that come at random and keep one server busy "
-        f"{queue['load']:.0%} of the time, in tokens of service. A toy: it compares orders, it promises no seconds."
+    tokens = queue["completion_tokens"]
+    rows = [[name, count(mean), f"{queue['saved'][name]:.1%}"] for name, mean in tokens.items()]
+    text = (
+        f"Mean completion of {count(queue['workflows'])} workflows that arrive at random and keep one server busy "
+        f"{queue['load']:.0%} of the time, in tokens of service. It compares orders; it does not predict seconds."
     )
-    bars = Picture("queue", caption, [Panel("Mean completion", bar_plot(queue["completion_tokens"]))], wide=True)
-    return Section("What the order is worth", [bars, Table(["policy", "completion, tokens", "saved"], rows)])
+    bars = Picture("queue", "Mean completion by policy.", [Panel("Mean completion", bar_plot(tokens))], wide=True)
+    ours = frozenset(name for name in tokens if "predicted" in name)
+    table = Table(["policy", "completion, tokens", "saved"], rows, marked=ours)
+    return Section("What the order is worth", [Text(text), bars, table], in_terminal=True)
 
 
 def _bounds(metrics: Metrics) -> Section:
-    mine = _ours(metrics)
     quantiles = list(metrics["coverage"])
-    rows = [
-        Row(
-            [name, *(interval(of["coverage"][q], of["coverage_ci95"][q]) for q in quantiles)],
-            name == mine,
-        )
-        for name, of in {mine: metrics, **metrics["baselines"]}.items()
-    ]
-    widths = Row(["ours, tokens above the median", *(number(metrics["width"][q], 1) for q in quantiles)])
+    rows = [[name, *_intervals(of, "coverage", quantiles)] for name, of in _judged(metrics).items()]
+    rows.append(["ours, tokens above the median", *(number(metrics["width"][q], 1) for q in quantiles)])
     points = []
     for q in quantiles:
         low, high = metrics["coverage_ci95"][q]
         share = metrics["coverage"][q]
         points.append(PlotPoint(float(q), share, low, high, f"{q}: {number(share)}"))
-    levels = [float(q) for q in quantiles]
-    axis = share_axis("promised", [*levels, *(point.y for point in points), 1.0])
-    drawn = line_plot([points], axis, share_axis("came true", [axis.low, axis.high]), diagonal=True)
+    axis = share_axis("quantile", [*map(float, quantiles), *(point.y for point in points), 1.0])
+    drawn = line_plot([points], axis, share_axis("coverage", [axis.low, axis.high]), diagonal=True)
     return Section(
         "Do the bounds hold?",
         [
-            Text("The share of steps whose length was within each quantile. On the line they hold as promised."),
-            Picture("coverage", "What each quantile promises, and how often it held.", [Panel("Coverage", drawn)]),
-            Table(["", *(f"within {q} [95 %]" for q in quantiles)], [*rows, widths]),
+            Text("The share of steps whose length was within each quantile. On the dashed line they hold exactly."),
+            Picture("coverage", "Each quantile, and how often it held.", [Panel("Coverage", drawn)]),
+            Table(["", *(f"within {q} [95 %]" for q in quantiles)], rows, marked=_marked(metrics)),
         ],
+        in_terminal=True,
     )
+
+
+def _profiles(metrics: Metrics) -> Section | None:
+    """Order, loss and coverage under each input profile; nothing for older metrics."""
+    if not metrics.get("profiles"):
+        return None
+    quantiles = list(metrics["pinball"])
+    rows = [
+        [
+            name,
+            *_intervals(of, "tau_distance", ("all",)),
+            *(number(of["pinball"][q], 1) for q in quantiles),
+            *_intervals(of, "coverage", quantiles),
+        ]
+        for name, of in metrics["profiles"].items()
+    ]
+    head = ["inputs", "tau distance, all", *(f"pinball {q}" for q in quantiles), *(f"within {q}" for q in quantiles)]
+    table = Table(head, rows, marked=frozenset({"engine"}))
+    return Section("What serving can see", [Text(SERVING), table], in_terminal=True)
 
 
 def _by_type(metrics: Metrics) -> Section:
     quantiles = list(metrics["coverage"])
-    rows = [Row(_type_cells(name, of, quantiles)) for name, of in metrics["by_workflow_type"].items()]
-    head = ["workflow type", "workflows", "steps", "tau distance", "pinball 0.5", *(f"within {q}" for q in quantiles)]
-    return Section("By workflow type", [Table(head, rows)])
-
-
-def _type_cells(name: str, of: Any, quantiles: list[str]) -> list[str]:
-    return [
-        name,
-        count(of["workflows"]),
-        count(of["steps"]),
-        number(of["tau_distance"]["all"]),
-        number(of["pinball"].get("0.5"), 1),
-        *(number(of["coverage"][q]) for q in quantiles),
+    rows = [
+        [
+            name,
+            count(of["workflows"]),
+            count(of["steps"]),
+            number(of["tau_distance"]["all"]),
+            *(number(of["pinball"][q], 1) for q in quantiles),
+            *(number(of["coverage"][q]) for q in quantiles),
+        ]
+        for name, of in metrics["by_workflow_type"].items()
     ]
+    head = ["workflow type", "workflows", "steps", "tau distance"]
+    head += [*(f"pinball {q}" for q in quantiles), *(f"within {q}" for q in quantiles)]
+    return Section("By workflow type", [Table(head, rows)], in_terminal=True)
 
 
 def _estimators(metrics: Metrics) -> Section | None:
@@ -224,9 +229,7 @@ def _estimators(metrics: Metrics) -> Section | None:
     if len(losses) < 2:
         return None
     quantiles = list(metrics["pinball"])
-    rows = [
-        Row([name, *(number(of[q], 1) for q in quantiles)], name == metrics["config"]["chosen"])
-        for name, of in losses.items()
-    ]
-    text = "Pinball loss on the calibration part, in tokens; of these the one was kept whose median loses less."
-    return Section("Which estimator", [Text(text), Table(["", *(f"pinball {q}" for q in quantiles)], rows)])
+    rows = [[name, *(number(of[q], 1) for q in quantiles)] for name, of in losses.items()]
+    text = "Pinball loss on the calibration part, in tokens; the one with the smallest loss of the median was kept."
+    table = Table(["", *(f"pinball {q}" for q in quantiles)], rows, marked=frozenset({metrics["config"]["chosen"]}))
+    return Section("Which estimator", [Text(text), table])

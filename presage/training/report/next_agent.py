@@ -1,6 +1,6 @@
 """The report of a next-agent predictor, from its `metrics.json`.
 
-How often the forecast is right beside every baseline, and where it does not lead; what it is worth under each input
+How often the forecast is right beside every baseline, and where it does not lead; its accuracy under each input
 profile; where it errs most, by the names of agents alone.
 
 Keys that a cheaper run leaves out ("traces", "learning_curve", "ablation", "data") leave out their section.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from presage.training.report import curves
 from presage.training.report.blocks import (
@@ -20,23 +20,24 @@ from presage.training.report.blocks import (
     Facts,
     Folded,
     Metrics,
-    Row,
     Section,
     Table,
     Text,
+    accuracy_cells,
     ahead,
     count,
-    interval,
+    gain,
     number,
     signed,
     signed_interval,
+    version_of,
 )
 from presage.training.report.traces import call_graphs, types_table
 
 
 @dataclass(frozen=True)
 class Against:
-    """Ours beside the best baseline at one moment, one number of steps ahead."""
+    """Ours against the best baseline at one moment, one number of steps ahead."""
 
     moment: str
     k: int
@@ -48,12 +49,12 @@ class Against:
 
     @property
     def leads(self) -> bool:
-        """Ahead, whether or not the interval shows it."""
+        """Ahead, significantly or not."""
         return self.difference > 0
 
     @property
     def verdict(self) -> str:
-        """In words; shown is what the interval leaves no doubt of."""
+        """In words; "not shown" means that the interval contains 0."""
         low, high = self.ci95
         if self.difference == 0:
             return "level"
@@ -84,8 +85,8 @@ def against_best(
             if accuracy is None or not rivals:
                 continue
             best = max(rivals, key=lambda name: rivals[name])
-            gain = differences[best][moment]
-            found.append(Against(moment, k, best, accuracy, rivals[best], gain["difference"][k], gain["ci95"][k]))
+            by = differences[best][moment]
+            found.append(Against(moment, k, best, accuracy, rivals[best], by["difference"][k], by["ci95"][k]))
     return found
 
 
@@ -95,7 +96,7 @@ def lead(metrics: Metrics) -> str:
     judged = f"Judged on {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps, kept apart for that."
     bare = [moment for moment, figures in metrics["moments"].items() if not figures["states"]]
     if bare:
-        judged += f" Without states at {' and '.join(bare)}: ids and sizes alone."
+        judged += f" Without states at {' and '.join(bare)}: ids and token counts only."
     if not cells:
         return f"{judged} It was compared with no baseline."
     not_ahead = [cell for cell in cells if not cell.leads]
@@ -126,7 +127,7 @@ def cards(metrics: Metrics) -> list[Card]:
         if moment in best:
             cell = best[moment]
             beside += f"; best baseline {cell.best} {number(cell.theirs)}, difference {signed(cell.difference)}"
-        label = f"of next steps named right at {moment}"
+        label = f"of next steps forecast right at {moment}"
         found.append(Card(number(figures["accuracy"][0]), label, beside))
     return found
 
@@ -136,33 +137,31 @@ def accuracies(metrics: Metrics) -> Section:
     judged = {ours(metrics): metrics["moments"], **metrics["baselines"]}
     blocks: list[Block] = [
         Text(
-            "Share of positions whose likeliest outcome came true, with its 95 % interval (bootstrap over workflows). "
-            "A position is a step with something to know so far ahead; END, the end of the workflow, is an outcome."
+            "Share of positions whose likeliest outcome was right, with its 95 % interval (bootstrap over workflows). "
+            "A position is a step with a known outcome so far ahead; END, the end of the workflow, is an outcome."
         )
     ]
-    blocks += [_table(judged, ours(metrics), moment) for moment in metrics["moments"]]
+    blocks += [moment_table(judged, moment) for moment in metrics["moments"]]
     cells = against_best(metrics["moments"], metrics["baselines"], metrics["differences"])
     if cells:
         blocks.append(against_table(cells))
     blocks.append(_further(metrics, judged))
     if unseen := _unseen(metrics):
         blocks.append(Text(unseen))
-    return Section("Accuracy by steps ahead", blocks)
+    return Section("Accuracy by steps ahead", blocks, in_terminal=True)
 
 
 def against_table(cells: Sequence[Against]) -> Table:
-    """Ours beside the best baseline, a row a moment and number of steps ahead."""
+    """Ours against the best baseline, a row a moment and number of steps ahead."""
     rows = [
-        Row(
-            [
-                f"{cell.moment}, {ahead(cell.k + 1)[-1]}",
-                cell.best,
-                number(cell.ours),
-                number(cell.theirs),
-                signed_interval(cell.difference, cell.ci95),
-                cell.verdict,
-            ]
-        )
+        [
+            f"{cell.moment}, {ahead(cell.k + 1)[-1]}",
+            cell.best,
+            number(cell.ours),
+            number(cell.theirs),
+            signed_interval(cell.difference, cell.ci95),
+            cell.verdict,
+        ]
         for cell in cells
     ]
     head = ["against the best baseline", "which", "ours", "its", "difference [95 %, paired]", ""]
@@ -174,43 +173,35 @@ def by_type(metrics: Metrics) -> Section:
     types = metrics["by_workflow_type"]
     title = "By workflow type"
     if len(types) == 1:
-        return Section(
-            title, [Text(f"There is one workflow type, {next(iter(types))}: the figures above are its own.")]
-        )
+        text = f"There is one workflow type, {next(iter(types))}: the figures above are its own."
+        return Section(title, [Text(text)])
     blocks: list[Block] = []
     for moment in metrics["moments"]:
         rows = []
         for name, of in sorted(types.items()):
-            rivals = metrics["rivals"].get(name, {})
-            figures, best = of[moment], _best(rivals, moment)
-            rows.append(
-                Row(
-                    [
-                        name,
-                        count(figures["workflows"]),
-                        *_cells(figures),
-                        number(figures["ece"][0]),
-                        best,
-                        _gain(rivals, best, moment),
-                    ]
-                )
-            )
+            rivals, figures = metrics["rivals"].get(name, {}), of[moment]
+            best = max(rivals, key=lambda rival: rivals[rival][moment]["accuracy"][0] or 0.0, default="–")
+            of_best = rivals[best][moment] if rivals else None
+            by = signed_interval(of_best["difference"][0], of_best["difference_ci95"][0]) if of_best else "–"
+            named = [name, count(figures["workflows"])]
+            rows.append([*named, *accuracy_cells(figures), number(figures["ece"][0]), best, by])
         steps = ahead(len(next(iter(types.values()))[moment]["accuracy"]))
         head = [f"at {moment}", "workflows", *steps, "ECE, 1 step", "best, 1 step", "difference"]
         blocks.append(Table(head, rows, frozenset({0, len(head) - 2})))
     behind = []
     for name, rivals in sorted(metrics["rivals"].items()):
         cells = _within(types[name], rivals)
-        behind += [f"{name} at {moment} ({', '.join(steps)})" for moment, steps in _not_ahead(cells).items()]
+        for moment in metrics["moments"]:
+            steps = [str(cell.k + 1) for cell in cells if cell.moment == moment and not cell.leads]
+            behind += [f"{name} at {moment} ({', '.join(steps)})"] if steps else []
         judged = {ours(metrics): types[name], **rivals}
-        tables = [_table(judged, ours(metrics), moment) for moment in metrics["moments"]]
+        tables = [moment_table(judged, moment) for moment in metrics["moments"]]
         if cells:
             tables.append(against_table(cells))
         blocks.append(Folded(f"Every baseline on {name}", tables))
     if behind:
-        blocks.insert(
-            0, Text(f"Within a workflow type it does not lead the best baseline of that type: {'; '.join(behind)}.")
-        )
+        text = f"Within a workflow type it does not lead the best baseline of that type: {'; '.join(behind)}."
+        blocks.insert(0, Text(text))
     return Section(title, blocks)
 
 
@@ -220,12 +211,11 @@ def ablation(metrics: Metrics) -> Section | None:
         return None
     tables = []
     for moment, figures in metrics["moments"].items():
-        rows = [Row(["everything", *_cells(figures)], marked=True)]
+        steps = ahead(len(figures["accuracy"]))
+        rows = [["everything", *accuracy_cells(figures)]]
         for part, of in metrics["ablation"].items():
-            gain = of["differences"][moment]
-            cells = zip(gain["difference"], gain["ci95"], strict=True)
-            rows.append(Row([f"what {part} adds", *(signed_interval(value, ends) for value, ends in cells)]))
-        tables.append(Table([f"at {moment}", *ahead(len(figures["accuracy"]))], rows))
+            rows.append([f"what {part} adds", *(gain(of["differences"][moment], k) for k in range(len(steps)))])
+        tables.append(Table([f"at {moment}", *steps], rows, marked=frozenset({"everything"})))
     text = (
         "The same predictor, trained and judged once more without one part: accuracy with it minus accuracy without, "
         f"paired, with the 95 % interval. Its states: {metrics['data']['states']}. Where what they add lies above 0 "
@@ -234,17 +224,14 @@ def ablation(metrics: Metrics) -> Section | None:
     return Section("What each part adds", [Text(text), *tables])
 
 
-def _table(judged: Mapping[str, Any], mine: str, moment: str) -> Table:
-    rows = [Row([name, *_cells(of[moment])], name == mine) for name, of in judged.items()]
-    return Table([f"at {moment}", *ahead(max(len(row.cells) for row in rows) - 1)], rows)
-
-
-def _cells(figures: Mapping[str, Any]) -> list[str]:
-    return [interval(a, ends) for a, ends in zip(figures["accuracy"], figures["ci95"], strict=True)]
+def moment_table(judged: Mapping[str, Any], moment: str) -> Table:
+    """Accuracy at one moment, a row a model; the first, ours, is marked."""
+    rows = [[name, *accuracy_cells(of[moment])] for name, of in judged.items()]
+    return Table([f"at {moment}", *ahead(max(map(len, rows)) - 1)], rows, marked=frozenset({rows[0][0]}))
 
 
 def _within(moments: Mapping[str, Any], rivals: Mapping[str, Any]) -> list[Against]:
-    """Ours beside the best baseline within one workflow type."""
+    """Ours against the best baseline within one workflow type."""
     gains = {
         name: {m: {"difference": of["difference"], "ci95": of["difference_ci95"]} for m, of in by_moment.items()}
         for name, by_moment in rivals.items()
@@ -252,35 +239,15 @@ def _within(moments: Mapping[str, Any], rivals: Mapping[str, Any]) -> list[Again
     return against_best(moments, rivals, gains)
 
 
-def _not_ahead(cells: Sequence[Against]) -> dict[str, list[str]]:
-    """At each moment the numbers of steps ahead at which ours does not lead."""
-    found: dict[str, list[str]] = {}
-    for cell in cells:
-        if not cell.leads:
-            found.setdefault(cell.moment, []).append(str(cell.k + 1))
-    return found
-
-
-def _best(rivals: Mapping[str, Any], moment: str) -> str:
-    return max(rivals, key=lambda name: rivals[name][moment]["accuracy"][0] or 0.0) if rivals else "–"
-
-
-def _gain(rivals: Mapping[str, Any], best: str, moment: str) -> str:
-    if not rivals:
-        return "–"
-    of = rivals[best][moment]
-    return signed_interval(of["difference"][0], of["difference_ci95"][0])
-
-
 def _further(metrics: Metrics, judged: Mapping[str, Any]) -> Folded:
     keys = {"mean over workflows": "accuracy_by_workflow", "top 2": "top2", "NLL": "nll", "ECE": "ece"}
     tables = []
     for moment in metrics["moments"]:
         rows = [
-            Row([name, *(" / ".join(map(number, of[moment][key])) for key in keys.values())], name == ours(metrics))
-            for name, of in judged.items()
+            [name, *(" / ".join(map(number, of[moment][key])) for key in keys.values())] for name, of in judged.items()
         ]
-        tables.append(Table([f"at {moment}, 1 / 2 / … steps ahead", *keys], rows))
+        head = [f"at {moment}, 1 / 2 / … steps ahead", *keys]
+        tables.append(Table(head, rows, marked=frozenset({ours(metrics)})))
     text = (
         "Accuracy as a mean over workflows; an outcome among the two likeliest (top 2); negative log-likelihood (NLL), "
         "nats a position; expected calibration error (ECE)."
@@ -293,8 +260,8 @@ def _unseen(metrics: Metrics) -> str:
     if not any(shares):
         return ""
     return (
-        f"Outcomes that are agents training never saw: {' / '.join(map(number, shares))} of the positions. They are "
-        "wrong in every accuracy above and left out of the NLL."
+        f"Outcomes that are agents training never saw: {' / '.join(map(number, shares))} of the positions. They count "
+        "as wrong in every accuracy above and are left out of the NLL."
     )
 
 
@@ -305,8 +272,8 @@ def errors(metrics: Metrics) -> Section:
     """Confusions one step ahead at each moment, and the agents after which they happen."""
     blocks: list[Block] = [
         Text(
-            "One step ahead: what was forecast, what came instead, how often, how sure the forecast was on the mean, "
-            "and after which agents it happened most. A step at which a trace was cut is no error."
+            "One step ahead: the forecast, the outcome, how often, the mean confidence of the forecast, and after "
+            "which agents it happened most. A step at which a trace was cut is no error."
         )
     ]
     for moment, found in metrics["confusions"].items():
@@ -314,20 +281,18 @@ def errors(metrics: Metrics) -> Section:
         if not found["pairs"]:
             continue
         rows = [
-            Row(
-                [
-                    _name(pair["forecast"]),
-                    _name(pair["came"]),
-                    count(pair["positions"]),
-                    number(pair["confidence"]),
-                    "; ".join(map(_example, pair["examples"])),
-                ]
-            )
+            [
+                _name(pair["forecast"]),
+                _name(pair["came"]),
+                count(pair["positions"]),
+                number(pair["confidence"]),
+                "; ".join(map(_example, pair["examples"])),
+            ]
             for pair in found["pairs"]
         ]
-        head = ["forecast", "came", "how often", "how sure", f"at {moment}, most often after"]
+        head = ["forecast", "outcome", "how often", "confidence", f"at {moment}, most often after"]
         blocks.append(Table(head, rows, frozenset({0, 1, 4})))
-        rows = [Row([_name(of["agent"]), count(of["errors"]), count(of["positions"])]) for of in found["by_agent"]]
+        rows = [[_name(of["agent"]), count(of["errors"]), count(of["positions"])] for of in found["by_agent"]]
         by_agent = Table(["after", "errors", "of positions"], rows)
         blocks.append(Folded(f"After which agents it errs most, at {moment}", [by_agent]))
     return Section("Where it errs most", blocks)
@@ -349,45 +314,43 @@ def profiles(metrics: Metrics) -> Section | None:
     rows = []
     for name, of in metrics["profiles"].items():
         for moment, figures in of["moments"].items():
-            cells = [interval(a, ends) for a, ends in zip(figures["accuracy"], figures["ci95"], strict=True)]
             lost = str(len(of["behind"])) if of["behind"] is not None else "–"
-            rows.append(Row([name, moment, *cells, " / ".join(map(number, figures["ece"])), lost], name == "engine"))
-    steps = [f"{k + 1} ahead" for k in range(len(rows[0].cells) - 4)]
-    text = (
-        "The same artefact, fewer inputs. ids: workflow type, agents and order; ids+tokens: and token counts; +text: "
-        "and texts, as a gateway supplies them; +states: and hidden states, everything; engine: token counts and "
-        "hidden states, what vLLM's scheduler supplies. LOST counts the comparisons with baselines under the "
-        "same profile, that a baseline won."
-    )
-    head = ["inputs", "moment", *steps, "ECE", "LOST"]
-    return Section("What serving can see", [Text(text), Table(head, rows, frozenset({0, 1}))])
+            eces = " / ".join(map(number, figures["ece"]))
+            rows.append([name, moment, *accuracy_cells(figures), eces, lost])
+    head = ["inputs", "moment", *(f"{k + 1} ahead" for k in range(len(rows[0]) - 4)), "ECE", "LOST"]
+    text = f"{SERVING} LOST counts the comparisons under the same profile that a baseline won."
+    table = Table(head, rows, frozenset({0, 1}), frozenset({"engine"}))
+    return Section("What serving can see", [Text(text), table], in_terminal=True)
+
+
+SERVING: Final = (
+    "The same artefact, fewer inputs. ids: workflow type, agents and order; ids+tokens: and token counts; +text: and "
+    "texts, as a gateway supplies them; +states: and hidden states, everything; engine: token counts and hidden "
+    "states, what vLLM's scheduler supplies."
+)
+"""Explains the input profiles."""
 
 
 def document(metrics: Metrics) -> Document:
     """The report, most important sections first."""
-    version = f", version {metrics['version']}" if metrics["version"] is not None else ""
     sections = [
         data(metrics),
         accuracies(metrics),
         profiles(metrics),
         ablation(metrics),
         by_type(metrics),
-        curves.learning_curve(metrics),
+        curves.learning_curve(metrics) if "learning_curve" in metrics else None,
         curves.reliability(metrics),
         call_graphs(metrics["traces"]) if "traces" in metrics else None,
         errors(metrics),
         made(metrics),
     ]
-    return Document(
-        f"Next agent: {metrics['model'] or 'next-agent predictor'}{version}",
-        lead(metrics),
-        [section for section in sections if section is not None],
-        cards(metrics),
-    )
+    title = f"Next agent: {metrics['model'] or 'next-agent predictor'}{version_of(metrics)}"
+    return Document(title, lead(metrics), sections, cards(metrics))
 
 
 def data(metrics: Metrics) -> Section | None:
-    """Which traces, which split."""
+    """The traces and how they were split."""
     blocks: list[Block] = []
     if "data" in metrics:
         blocks.append(Facts({label: str(value) for label, value in metrics["data"].items() if "digest" not in label}))
@@ -397,7 +360,7 @@ def data(metrics: Metrics) -> Section | None:
 
 
 def made(metrics: Metrics) -> Section | None:
-    """How, for who wants to do it again."""
+    """What it takes to repeat the training."""
     if "config" not in metrics:
         return None
     facts = {
@@ -406,13 +369,14 @@ def made(metrics: Metrics) -> Section | None:
         "size, bytes": f"{metrics['size_bytes']:,}" if metrics["size_bytes"] is not None else "not kept",
         **{label: str(value) for label, value in metrics["data"].items() if "digest" in label},
         **{f"version of {library}": version for library, version in metrics["versions"].items()},
-        **dict(_flat(metrics["config"])),
+        **{key: str(value) for key, value in flat(metrics["config"]).items()},
     }
     return Section("How it was made", [Folded("Time, size, digests, versions and settings", [Facts(facts)])])
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    flat = []
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under names with dots."""
+    found: dict[str, Any] = {}
     for key, value in config.items():
-        flat += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", str(value))]
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

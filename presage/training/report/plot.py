@@ -26,13 +26,13 @@ _GAP, _TITLE, _LEGEND = 16, 22, 20
 
 @dataclass(frozen=True)
 class PlotPoint:
-    """A point, the ends of its interval where there is one, and what it says when pointed at."""
+    """A point, and the ends of its interval where there is one."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
-    says: str = ""
+    tooltip: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def _draw(svg: Element, points: Sequence[PlotPoint], at: object, colour: str) ->
     for point in points:
         column, row = at(point.x, point.y)
         dot = SubElement(svg, "circle", {"cx": _number(column), "cy": _number(row), "r": "3", "class": f"dot {colour}"})
-        if point.says:
-            SubElement(dot, "title").text = clean(point.says)
+        if point.tooltip:
+            SubElement(dot, "title").text = clean(point.tooltip)
 
 
 def standalone(picture: Picture) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from presage.training.report.blocks import Document, Facts, Metrics, Row, Section, Table, Text
+from presage.training.report.blocks import Document, Facts, Metrics, Section, Table, Text
 
 _FIGURES: Final = {
     "hit rate": ("hit_rate", 3),
@@ -19,7 +19,6 @@ _FIGURES: Final = {
     "preemptions": ("preemptions", 0),
     "recomputed tokens": ("recomputed_tokens", 0),
 }
-
 
 _TIERS: Final = {
     "gpu": ("hit_tokens_gpu", 0),
@@ -35,7 +34,7 @@ def document(metrics: Metrics) -> Document:
     shares = [(name, of["share_of_oracle"]) for name, of in policies.items() if of.get("share_of_oracle")]
     if shares:
         rows = [
-            Row([head, *("–" if of[figure] is None else f"{of[figure]:.0%}" for _, of in shares)])
+            [head, *("–" if of[figure] is None else f"{of[figure]:.0%}" for _, of in shares)]
             for head, (figure, _) in _FIGURES.items()
         ]
         text = Text("A dash: what the oracle gains is within the noise of the seeds, so no share of it means anything.")
@@ -55,18 +54,17 @@ def document(metrics: Metrics) -> Document:
     return Document("What would the policies have done?", lead, sections)
 
 
-def _rows(policies: Mapping[str, Any], figures: Mapping[str, tuple[str, int]]) -> list[Row]:
+def _rows(policies: Mapping[str, Any], figures: Mapping[str, tuple[str, int]]) -> list[list[str]]:
     return [
-        Row([head, *(_figure(of[name], digits) for of in policies.values())])
-        for head, (name, digits) in figures.items()
+        [head, *(_figure(of[name], digits) for of in policies.values())] for head, (name, digits) in figures.items()
     ]
 
 
-def _by_agent(policies: Mapping[str, Any]) -> list[Row]:
+def _by_agent(policies: Mapping[str, Any]) -> list[list[str]]:
     prefix = "ttft_mean_s of "
     names = sorted({name for of in policies.values() for name in of if name.startswith(prefix)})
     return [
-        Row([name.removeprefix(prefix), *(_figure(of[name], 2) if name in of else "–" for of in policies.values())])
+        [name.removeprefix(prefix), *(_figure(of[name], 2) if name in of else "–" for of in policies.values())]
         for name in names
     ]
 

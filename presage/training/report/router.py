@@ -16,25 +16,26 @@ from presage.training.report.blocks import (
     Metrics,
     Panel,
     Picture,
-    Row,
     Section,
     Table,
     Text,
     count,
+    gain,
     interval,
     number,
     signed_interval,
+    version_of,
 )
+from presage.training.report.curves import bin_plot
 from presage.training.report.next_agent import data, made
 from presage.training.report.plot import COLOURS, Axis, PlotPoint, line_plot, share_axis
 
-_QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
-_DRAWN_FROM = 10  # labels of a bin; fewer say nothing of it
+_DRAWN_FROM = 10
+"""Fewest labels of a drawn bin."""
 
 
 def document(metrics: Metrics) -> Document:
     """The report, most important sections first."""
-    version = f", version {metrics['version']}" if metrics["version"] is not None else ""
     sections = [
         data(metrics),
         _order(metrics),
@@ -45,12 +46,8 @@ def document(metrics: Metrics) -> Document:
         _by_task(metrics),
         made(metrics),
     ]
-    return Document(
-        f"Router: {metrics['model'] or 'which model solves it'}{version}",
-        _lead(metrics),
-        [section for section in sections if section is not None],
-        _cards(metrics),
-    )
+    title = f"Router: {metrics['model'] or 'which model solves it'}{version_of(metrics)}"
+    return Document(title, _lead(metrics), sections, _cards(metrics))
 
 
 def _judged(metrics: Metrics) -> dict[str, Any]:
@@ -70,10 +67,9 @@ def _best(metrics: Metrics) -> str | None:
 def _lead(metrics: Metrics) -> str:
     text = f"Judged on {count(metrics['prompts'])} prompts, {count(metrics['labels'])} labels, kept apart for that."
     if (best := _best(metrics)) is not None:
-        gain = metrics["differences"][best]["macro_map"]
         text += (
             f" Against {best}, the baseline that orders best, macro mAP differs by "
-            f"{signed_interval(gain['difference'], gain['ci95'])}; above 0, ours is better."
+            f"{gain(metrics['differences'][best]['macro_map'])}; above 0, ours is better."
         )
     return text
 
@@ -92,66 +88,50 @@ def _cards(metrics: Metrics) -> list[Card]:
 
 
 def _order(metrics: Metrics) -> Section:
-    mine = _ours(metrics)
     rows = [
-        Row(
-            [
-                name,
-                interval(of["macro_map"], of["macro_map_ci95"]),
-                number(of["macro_auroc"]),
-                interval(of["brier"], of["brier_ci95"]),
-                number(of["ece"]),
-            ],
-            name == mine,
-        )
+        [
+            name,
+            interval(of["macro_map"], of["macro_map_ci95"]),
+            number(of["macro_auroc"]),
+            interval(of["brier"], of["brier_ci95"]),
+            number(of["ece"]),
+        ]
         for name, of in _judged(metrics).items()
     ]
-    rivals = [
-        Row([name, *(signed_interval(of[f]["difference"], of[f]["ci95"]) for f in ("macro_map", "brier"))])
-        for name, of in metrics["differences"].items()
-    ]
+    head = ["", "macro mAP [95 %]", "AUROC", "Brier [95 %]", "ECE"]
     blocks: list[Block] = [
         Text(
-            "Macro mAP: how well each model's probability puts the prompts it solves before those it does not, meaned "
+            "Macro mAP: how well each model's probability ranks the prompts it solves above those it does not, mean "
             "over models. Brier: mean squared error of the probabilities; lower is better."
         ),
-        Table(["", "macro mAP [95 %]", "AUROC", "Brier [95 %]", "ECE"], rows),
+        Table(head, rows, marked=frozenset({_ours(metrics)})),
     ]
-    if rivals:
+    if metrics["differences"]:
+        rivals = [[name, gain(of["macro_map"]), gain(of["brier"])] for name, of in metrics["differences"].items()]
         blocks.append(Table(["ours minus ...", "macro mAP [paired 95 %]", "Brier"], rivals))
-    return Section("Which model solves it", blocks)
+    return Section("Which model solves it", blocks, in_terminal=True)
 
 
 def _picks(metrics: Metrics) -> Section | None:
     if metrics["best_single_model"] is None:
         return None
-    mine = _ours(metrics)
     rows = [
-        Row([name, interval(of["picked_accuracy"], of["picked_accuracy_ci95"])], name == mine)
-        for name, of in _judged(metrics).items()
+        [name, interval(of["picked_accuracy"], of["picked_accuracy_ci95"])] for name, of in _judged(metrics).items()
     ]
     rows += [
-        Row([f"always {metrics['best_single_model']}, the best on these very prompts", number(metrics["best_single"])]),
-        Row(["a model at random", number(metrics["random"])]),
-        Row(["oracle: a model that solves it, wherever there is one", number(metrics["oracle"])]),
+        [f"always {metrics['best_single_model']}, the best on these very prompts", number(metrics["best_single"])],
+        ["a model at random", number(metrics["random"])],
+        ["oracle: a model that solves it, wherever there is one", number(metrics["oracle"])],
     ]
-    gain = signed_interval(
-        _minus(metrics["picked_accuracy"], metrics["best_single"]), metrics["gain_over_best_single_ci95"]
+    picked, best = metrics["picked_accuracy"], metrics["best_single"]
+    more = None if picked is None or best is None else picked - best
+    text = (
+        f"On the {count(metrics['prompts_with_every_label'])} prompts with a label of every model. Ours minus the best "
+        f"single model: {signed_interval(more, metrics['gain_over_best_single_ci95'])}. With many models the oracle is "
+        "inflated by chance."
     )
-    return Section(
-        "What picking is worth",
-        [
-            Text(
-                f"On the {count(metrics['prompts_with_every_label'])} prompts with a label of every model. Ours less "
-                f"the best single model: {gain}. With many models the oracle is inflated by chance."
-            ),
-            Table(["", "solved [95 %]"], rows),
-        ],
-    )
-
-
-def _minus(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
+    table = Table(["", "solved [95 %]"], rows, marked=frozenset({_ours(metrics)}))
+    return Section("What picking is worth", [Text(text), table], in_terminal=True)
 
 
 def _costs(metrics: Metrics) -> Section | None:
@@ -162,66 +142,59 @@ def _costs(metrics: Metrics) -> Section | None:
     solved = [point["accuracy"] for point in curve["points"]] + [of["accuracy"] for of in singles.values()]
     costs = [point["cost"] for point in curve["points"]] + [of["cost"] for of in singles.values()]
     most = max(costs) * 1.05 or 1.0
-    x = Axis(f"{curve['unit']} a request", 0.0, most, [float(f"{most * part:.2g}") for part in (0.0, 0.25, 0.5, 0.75)])
+    unit = f"{curve['unit']} a request"
+    x = Axis(unit, 0.0, most, [float(f"{most * part:.2g}") for part in (0.0, 0.25, 0.5, 0.75)])
     ours = [
-        PlotPoint(point["cost"], point["accuracy"], says=f"{point['cost']:.4g}: {number(point['accuracy'])}")
+        PlotPoint(point["cost"], point["accuracy"], tooltip=f"{point['cost']:.4g}: {number(point['accuracy'])}")
         for point in sorted(curve["points"], key=lambda point: point["cost"])
     ]
-    # So many as there are colours for; the table has all.
+    # Only as many as there are colours for; the table has all.
     shown = sorted(singles, key=lambda name: -singles[name]["accuracy"])[: COLOURS - 1]
     others = [
-        [PlotPoint(of["cost"], of["accuracy"], says=f"always {name}: {of['cost']:.4g}, {number(of['accuracy'])}")]
+        [PlotPoint(of["cost"], of["accuracy"], tooltip=f"always {name}: {of['cost']:.4g}, {number(of['accuracy'])}")]
         for name, of in ((name, singles[name]) for name in shown)
     ]
-    drawn = line_plot([ours, *others], x, share_axis("solved", solved))
-    caption = (
-        "Mean cost against the share solved as cost is given more weight; the dots are single models. Area under it "
-        f"{number(curve['area'])}; of single models mixed at random {number(curve['area_of_singles'])}."
+    panel = Panel("Cost and quality", line_plot([ours, *others], x, share_axis("solved", solved)))
+    text = (
+        f"Area under mean cost and share solved {number(curve['area'])}; of single models mixed at random "
+        f"{number(curve['area_of_singles'])}."
     )
+    caption = "Mean cost against the share solved as cost is given more weight; the dots are single models."
     rows = [
-        Row(
-            [
-                f"at most {float(slack):.0%} below the best single model",
-                f"{point['cost']:.4g}" if point is not None else "–",
-                number(point["accuracy"] if point is not None else None),
-            ]
-        )
+        [
+            f"at most {float(slack):.0%} below the best single model",
+            f"{point['cost']:.4g}" if point is not None else "–",
+            number(point["accuracy"] if point is not None else None),
+        ]
         for slack, point in curve["at_slack"].items()
     ]
-    rows += [Row([f"always {name}", f"{of['cost']:.4g}", number(of["accuracy"])]) for name, of in singles.items()]
-    picture = Picture("cost", caption, [Panel("Cost and quality", drawn)], [_ours(metrics), *shown])
-    return Section("What quality costs", [picture, Table(["", f"{curve['unit']} a request", "solved"], rows)])
+    rows += [[f"always {name}", f"{of['cost']:.4g}", number(of["accuracy"])] for name, of in singles.items()]
+    picture = Picture("cost", caption, [panel], [_ours(metrics), *shown])
+    return Section("What quality costs", [Text(text), picture, Table(["", unit, "solved"], rows)], in_terminal=True)
 
 
 def _reliability(metrics: Metrics) -> Section | None:
     bins = metrics["reliability"]
     if not bins:
         return None
-    points = [
-        PlotPoint(row["confidence"], row["accuracy"], says=f"{number(row['accuracy'])} of {count(row['positions'])}")
-        for row in bins
-        if row["positions"] >= _DRAWN_FROM
-    ]
-    axes = (Axis("predicted", 0, 1, _QUARTERS), Axis("solved", 0, 1, _QUARTERS))
     caption = (
-        "Share solved against predicted probability, all models together; on the dashed line a probability means "
-        f"what it says. Left out is what fewer than {_DRAWN_FROM} labels stand behind."
+        "Share solved against predicted probability, all models together; on the dashed line they agree. Bins with "
+        f"fewer than {_DRAWN_FROM} labels are left out."
     )
     rows = [
-        Row(
-            [
-                f"{row['low']:.2f}–{row['high']:.2f}",
-                number(row["confidence"]),
-                number(row["accuracy"]),
-                count(row["positions"]),
-            ]
-        )
+        [
+            f"{row['low']:.2f}–{row['high']:.2f}",
+            number(row["confidence"]),
+            number(row["accuracy"]),
+            count(row["positions"]),
+        ]
         for row in bins
     ]
+    drawn = bin_plot({"all models": bins}, "predicted", "solved", _DRAWN_FROM)
     return Section(
-        "Are the probabilities honest?",
+        "Are the probabilities calibrated?",
         [
-            Picture("reliability", caption, [Panel("Reliability", line_plot([points], *axes, diagonal=True))]),
+            Picture("reliability", caption, [Panel("Reliability", drawn)]),
             Folded("Reliability in numbers", [Table(["between", "predicted", "solved", "labels"], rows)]),
         ],
     )
@@ -230,11 +203,11 @@ def _reliability(metrics: Metrics) -> Section | None:
 def _by_model(metrics: Metrics) -> Section:
     figures = ("base_rate", "average_precision", "auroc", "brier", "ece")
     rows = [
-        Row([name, count(of["labels"]), *(number(of[f]) for f in figures), number(metrics["picked_shares"].get(name))])
+        [name, count(of["labels"]), *(number(of[f]) for f in figures), number(metrics["picked_shares"].get(name))]
         for name, of in sorted(metrics["by_model"].items(), key=lambda item: -(item[1]["base_rate"] or 0.0))
     ]
     head = ["model", "labels", "solves", "average precision", "AUROC", "Brier", "ECE", "picked for"]
-    return Section("By model", [Table(head, rows)])
+    return Section("By model", [Table(head, rows)], in_terminal=True)
 
 
 def _by_task(metrics: Metrics) -> Section | None:
@@ -243,7 +216,7 @@ def _by_task(metrics: Metrics) -> Section | None:
         return None
     figures = ("macro_map", "brier", "picked_accuracy", "best_single")
     rows = [
-        Row([name, count(of["prompts"]), *(number(of[f]) for f in figures), str(of["best_single_model"] or "–")])
+        [name, count(of["prompts"]), *(number(of[f]) for f in figures), str(of["best_single_model"] or "–")]
         for name, of in tasks.items()
     ]
     head = ["task", "prompts", "macro mAP", "Brier", "picked", "best single model there", "which"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final
 
 from presage.training.report import curves, next_agent
@@ -9,15 +10,15 @@ from presage.training.report.blocks import (
     Block,
     Document,
     Metrics,
-    Row,
     Section,
     Table,
     Text,
+    accuracy_cells,
     ahead,
     count,
+    gain,
     interval,
     number,
-    signed_interval,
 )
 from presage.training.report.traces import call_graphs
 
@@ -33,18 +34,19 @@ _SOURCES: Final = {"captured": "hidden states", "text": "texts", "none": "neithe
 def document(metrics: Metrics) -> Document:
     """The report of one study."""
     study = metrics["study"]
-    answer = {"learning-curve": _learning_curve, "states": _states, "horizon": _horizon}[study](metrics)
+    makers = {"learning-curve": curves.learning_curve, "states": _states, "horizon": _horizon}
+    answer = dataclasses.replace(makers[study](metrics), in_terminal=True)
     lead = (
         f"Every model was judged on the same {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps."
     )
     if study == "learning-curve":
         lead = f"{_last_doubling(metrics['learning_curve'])} {lead}"
     sections = [answer, next_agent.data(metrics), call_graphs(metrics["traces"])]
-    return Document(f"Study: {TITLES[study]}", lead, [section for section in sections if section is not None])
+    return Document(f"Study: {TITLES[study]}", lead, sections)
 
 
 def _last_doubling(curve: Metrics) -> str:
-    """What the last addition of training workflows brought one step ahead, at the right end of the curve."""
+    """The effect of the last addition of training workflows one step ahead, at the right end of the curve."""
     name, ours = next(iter(curve["models"].items()))
     points = curve["points"]
     text = [
@@ -53,12 +55,6 @@ def _last_doubling(curve: Metrics) -> str:
     ]
     sizes = " and ".join(f"{point['workflows']:g}" for point in points[-2:])
     return f"{name} one step ahead, learning from {sizes} workflows: {'; '.join(text)}."
-
-
-def _learning_curve(metrics: Metrics) -> Section:
-    section = curves.learning_curve(metrics)
-    assert section is not None
-    return section
 
 
 def _states(metrics: Metrics) -> Section:
@@ -76,43 +72,29 @@ def _states(metrics: Metrics) -> Section:
     rows = []
     for name, of in sources.items():
         for moment, figures in of["moments"].items():
-            for k, value in enumerate(figures["accuracy"]):
-                gain = of.get("against_none", {}).get(moment)
-                adds = signed_interval(gain["difference"][k], gain["ci95"][k]) if gain else "–"
-                later = of["completion_against_prefill"] if moment == "completion" else None
-                knows = signed_interval(later["difference"][k], later["ci95"][k]) if later else "–"
-                cells = [_SOURCES[name], f"{moment}, {ahead(k + 1)[-1]}", interval(value, figures["ci95"][k])]
-                rows.append(Row([*cells, adds, knows]))
+            against_none = of.get("against_none", {}).get(moment)
+            against_prefill = of["completion_against_prefill"] if moment == "completion" else None
+            for k, accuracy in enumerate(accuracy_cells(figures)):
+                gains = [gain(by, k) if by else "–" for by in (against_none, against_prefill)]
+                rows.append([_SOURCES[name], f"{moment}, {ahead(k + 1)[-1]}", accuracy, *gains])
     head = ["states", "moment, ahead", "accuracy [95 %]", "more than neither [paired]", "more than at prefill [paired]"]
     blocks.append(Table(head, rows, frozenset({0, 1})))
     return Section("Accuracy by source of states", blocks)
 
 
 def _horizon(metrics: Metrics) -> Section:
-    mine = next_agent.ours(metrics)
-    judged = {mine: metrics["moments"], **metrics["baselines"]}
+    judged = {next_agent.ours(metrics): metrics["moments"], **metrics["baselines"]}
     blocks: list[Block] = [
         Text(
             "One predictor, trained for all the steps at once. A cache that looks further ahead acts on the right end "
-            "of the curve: where it comes down to the baselines, looking further adds nothing that counting does not."
+            "of the curve: where it comes down to the baselines, looking further adds nothing to counting."
         ),
         curves.by_steps_ahead(judged, "horizon"),
     ]
     for moment, figures in metrics["moments"].items():
-        steps = ahead(len(figures["accuracy"]))
-        rows = [
-            Row(
-                [
-                    name,
-                    *(interval(a, ends) for a, ends in zip(of[moment]["accuracy"], of[moment]["ci95"], strict=True)),
-                ],
-                name == mine,
-            )
-            for name, of in judged.items()
-        ]
-        rows.append(Row(["positions", *map(count, figures["positions"])]))
-        rows.append(Row(["NLL of ours", *map(number, figures["nll"])]))
-        blocks.append(Table([f"at {moment}", *steps], rows))
+        table = next_agent.moment_table(judged, moment)
+        further = [["positions", *map(count, figures["positions"])], ["NLL of ours", *map(number, figures["nll"])]]
+        blocks.append(dataclasses.replace(table, rows=[*table.rows, *further]))
     cells = next_agent.against_best(metrics["moments"], metrics["baselines"], metrics["differences"])
     if cells:
         blocks.append(next_agent.against_table(cells))

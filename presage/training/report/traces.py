@@ -25,7 +25,6 @@ from presage.training.report.blocks import (
     Folded,
     Panel,
     Picture,
-    Row,
     Section,
     Table,
     count,
@@ -223,18 +222,16 @@ def types_table(traces: Description) -> Table:
     """A row a workflow type."""
     head = ["workflow type", "workflows", "steps", "agents", "tasks", "steps a workflow: median", "90 % within", "cut"]
     rows = [
-        Row(
-            [
-                name,
-                count(of["workflows"]),
-                count(of["steps"]),
-                count(len(of["agents"])),
-                count(of["tasks"]) if of["tasks"] else "–",
-                f"{of['length']['p50']:g}",
-                f"{of['length']['p90']:g}",
-                number(of["censored_share"]),
-            ]
-        )
+        [
+            name,
+            count(of["workflows"]),
+            count(of["steps"]),
+            count(len(of["agents"])),
+            count(of["tasks"]) if of["tasks"] else "–",
+            f"{of['length']['p50']:g}",
+            f"{of['length']['p90']:g}",
+            number(of["censored_share"]),
+        ]
         for name, of in traces["workflow_types"].items()
     ]
     return Table(head, rows)
@@ -272,16 +269,13 @@ def call_graphs(traces: Description) -> Section:
 def _followers(of: Description) -> Table:
     agents = sorted(of["call_graph"], key=lambda agent: (-of["agents"][agent], agent))[:_AGENTS]
     rows = [
-        Row(
-            [
-                agent,
-                count(of["agents"][agent]),
-                ", ".join(
-                    f"{to} {number(edge['probability'])}"
-                    for to, edge in list(of["call_graph"][agent].items())[:_FOLLOWERS]
-                ),
-            ]
-        )
+        [
+            agent,
+            count(of["agents"][agent]),
+            ", ".join(
+                f"{to} {number(edge['probability'])}" for to, edge in list(of["call_graph"][agent].items())[:_FOLLOWERS]
+            ),
+        ]
         for agent in agents
     ]
     return Table(["agent", "steps", f"what follows, the {_FOLLOWERS} most frequent"], rows, frozenset({0, 2}))
