@@ -1,6 +1,6 @@
-"""Counters of an engine with labels: each is declared here once, counted by label values, and exported by its name.
+"""Counters of an engine with labels: each is declared here once, counted by values, and exported by its name.
 
-`EventCounts.add` is type-checked: a label of a closed set takes only a value of that set.
+`EventCounts.add` is type-checked: where the values are a closed set, it takes only a value of that set.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ Reason = Literal[
     "missing", "wrong type", "too long", "not printable", "no number from 0", "neither true nor false", "too many",
     "too many of one tenant",
 ]  # fmt: skip
+RecorderEvent = Literal[
+    "written", "dropped", "lost", "lost with its file", "failed", "not recorded", "row not written",
+    "not written at once", "clock", "state", "state never came", "state not finite", "state of another width",
+    "text not kept", "text failed", "text of another type",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +48,10 @@ class CounterMetric(Generic[*Labels]):
 
     Attributes:
         name: in Prometheus, ending in `_total`.
-        labels: names of the labels, after `engine`, which all metrics have.
+        labels: names of the labels, after `engine`, which all metrics have: one for each value that it is counted by,
+            or a single one whose value is the `key`.
         help: what it counts.
-        key: key of a count in the JSON status, made of its label values; for display, never parsed.
+        key: key of a count in the JSON status, made of the values it is counted by; for display, never parsed.
         from_zero: label values exported as 0 before anything is counted, so that a rate is defined from the start.
     """
 
@@ -57,7 +63,7 @@ class CounterMetric(Generic[*Labels]):
 
 
 class EventCounts:
-    """Counts of events by metric and label values. Not thread-safe.
+    """Counts of events by metric and values. One thread counts; any may read.
 
     Args:
         metrics: those exported before the first event.
@@ -67,18 +73,27 @@ class EventCounts:
         self._counts: Counter[tuple[CounterMetric[*tuple[Any, ...]], tuple[Any, ...]]] = Counter()
         self._metrics = metrics
 
-    def add(self, metric: CounterMetric[*Labels], *labels: *Labels, times: int = 1) -> None:
-        """Counts an event."""
-        self._counts[metric, labels] += times
+    def add(self, metric: CounterMetric[*Labels], *values: *Labels, times: int = 1) -> int:
+        """Counts an event; returns how often it has been counted."""
+        self._counts[metric, values] = total = self._counts[metric, values] + times
+        return total
+
+    def __add__(self, other: EventCounts) -> EventCounts:
+        """Both counts together, as a copy."""
+        both = EventCounts(*self._metrics)
+        both._counts.update(dict(self._counts))
+        both._counts.update(dict(other._counts))
+        return both
 
     def by_key(self) -> dict[str, int]:
         """All counts by their keys in the JSON status."""
-        return {metric.key(*labels): times for (metric, labels), times in self._counts.items()}
+        return {metric.key(*values): times for (metric, values), times in dict(self._counts).items()}
 
     def by_metric(self) -> dict[str, list[dict[str, Any]]]:
         """All counts as plain data, `{name: [{"labels": [value, ...], "count": n}, ...]}`; see `LabelledCount`."""
         found: dict[str, list[dict[str, Any]]] = {metric.name: [] for metric in self._metrics}
-        for (metric, labels), times in self._counts.items():
+        for (metric, values), times in dict(self._counts).items():
+            labels = values if len(values) == len(metric.labels) else (metric.key(*values),)
             found.setdefault(metric.name, []).append({"labels": list(labels), "count": times})
         return found
 
@@ -131,3 +146,18 @@ EVENTS: Final = CounterMetric[str](
     "What else an engine counts, by its name in the status.",
     str,
 )
+_RECORDER_KEYS: Final[dict[RecorderEvent, str]] = {
+    "lost with its file": "lost: {} in a file that was removed",
+    "state never came": "{} that never came",
+    "state not finite": "{} not kept: NaN, infinity or past ±65504",
+    "state of another width": "{} not kept: of another width",
+    "text failed": "text not kept: decoding or redaction failed with {}",
+    "text of another type": "text not kept: redaction gave {}, no str",
+}
+RECORDER: Final = CounterMetric[RecorderEvent, str](
+    "presage_recorder_total",
+    ("event",),
+    "What the recorder wrote, and what it did not, by reason.",
+    lambda event, what: _RECORDER_KEYS.get(event, event + ": {}").format(what),
+)
+"""The second value is the table, column, kind of exception or reason."""

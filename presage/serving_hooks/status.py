@@ -118,14 +118,6 @@ class AdmissionStatus:
 
 @final
 @dataclass(frozen=True)
-class RecorderStatus:
-    """Rows written and rows dropped, by table or reason."""
-
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-
-@final
-@dataclass(frozen=True)
 class InputStatus:
     """Steps and the inputs that came with them; by kind of model, the inputs of its promotion that never came."""
 
@@ -195,7 +187,6 @@ class EngineStatus:
     prefetch: PrefetchStatus | None = None
     ageing: AgeingStatus | None = None
     admission: AdmissionStatus | None = None
-    recorder: RecorderStatus | None = None
     inputs: InputStatus | None = None
     reload: ReloadStatus | None = None
     truth: MonitorStatus | None = None

@@ -4,7 +4,15 @@ import ast
 from pathlib import Path
 
 from presage.serving_hooks import counts
-from presage.serving_hooks.counts import ERRORS, FORECASTS, HIDDEN_STATES, METADATA_LEFT_OUT, CounterMetric, EventCounts
+from presage.serving_hooks.counts import (
+    ERRORS,
+    FORECASTS,
+    HIDDEN_STATES,
+    METADATA_LEFT_OUT,
+    RECORDER,
+    CounterMetric,
+    EventCounts,
+)
 from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS, counted
 
@@ -57,17 +65,24 @@ def test_counts_as_data_and_by_the_keys_of_the_json_status() -> None:
     of.add(HIDDEN_STATES, "prefill", "late")
     of.add(METADATA_LEFT_OUT, "agent", "too long")
     of.add(ERRORS, "a policy: with a colon", "ValueError")
+    assert of.add(RECORDER, "written", "steps", times=3) == 3
+    of.add(RECORDER, "lost with its file", "steps")
     assert of.by_key() == {
         "forecast: champion": 3,
         "forecast of lengths: none": 1,
         "prefill states: late": 1,
         "agent: too long": 1,
         "a policy: with a colon: ValueError": 1,
+        "written: steps": 3,
+        "lost: steps in a file that was removed": 1,
     }
     status = read_status({"counted": of.by_metric()})
     assert status is not None
     assert status.counts(FORECASTS) == {("next-agent", "champion"): 3, ("remaining-length", "none"): 1}
     assert status.counts(ERRORS) == {("a policy: with a colon", "ValueError"): 1}
+    assert status.counts(RECORDER) == {("written: steps",): 3, ("lost: steps in a file that was removed",): 1}
+    twice = of + of
+    assert (of.by_key()["written: steps"], twice.by_key()["written: steps"]) == (3, 6)
 
 
 def test_what_is_exported_from_zero_is_there_before_the_first_event_where_it_is_counted_at_all() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from presage.datasets.recording import ENDS, FORECASTS, STEPS
 from presage.datasets.schema import STATE_COLUMNS
+from presage.serving_hooks.counts import RECORDER, EventCounts, RecorderEvent
 from presage.serving_hooks.recorder.config import Redact
 from presage.serving_hooks.recorder.rows import EndRow, ForecastRow, State, StepRow, Text
 
@@ -36,7 +36,7 @@ class TextFilter:
     """
 
     def __init__(
-        self, redact: Redact | None, decode: Callable[[Sequence[int]], str] | None, counts: Counter[str]
+        self, redact: Redact | None, decode: Callable[[Sequence[int]], str] | None, counts: EventCounts
     ) -> None:
         self._redact, self._decode, self._counts = redact, decode, counts
 
@@ -48,19 +48,19 @@ class TextFilter:
             text = given if isinstance(given, str) else self._decoded(given)
             kept: object = text if text is None or self._redact is None else self._redact(text, column)
         except (Exception, SystemExit) as error:  # SystemExit would end the writer thread
-            return self._not_kept(f"decoding or redaction failed with {type(error).__name__}")
+            return self._not_kept("text failed", type(error).__name__)
         if kept is not None and not isinstance(kept, str):
-            return self._not_kept(f"redaction gave {type(kept).__name__}, no str")
+            return self._not_kept("text of another type", type(kept).__name__)
         return None if kept is None else kept.encode("utf-8", "replace").decode()  # files cannot hold lone surrogates
 
     def _decoded(self, ids: Sequence[int]) -> str | None:
-        return self._not_kept("nobody decodes token ids") if self._decode is None else self._decode(ids)
+        return (
+            self._not_kept("text not kept", "nobody decodes token ids") if self._decode is None else self._decode(ids)
+        )
 
-    def _not_kept(self, why: str) -> str | None:
-        reason = f"text not kept: {why}"
-        if reason not in self._counts:
-            _log.warning("recorder: %s", reason)
-        self._counts[reason] += 1
+    def _not_kept(self, event: RecorderEvent, why: str) -> str | None:
+        if self._counts.add(RECORDER, event, why) == 1:
+            _log.warning("recorder: %s", RECORDER.key(event, why))
         return None
 
 
@@ -72,7 +72,7 @@ class StateColumn:
         counts: counts states that are not kept, by reason.
     """
 
-    def __init__(self, name: str, counts: Counter[str]) -> None:
+    def __init__(self, name: str, counts: EventCounts) -> None:
         self._name, self._counts = name, counts
         self._width: int | None = None
 
@@ -90,7 +90,7 @@ class StateColumn:
         halves = _halves([state for state, fits in zip(states, valid.tolist(), strict=True) if state and fits])
         finite = _finite(halves)
         if not finite.all():
-            self._counts[f"{self._name} not kept: NaN, infinity or past ±65504"] += int((~finite).sum())
+            self._counts.add(RECORDER, "state not finite", self._name, times=int((~finite).sum()))
             halves, valid[valid] = np.ascontiguousarray(halves[finite]), finite
         offsets = np.concatenate([[0], np.cumsum(valid, dtype=np.int64)]) * (halves.shape[1] * 2)
         bits = np.packbits(valid, bitorder="little")
@@ -100,7 +100,7 @@ class StateColumn:
     def _fits(self, state: State) -> bool:
         if _width(state) == self._width:
             return True
-        self._counts[f"{self._name} not kept: of another width"] += 1
+        self._counts.add(RECORDER, "state of another width", self._name)
         return False
 
 
@@ -135,7 +135,7 @@ class BatchBuilder:
         counts: counts values that are not kept, by reason.
     """
 
-    def __init__(self, texts: TextFilter, wanted: Sequence[str], counts: Counter[str]) -> None:
+    def __init__(self, texts: TextFilter, wanted: Sequence[str], counts: EventCounts) -> None:
         self._texts, self._wanted, self._counts = texts, wanted, counts
         self._states = {name: StateColumn(name, counts) for name in STATE_COLUMNS}
         self._builders: dict[str, Callable[[Sequence[Any]], pa.RecordBatch]] = {
@@ -150,7 +150,7 @@ class BatchBuilder:
             return self._builders[table](rows)
         except Exception as error:
             if len(rows) == 1:
-                self._counts[f"row not written: {type(error).__name__}"] += 1
+                self._counts.add(RECORDER, "row not written", type(error).__name__)
                 return None
         middle = len(rows) // 2
         kept = [half for half in (self.build(table, rows[:middle]), self.build(table, rows[middle:])) if half]
@@ -164,7 +164,7 @@ class BatchBuilder:
             states = [getattr(row, name) for row in rows]
             columns[name] = column.build(states)
             if name in self._wanted and None in states:
-                self._counts[f"{name} that never came"] += states.count(None)
+                self._counts.add(RECORDER, "state never came", name, times=states.count(None))
         return _batch(rows, columns, STEPS)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from presage.serving_hooks.counts import RECORDER, EventCounts
 from presage.serving_hooks.recorder.rows import FULL, RowQueue
 
 Handler = Callable[..., None]
 
-CLOSED: Final = "dropped: recorder closed"
+_CLOSED: Final = "recorder closed"
 _SET_BACK_S: Final = 1.0
 
 
@@ -63,7 +64,7 @@ class EventBuffer:
     """
 
     def __init__(
-        self, events: int, size: int, queue: RowQueue, put_counts: Counter[str], drain_counts: Counter[str]
+        self, events: int, size: int, queue: RowQueue, put_counts: EventCounts, drain_counts: EventCounts
     ) -> None:
         self._most, self._size, self._queue = events, size, queue
         self._put_counts, self._drain_counts = put_counts, drain_counts
@@ -92,7 +93,7 @@ class EventBuffer:
         waits = self._put_bytes - self._drained_bytes + self._queue.waiting_bytes  # inlined: a call costs more
         full = len(self._waiting) >= self._most or (size and waits + size > self._size)
         if full and not always:
-            self._put_counts[self._reason] += 1
+            self._put_counts.add(RECORDER, "dropped", self._reason)
             return False
         self._put_bytes += size
         self._waiting.append((handler, args, size))
@@ -104,7 +105,7 @@ class EventBuffer:
 
     def close(self) -> None:
         """Drops every later event."""
-        self._most, self._reason = 0, CLOSED
+        self._most, self._reason = 0, _CLOSED
 
     def drained_to_s(self, now_s: float) -> float:
         """Every event before this time has been handled."""
@@ -121,5 +122,5 @@ class EventBuffer:
             try:
                 handler(*args)
             except Exception as error:
-                self._drain_counts[f"failed: {type(error).__name__}"] += 1
+                self._drain_counts.add(RECORDER, "failed", type(error).__name__)
         return bool(self._waiting)

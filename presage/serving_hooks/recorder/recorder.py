@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -24,11 +23,13 @@ import numpy as np
 import pyarrow as pa
 
 from presage.features.moment import PREFILL, Moment
+from presage.serving_hooks.counts import RECORDER, EventCounts
 from presage.serving_hooks.recorder.batches import TextFilter
 from presage.serving_hooks.recorder.buffer import EventBuffer, WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig, load_redact
 from presage.serving_hooks.recorder.files import OpenFile
 from presage.serving_hooks.recorder.rows import (
+    FULL,
     NO_NAME,
     NamedStep,
     RecordedWorkflow,
@@ -84,8 +85,7 @@ class Recorder:
         self.instance = instance or f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
         clock = clock or WallClock()
         self._states, self._text = config.states, config.text == "on"
-        self._counts: Counter[str] = Counter()
-        written: Counter[str] = Counter()
+        self._counts, written = EventCounts(RECORDER), EventCounts(RECORDER)
         room = config.queue_mb * 2**20
         queue = RowQueue(config.queue_rows, room, written)
         self._rows = RowAssembler(queue, clock.at_us, written)
@@ -133,7 +133,7 @@ class Recorder:
             number = run.steps
             run.steps = number + 1
             if len(self._running) >= _MAX_RUNNING:
-                self._counts["not recorded: too many steps at once"] += 1
+                self._counts.add(RECORDER, "not recorded", "too many steps at once")
                 return
             text, size = self._kept_text(input_text) if self._text else (None, 0)
             event = self._now_s(), request_id, run, number, step, input_tokens, cached_input_tokens, text
@@ -207,16 +207,19 @@ class Recorder:
         except Exception as error:
             self._failed(error)
 
-    def status(self) -> dict[str, Any]:
+    @property
+    def counts(self) -> EventCounts:
         """Rows written, and rows not recorded by reason."""
-        counts = Counter(dict(self._counts))  # copies, since both threads keep counting
-        counts.update(dict(self.writer.counts))
+        return self._counts + self.writer.counts
+
+    def status(self) -> dict[str, Any]:
+        """The counts, and what the writer thread does."""
         return {
             "on": True,
             "instance": self.instance,
             "waiting": self.writer.waiting,
             "recording": self.writer.state,
-            "counts": dict(counts),
+            "counts": self.counts.by_key(),
         }
 
     def debug_state(self) -> dict[str, int]:
@@ -242,14 +245,14 @@ class Recorder:
         workflow_type, workflow_id = step.workflow_type, step.workflow_id
         # The type is empty if the client sent none.
         if not is_name(workflow_id) or not (workflow_type == "" or is_name(workflow_type)):
-            self._counts[NO_NAME] += 1
+            self._counts.add(RECORDER, "not recorded", NO_NAME)
             return None
         if len(self._runs) >= _MAX_RUNS:
-            self._counts["not recorded: too many workflows"] += 1
+            self._counts.add(RECORDER, "not recorded", "too many workflows")
             return None
         if workflow_type not in self._types:
             if len(self._types) >= _MAX_TYPES:
-                self._counts["not recorded: too many workflow types"] += 1
+                self._counts.add(RECORDER, "not recorded", "too many workflow types")
                 return None
             self._types.add(workflow_type)
         run = self._runs[workflow_type, workflow_id] = RecordedWorkflow(self._begun_runs, workflow_type, workflow_id)
@@ -265,15 +268,17 @@ class Recorder:
             return None, 0
         if self._events.fits(size):
             return given, size
-        self._counts["text not kept: queue full"] += 1
+        self._counts.add(RECORDER, "text not kept", FULL)
         return None, 0
 
     def _failed(self, error: Exception) -> None:
-        self._counts[f"failed: {type(error).__name__}"] += 1
+        self._counts.add(RECORDER, "failed", type(error).__name__)
 
 
 class NoRecorder:
     """Records nothing."""
+
+    counts = EventCounts()
 
     def begun(self, *_: Any, **__: Any) -> None:
         """Does nothing."""

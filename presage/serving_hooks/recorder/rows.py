@@ -5,7 +5,7 @@ Everything here runs in the writer thread, except that the engine thread numbers
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from presage.features.moment import PREFILL, Moment
+from presage.serving_hooks.counts import RECORDER, EventCounts
 
 if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.live import LiveForecast
 
 MAX_NAME: Final = 256
 """Longest name, in characters; steps with a longer one are not recorded."""
-NO_NAME: Final = f"not recorded: no name, or none of at most {MAX_NAME} printable characters"
-FULL: Final = "dropped: queue full"
+NO_NAME: Final = f"no name, or none of at most {MAX_NAME} printable characters"
+FULL: Final = "queue full"
 
 _MAX_COUNT: Final = 2**31
 _MAX_LATE: Final = 1024
@@ -155,7 +156,7 @@ class RowQueue:
         waiting_bytes: approximate memory of the rows.
     """
 
-    def __init__(self, rows: int, size: int, counts: Counter[str]) -> None:
+    def __init__(self, rows: int, size: int, counts: EventCounts) -> None:
         self._rows, self._size, self._counts = rows, size, counts
         self._waiting: deque[tuple[Row, int]] = deque()
         self.waiting_bytes = 0
@@ -168,7 +169,7 @@ class RowQueue:
         size = row.size
         room = 2 * self._rows if isinstance(row, EndRow) else self._rows
         if len(self._waiting) >= room or self.waiting_bytes + size > self._size:
-            self._counts[FULL] += 1
+            self._counts.add(RECORDER, "dropped", FULL)
             return False
         self.waiting_bytes += size
         self._waiting.append((row, size))
@@ -197,7 +198,7 @@ class RowAssembler:
         counts: counts what cannot be recorded, by reason.
     """
 
-    def __init__(self, queue: RowQueue, at_us: Callable[[float], int], counts: Counter[str]) -> None:
+    def __init__(self, queue: RowQueue, at_us: Callable[[float], int], counts: EventCounts) -> None:
         self._queue, self._at_us, self._counts = queue, at_us, counts
         self.running: dict[str, StepRow] = {}
         self.late: OrderedDict[str, StepRow] = OrderedDict()
@@ -215,7 +216,7 @@ class RowAssembler:
     ) -> None:
         """A request was selected for the first time; `number` is its place in the run."""
         if not (step.agent == "" or is_name(step.agent)):
-            self._counts[NO_NAME] += 1
+            self._counts.add(RECORDER, "not recorded", NO_NAME)
             return
         row = StepRow(
             run,
@@ -235,7 +236,7 @@ class RowAssembler:
         """Copies a hidden state of a step that runs or has just completed."""
         dtype = _STATE_TYPES.get(state.dtype) if isinstance(state, np.ndarray) else None
         if dtype is None or state.ndim != 1 or not state.size:
-            self._counts["state: no float16 or float32 array [d]"] += 1
+            self._counts.add(RECORDER, "state", "no float16 or float32 array [d]")
             return
         row = self._row(request_id)
         if row is None:

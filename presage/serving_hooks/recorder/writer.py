@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from presage.datasets.recording import TABLES, described
 from presage.datasets.schema import STATE_COLUMNS
+from presage.serving_hooks.counts import RECORDER, EventCounts
 from presage.serving_hooks.recorder.batches import BatchBuilder, TextFilter
 from presage.serving_hooks.recorder.buffer import EventBuffer, WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig
@@ -66,7 +66,7 @@ class Writer:
         instance: str,
         model: str | None,
         state_layer: int | None,
-        counts: Counter[str],
+        counts: EventCounts,
         open_file: OpenFile,
     ) -> None:
         self.counts = counts
@@ -112,7 +112,7 @@ class Writer:
             last: write all remaining rows.
         """
         if self._clock.set_back():
-            self.counts["clock: set back"] += 1
+            self.counts.add(RECORDER, "clock", "set back")
         undrained = self._events.drain(_EVENTS)  # even while the disk fails: the queue chooses better what to drop
         if now_s < self._retry_at_s and not last:
             return undrained
@@ -146,7 +146,7 @@ class Writer:
             self._pause(error, self._clock.monotonic())
         lost = self._held + self.waiting
         if lost:
-            self.counts["lost: not written before the end"] += lost
+            self.counts.add(RECORDER, "lost", "not written before the end", times=lost)
         self._folder.release()
         self.state = RECORDING_CLOSED
 
@@ -197,7 +197,7 @@ class Writer:
             if batch is not None:
                 self._folder.grew(file.write(batch, self._number, now_s))
                 del self._built[table]
-                self.counts[f"written: {table}"] += batch.num_rows
+                self.counts.add(RECORDER, "written", table, times=batch.num_rows)
         if self.state != RECORDING:
             _log.warning("recorder: continues in %s", self._folder.root)
             self.state, self._retry_s = RECORDING, _FIRST_RETRY_S
@@ -208,7 +208,7 @@ class Writer:
         for table, file in self._files.items():
             lost = file.take_lost()
             if lost:
-                self.counts[f"lost: {table} in a file that was removed"] += lost
+                self.counts.add(RECORDER, "lost with its file", table, times=lost)
         self._rotate_if_full(now_s)
 
     def _rotate_if_full(self, now_s: float) -> None:
@@ -223,14 +223,14 @@ class Writer:
 
     def _drop(self) -> None:
         self._stopped(RECORDING_FULL)
-        self.counts["dropped: recording full"] += self._held
+        self.counts.add(RECORDER, "dropped", "recording full", times=self._held)
         _release(self._taken["steps"])
         self._built.clear()
         for rows in self._taken.values():
             rows.clear()
 
     def _pause(self, error: Exception, now_s: float) -> None:
-        self.counts[f"not written at once: {error_reason(error)}"] += 1
+        self.counts.add(RECORDER, "not written at once", error_reason(error))
         self._stopped(f"paused: {error_reason(error)}")
         self._number += 1  # a file that failed is not written to again
         self._retry_at_s = now_s + self._retry_s

@@ -21,6 +21,7 @@ from presage.serving_hooks.counts import (
     FORECASTS,
     HIDDEN_STATES,
     METADATA_LEFT_OUT,
+    RECORDER,
     CounterMetric,
 )
 from presage.serving_hooks.status import EngineStatus, HeldTimesStatus, LiveFigures, ModelStatus
@@ -339,12 +340,7 @@ METRICS: Final = (
     _counter(ERRORS),
     _counter(METADATA_LEFT_OUT),
     _counter(EVENTS),
-    _table(
-        "presage_recorder_total",
-        "event",
-        "What the recorder wrote, and what it did not, by reason.",
-        lambda status: status.recorder and status.recorder.counts,
-    ),
+    _counter(RECORDER),
 )
 
 HISTOGRAMS: Final = (

@@ -110,6 +110,11 @@ class Observing:
         step = workflow.step
         self._switch.attempt(self._records.ended, step.workflow_type, step.workflow_id, _RECORDED_AS[reason])
 
+    @property
+    def counts(self) -> EventCounts:
+        """What the recorder wrote, and what it did not."""
+        return self._records.counts
+
     def status(self) -> dict[str, Any]:
         """The recorder's status; `on` is false once it has failed."""
         return {**self._records.status(), "on": self.on}

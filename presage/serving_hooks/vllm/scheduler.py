@@ -271,7 +271,9 @@ class Policies(engine.SchedulerSeam):
             "state_layer": self._state_layer,
             "prefetch": {"on": False} if self.prefetcher is None else self.prefetcher.status(),
             "counts": self._counts.by_key(),
-            "counted": self._counts.by_metric() | (admission.counts.by_metric() if admission is not None else {}),
+            "counted": self._counts.by_metric()
+            | (admission.counts.by_metric() if admission is not None else {})
+            | self._observing.counts.by_metric(),
             "ended": sum(n for reason, n in self.workflow_table.ends.items() if reason is not EndReason.EXPIRED),
             "prompts": dict(self._prompt_tokens),
             "given_up": self.block_order.given_up if self.block_order is not None else None,

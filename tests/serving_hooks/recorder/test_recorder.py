@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import threading
 import weakref
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from recorder_samples import SIZE, Hands, Named, counts, forecast, recorder, ser
 from presage.datasets.read import read_traces
 from presage.datasets.recording import RECORDED_EXPIRED
 from presage.errors import ConfigurationError
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.recorder.batches import StateColumn
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, start
@@ -109,14 +109,14 @@ def test_a_state_no_trace_can_hold_costs_its_step_only_that(tmp_path: Path, bad:
 
 def test_no_number_is_taken_for_infinity_and_no_infinity_for_a_number() -> None:
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    column = StateColumn("prefill_state", Counter())
+    column = StateColumn("prefill_state", EventCounts())
     built = column.build([State("float16", half.tobytes()) for half in halves])
     assert np.array_equal(np.array(built.is_valid()), np.isfinite(halves))
 
 
 def test_states_of_both_types_are_one_column() -> None:
     states = [vector(0), vector(1, dtype=np.float16), vector(2)]
-    built = StateColumn("s", Counter()).build([None, *(State(one.dtype.name, one.tobytes()) for one in states)])
+    built = StateColumn("s", EventCounts()).build([None, *(State(one.dtype.name, one.tobytes()) for one in states)])
     assert built[0].as_py() is None
     for value, state in zip(built[1:], states, strict=True):
         assert np.array_equal(np.frombuffer(value.as_py(), np.float16), state.astype(np.float16))
