@@ -38,7 +38,7 @@ def main() -> None:
     print(f"{'':14}" + "".join(f"{name:>12}{'p99':>8}" for name in ("alone", "unwatched", "watched")))
     for name, size in WORK.items():
         work = partial(sum, range(size))
-        ways = {"alone": work, "unwatched": partial(unwatched.ask, work), "watched": partial(watched.ask, work)}
+        ways = {"alone": work, "unwatched": partial(unwatched.call, work), "watched": partial(watched.call, work)}
         taken: dict[str, list[int]] = {way: [] for way in ways}
         for _ in range(args.calls):
             for way, call in ways.items():

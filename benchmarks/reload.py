@@ -56,7 +56,7 @@ from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
-from presage.serving_hooks.forecasting.sources import load_length, load_next_agent
+from presage.serving_hooks.forecasting.sources import load
 from presage.serving_hooks.vllm.ask_registry import TriedVersion
 from presage.serving_hooks.vllm.registry_process import version_of
 from presage.serving_hooks.vllm.reload import Reload
@@ -131,8 +131,7 @@ class Within:
     def trial(self, kind: str, reference: str) -> TriedVersion:
         """As `AskRegistry.trial`."""
         sys.setswitchinterval(0.0002)
-        load = load_next_agent if kind == "next-agent" else load_length
-        held = load(reference, lambda: self.registry)
+        held = load(kind, reference, lambda: self.registry)
         sys.setswitchinterval(0.005)
         return TriedVersion(held.folder, held.version, held.digest, None)
 

@@ -19,7 +19,7 @@ from presage.errors import RegistryError
 from presage.predictors.common.artefact import artefact_digest, read_artefact, write_artefact
 from presage.registry.connect import open_registry
 from presage.registry.package import register
-from presage.serving_hooks.forecasting.sources import take_next_agent
+from presage.serving_hooks.forecasting.sources import load_validated
 from presage.serving_hooks.vllm.ask_registry import AskRegistry, ProcessEnded, TrialFailed
 
 AGENTS = {"next-agent": "models:/next-agent@champion"}
@@ -75,7 +75,7 @@ def test_it_says_which_versions_there_are_tries_them_and_takes_no_memory_at_rest
         tried = asked.trial("next-agent", "models:/next-agent/1")
     assert (tried.version, tried.digest, tried.promoted) == (1, artefact_digest(tiny.folder), None)
     assert "it was promoted without figures" in caplog.text, "the log is the engine's"
-    assert take_next_agent(tried.folder, tried.digest).vocabulary == tiny.training.predictor.vocabulary
+    assert load_validated("next-agent", tried.folder, tried.digest).vocabulary == tiny.training.predictor.vocabulary
     with pytest.raises(TrialFailed, match="gone"):
         asked.trial("next-agent", "models:/next-agent/2")
     with pytest.raises(RegistryError, match="no version 3"):
@@ -92,7 +92,7 @@ def test_it_says_which_versions_there_are_tries_them_and_takes_no_memory_at_rest
 @pytest.mark.slow
 def test_another_artefact_than_was_tried_is_not_taken(tiny: Tiny) -> None:
     with pytest.raises(ValueError, match="was validated: put it back"):
-        take_next_agent(tiny.folder, "sha256:0123")
+        load_validated("next-agent", tiny.folder, "sha256:0123")
 
 
 def test_a_registry_that_is_not_there_is_an_answer_and_the_process_stays(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_every_event_gets_the_numbers_of_the_whole_prefix(predictor: NextAgentPr
             assert live.end.tolist() == list(whole.end)
             for row, agents in zip(live.probabilities, whole.agents, strict=True):
                 assert dict(zip(live.agents, row[:-1].tolist(), strict=True)) == agents
-    assert forecaster.counts.total() == sum(2 if "output_tokens" in step else 1 for step in steps)
+    assert forecaster.counts.total() == 2 * sum(2 if "output_tokens" in step else 1 for step in steps)
 
 
 def test_interleaved_workflows_do_not_touch_each_other(predictor: NextAgentPredictor) -> None:
@@ -76,7 +76,7 @@ def test_without_a_model_there_is_no_forecast_and_a_reason() -> None:
     for answer in (forecaster.on_prefill("t", "w", "a"), forecaster.on_completion("t", "w")):
         assert (answer.source, answer.evidence, answer.reason) == ("none", 0, NO_MODEL)
         assert answer.probabilities.shape == (0, 0)
-    assert forecaster.counts == {"none": 2, NO_MODEL: 2}
+    assert forecaster.counts == {(kind, "none", NO_MODEL): 2 for kind in ("next-agent", "remaining-length")}
 
 
 BAD_STATES = (np.zeros(3), np.full(STATE_SIZE, np.nan), "text", [[1.0] * STATE_SIZE], object())

@@ -78,7 +78,7 @@ def test_tokens_left_are_those_of_the_whole_prefix(
         of = {name: step[name] for name in ("output_text", "completion_state")}
         after = forecaster.on_completion(*ids, output_tokens=step["output_tokens"], **of).remaining
         assert after.tokens == pytest.approx([max(0, t - step["output_tokens"]) for t in left.tokens])
-    assert forecaster.counts_of_lengths.total() == 2 * len(steps)
+    assert sum(n for (kind, _, _), n in forecaster.counts.items() if kind == "remaining-length") == 2 * len(steps)
 
 
 def test_without_models_the_counts_answer_once_they_have_seen_enough() -> None:
@@ -119,7 +119,7 @@ def test_where_the_model_errs_the_counts_answer_and_say_why(predictor: NextAgent
     forecaster.on_prefill("retry", "w", "planner", prefill_state=np.zeros(3))
     answer = forecaster.on_completion("retry", "w", output_tokens=5)
     assert (answer.source, answer.version, answer.reason) == ("back-off", None, "InputError")
-    assert forecaster.counts["InputError"] == 2
+    assert forecaster.counts["next-agent", "back-off", "InputError"] == 2
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -1.0, 0.3], ids=str)
@@ -197,7 +197,7 @@ def test_a_late_predictor_is_switched_off(predictor: NextAgentPredictor) -> None
     forecaster = Forecaster(failing(predictor, slow), budget=budget, clock=clock)
     sources = [forecaster.on_prefill("retry", "w", "coder").source for _ in range(12)]
     assert sources == ["champion"] * 4 + ["none"] * 8, "opening is a call as well, and in time"
-    assert forecaster.breakers["next-agent"].counts["late"] == 4
+    assert forecaster.breakers["next-agent"].late == 4
 
 
 def test_an_expired_workflow_teaches_its_end_and_one_that_comes_back_is_recognised(

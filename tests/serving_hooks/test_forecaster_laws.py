@@ -95,10 +95,9 @@ def test_law_no_sequence_of_events_raises_or_is_kept(
             whole(live)
         assert len(forecaster) <= MOST
         assert len(counts) <= 2
-    counted = forecaster.counts
     for guard in forecaster.breakers.values():
-        assert guard.counts["failed"] == 0, "what a request brings wrong is not held against the predictor"
-    assert counted["champion"] + counted["back-off"] + counted["none"] == answered
+        assert guard.failed == 0, "what a request brings wrong is not held against the predictor"
+    assert forecaster.counts.total() == 2 * answered, "one of next agents and one of lengths"
     for _, given_ids, _ in events:
         forecaster.close(*given_ids[:2])
     assert len(forecaster) == 0

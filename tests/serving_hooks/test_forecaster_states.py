@@ -67,8 +67,8 @@ def test_a_state_that_comes_later_gives_the_numbers_of_one_that_was_there(
         same(live, predictor, [*steps[:index], begun])
         if "output_tokens" in step:
             same(end(forecaster, step, projected(predictor, step, COMPLETION)), predictor, steps[: index + 1])
-    assert forecaster.states == {"used": len(steps)}
-    assert forecaster.counts.total() == sum(2 if "output_tokens" in step else 1 for step in steps)
+    assert forecaster.states == {None: len(steps)}
+    assert forecaster.counts.total() == 2 * sum(2 if "output_tokens" in step else 1 for step in steps)
 
 
 def test_a_state_changes_the_forecast(predictor: NextAgentPredictor) -> None:
@@ -92,7 +92,7 @@ def test_a_state_comes_too_late_once_its_step_is_over_or_another_has_begun(predi
     assert forecaster.on_prefill_state(*ids, state, second) is None, "one step, one state"
     forecaster.close(*ids)
     assert forecaster.on_prefill_state(*ids, state, second) is None
-    assert forecaster.states == {NOT_AWAITED: 4, "used": 1}
+    assert forecaster.states == {NOT_AWAITED: 4, None: 1}
     assert len(forecaster) == 0
 
 

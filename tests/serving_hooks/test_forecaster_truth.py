@@ -110,7 +110,7 @@ def test_while_an_alarm_stands_counts_answer_and_the_model_is_judged_all_the_sam
     said = run(forecaster, "w")
     assert {(live.source, live.reason, live.version) for live in said} == {("back-off", DRIFTED, None)}
     assert {live.remaining.source for live in said} == {"champion"}, "nothing speaks against lengths"
-    assert forecaster.counts[DRIFTED] == 6
+    assert forecaster.counts["next-agent", "back-off", DRIFTED] == 6
     assert set(truth.over[-1].next_agent) == {"version 4"}
     before, after = (over.next_agent["version 4"].sums for over in truth.over[-2:])
     assert np.array_equal(before, after), "the same workflow, judged as the model answers it"

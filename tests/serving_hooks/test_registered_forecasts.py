@@ -109,7 +109,7 @@ def test_one_step_is_one_event_whoever_asks_first(tiny: Tiny) -> None:
         live = asked.on_prefill("retry", "w", agent, step=number, input_tokens=100)
         assert live.source == "champion", live.reason
         assert asked.on_completion("retry", "w", output_tokens=9).source == "champion"
-    assert forecaster.counts["champion"] == 6
+    assert forecaster.counts["next-agent", "champion", None] == 6
     asked.remaining_tokens(step("coder", 3), 100)
     asked.close("retry", "w")
     assert len(forecaster) == 0
@@ -138,10 +138,10 @@ def test_steps_that_wait_side_by_side_are_one_event_each(tiny: Tiny) -> None:
     asked = AskedOnArrival(forecaster)
     for agent in ("planner", "coder"):
         asked.remaining_tokens(step(agent, None), 100)
-    counted = sum(forecaster.counts.values())
+    counted = forecaster.counts.total()
     for agent in ("coder", "planner"):
         asked.on_prefill("retry", "w", agent, input_tokens=100)
-    assert sum(forecaster.counts.values()) == counted
+    assert forecaster.counts.total() == counted
     for agent in range(1000):  # requests that are aborted before they begin
         asked.remaining_tokens(step(f"agent-{agent}", None), 100)
     assert asked.debug_state()["forecasts on arrival"] == 64

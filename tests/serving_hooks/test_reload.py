@@ -46,7 +46,7 @@ class Made:
         self.faults.get(reference, lambda: None)()
         return TriedVersion(Path(reference), int(reference.rsplit("/", 1)[1]), f"sha256:{reference}", None)
 
-    def load(self, folder: Path, digest: str) -> Any:
+    def load(self, kind: str, folder: Path, digest: str) -> Any:
         assert digest == f"sha256:{folder}"
         self.loaded.append(str(folder))
         self.faults_of_loading.get(str(folder), lambda: None)()
@@ -65,7 +65,7 @@ def held(reference: str | None, version: int | None = 1) -> Held[Any]:
 
 def watching(made: Made, agents: Held[Any] | None = None, lengths: Held[Any] | None = None) -> Reload:
     first = Predictors(agents or held(AGENTS), lengths or held(LENGTHS))
-    return Reload(first, made, 30.0, loads={"next-agent": made.load, "remaining-length": made.load})
+    return Reload(first, made, 30.0, load=made.load)
 
 
 def versions(found: Predictors | None) -> tuple[int | None, int | None] | None:
@@ -237,7 +237,7 @@ def test_it_looks_in_a_thread_of_its_own_until_it_is_closed() -> None:
     made.aliases["next-agent"]["champion"] = 2
     made.faults["models:/next-agent/2"] = tried.set
     first = Predictors(held(AGENTS), held(LENGTHS))
-    reload = Reload(first, made, 0.001, loads={"next-agent": made.load, "remaining-length": made.load})
+    reload = Reload(first, made, 0.001, load=made.load)
     reload.start()
     assert tried.wait(30)
     reload.close()

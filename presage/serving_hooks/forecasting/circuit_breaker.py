@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +21,8 @@ from typing import Any, Final, TypeVar
 from presage.errors import ConfigurationError, InputError
 from presage.serving_hooks.forecasting.live import NOT_BACK, SWITCHED_OFF
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-FAILED: Final = "failed"
-LATE: Final = "late"
-HUNG: Final = "hung"
 HANG_S: Final = 0.25
 """The default: a thousand times what a forecast takes, and still hardly noticeable to a client."""
 
@@ -72,11 +69,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A call without a result.
-
-    Attributes:
-        reason: why there is none.
-    """
+    """A call without a result, and why there is none."""
 
     reason: str
 
@@ -91,25 +84,25 @@ class CircuitBreaker:
 
     Attributes:
         off: whether it is switched off.
-        hung: whether a call was abandoned.
-        counts: calls in all, failed, late and hung ones, and how often the predictor was switched off.
+        hung: whether a call was abandoned; then no other is made.
+        calls, failed, late: how many calls were made, and how many of these failed and were late.
     """
 
     def __init__(self, called: str, budget: Budget, clock: Callable[[], float]) -> None:
         self.called, self.budget, self.clock = called, budget, clock
         self.off = self.hung = False
-        self.counts: Counter[str] = Counter()
+        self.calls = self.failed = self.late = 0
         self._thread = OwnThread(called) if budget.hang_s is not None else None
         self._window: deque[bool] = deque(maxlen=budget.window)
         self._failures = 0
         self._took = 0.0
 
-    def ask(self, call: Callable[[], Answer]) -> Answer | Refused:
+    def call(self, call: Callable[[], Result]) -> Result | Refused:
         """The result of the call, or `Refused`. Invalid input (`InputError`) does not count as a failure."""
         if self.off:
             return Refused(SWITCHED_OFF)
         try:
-            answer = self._called(partial(self._timed, call))
+            result = self._called(partial(self._timed, call))
         except NotBack:
             self._abandon()
             return Refused(NOT_BACK)
@@ -117,17 +110,16 @@ class CircuitBreaker:
             self._count(failed=type(error) is not InputError)
             return Refused(type(error).__name__)  # the message might contain text of the request
         self._count(failed=False)
-        return answer
+        return result
 
-    def _called(self, call: Callable[[], Answer]) -> Answer:
+    def _called(self, call: Callable[[], Result]) -> Result:
         thread, most_s = self._thread, self.budget.hang_s
         if thread is None or most_s is None:
             return call()
-        first = self.counts["calls"] < self.budget.at_least
-        answer: Answer = thread.call(call, self.budget.first_hang_s if first else most_s)
-        return answer
+        first = self.calls < self.budget.at_least
+        return thread.call(call, self.budget.first_hang_s if first else most_s)
 
-    def _timed(self, call: Callable[[], Answer]) -> Answer:
+    def _timed(self, call: Callable[[], Result]) -> Result:
         """Measures the call on the thread that runs it, so that the time excludes the handover."""
         started = self.clock()
         try:
@@ -137,15 +129,26 @@ class CircuitBreaker:
 
     def _count(self, failed: bool) -> None:
         late = self._took > self.budget.deadline_s
-        self.counts["calls"] += 1
-        self.counts[FAILED] += failed
-        self.counts[LATE] += late
+        self.calls += 1
+        self.failed += failed
+        self.late += late
         if len(self._window) == self.budget.window:
             self._failures -= self._window[0]
         self._window.append(failed or late)
         self._failures += self._window[-1]
         if len(self._window) >= self.budget.at_least and self._failures > self.budget.share * len(self._window):
-            self._switch_off()
+            self.off = True
+            _log.error(
+                "%s is switched off: %d of its last %d calls failed or took longer than %g s; since the start %d of "
+                "%d failed and %d were late. It stays off until the breaker is reset.",
+                self.called,
+                self._failures,
+                len(self._window),
+                self.budget.deadline_s,
+                self.failed,
+                self.calls,
+                self.late,
+            )
 
     def reset(self) -> None:
         """Closes the breaker and clears its window; a breaker whose predictor hung stays open."""
@@ -155,29 +158,12 @@ class CircuitBreaker:
     def _abandon(self) -> None:
         self.off = self.hung = True
         self._thread = None  # a late result is dropped
-        self.counts["calls"] += 1
-        self.counts[HUNG] += 1
-        self.counts["switched off"] += 1
+        self.calls += 1
         _log.error(
             "%s is switched off for good: its call number %d did not return. Restart the engine, or promote another "
             "version, to use it again.",
             self.called,
-            self.counts["calls"],
-        )
-
-    def _switch_off(self) -> None:
-        self.off = True
-        self.counts["switched off"] += 1
-        _log.error(
-            "%s is switched off: %d of its last %d calls failed or took longer than %g s; since the start %d of %d "
-            "failed and %d were late. It stays off until the breaker is reset.",
-            self.called,
-            self._failures,
-            len(self._window),
-            self.budget.deadline_s,
-            self.counts[FAILED],
-            self.counts["calls"],
-            self.counts[LATE],
+            self.calls,
         )
 
 
@@ -186,11 +172,11 @@ class NotBack(Exception):  # noqa: N818  the call may still succeed
 
 
 class _Job:
-    __slots__ = ("answer", "back", "call", "error")
+    __slots__ = ("back", "call", "error", "result")
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.call = call
-        self.answer: Any = None
+        self.result: Any = None
         self.error: BaseException | None = None
         self.back = threading.Lock()
         self.back.acquire()
@@ -212,7 +198,7 @@ class OwnThread:
         self._started = False
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
-    def call(self, what: Callable[[], Any], most_s: float) -> Any:
+    def call(self, what: Callable[[], Result], most_s: float) -> Result:
         """The result of the call; raises what it raises.
 
         It waits twice for half the time: if the whole process was suspended, the first wait is over at once, and the
@@ -230,13 +216,14 @@ class OwnThread:
             raise NotBack
         if job.error is not None:
             raise job.error
-        return job.answer
+        result: Result = job.result
+        return result
 
 
 def _work(jobs: SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         try:
-            job.answer = job.call()
+            job.result = job.call()
         except BaseException as error:  # raised again in the caller
             job.error = error
         job.back.release()

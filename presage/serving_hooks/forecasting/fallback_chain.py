@@ -110,14 +110,14 @@ class FallbackChain:
         self.claimed: LiveForecast | None = None
         self._monitor = monitor
         self._agents, self._lengths, self._counts = agents, lengths, counts
-        self._ask_agents, self._ask_lengths = agents_breaker.ask, lengths_breaker.ask
+        self._call_agents, self._call_lengths = agents_breaker.call, lengths_breaker.call
 
     def open(self, workflow_type: str, stats_key: str) -> ForecastState:
         """The state of a workflow before its first step; counts keep its statistics under `stats_key`."""
         agents, lengths = self._agents, self._lengths
         return ForecastState(
-            self._ask_agents(partial(agents.predictor.open, workflow_type)) if agents is not None else _NONE,
-            self._ask_lengths(partial(lengths.predictor.open, workflow_type)) if lengths is not None else _NONE,
+            self._call_agents(partial(agents.predictor.open, workflow_type)) if agents is not None else _NONE,
+            self._call_lengths(partial(lengths.predictor.open, workflow_type)) if lengths is not None else _NONE,
             stats_key,
         )
 
@@ -139,13 +139,13 @@ class FallbackChain:
             running.history.begun(self._counts, running.stats_key, shared(step["agent"]))
         made: LiveLengths | Refused = _why_not(self._lengths, running.lengths)
         if self._lengths is not None and not isinstance(running.lengths, Refused):
-            made = self._ask_lengths(partial(self._lengths.prefilled, running.lengths, step))
+            made = self._call_lengths(partial(self._lengths.prefilled, running.lengths, step))
             if isinstance(made, Refused):
                 running.lengths = made
         running.remaining = self._left(workflow_type, running, made)
         live: LiveForecast | Refused = _why_not(self._agents, running.agents)
         if self._agents is not None and not isinstance(running.agents, Refused):
-            live = self._ask_agents(
+            live = self._call_agents(
                 partial(self._agents.prefilled, running.agents, step["agent"], step, running.remaining)
             )
         forecast = self._next(PREFILL, workflow_type, running, live, running.remaining)
@@ -166,7 +166,7 @@ class FallbackChain:
         if agents is not None and not isinstance(workflow, Refused):
             workflow[:] = awaited.before
             step = {**awaited.step, PROJECTED: projected}
-            live = self._ask_agents(partial(agents.prefilled, workflow, step["agent"], step, running.remaining))
+            live = self._call_agents(partial(agents.prefilled, workflow, step["agent"], step, running.remaining))
         return self._next(PREFILL, workflow_type, running, live, running.remaining)
 
     def completed(self, workflow_type: str, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast:
@@ -174,13 +174,13 @@ class FallbackChain:
         running.awaited = None
         produced = running.history.completed(step["output_tokens"])
         if not isinstance(running.lengths, Refused):
-            done = self._ask_lengths(partial(running.lengths.completed, step))
+            done = self._call_lengths(partial(running.lengths.completed, step))
             if isinstance(done, Refused):
                 running.lengths = done
         left = running.remaining if produced is None else running.remaining.after(produced)
         live: LiveForecast | Refused = _why_not(self._agents, running.agents)
         if self._agents is not None and not isinstance(running.agents, Refused):
-            live = self._ask_agents(partial(self._agents.completed, running.agents, step, left))
+            live = self._call_agents(partial(self._agents.completed, running.agents, step, left))
         return self._next(COMPLETION, workflow_type, running, live, left)
 
     def ended(self, workflow_type: str, running: ForecastState) -> None:

@@ -20,19 +20,14 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError
 from presage.features.input_profiles import STATES, TEXT, TOKENS
 from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.predictors.common.forecast import Source
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
 from presage.serving_hooks.forecasting.fallback_chain import FallbackChain, ForecastState
-from presage.serving_hooks.forecasting.live import (
-    NO_MODEL,
-    NO_STEP,
-    NOT_AWAITED,
-    LiveForecast,
-    LiveLengths,
-    Projection,
-)
+from presage.serving_hooks.forecasting.live import NO_MODEL, NO_STEP, NOT_AWAITED, LiveForecast, Projection
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.workflows import EndReason
@@ -57,14 +52,13 @@ class Forecaster:
         clock: seconds, rising.
 
     Attributes:
-        counts: forecasts by source, and reasons why the model did not forecast.
-        counts_of_lengths: the same for remaining tokens.
-        states: hidden states that arrived by `on_prefill_state`: "used", or the reason why not.
+        counts: forecasts by kind of model, source and reason.
+        states: hidden states that arrived by `on_prefill_state`, by the reason why one was not used; None if it was.
+        errors: exceptions caught in `close`, by name.
         inputs: "steps" that began, and of these with "tokens", "text" or "states".
         awaits_states: whether prefill states arrive later, by `on_prefill_state`; costs a copy of a workflow's state
             while its step waits for one.
-        dropped: workflows dropped because of `max_workflows`.
-        breakers: of each predictor, by its kind.
+        breakers: of each predictor.
     """
 
     def __init__(
@@ -87,24 +81,22 @@ class Forecaster:
             raise ConfigurationError(f"max_workflows is {max_workflows}; give 1 or more")
         self.predictor, self.version, self.max_workflows = predictor, version, max_workflows
         self.lengths = lengths
-        self.counts: Counter[str] = Counter()
-        self.counts_of_lengths: Counter[str] = Counter()
-        self.states: Counter[str] = Counter()
+        self.counts: Counter[tuple[ModelKind, Source, str | None]] = Counter()
+        self.states: Counter[str | None] = Counter()
+        self.errors: Counter[str] = Counter()
         self.inputs: Counter[str] = Counter() if inputs is None else inputs
         self.awaits_states = False
-        self.dropped = 0
-        breakers = [
-            CircuitBreaker(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
+        self.breakers = {
+            kind: CircuitBreaker(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
             for kind, number in (("next-agent", version), ("remaining-length", lengths_version))
-        ]
-        self.breakers = dict(zip(("next-agent", "remaining-length"), breakers, strict=True))
+        }
         self._no_source = predictor is None and lengths is None and back_off is None
         self._chain = FallbackChain(
             NextAgentAdapter(predictor, version, served_model, state_layer) if predictor is not None else None,
             LengthAdapter(lengths, lengths_version) if lengths is not None else None,
             back_off,
-            breakers[0],
-            breakers[1],
+            self.breakers["next-agent"],
+            self.breakers["remaining-length"],
             monitor,
         )
         self.monitor = monitor
@@ -219,7 +211,7 @@ class Forecaster:
         if isinstance(running.agents, Refused):
             self.states[running.agents.reason] += 1
             return None
-        self.states["used"] += 1
+        self.states[None] += 1
         self.inputs[STATES] += 1
         if self.monitor is not None and self._chain.claimed is not None:
             self.monitor.again(*key, self._chain.claimed)
@@ -238,7 +230,7 @@ class Forecaster:
             if running is not None and reason is not EndReason.ABORTED:
                 self._chain.ended(key[0], running)
         except Exception as error:
-            self.counts[type(error).__name__] += 1
+            self.errors[type(error).__name__] += 1
 
     def reset(self) -> None:
         """Closes all circuit breakers. A workflow that missed a step of a predictor gets no more of its forecasts."""
@@ -260,14 +252,8 @@ class Forecaster:
             live = type(error).__name__  # the message might contain text of the request
         if isinstance(live, str):
             live = self._chain.nothing(moment, live)
-        parts: tuple[tuple[Counter[str], LiveForecast | LiveLengths], ...] = (
-            (self.counts, live),
-            (self.counts_of_lengths, live.remaining),
-        )
-        for counts, part in parts:
-            counts[part.source] += 1
-            if part.reason is not None:
-                counts[part.reason] += 1
+        self.counts["next-agent", live.source, live.reason] += 1
+        self.counts["remaining-length", live.remaining.source, live.remaining.reason] += 1
         return live
 
     def _begun(
@@ -282,7 +268,6 @@ class Forecaster:
             self._workflows[key] = running
             if len(self._workflows) > self.max_workflows:
                 self._workflows.popitem(last=False)
-                self.dropped += 1
         if step is not None and step != running.steps:
             running.miss(step)
         running.steps, running.within = running.steps + 1, True

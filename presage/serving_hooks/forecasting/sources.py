@@ -32,7 +32,7 @@ from presage.serving_hooks.monitoring.promoted import PROMOTED_FILE, PROMOTED_FO
 
 Predictor = TypeVar("Predictor")
 
-_TRIALS: Final = 3
+_TRIAL_STEPS: Final = 3
 """Steps of a trial; the later ones have a prefix."""
 
 _TEXTS: Final = {"input_text": "a trial", "output_text": "a trial"}
@@ -77,52 +77,41 @@ class Predictors:
 
 
 def resolve_predictors(
-    registry: Callable[[], Registry],
-    *,
-    next_agent: str | None = None,
-    remaining_length: str | None = None,
-    cache: Path | None = None,
+    registry: Callable[[], Registry], *, next_agent: str | None = None, remaining_length: str | None = None
 ) -> Predictors:
     """Resolves, loads and validates both predictors. Raises nothing; logs why a predictor is missing.
 
     Args:
         registry: opens the registry; called at most once, and not at all if folders are given.
         next_agent, remaining_length: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, an artefact folder, or None.
-        cache: where copies of remote versions are kept; by default the user's cache.
     """
     opened = _cached(registry)
-    return Predictors(
-        _held(next_agent, opened, cache, load_next_agent),
-        _held(remaining_length, opened, cache, load_length),
-    )
+    return Predictors(_held("next-agent", next_agent, opened), _held("remaining-length", remaining_length, opened))
 
 
-def load_next_agent(
-    reference: str, registry: Callable[[], Registry], cache: Path | None = None
-) -> Held[NextAgentPredictor]:
-    """Resolves, loads and validates a next-agent predictor.
+def load(kind: str, reference: str, registry: Callable[[], Registry]) -> Held[Any]:
+    """Resolves, loads and validates a predictor.
 
     Raises:
         PresageError: the registry does not answer or lacks the model; the artefact is broken or of another kind.
         Exception: raised by a trial forecast.
     """
-    return _loaded(reference, registry, cache, NextAgentPredictor.load, _try_next_agent)
+    found = resolve(reference, registry)
+    predictor = _LOADS[kind](found.folder)
+    _TRIALS[kind](predictor, _TEXTS)
+    digest = artefact_digest(found.folder)
+    promoted, profile = _evidence(found, registry)
+    return Held(predictor, reference, found.version, digest, promoted=promoted, folder=found.folder, profile=profile)
 
 
-def load_length(
-    reference: str, registry: Callable[[], Registry], cache: Path | None = None
-) -> Held[RemainingLengthPredictor]:
-    """As `load_next_agent`, for a remaining-length predictor."""
-    return _loaded(reference, registry, cache, RemainingLengthPredictor.load, _try_length)
-
-
-def take_next_agent(folder: Path, digest: str) -> NextAgentPredictor:
-    """Loads a next-agent predictor that another process on this machine has validated.
+def load_validated(kind: str, folder: Path, digest: str) -> Any:
+    """Loads a predictor that another process on this machine has validated.
 
     Makes trial forecasts without texts and states, as an engine does: these load the compiled code into this process,
     but no text encoder.
 
     Args:
+        kind: of predictor.
         folder: of the artefact.
         digest: of the validated artefact.
 
@@ -130,110 +119,84 @@ def take_next_agent(folder: Path, digest: str) -> NextAgentPredictor:
         ArtefactError: the artefact is broken, of another kind, or not the validated one.
         Exception: raised by a trial forecast.
     """
-    predictor = NextAgentPredictor.load(folder)
-    _check_same(folder, digest)
-    _try_next_agent(predictor, sizes_only=True)
-    return predictor
-
-
-def take_length(folder: Path, digest: str) -> RemainingLengthPredictor:
-    """As `take_next_agent`, for a remaining-length predictor."""
-    predictor = RemainingLengthPredictor.load(folder)
-    _check_same(folder, digest)
-    _try_length(predictor, sizes_only=True)
-    return predictor
-
-
-def _check_same(folder: Path, digest: str) -> None:
+    predictor = _LOADS[kind](folder)
     found = artefact_digest(folder)
     if found != digest:
         raise ArtefactError(f"{folder}: digest {found[:19]}… is not {digest[:19]}…, which was validated: put it back")
+    _TRIALS[kind](predictor, {})
+    return predictor
 
 
-def _held(
-    reference: str | None,
-    registry: Callable[[], Registry],
-    cache: Path | None,
-    load: Callable[[str, Callable[[], Registry], Path | None], Held[Predictor]],
-) -> Held[Predictor]:
+def _held(kind: str, reference: str | None, registry: Callable[[], Registry]) -> Held[Any]:
     if reference is None:
         return Held(None, None, reason=NO_MODEL)
     try:
-        return load(reference, registry, cache)
+        return load(kind, reference, registry)
     except Exception as error:
         _log.warning("%s is not used: %s", reference, why(error))
         return Held(None, reference, reason=why(error))
 
 
-def _loaded(
-    reference: str,
-    registry: Callable[[], Registry],
-    cache: Path | None,
-    load: Callable[[Path], Predictor],
-    trial: Callable[[Predictor], None],
-) -> Held[Predictor]:
-    found = resolve(reference, registry, cache=cache)
-    predictor = load(found.folder)
-    trial(predictor)
-    digest = artefact_digest(found.folder)
-    promoted, profile = _promoted(found, registry), judged_under(found, registry)
-    return Held(predictor, reference, found.version, digest, promoted=promoted, folder=found.folder, profile=profile)
+def _evidence(found: ResolvedModel, registry: Callable[[], Registry]) -> tuple[Mapping[str, Promoted], str | None]:
+    """The promoted figures of a version, and the inputs that its promotion evaluated.
 
-
-def judged_under(found: ResolvedModel, registry: Callable[[], Registry]) -> str | None:
-    """The inputs that a version's promotion evaluated; None if unknown."""
+    Without them it serves all the same, and a log message gives the reason.
+    """
     if found.name is None or found.version is None:
-        return None
-    try:
-        tags = registry().version(found.name, found.version).tags
-    except Exception as error:
-        _log.warning("%s version %s: its tags cannot be read: %s", found.name, found.version, why(error))
-        return None
-    return tags.get(PROFILE)
-
-
-def _promoted(found: ResolvedModel, registry: Callable[[], Registry]) -> Mapping[str, Promoted]:
-    """The promoted figures of a version. Without them it serves all the same, and a log message gives the reason."""
-    if found.name is None or found.version is None:
-        return {}
+        return {}, None
     called = f"{found.name} version {found.version}"
+    promoted: Mapping[str, Promoted] = {}
+    profile = None
     try:
         content = attached(registry(), found.name, found.version, PROMOTED_FOLDER, PROMOTED_FILE)
         if content is not None:
-            return read_promoted(content)
+            promoted = read_promoted(content)
+        else:
+            _log.info("%s: it was promoted without figures; %s", called, _OWN_BEGINNING)
     except Exception as error:
         _log.warning("%s: its promoted figures cannot be read: %s; %s", called, why(error).rstrip("."), _OWN_BEGINNING)
-    else:
-        _log.info("%s: it was promoted without figures; %s", called, _OWN_BEGINNING)
-    return {}
+    try:
+        profile = registry().version(found.name, found.version).tags.get(PROFILE)
+    except Exception as error:
+        _log.warning("%s: its tags cannot be read: %s", called, why(error))
+    return promoted, profile
 
 
-def _try_next_agent(predictor: NextAgentPredictor, *, sizes_only: bool = False) -> None:
+def _try_next_agent(predictor: NextAgentPredictor, texts: Mapping[str, str]) -> None:
     """Forecasts a few steps at both moments, of known and unknown workflow types and agents."""
     adapter, vocabulary = NextAgentAdapter(predictor, None), predictor.vocabulary
-    known: dict[str, Any] = {} if sizes_only else dict(_TEXTS)
-    if not sizes_only:
+    known: dict[str, Any] = dict(texts)
+    if texts:
         known |= {STATE_COLUMN[moment]: np.zeros(size, np.float32) for moment, size in predictor.source.sizes.items()}
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow = predictor.open(workflow_type)
-        for agent in (*vocabulary.agents[:_TRIALS], ""):
+        for agent in (*vocabulary.agents[:_TRIAL_STEPS], ""):
             adapter.prefilled(workflow, agent, {"input_tokens": 1, **known}, NO_LENGTHS)
             adapter.completed(workflow, {"output_tokens": 1, **known}, NO_LENGTHS)
 
 
-def _try_length(predictor: RemainingLengthPredictor, *, sizes_only: bool = False) -> None:
+def _try_length(predictor: RemainingLengthPredictor, texts: Mapping[str, str]) -> None:
     if predictor.target != "remaining":
         raise ArtefactError(
             f"the predictor forecasts the length of a {predictor.target}; an engine needs what remains of a workflow, "
             "the default of `train-predictor remaining-length`"
         )
     adapter, vocabulary = LengthAdapter(predictor, None), predictor.encoder.vocabulary
-    known: Mapping[str, Any] = {} if sizes_only else _TEXTS
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow = predictor.open(workflow_type)
-        for agent in (*vocabulary.agents[:_TRIALS], ""):
-            adapter.prefilled(workflow, {"agent": agent, "input_tokens": 1, **known})
-            workflow.completed({"output_tokens": 1, **known})
+        for agent in (*vocabulary.agents[:_TRIAL_STEPS], ""):
+            adapter.prefilled(workflow, {"agent": agent, "input_tokens": 1, **texts})
+            workflow.completed({"output_tokens": 1, **texts})
+
+
+_LOADS: Final[Mapping[str, Callable[[Path], Any]]] = {
+    "next-agent": NextAgentPredictor.load,
+    "remaining-length": RemainingLengthPredictor.load,
+}
+_TRIALS: Final[Mapping[str, Callable[[Any, Mapping[str, str]], None]]] = {
+    "next-agent": _try_next_agent,
+    "remaining-length": _try_length,
+}
 
 
 def _cached(registry: Callable[[], Registry]) -> Callable[[], Registry]:

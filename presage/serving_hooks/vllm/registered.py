@@ -11,21 +11,16 @@ import importlib
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from presage.errors import ConfigurationError, PresageError, RegistryError
 from presage.features.input_profiles import PROFILES, STATES, TARGETS, TEXT, TOKENS, Sources
-from presage.features.moment import Moment
 from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.forecasting.adapters import warm
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
-from presage.serving_hooks.forecasting.live import LiveForecast, Projection
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.sources import Held, Predictors, resolve_predictors
 from presage.serving_hooks.monitoring.drift import Drift
@@ -51,30 +46,16 @@ NO_REGISTRY: Final = (
 _log = logging.getLogger(__name__)
 
 
-class AskedOnArrival:
+class AskedOnArrival(VersionedForecaster):
     """The forecast source of both policies: priority asks on arrival, eviction when the step starts."""
 
     def __init__(self, forecaster: Forecaster) -> None:
-        self._forecasters = VersionedForecaster(forecaster)
+        super().__init__(forecaster)
         self._early: dict[tuple[str, str], dict[tuple[str, int | None], LiveForecast]] = {}
-
-    @property
-    def latest(self) -> Forecaster:
-        """The forecaster of new workflows."""
-        return self._forecasters.latest
-
-    @property
-    def under_older(self) -> int:
-        """Running workflows of older versions."""
-        return self._forecasters.under_older
-
-    def take_over(self, forecaster: Forecaster) -> None:
-        """New workflows use this forecaster; see `VersionedForecaster`."""
-        self._forecasters.take_over(forecaster)
 
     def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
         """Output tokens of this step, which has just arrived, and of all later ones; None if unknown."""
-        live = self._forecasters.on_prefill(
+        live = super().on_prefill(
             step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
         )
         early = self._early.setdefault((step.workflow_type, step.workflow_id), {})
@@ -99,7 +80,7 @@ class AskedOnArrival:
             self._early.pop((workflow_type, workflow_id), None)  # keep no empty dicts
         if early is not None:
             return early
-        return self._forecasters.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
+        return super().on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
@@ -111,38 +92,10 @@ class AskedOnArrival:
             "monitor": len(monitor.tracker) if monitor is not None else 0,
         }
 
-    @property
-    def projections(self) -> Mapping[Moment, Projection]:
-        """W and b by moment; empty if no hidden states are read."""
-        return self._forecasters.projections
-
-    def await_states(self) -> None:
-        """Prefill states come after `on_prefill` from now on."""
-        self._forecasters.await_states()
-
-    def on_prefill_state(
-        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
-    ) -> LiveForecast | None:
-        """The prefill state of a step has arrived; see `Forecaster.on_prefill_state`."""
-        return self._forecasters.on_prefill_state(workflow_type, workflow_id, projected, of)
-
-    def on_completion(
-        self,
-        workflow_type: str,
-        workflow_id: str,
-        *,
-        output_tokens: int | None = None,
-        projected: NDArray[np.float32] | None = None,
-    ) -> LiveForecast:
-        """The step that began last has produced its last token; `projected` is its completion state."""
-        return self._forecasters.on_completion(
-            workflow_type, workflow_id, output_tokens=output_tokens, projected=projected
-        )
-
     def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
         """The workflow has ended."""
         self._early.pop((workflow_type, workflow_id), None)
-        self._forecasters.close(workflow_type, workflow_id, reason)
+        super().close(workflow_type, workflow_id, reason)
 
 
 class Champions:

@@ -26,7 +26,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import IO, Any, Final
 
@@ -78,11 +78,10 @@ def version_of(reference: str, registry: Registry) -> int | None:
 
 def _trial(kind: str, reference: str, registry: Registry) -> dict[str, Any]:
     # Imported here: they take a hundred megabytes, which a process that only lists versions does not need.
-    from presage.serving_hooks.forecasting.sources import Held, load_length, load_next_agent
+    from presage.serving_hooks.forecasting.sources import load
     from presage.serving_hooks.monitoring.promoted import promoted_json
 
-    loads: Mapping[str, Callable[..., Held[Any]]] = {"next-agent": load_next_agent, "remaining-length": load_length}
-    held = loads[kind](reference, lambda: registry)
+    held = load(kind, reference, lambda: registry)
     promoted = promoted_json(held.promoted) if held.promoted else None
     folder = str(held.folder.absolute()) if held.folder is not None else None
     return {

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 
 from presage.errors import RegistryError, why
 from presage.registry.resolve import parse
-from presage.serving_hooks.forecasting.sources import Held, Predictors, take_length, take_next_agent
+from presage.serving_hooks.forecasting.sources import Held, Predictors, load_validated
 from presage.serving_hooks.monitoring.promoted import read_promoted
 from presage.serving_hooks.vllm.ask_registry import ProcessEnded, TrialFailed, TriedVersion
 
@@ -35,10 +35,8 @@ with Python's default it would wait 5 ms twice."""
 _MOST_ENDS: Final = 2
 """A version whose trial ends the process so often is refused."""
 
-Load = Callable[[Path, str], Any]
-"""Loads a predictor from the folder and digest of its artefact."""
-
-_LOADS: Final[Mapping[str, Load]] = {"next-agent": take_next_agent, "remaining-length": take_length}
+Load = Callable[[str, Path, str], Any]
+"""Loads a predictor of a kind from the folder and digest of its artefact."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,16 +60,14 @@ class Reload:
         held: the models the engine started with.
         registry: resolves references and tries versions.
         every_s: seconds between two checks.
-        loads: loads each kind from its folder.
+        load: loads a tried version from its folder.
 
     Attributes:
         refused: reasons by version.
         troubles: current problems by subject.
     """
 
-    def __init__(
-        self, held: Predictors, registry: Registered, every_s: float, loads: Mapping[str, Load] | None = None
-    ) -> None:
+    def __init__(self, held: Predictors, registry: Registered, every_s: float, load: Load = load_validated) -> None:
         self.refused: dict[str, str] = {}
         self.troubles: dict[str, str] = {}
         self._held: dict[str, Held[Any]] = by_kind(held)
@@ -80,7 +76,7 @@ class Reload:
             for kind, of in self._held.items()
             if of.reference is not None and of.reference.startswith("models:")
         }
-        self._registry, self._every_s, self._loads = registry, every_s, loads or _LOADS
+        self._registry, self._every_s, self._load_folder = registry, every_s, load
         self._ends: Counter[str] = Counter()
         self._ready: deque[Predictors] = deque(maxlen=1)
         self._stop = threading.Event()
@@ -186,7 +182,7 @@ class Reload:
     def _load(self, kind: str, tried: TriedVersion) -> Held[Any]:
         promoted = read_promoted(tried.promoted.encode()) if tried.promoted is not None else {}
         with _in_short_turns():
-            predictor = self._loads[kind](tried.folder, tried.digest)
+            predictor = self._load_folder(kind, tried.folder, tried.digest)
         return Held(
             predictor,
             self._watched[kind],

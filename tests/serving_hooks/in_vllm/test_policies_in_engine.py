@@ -161,7 +161,7 @@ def test_the_forecaster_of_the_registry_is_one_of_them(tmp_path: Path) -> None:
 
     engine = Engine(build(tmp_path, Real, blocks=90))
     step(engine, "a1", 0, 40)
-    assert source.counts == {"none": 2, "no model": 2}
+    assert source.counts == {(kind, "none", "no model"): 2 for kind in ("next-agent", "remaining-length")}
     assert engine.scheduler.presage_status()["counts"] == {"forecast: none": 2, "forecast of lengths: none": 1}
 
 
