@@ -48,7 +48,7 @@ from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import Followed
 from presage.serving_hooks.monitoring.promoted import Promoted, promoted_by_type
-from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
+from presage.serving_hooks.monitoring.retrain_check import TraceForecasts, followed_of
 from presage.training.training import median_us
 
 TRAINING, HELD_OUT, BEFORE, AFTER, WITHOUT = 1000, 600, 500, 400, 1000
@@ -64,12 +64,12 @@ class Model:
     ngram: BackoffNgram
     tokens: np.ndarray
 
-    def said(self, table: pa.Table) -> Said:
+    def said(self, table: pa.Table) -> TraceForecasts:
         """The model's forecasts at every row."""
         vocabulary = self.ngram.vocabulary
         prefixes = prefixes_of(table, vocabulary, 3)
         probabilities = self.ngram.predict(prefixes, PREFILL)
-        return Said(
+        return TraceForecasts(
             vocabulary.agents,
             dict.fromkeys(MOMENTS, probabilities),
             version=1,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from presage.cli.kinds import Loaded
     from presage.registry.connect import Registry
     from presage.serving_hooks.monitoring.promoted import Promoted
-    from presage.serving_hooks.monitoring.retrain_check import Said
+    from presage.serving_hooks.monitoring.retrain_check import TraceForecasts
 
 DUE = REFUSED
 
@@ -76,9 +76,9 @@ def retrain_check(
         forecasts = forecasts_of(loaded, table)
         report("comparing forecasts with outcomes", None)
         found = check(followed_of(table, forecasts), promoted, _known_types(loaded))
-        data = {"models": {kind: one.called for kind, one in loaded.items()}, **found.to_dict()}
+        data = {"models": {kind: one.called for kind, one in loaded.items()}, **found}
     out.result(data, *(_render(data) if not as_json else ()))
-    if found.due:
+    if found["due"]:
         raise typer.Exit(DUE)
 
 
@@ -188,7 +188,7 @@ def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str
         attach(registry, name, version, [file], PROMOTED_FOLDER)
 
 
-def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> Said:
+def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> TraceForecasts:
     """Forecast every row.
 
     Args:
@@ -202,9 +202,9 @@ def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> Said:
 
     from presage.features.lengths import length_rows
     from presage.features.prefixes import prefixes_of
-    from presage.serving_hooks.monitoring.retrain_check import Said
+    from presage.serving_hooks.monitoring.retrain_check import TraceForecasts
 
-    found = Said()
+    found = TraceForecasts()
     if "next-agent" in loaded:
         of = loaded["next-agent"]
         predictor = of.predictor

@@ -16,6 +16,7 @@ from typing import Any, Final
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.length.predictor import LengthWorkflow
 from presage.predictors.next_agent.predictor import Workflow
+from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.circuit_breaker import CircuitBreaker, Refused
 from presage.serving_hooks.forecasting.live import (
@@ -31,7 +32,6 @@ from presage.serving_hooks.forecasting.live import (
     no_lengths,
 )
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts, WorkflowHistory
-from presage.serving_hooks.monitoring.drift import Kind
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.workflows.identity import shared
 
@@ -245,7 +245,7 @@ class FallbackChain:
             return no_lengths(made.reason, self._lengths.version if self._lengths is not None else None)
         return made
 
-    def _drifted(self, workflow_type: str, kind: Kind) -> bool:
+    def _drifted(self, workflow_type: str, kind: ModelKind) -> bool:
         """Whether a drift alarm concerns forecasts of this kind."""
         monitor = self._monitor
         return monitor is not None and bool(monitor.drift.alarms) and monitor.falls_back(workflow_type, kind)

@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.monitoring.outcomes import Followed
 from presage.serving_hooks.monitoring.promoted import (
     ACCURACY,
@@ -32,11 +33,10 @@ from presage.serving_hooks.monitoring.promoted import (
     TRANSITION,
     Figure,
     Promoted,
+    PromotedLearner,
     Side,
     Sums,
-    Transitions,
     figures_of,
-    reach_of,
     sides,
 )
 
@@ -97,8 +97,6 @@ class Detectors:
         sums = (self._sums[finite] + 1.0) * (1.0 + self._bets[finite] * gains[finite, None])
         self._sums[finite] = np.minimum(sums, _MOST)
 
-
-Kind = Literal["next-agent", "remaining-length"]
 
 RECENT: Final = 50
 """Workflows of which an alarm shows the mean."""
@@ -164,7 +162,7 @@ class Alarm:
         why = "; ".join(reason.text for reason in self.reasons)
         return f"workflow type {self.workflow_type!r} has changed, noticed after {self.workflows} workflows: {why}"
 
-    def speaks_of(self, kind: Kind) -> bool:
+    def affects(self, kind: ModelKind) -> bool:
         """Whether the alarm affects forecasts of this kind: coverage affects lengths only, accuracy next agents only,
         everything else both.
         """
@@ -232,16 +230,15 @@ class Watch:
     def __init__(self, name: str, config: DriftConfig, promoted: Promoted | None) -> None:
         self.name, self.config = name, config
         self.promoted = promoted if promoted is not None and promoted.transitions.counts else None
-        self._learning = _Learning(config.learn_from)
+        self._learner = PromotedLearner(config.learn_from)
         self._begin()
 
     def followed(self, workflow: Followed) -> Alarm | Recovered | None:
         """Counts a workflow. Returns the alarm that it raises or ends."""
         promoted = self.promoted
         if promoted is None:
-            learnt = self._learning.followed(workflow)
-            if learnt is not None:
-                self.promoted = learnt
+            if self._learner.add(workflow):
+                self.promoted = self._learner.figures()
                 self._begin()
             return None
         self.workflows += 1
@@ -295,30 +292,6 @@ class Watch:
         return Recovered(self.name, workflows)
 
 
-class _Learning:
-    """Learns the figures of a type from its own first workflows."""
-
-    def __init__(self, workflows: int) -> None:
-        self._for_graph = workflows // 2
-        self._for_figures = workflows - self._for_graph
-        self._transitions = Transitions()
-        self._sums: dict[str, Sums] = {}
-        self._seen = 0
-
-    def followed(self, workflow: Followed) -> Promoted | None:
-        self._seen += 1
-        if self._seen <= self._for_graph:
-            self._transitions.add(workflow.transitions)
-            return None
-        for name, value in figures_of(workflow, self._transitions).items():
-            self._sums.setdefault(name, Sums()).add(value)
-        if self._seen < self._for_graph + self._for_figures:
-            return None
-        return Promoted(
-            self._transitions, {name: of.figure(reach_of(name)) for name, of in self._sums.items()}, self._for_figures
-        )
-
-
 def _weights(names: list[str]) -> NDArray[np.float64]:
     """The weight of each detector, summing to 1: half for all transitions together, half for the other figures."""
     of_graph = np.array([name.startswith(TRANSITION) for name in names], bool)
@@ -364,10 +337,10 @@ class Drift:
             self._set_alarm(name)
         return None if isinstance(change, Recovered) and name in self.alarms else change
 
-    def falls_back(self, workflow_type: str, kind: Kind | None = None) -> bool:
+    def falls_back(self, workflow_type: str, kind: ModelKind | None = None) -> bool:
         """Whether an alarm sends forecasts of this workflow type, and kind if given, to online counts."""
         alarm = self.alarms.get(workflow_type)
-        return alarm is not None and (kind is None or alarm.speaks_of(kind))
+        return alarm is not None and (kind is None or alarm.affects(kind))
 
     def promoted(self, workflow_type: str) -> Promoted | None:
         """The figures that a type is compared with; None while they are being learnt."""

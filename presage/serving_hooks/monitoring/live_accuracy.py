@@ -8,9 +8,7 @@ error uses the bins of `predictors/common/probabilities.py`.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isnan, nan
+from math import isnan
 from typing import Any, Final
 
 import numpy as np
@@ -25,63 +23,6 @@ from presage.serving_hooks.monitoring.outcomes import Followed, LengthTally
 RESAMPLES: Final = 1000
 _SEED: Final = 0
 """Seed of the bootstrap, so that the same workflows give the same interval."""
-
-Ends = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class AgentFigures:
-    """Accuracy of next-agent forecasts at one moment, K numbers each; NaN for a horizon without judged positions.
-
-    Attributes:
-        accuracy: share of positions whose most likely outcome came true.
-        ci95: its interval, over workflows.
-        ece: expected calibration error.
-        nll: negative log-likelihood of the outcome in nats, over positions whose outcome the forecast has a column for.
-        unseen: share of the positions whose outcome it has no column for.
-        positions: number of judged positions.
-    """
-
-    accuracy: tuple[float, ...]
-    ci95: tuple[Ends, ...]
-    ece: tuple[float, ...]
-    nll: tuple[float, ...]
-    unseen: tuple[float, ...]
-    positions: tuple[int, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values, null for NaN."""
-        return {
-            "accuracy": [_json(x) for x in self.accuracy],
-            "ci95": [[_json(end) for end in ends] for ends in self.ci95],
-            "ece": [_json(x) for x in self.ece],
-            "nll": [_json(x) for x in self.nll],
-            "unseen": [_json(x) for x in self.unseen],
-            "positions": list(self.positions),
-        }
-
-
-@dataclass(frozen=True)
-class LiveLengthFigures:
-    """Coverage of forecasts of remaining tokens.
-
-    Attributes:
-        coverage: by quantile, the share of steps whose remaining tokens were at most the forecast.
-        ci95: its interval, over workflows.
-        steps: number of judged steps.
-    """
-
-    coverage: Mapping[float, float]
-    ci95: Mapping[float, Ends]
-    steps: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; quantiles are keys such as "0.9"."""
-        return {
-            "coverage": {f"{q:g}": of for q, of in self.coverage.items()},
-            "coverage_ci95": {f"{q:g}": [_json(end) for end in ends] for q, ends in self.ci95.items()},
-            "steps": self.steps,
-        }
 
 
 class LiveAccuracy:
@@ -112,13 +53,21 @@ class LiveAccuracy:
         """The pairs of workflow type and model that have figures."""
         return tuple(sorted({*self._agents, *self._lengths}))
 
-    def agents(self, workflow_type: str, model: str, resamples: int = RESAMPLES) -> dict[Moment, AgentFigures]:
-        """Accuracy of next-agent forecasts by moment; empty if none was judged.
+    def agents(self, workflow_type: str, model: str, resamples: int = RESAMPLES) -> dict[Moment, dict[str, Any]]:
+        """Accuracy of next-agent forecasts by moment, as JSON values; empty if none was judged.
+
+        Each figure is a list of K, null for a horizon without judged positions:
+
+        - `accuracy`: share of positions whose most likely outcome came true, and `ci95`, its interval over workflows;
+        - `ece`: expected calibration error;
+        - `nll`: negative log-likelihood in nats, over positions whose outcome the forecast has a column for;
+        - `unseen`: share of the positions whose outcome it has no column for;
+        - `positions`: number of judged positions.
 
         Args:
             workflow_type: of the workflows.
             model: as named by `outcomes.model_of`.
-            resamples: of the bootstrap; 0 omits intervals (NaN), for calls from an engine's thread.
+            resamples: of the bootstrap; 0 omits intervals (null), for calls from an engine's thread.
         """
         window = self._agents.get((workflow_type, model))
         if not window:
@@ -130,21 +79,26 @@ class LiveAccuracy:
             for at, moment in enumerate(MOMENTS)
         }
 
-    def lengths(self, workflow_type: str, model: str, resamples: int = RESAMPLES) -> LiveLengthFigures | None:
-        """Coverage of the forecast quantiles of remaining tokens; None if none was judged. Arguments as in `agents`."""
+    def lengths(self, workflow_type: str, model: str, resamples: int = RESAMPLES) -> dict[str, Any]:
+        """Coverage of the forecast quantiles of remaining tokens, as JSON values; empty if none was judged.
+
+        By quantile, the share of steps whose remaining tokens were at most the forecast, its interval over workflows,
+        and the number of judged steps. Arguments as in `agents`.
+        """
         window = self._lengths.get((workflow_type, model))
         if not window:
-            return None
+            return {}
         quantiles = window[-1].quantiles
         same = [tally for tally in window if tally.quantiles == quantiles]
         within = np.stack([tally.within for tally in same])
         judged = np.array([tally.judged for tally in same])
         total = int(judged.sum())
-        return LiveLengthFigures(
-            {q: float(within[:, at].sum() / total) for at, q in enumerate(quantiles)},
-            {q: _interval(within[:, at], judged, resamples) for at, q in enumerate(quantiles)},
-            total,
-        )
+        names = [f"{q:g}" for q in quantiles]
+        return {
+            "coverage": {name: float(within[:, at].sum() / total) for at, name in enumerate(names)},
+            "coverage_ci95": {name: _interval(within[:, at], judged, resamples) for at, name in enumerate(names)},
+            "steps": total,
+        }
 
     def to_dict(self, resamples: int = RESAMPLES) -> dict[str, dict[str, dict[str, Any]]]:
         """All figures by workflow type and model, as JSON values; `resamples` as in `agents`.
@@ -162,9 +116,8 @@ class LiveAccuracy:
         return figures
 
     def _of(self, name: str, model: str, resamples: int) -> dict[str, Any]:
-        lengths = self.lengths(name, model, resamples)
-        moments = {moment: of.to_dict() for moment, of in self.agents(name, model, resamples).items()}
-        return {**({"moments": moments} if moments else {}), **(lengths.to_dict() if lengths else {})}
+        moments = self.agents(name, model, resamples)
+        return {**({"moments": moments} if moments else {}), **self.lengths(name, model, resamples)}
 
     def _window(self, of: OrderedDict[tuple[str, str], deque[Any]], workflow_type: str, model: str) -> deque[Any]:
         key = (workflow_type, model)
@@ -176,27 +129,30 @@ class LiveAccuracy:
         of.move_to_end(key)
         return of[key]
 
-    def _at(self, bins: NDArray[Any], by_workflow: NDArray[Any], resamples: int) -> AgentFigures:
+    def _at(self, bins: NDArray[Any], by_workflow: NDArray[Any], resamples: int) -> dict[str, Any]:
         """Figures at one moment, from sums [5, K, BINS] over all workflows and [W, 5, K] by workflow."""
         positions, confidence, correct, surprise, known = bins
         total, judged = positions.sum(axis=-1), known.sum(axis=-1)
         horizons = range(len(total))
-        return AgentFigures(
-            accuracy=tuple(_share(correct[k].sum(), total[k]) for k in horizons),
-            ci95=tuple(_interval(by_workflow[:, 2, k], by_workflow[:, 0, k], resamples) for k in horizons),
-            ece=tuple(calibration_error(filled_bins(positions[k], confidence[k], correct[k])) for k in horizons),
-            nll=tuple(_share(surprise[k].sum(), judged[k]) for k in horizons),
-            unseen=tuple(_share(total[k] - judged[k], total[k]) for k in horizons),
-            positions=tuple(int(count) for count in total),
-        )
+        errors = [calibration_error(filled_bins(positions[k], confidence[k], correct[k])) for k in horizons]
+        return {
+            "accuracy": [_share(correct[k].sum(), total[k]) for k in horizons],
+            "ci95": [_interval(by_workflow[:, 2, k], by_workflow[:, 0, k], resamples) for k in horizons],
+            "ece": [_json(error) for error in errors],
+            "nll": [_share(surprise[k].sum(), judged[k]) for k in horizons],
+            "unseen": [_share(total[k] - judged[k], total[k]) for k in horizons],
+            "positions": [int(count) for count in total],
+        }
 
 
-def _interval(part: NDArray[Any], whole: NDArray[Any], resamples: int) -> Ends:
-    return share_ci(part, whole, np.random.default_rng(_SEED), resamples) if resamples else (nan, nan)
+def _interval(part: NDArray[Any], whole: NDArray[Any], resamples: int) -> list[float | None]:
+    if not resamples:
+        return [None, None]
+    return [_json(end) for end in share_ci(part, whole, np.random.default_rng(_SEED), resamples)]
 
 
-def _share(part: float, whole: float) -> float:
-    return float(part / whole) if whole else nan
+def _share(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole else None
 
 
 def _json(value: float) -> float | None:

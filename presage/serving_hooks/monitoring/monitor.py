@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.live import LiveForecast
-from presage.serving_hooks.monitoring.drift import Alarm, Drift, Kind, Recovered
+from presage.serving_hooks.monitoring.drift import Alarm, Drift, Recovered
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.outcomes import Followed, Outcomes, OutcomeTracker
 from presage.serving_hooks.workflows import EndReason
@@ -66,7 +67,7 @@ class ForecastMonitor:
         """See `OutcomeTracker.ended`."""
         return self._safely(lambda: self.tracker.ended(workflow_type, workflow_id, reason), ())
 
-    def falls_back(self, workflow_type: str, kind: Kind | None = None) -> bool:
+    def falls_back(self, workflow_type: str, kind: ModelKind | None = None) -> bool:
         """See `Drift.falls_back`."""
         return self._safely(lambda: self.drift.falls_back(workflow_type, kind), False)
 

@@ -167,22 +167,38 @@ class Promoted:
         return cls(Transitions.from_dict(data["transitions"]), figures, int(data["workflows"]), bool(data["ended"]))
 
 
-def promoted_of(workflows: Iterable[Followed], transitions: Transitions) -> Promoted:
-    """Figures of workflows of one type, none of which may be counted in `transitions`."""
-    sums: dict[str, Sums] = {}
-    count = 0
-    for followed in workflows:
-        count += 1
-        for name, value in figures_of(followed, transitions).items():
-            sums.setdefault(name, Sums()).add(value)
-    return Promoted(transitions, {name: of.figure(reach_of(name)) for name, of in sums.items()}, count)
+class PromotedLearner:
+    """Learns the figures of a workflow type: the first half of its workflows gives the call graph, the second the rest.
+
+    Args:
+        workflows: to learn from.
+    """
+
+    def __init__(self, workflows: int) -> None:
+        self._missing, self._for_figures = workflows, workflows - workflows // 2
+        self._transitions = Transitions()
+        self._sums: dict[str, Sums] = {}
+
+    def add(self, workflow: Followed) -> bool:
+        """Counts a workflow; returns whether this was the last one."""
+        if self._missing > self._for_figures:
+            self._transitions.add(workflow.transitions)
+        else:
+            for name, value in figures_of(workflow, self._transitions).items():
+                self._sums.setdefault(name, Sums()).add(value)
+        self._missing -= 1
+        return self._missing == 0
+
+    def figures(self) -> Promoted:
+        """The figures, once all workflows are counted."""
+        figures = {name: of.figure(reach_of(name)) for name, of in self._sums.items()}
+        return Promoted(self._transitions, figures, self._for_figures)
 
 
 def promoted_by_type(workflows: Iterable[Followed], at_least: int = 20) -> dict[str, Promoted]:
     """Promoted figures by workflow type, from workflows outside the training data, oldest first.
 
-    The first half of a type's workflows gives its call graph, the second half its figures. A type with fewer than
-    `at_least` workflows gets none.
+    A type with fewer than `at_least` workflows gets none.
     """
     by_type: dict[str, list[Followed]] = {}
     for workflow in workflows:
@@ -190,11 +206,10 @@ def promoted_by_type(workflows: Iterable[Followed], at_least: int = 20) -> dict[
     found = {}
     for name, of in by_type.items():
         if len(of) >= at_least:
-            transitions = Transitions()
-            for workflow in of[: len(of) // 2]:
-                transitions.add(workflow.transitions)
-            figures = promoted_of(of[len(of) // 2 :], transitions)
-            found[name] = replace(figures, ended=all(workflow.ended for workflow in of))
+            learner = PromotedLearner(len(of))
+            for workflow in of:
+                learner.add(workflow)
+            found[name] = replace(learner.figures(), ended=all(workflow.ended for workflow in of))
     return found
 
 

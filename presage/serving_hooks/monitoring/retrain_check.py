@@ -34,7 +34,7 @@ _COLUMNS: Final = ("workflow_type", "workflow_id", "step", "agent", "kind", "out
 
 
 @dataclass(frozen=True)
-class Said:
+class TraceForecasts:
     """Forecasts of the models at each of the n rows of a trace.
 
     Attributes:
@@ -65,7 +65,7 @@ class Said:
         return LiveForecast("champion", 0, moment, of[row], self.agents, self.version, None, remaining)
 
 
-def followed_of(table: pa.Table, forecasts: Said) -> Iterator[Followed]:
+def followed_of(table: pa.Table, forecasts: TraceForecasts) -> Iterator[Followed]:
     """The sums of each workflow of a trace, by the time of its first step if recorded.
 
     Args:
@@ -77,20 +77,13 @@ def followed_of(table: pa.Table, forecasts: Said) -> Iterator[Followed]:
     tracker = OutcomeTracker(ended.append, horizon)
     columns: dict[str, list[Any]] = {name: table[name].to_pylist() for name in _COLUMNS}
     for rows in _by_time(table):
-        for row in rows:
-            _replay_step(tracker, columns, forecasts, row)
         ids = columns["workflow_type"][rows[0]], columns["workflow_id"][rows[0]]
+        for row in rows:
+            tracker.begun(*ids, columns["agent"][row], forecasts.at(row, PREFILL), columns["step"][row])
+            tokens = columns["output_tokens"][row] if columns["kind"][row] == "llm" else 0  # a tool produces none
+            tracker.completed(*ids, forecasts.at(row, COMPLETION), tokens)
         tracker.ended(*ids, EndReason.FINISHED if columns["complete"][rows[0]] else EndReason.ABORTED)
         yield ended.pop()
-
-
-def _replay_step(tracker: OutcomeTracker, columns: Mapping[str, list[Any]], forecasts: Said, row: int) -> None:
-    """Replays a step. A tool produces no tokens; those of an LLM may be unknown."""
-    of = {name: values[row] for name, values in columns.items()}
-    ids = (of["workflow_type"], of["workflow_id"])
-    tracker.begun(*ids, of["agent"], forecasts.at(row, PREFILL), of["step"])
-    tokens = of["output_tokens"] if of["kind"] == "llm" else 0
-    tracker.completed(*ids, forecasts.at(row, COMPLETION), tokens)
 
 
 def _by_time(table: pa.Table) -> list[range]:
@@ -103,68 +96,12 @@ def _by_time(table: pa.Table) -> list[range]:
     return [range(begins[place], ends[place]) for place in order]
 
 
-@dataclass(frozen=True)
-class TypeCheck:
-    """The result for one workflow type.
-
-    Attributes:
-        workflows: in the traces.
-        watched: of those, compared with the figures; 0 if there were too few.
-        raised: alarms raised, including those that ended.
-        alarm: the alarm at the end of the traces, if any.
-        never_seen: whether the type is absent from the training data.
-        due: whether retraining is due.
-    """
-
-    workflows: int
-    watched: int
-    raised: int
-    alarm: Alarm | None
-    never_seen: bool
-    due: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "due": self.due,
-            "workflows": self.workflows,
-            "watched": self.watched,
-            "alarms_raised": self.raised,
-            "alarm": self.alarm.to_dict() if self.alarm is not None else None,
-            "never_seen": self.never_seen,
-        }
-
-
-@dataclass(frozen=True)
-class RetrainCheck:
-    """The result for all workflow types of a trace.
-
-    Attributes:
-        types: by name.
-        live: figures of the latest workflows.
-    """
-
-    types: Mapping[str, TypeCheck]
-    live: LiveAccuracy
-
-    @property
-    def due(self) -> bool:
-        """Whether retraining is due for any type."""
-        return any(of.due for of in self.types.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; "latest" holds the figures of each model on the latest workflows."""
-        latest = self.live.to_dict()
-        types = {name: {**of.to_dict(), "latest": latest.get(name, {})} for name, of in self.types.items()}
-        return {"due": self.due, "workflow_types": types}
-
-
 def retrain_check(
     workflows: Iterable[Followed],
     promoted: Mapping[str, Promoted] | None = None,
     known_types: Collection[str] | None = None,
     config: DriftConfig | None = None,
-) -> RetrainCheck:
+) -> dict[str, Any]:
     """Runs the drift alarm over workflows, oldest first.
 
     Args:
@@ -172,6 +109,15 @@ def retrain_check(
         promoted: figures by type; a type without any is compared with its own first workflows.
         known_types: types in the training data; None if unknown.
         config: of the alarm; a type absent from the training data is due from `learn_from` workflows on.
+
+    Returns:
+        JSON values: `due`, whether retraining is due for any type, and under `workflow_types` for each type:
+
+        - `due`: whether retraining is due;
+        - `workflows`: in the traces; `watched`: of those, compared with the figures, 0 if there were too few;
+        - `alarms_raised`: including those that ended; `alarm`: the one at the end of the traces, or null;
+        - `never_seen`: whether the type is absent from the training data;
+        - `latest`: figures of each model on the latest workflows.
     """
     drift, live = Drift(promoted, config), LiveAccuracy()
     count: Counter[str] = Counter()
@@ -183,10 +129,18 @@ def retrain_check(
         watched[name] += drift.promoted(name) is not None
         raised[name] += isinstance(drift.followed(workflow), Alarm)
         live.followed(workflow)
+    latest = live.to_dict()
     types = {}
     for name, seen in sorted(count.items()):
         alarm = drift.alarms.get(name)
         never = known_types is not None and name not in known_types
-        due = alarm is not None or (never and seen >= drift.config.learn_from)
-        types[name] = TypeCheck(seen, watched[name], raised[name], alarm, never, due)
-    return RetrainCheck(types, live)
+        types[name] = {
+            "due": alarm is not None or (never and seen >= drift.config.learn_from),
+            "workflows": seen,
+            "watched": watched[name],
+            "alarms_raised": raised[name],
+            "alarm": alarm.to_dict() if alarm is not None else None,
+            "never_seen": never,
+            "latest": latest.get(name, {}),
+        }
+    return {"due": any(of["due"] for of in types.values()), "workflow_types": types}

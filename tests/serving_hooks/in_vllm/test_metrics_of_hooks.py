@@ -159,7 +159,7 @@ def test_coverage_and_alarms() -> None:
 
 
 def test_figures_of_live_accuracy_are_read_as_they_are_made() -> None:
-    """Two workflows of which the likeliest agent came once; keys are those of `AgentFigures.to_dict`."""
+    """Two workflows of which the likeliest agent came once."""
     import numpy as np
 
     truth = ForecastMonitor(horizon=1)
@@ -170,7 +170,7 @@ def test_figures_of_live_accuracy_are_read_as_they_are_made() -> None:
         truth.begun("review", name, came, said)
         truth.ended("review", name, EndReason.EXPIRED)
     ((name, model),) = truth.live.models()
-    moments = {at: of.to_dict() for at, of in truth.live.agents(name, model, resamples=0).items()}
+    moments = truth.live.agents(name, model, resamples=0)
     status = {"truth": {"workflow_types": {name: {model: {"moments": moments}}}}}
     assert samples("presage_forecast_accuracy", status) == {
         ("review", "version 3", "prefill", "1"): 0.5,

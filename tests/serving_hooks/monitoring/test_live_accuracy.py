@@ -13,7 +13,7 @@ from presage.features.prefixes import prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.common.bootstrap import ratio_ci
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
-from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
+from presage.serving_hooks.monitoring.retrain_check import TraceForecasts, followed_of
 from presage.training.lengths.metrics import measure as measure_lengths
 from presage.training.metrics import measure
 
@@ -26,27 +26,26 @@ def test_figures_are_those_of_evaluation() -> None:
     shape = (prefixes.steps, 3, vocabulary.outcomes)
     forecasts = {moment: rng.dirichlet(np.full(shape[2], 0.3), shape[:2]).astype(np.float32) for moment in MOMENTS}
     tokens = np.sort(rng.uniform(0, 2000, (prefixes.steps, 2)), axis=1).astype(np.float32)
-    of_rows = Said(vocabulary.agents, forecasts, 7, (0.5, 0.9), tokens, 8)
+    of_rows = TraceForecasts(vocabulary.agents, forecasts, 7, (0.5, 0.9), tokens, 8)
     live = LiveAccuracy()
     for workflow in followed_of(table, of_rows):
         live.followed(workflow)
     assert live.models() == (("triage", "version 7"), ("triage", "version 8"))
     for moment, of in live.agents("triage", "version 7").items():
         figures = measure(forecasts[moment], prefixes.outcomes, prefixes.workflow, np.random.default_rng(0), 1000)
-        assert of.accuracy == pytest.approx(figures.accuracy)
-        assert of.ece == pytest.approx(figures.ece, abs=1e-6)
-        assert of.nll == pytest.approx(figures.nll, rel=1e-5)
-        assert of.unseen == pytest.approx(figures.unseen)
-        assert np.allclose(of.ci95, figures.ci95, atol=0.02), "another order of workflows draws others"
+        assert of["accuracy"] == pytest.approx(figures.accuracy)
+        assert of["ece"] == pytest.approx(figures.ece, abs=1e-6)
+        assert of["nll"] == pytest.approx(figures.nll, rel=1e-5)
+        assert of["unseen"] == pytest.approx(figures.unseen)
+        assert np.allclose(of["ci95"], figures.ci95, atol=0.02), "another order of workflows draws others"
 
     lengths = live.lengths("triage", "version 8")
-    assert lengths is not None
     outputs = table["output_tokens"].to_numpy().astype(float)
     bounds = zip(prefixes.offsets[:-1], prefixes.offsets[1:], strict=True)
     left = np.concatenate([outputs[low:high][::-1].cumsum()[::-1] for low, high in bounds])
     expected = measure_lengths(tokens, left, prefixes.workflow, prefixes.position == 0, (0.5, 0.9), rng, 1)
-    assert list(lengths.coverage.values()) == pytest.approx([share.value for share in expected.coverage])
-    assert lengths.steps == prefixes.steps
+    assert list(lengths["coverage"].values()) == pytest.approx([share.value for share in expected.coverage])
+    assert lengths["steps"] == prefixes.steps
 
 
 def test_intervals_are_clustered_by_workflow() -> None:
@@ -54,7 +53,7 @@ def test_intervals_are_clustered_by_workflow() -> None:
     live = LiveAccuracy()
     for number in range(40):
         live.followed(followed("abc", right=50 * (number % 2), judged=50))
-    (low, high) = live.agents("t", "version 1")["prefill"].ci95[0]
+    (low, high) = live.agents("t", "version 1")["prefill"]["ci95"][0]
     hits = np.array([50 * (number % 2) for number in range(40)])
     assert (low, high) == pytest.approx(ratio_ci(hits, np.full(40, 50), np.random.default_rng(0)))
     assert high - low > 0.25
@@ -65,18 +64,16 @@ def test_what_is_behind_the_window_is_forgotten() -> None:
     for right in (0, 0, 0, 10, 10, 10):
         live.followed(followed("abc", right=right, judged=10, within=right))
     figures, lengths = live.agents("t", "version 1", resamples=0)["prefill"], live.lengths("t", "version 1", 0)
-    assert figures.accuracy[0] == 1
-    assert figures.positions == (30,)
-    assert lengths is not None
-    assert lengths.coverage == {0.9: 1.0}
-    assert json.dumps(figures.to_dict(), allow_nan=False)
-    assert json.dumps(lengths.to_dict(), allow_nan=False)
+    assert figures["accuracy"] == [1]
+    assert figures["positions"] == [30]
+    assert lengths["coverage"] == {"0.9": 1.0}
+    assert json.dumps([figures, lengths], allow_nan=False)
 
 
 def test_calibration_error_by_hand() -> None:
     live = LiveAccuracy()
     live.followed(followed("abc", right=9, judged=10, confidence=0.5))
-    assert live.agents("t", "version 1")["prefill"].ece[0] == pytest.approx(0.4)
+    assert live.agents("t", "version 1")["prefill"]["ece"][0] == pytest.approx(0.4)
 
 
 def test_models_and_types_are_apart_and_bounded() -> None:
@@ -85,7 +82,7 @@ def test_models_and_types_are_apart_and_bounded() -> None:
         live.followed(followed("abc", workflow_type=f"type {number}"))
     assert live.models() == (("type 3", "version 1"), ("type 4", "version 1"))
     assert live.agents("type 0", "version 1") == {}
-    assert live.lengths("type 0", "version 1") is None
+    assert live.lengths("type 0", "version 1") == {}
 
 
 def test_what_is_told_without_intervals_is_that_of_now() -> None:

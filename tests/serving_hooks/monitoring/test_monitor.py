@@ -16,7 +16,7 @@ from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.monitoring.drift import Drift, DriftConfig
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
-from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
+from presage.serving_hooks.monitoring.retrain_check import TraceForecasts, followed_of
 from presage.serving_hooks.workflows import EndReason
 
 
@@ -36,13 +36,13 @@ def test_beside_the_forecaster_it_tells_what_a_replay_of_the_trace_tells(tiny: T
     prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon)
     both = predictor.predict_both(prefixes.with_states(predictor.source.states(table)))
     replayed = LiveAccuracy()
-    for workflow in followed_of(table, Said(predictor.vocabulary.agents, both, 4)):
+    for workflow in followed_of(table, TraceForecasts(predictor.vocabulary.agents, both, 4)):
         replayed.followed(workflow)
     ours, theirs = (live.agents("retry", "version 4", resamples=0) for live in (monitor.live, replayed))
     for moment, figures in theirs.items():
-        assert ours[moment].accuracy == pytest.approx(figures.accuracy)
-        assert ours[moment].nll == pytest.approx(figures.nll, rel=1e-4)
-        assert ours[moment].positions == figures.positions
+        assert ours[moment]["accuracy"] == pytest.approx(figures["accuracy"])
+        assert ours[moment]["nll"] == pytest.approx(figures["nll"], rel=1e-4)
+        assert ours[moment]["positions"] == figures["positions"]
     assert not monitor.errors
 
 

@@ -23,7 +23,7 @@ from presage.serving_hooks.monitoring.outcomes import (
     OutcomeTracker,
     model_of,
 )
-from presage.serving_hooks.monitoring.retrain_check import Said, followed_of
+from presage.serving_hooks.monitoring.retrain_check import TraceForecasts, followed_of
 from presage.serving_hooks.workflows import EndReason
 from presage.training.metrics import measure
 
@@ -155,7 +155,7 @@ def test_the_figures_of_a_trace_are_those_of_evaluation() -> None:
     rng = np.random.default_rng(1)
     shape = (prefixes.steps, 3, vocabulary.outcomes)
     forecasts = {moment: rng.dirichlet(np.ones(shape[2]), shape[:2]).astype(np.float32) for moment in MOMENTS}
-    whole = list(followed_of(table, Said(vocabulary.agents, forecasts, version=1)))
+    whole = list(followed_of(table, TraceForecasts(vocabulary.agents, forecasts, version=1)))
     sums = np.sum([of.next_agent["version 1"].sums for of in whole if of.next_agent], axis=0)
     assert len(whole) == 60
     for place, moment in enumerate(MOMENTS):

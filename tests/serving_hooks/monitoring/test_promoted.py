@@ -20,7 +20,6 @@ from presage.serving_hooks.monitoring.promoted import (
     figures_of,
     name_of,
     promoted_by_type,
-    promoted_of,
 )
 
 
@@ -83,7 +82,7 @@ def test_graph_and_figures_are_of_different_workflows() -> None:
 
 
 def test_it_is_the_same_when_read_again() -> None:
-    promoted = promoted_of([followed("abb", within=3), followed("ab")], known("ab"))
+    (promoted,) = promoted_by_type([followed("ab")] * 2 + [followed("abb", within=3), followed("ab")], 4).values()
     again = Promoted.from_dict(json.loads(json.dumps(promoted.to_dict())))
     assert again.to_dict() == promoted.to_dict()
     assert again.figures == promoted.figures

@@ -10,7 +10,7 @@ from presage.datasets.synthetic.workflows import generate
 from presage.features.moment import PREFILL
 from presage.serving_hooks.monitoring.drift import DriftConfig
 from presage.serving_hooks.monitoring.outcomes import END, Followed
-from presage.serving_hooks.monitoring.retrain_check import Said, followed_of, retrain_check
+from presage.serving_hooks.monitoring.retrain_check import TraceForecasts, followed_of, retrain_check
 
 
 def test_due_is_what_has_changed_and_what_no_model_has_seen() -> None:
@@ -19,33 +19,32 @@ def test_due_is_what_has_changed_and_what_no_model_has_seen() -> None:
     new = [followed("abc", workflow_type="new")] * 300
     rare = [followed("abc", workflow_type="rare")] * 5
     found = retrain_check(changed + same + new + rare, None, {"changed", "same", "rare"})
-    assert {name: of.due for name, of in found.types.items()} == {
+    types = found["workflow_types"]
+    assert {name: of["due"] for name, of in types.items()} == {
         "changed": True,
         "new": True,
         "rare": False,
         "same": False,
     }
-    assert found.due
-    assert (found.types["same"].workflows, found.types["same"].watched) == (500, 200)
-    assert (found.types["rare"].watched, found.types["new"].never_seen) == (0, True)
-    alarm = found.types["changed"].alarm
-    assert alarm is not None
-    assert any(reason.figure == "transitions never seen" for reason in alarm.reasons)
-    written = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert written["workflow_types"]["changed"]["alarm"]["reasons"]
-    assert written["workflow_types"]["same"]["latest"]["version 1"]["moments"]["prefill"]["accuracy"] == [0.5]
+    assert found["due"]
+    assert (types["same"]["workflows"], types["same"]["watched"]) == (500, 200)
+    assert (types["rare"]["watched"], types["new"]["never_seen"]) == (0, True)
+    assert any(reason["figure"] == "transitions never seen" for reason in types["changed"]["alarm"]["reasons"])
+    assert json.dumps(found, allow_nan=False)
+    assert types["same"]["latest"]["version 1"]["moments"]["prefill"]["accuracy"] == [0.5]
 
 
 def test_what_has_recovered_is_not_due() -> None:
     normal, other = followed("abc"), followed("axc")
     found = retrain_check([normal] * 300 + [other] * 60 + [normal] * 300, config=DriftConfig(recovery=50))
-    assert (found.types["t"].raised, found.types["t"].alarm, found.due) == (1, None, False)
+    (of,) = found["workflow_types"].values()
+    assert (of["alarms_raised"], of["alarm"], of["due"], found["due"]) == (1, None, False, False)
 
 
 def test_workflows_come_in_the_order_in_which_they_began_and_cut_ones_have_no_end() -> None:
     tables = [generate(law, 20, 1, state_size=16, censored=0.5).table for law in ("triage", "retry")]
     table = pa.concat_tables(tables)
-    found = list(followed_of(table, Said()))
+    found = list(followed_of(table, TraceForecasts()))
     starts = table.filter(pa.array(table["step"].to_numpy() == 0))
     order = np.argsort(starts["started_at"].cast(pa.int64()).to_numpy(), kind="stable")
     assert [of.workflow_type for of in found] == [starts["workflow_type"][int(place)].as_py() for place in order]
@@ -65,15 +64,15 @@ def test_a_tool_takes_no_tokens_and_an_unknown_count_leaves_lengths_unknown() ->
         table = table.set_column(schema.get_field_index(name), schema.field(name), column)
     remaining = np.full((steps, 1), 10.0 * (steps - 1), np.float32)
     remaining[1] = np.nan  # no forecast at a tool call
-    (found,) = followed_of(table, Said(quantiles=(0.5,), tokens=remaining, lengths_version=3))
+    (found,) = followed_of(table, TraceForecasts(quantiles=(0.5,), tokens=remaining, lengths_version=3))
     assert found.lengths["version 3"].judged == steps - 1
     llm = table.set_column(schema.get_field_index("kind"), schema.field("kind"), pa.array(["llm"] * steps))
-    (unknown,) = followed_of(llm, Said(quantiles=(0.5,), tokens=remaining, lengths_version=3))
+    (unknown,) = followed_of(llm, TraceForecasts(quantiles=(0.5,), tokens=remaining, lengths_version=3))
     assert unknown.lengths["version 3"].judged == steps - 2
 
 
 def test_without_any_model_agents_and_call_graph_are_still_watched() -> None:
     table = generate("retry", 30, 0, state_size=16).table
-    whole: list[Followed] = list(followed_of(table, Said()))
+    whole: list[Followed] = list(followed_of(table, TraceForecasts()))
     assert all(of.transitions and not of.next_agent and not of.lengths for of in whole)
-    assert Said().at(0, PREFILL).source == "none"
+    assert TraceForecasts().at(0, PREFILL).source == "none"
