@@ -6,13 +6,13 @@ import fcntl
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from presage.datasets.recording import INSTANCE_FOLDER, LOCK, OPEN, WHOLE
+from presage.serving_hooks.recorder.config import RecorderConfig
 
 _LOOK_AGAIN_S: Final = 10.0
 
@@ -24,14 +24,14 @@ class EngineFolder:
     """The folder of one engine in a recording that engines may share: locked, bounded, created again if it is removed.
 
     Args:
-        root: of the recording.
+        config: the folder of the recording, and how much all files under it may take.
         instance: name of the engine.
-        most: bytes that all files under the root may take.
     """
 
-    def __init__(self, root: Path, instance: str, most: int) -> None:
-        self.root, self.path = root, root / f"{INSTANCE_FOLDER}{instance}"
-        self._most = most
+    def __init__(self, config: RecorderConfig, instance: str) -> None:
+        self.root = Path(config.folder)
+        self.path = self.root / f"{INSTANCE_FOLDER}{instance}"
+        self._most = config.max_mb * 2**20
         self._lock: int | None = None
         self._bytes = 0
         self._looked_s = -_LOOK_AGAIN_S
@@ -92,15 +92,6 @@ def error_reason(error: Exception) -> str:
     return type(error).__name__
 
 
-@dataclass(frozen=True)
-class FileLimits:
-    """A file is full after so many rows, bytes, or seconds since it was opened."""
-
-    rows: int
-    size: int
-    age_s: float
-
-
 class RotatingWriter:
     """Writes one table, a new file whenever the current one is full.
 
@@ -112,12 +103,14 @@ class RotatingWriter:
         folder: of the engine.
         table: name of the table.
         schema: of its files.
-        limits: when a file is full.
+        config: when a file is full.
         open_file: opens a file.
     """
 
-    def __init__(self, folder: Path, table: str, schema: pa.Schema, limits: FileLimits, open_file: OpenFile) -> None:
-        self._folder, self._table, self._schema, self._limits = folder, table, schema, limits
+    def __init__(
+        self, folder: Path, table: str, schema: pa.Schema, config: RecorderConfig, open_file: OpenFile
+    ) -> None:
+        self._folder, self._table, self._schema, self._config = folder, table, schema, config
         self._open_file = open_file
         self._sink: Any = None
         self._writer: Any = None
@@ -153,10 +146,12 @@ class RotatingWriter:
 
     def full(self, now_s: float) -> bool:
         """Whether there is an open file, and it is full."""
-        if self._writer is None:
-            return False
-        limits, age_s = self._limits, now_s - self._opened_s
-        return self._rows >= limits.rows or self._size >= limits.size or age_s >= limits.age_s
+        config = self._config
+        return self._writer is not None and (
+            self._rows >= config.rows_per_file
+            or self._size >= config.file_mb * 2**20
+            or now_s - self._opened_s >= config.file_age_s
+        )
 
     def rotate(self) -> None:
         """Closes the open file, if there is one, and gives it its final name.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ from presage.serving_hooks.counts import RECORDER, EventCounts
 from presage.serving_hooks.recorder.batches import BatchBuilder, TextFilter
 from presage.serving_hooks.recorder.buffer import EventBuffer, WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.files import EngineFolder, FileLimits, OpenFile, RotatingWriter, error_reason
+from presage.serving_hooks.recorder.files import EngineFolder, OpenFile, RotatingWriter, error_reason
 from presage.serving_hooks.recorder.rows import EndRow, RowQueue, StepRow
 
 # Both are small, so that the engine thread rarely waits for the interpreter.
@@ -75,11 +74,10 @@ class Writer:
         wanted = {"off": STATE_COLUMNS[:0], "prefill": STATE_COLUMNS[:1], "both": STATE_COLUMNS}[config.states]
         self._linger_s = config.linger_s if config.states == "both" else 0.0
         self._batches = BatchBuilder(texts, wanted, counts)
-        self._folder = EngineFolder(Path(config.folder), instance, config.max_mb * 2**20)
-        limits = FileLimits(config.rows_per_file, config.file_mb * 2**20, config.file_age_s)
+        self._folder = EngineFolder(config, instance)
         self._files = {
             table: RotatingWriter(
-                self._folder.path, table, described(schema, instance, model, state_layer), limits, open_file
+                self._folder.path, table, described(schema, instance, model, state_layer), config, open_file
             )
             for table, schema in TABLES.items()
         }
