@@ -22,10 +22,6 @@ class WallClock:
 
     So the rows of a workflow are in the order in which its steps started, and no step ends before it starts, even if
     the machine's clock is set back. Only `monotonic` may be called by more than one thread.
-
-    Args:
-        wall: seconds since 1970.
-        monotonic: seconds.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -59,8 +55,7 @@ class EventBuffer:
         events: how many may wait.
         size: bytes that may wait, approximately, here and in the queue.
         queue: holds the rows made of the events.
-        put_counts: of the engine thread; counts dropped events.
-        drain_counts: of the writer thread; counts handlers that failed.
+        put_counts, drain_counts: of the engine thread, dropped events; of the writer thread, handlers that failed.
     """
 
     def __init__(

@@ -5,7 +5,7 @@
     recorder.forecast(request_id, live)                                          # whenever one was made
     recorder.state(request_id, PREFILL, vector)                                  # may arrive a little late
     recorder.completed(request_id, output_tokens=n, finish_reason="stop")        # however the request left
-    recorder.ended(workflow_type, workflow_id, RECORDED_FINISHED)                             # or RECORDED_EXPIRED
+    recorder.ended(workflow_type, workflow_id, RECORDED_FINISHED)                # or RECORDED_EXPIRED
 
 The model waits for the engine thread, so this thread only buffers events; the writer thread makes rows of them. Runs
 and steps are numbered here, so a row dropped later leaves a gap that ingestion detects. No call blocks or raises:
@@ -24,9 +24,8 @@ import pyarrow as pa
 
 from presage.features.moment import PREFILL, Moment
 from presage.serving_hooks.counts import RECORDER, EventCounts
-from presage.serving_hooks.recorder.batches import TextFilter
 from presage.serving_hooks.recorder.buffer import EventBuffer, WallClock
-from presage.serving_hooks.recorder.config import RecorderConfig, load_redact
+from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.files import OpenFile
 from presage.serving_hooks.recorder.rows import (
     FULL,
@@ -60,7 +59,7 @@ class Recorder:
     Args:
         config: its settings.
         model: name of the served model.
-        state_layer: the layer of the states, counted from 1; None for those after the final norm.
+        state_layer: the layer of the states, from 1; None for those after the final norm.
         decode: converts token ids to text.
         instance: name of this engine in the recording, unique among engines that share a folder. None combines
             the time and a random number.
@@ -94,9 +93,8 @@ class Recorder:
         self._put, self._now_s, self._most_kept = self._events.put, clock.monotonic, room // _KEPT_SHARE
         self._begun, self._completed = self._rows.begun, self._rows.completed
         self._state, self._forecast = self._rows.state, self._rows.forecast
-        texts = TextFilter(load_redact(config.redact), decode, written)
         self.writer = Writer(
-            config, self._events, queue, texts, clock, self.instance, model, state_layer, written, open_file
+            config, self._events, queue, decode, clock, self.instance, model, state_layer, written, open_file
         )
         self._runs: dict[tuple[str, str], RecordedWorkflow] = {}
         self._types: set[str] = set()
@@ -122,8 +120,7 @@ class Recorder:
         Args:
             request_id: the engine's name of the request.
             step: which step of which workflow. Its own `number` is recorded beside ours.
-            input_tokens: size of the prompt.
-            cached_input_tokens: prompt tokens found in the cache.
+            input_tokens, cached_input_tokens: size of the prompt, and how much of it was found in the cache.
             input_text: the prompt or its token ids; do not change them later. Ignored unless text is on.
         """
         try:
@@ -147,8 +144,7 @@ class Recorder:
         """A hidden state of a step that is running or has just completed.
 
         Args:
-            request_id: as given to `begun`.
-            moment: before or after the output.
+            request_id, moment: of the step.
             state: float16 or float32 [d] of the served model, of one layer, not projected. Do not change it later. The
                 array that it is a row of stays in memory for some milliseconds; a row of a large one is copied.
         """
@@ -179,11 +175,7 @@ class Recorder:
     ) -> None:
         """A request left the engine, with its last token or without; ignored if it never began.
 
-        Args:
-            request_id: as given to `begun`.
-            output_tokens: tokens it produced.
-            finish_reason: why it stopped; "abort" if it was aborted.
-            output_text: the answer or its token ids; see `input_text`.
+        The finish reason is "abort" if it was aborted. `output_text` is the answer or its token ids; see `input_text`.
         """
         try:
             if request_id not in self._running:

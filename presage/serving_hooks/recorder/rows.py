@@ -134,11 +134,7 @@ class EndRow(NamedTuple):
     steps: int
     how: str
     ended_at: int
-
-    @property
-    def size(self) -> int:
-        """Approximate memory, in bytes."""
-        return _ROW_BYTES
+    size: int = _ROW_BYTES
 
 
 Row = StepRow | ForecastRow | EndRow
@@ -150,10 +146,7 @@ class RowQueue:
     Args:
         rows: how many may wait. Ends of runs are small and needed, so twice as many of them may.
         size: bytes that may wait, approximately.
-        counts: counts dropped rows.
-
-    Attributes:
-        waiting_bytes: approximate memory of the rows.
+        counts: dropped rows.
     """
 
     def __init__(self, rows: int, size: int, counts: EventCounts) -> None:
@@ -190,12 +183,7 @@ class RowAssembler:
     """Makes rows of events. Event times are seconds of the monotonic clock.
 
     A step is queued once it has completed. Its last state and forecast may arrive a little later; the state is then
-    added to the row while it waits in the queue.
-
-    Args:
-        queue: takes the rows.
-        at_us: microseconds since 1970 at a monotonic time.
-        counts: counts what cannot be recorded, by reason.
+    added to the row while it waits in the queue. `at_us` gives microseconds since 1970 at a monotonic time.
     """
 
     def __init__(self, queue: RowQueue, at_us: Callable[[float], int], counts: EventCounts) -> None:

@@ -19,10 +19,10 @@ from presage.datasets.read import read_traces
 from presage.datasets.recording import RECORDED_EXPIRED
 from presage.errors import ConfigurationError
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.recorder.batches import StateColumn
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, start
 from presage.serving_hooks.recorder.rows import State
+from presage.serving_hooks.recorder.writer import StateColumn
 
 
 def test_a_step_is_written_as_it_was_told(tmp_path: Path) -> None:
