@@ -43,7 +43,7 @@ def test_every_event_gets_the_numbers_of_the_whole_prefix(predictor: NextAgentPr
         for live, whole in answers:
             assert (live.source, live.evidence, live.moment) == (whole.source, whole.evidence, whole.moment)
             assert (live.version, live.reason) == (3, None)
-            assert live.end.tolist() == list(whole.end)
+            assert live.probabilities[:, -1].tolist() == list(whole.end)
             for row, agents in zip(live.probabilities, whole.agents, strict=True):
                 assert dict(zip(live.agents, row[:-1].tolist(), strict=True)) == agents
     assert forecaster.counts.total() == 2 * sum(2 if "output_tokens" in step else 1 for step in steps)

@@ -46,7 +46,7 @@ def end(forecaster: Forecaster, step: dict[str, Any], state: NDArray[np.float32]
 def same(live: LiveForecast, predictor: NextAgentPredictor, steps: list[dict[str, Any]]) -> None:
     whole = predictor.forecast(steps)
     assert (live.source, live.evidence, live.moment, live.reason) == (whole.source, whole.evidence, whole.moment, None)
-    assert live.end.tolist() == list(whole.end)
+    assert live.probabilities[:, -1].tolist() == list(whole.end)
     for row, agents in zip(live.probabilities, whole.agents, strict=True):
         assert dict(zip(live.agents, row[:-1].tolist(), strict=True)) == agents
 
@@ -125,7 +125,7 @@ def test_counts_learn_a_step_once(predictor: NextAgentPredictor) -> None:
                 end(forecaster, step, None)
             forecaster.close("new", f"w{number}")
         live = begin(forecaster, {**step, "workflow_id": "last"})
-        return [live.source, live.evidence, live.end.tolist(), live.remaining]
+        return [live.source, live.evidence, live.probabilities[:, -1].tolist(), live.remaining]
 
     with_states, without = (learnt(awaiting(predictor, back_off=OnlineCounts()), states) for states in (True, False))
     assert with_states == without
@@ -149,4 +149,4 @@ def test_projections_are_those_of_the_served_model_alone(predictor: NextAgentPre
     first = begin(other, step)
     live = other.on_prefill_state("retry", step["workflow_id"], projected(predictor, step, PREFILL), first)
     assert live is not None
-    assert (live.reason, live.end.tolist()) == (STATES_LEFT_OUT, first.end.tolist())
+    assert (live.reason, live.probabilities[:, -1].tolist()) == (STATES_LEFT_OUT, first.probabilities[:, -1].tolist())

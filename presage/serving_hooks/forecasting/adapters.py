@@ -61,11 +61,10 @@ class NextAgentAdapter:
     """A next-agent predictor, one event at a time.
 
     Args:
-        predictor: fitted.
-        version: in the registry.
-        served_model: the model that the engine serves, None if unknown. A predictor trained on hidden states of another
-            model or layer ignores those of the engine, and each forecast gives this as its reason.
-        state_layer: the layer that this engine captures; None for the states after the final norm.
+        predictor, version: the predictor, and its version in the registry.
+        served_model, state_layer: the model that the engine serves, None if unknown, and the layer that it captures,
+            None for the states after the final norm. A predictor trained on hidden states of another model or layer
+            ignores those of the engine, and each forecast gives this as its reason.
     """
 
     def __init__(

@@ -75,12 +75,7 @@ class Refused:
 
 
 class CircuitBreaker:
-    """Makes the calls of one predictor.
-
-    Args:
-        called: the predictor's name in the log, such as "next-agent version 3".
-        budget: limits of its calls.
-        clock: seconds, rising.
+    """Makes the calls of one predictor, which the log calls `called`, such as "next-agent version 3".
 
     Attributes:
         off: whether it is switched off.
@@ -187,9 +182,6 @@ class OwnThread:
 
     A caller can abandon a call that loops in Python or releases the interpreter lock, as waiting for a lock, a file or
     a network does. Compiled code that loops and keeps the lock stops every thread, the caller's too.
-
-    Args:
-        name: of the thread.
     """
 
     def __init__(self, name: str) -> None:

@@ -40,12 +40,9 @@ _NONE: Final = Refused(NO_MODEL)
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A step that has begun and whose hidden state is still to come.
+    """A step that has begun and whose hidden state is still to come: its columns and the forecast made without it.
 
-    Attributes:
-        before: copy of the workflow's state before it.
-        step: the step's columns.
-        forecast: the forecast made without the state.
+    `before` is a copy of the workflow's state before the step.
     """
 
     before: Workflow
@@ -58,12 +55,10 @@ class ForecastState:
 
     Attributes:
         agents, lengths: its state in each predictor, or why there is none.
-        steps: number of steps begun.
-        within: whether the last step has not completed yet.
+        steps, within: number of steps begun, and whether the last one has not completed yet.
         remaining: forecast of remaining tokens when the last step began.
-        history: what online counts will learn from it.
+        history, stats_key: what online counts will learn from it, and under which key.
         awaited: the step that began last, while its hidden state is still expected.
-        stats_key: the key under which online counts learn it.
     """
 
     __slots__ = ("agents", "awaited", "history", "lengths", "remaining", "stats_key", "steps", "within")
@@ -84,14 +79,7 @@ class ForecastState:
 
 
 class FallbackChain:
-    """The predictors, each behind its circuit breaker, and the online counts.
-
-    Args:
-        agents: next-agent predictor; None for none.
-        lengths: remaining-length predictor; None for none.
-        counts: online counts, which learn from every event; None for none.
-        agents_breaker, lengths_breaker: circuit breakers of the predictors.
-        monitor: reports which workflow types have drifted; None for no monitor.
+    """The predictors, each behind its circuit breaker, and the online counts, which learn from every event.
 
     Attributes:
         claimed: the predictors' own forecast at the last event, even if counts were used in its place, for the monitor

@@ -38,10 +38,8 @@ class Forecaster:
     """Forecasts with one version of the predictors.
 
     Args:
-        predictor: of next agents, fitted; None leaves next agents to `back_off`.
-        version: of the predictor in the registry; part of each forecast.
-        lengths: predictor of remaining output tokens; None leaves these to `back_off`.
-        lengths_version: of that predictor.
+        predictor, version: of next agents, and its version in the registry; None leaves next agents to `back_off`.
+        lengths, lengths_version: likewise of remaining output tokens.
         back_off: online counts, which learn from the events and forecast if a predictor does not; None for none.
         served_model, state_layer: whose hidden states the engine captures; see `NextAgentAdapter`.
         max_workflows: states kept; the least recently active one is dropped first. If a dropped workflow continues, the
@@ -125,13 +123,11 @@ class Forecaster:
         """Returns the forecast once a step has read its prompt.
 
         Args:
-            workflow_type: the application.
-            workflow_id: one run of it.
+            workflow_type, workflow_id: the application, and one run of it.
             agent: of the step.
-            step: number of the step in its workflow, from 0, if the caller knows it.
+            step: its number in the workflow, from 0, if the caller knows it.
             input_tokens: size of the prompt.
-            input_text: the prompt, for predictors that read text.
-            system_prompt: the agent's constant part of the prompt, likewise.
+            input_text, system_prompt: the prompt, and the agent's constant part of it, for predictors that read text.
             model: that serves it.
             prefill_state: hidden state after prefill [d], for predictors that read states.
         """
@@ -186,17 +182,11 @@ class Forecaster:
     def on_prefill_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
     ) -> LiveForecast | None:
-        """Forecasts a step again once its prefill state has arrived.
+        """Forecasts a step again once its prefill state has arrived, projected by `projections` to float32 [p].
 
-        The forecast equals that of `on_prefill` with the state. Only `states` counts it.
-
-        Args:
-            workflow_type, workflow_id: as in `on_prefill`.
-            projected: the state projected by `projections`, float32 [p].
-            of: the forecast that `on_prefill` returned for this step.
-
-        Returns:
-            None if the state arrives too late or cannot be used; the earlier forecast then stays valid.
+        `of` is the forecast that `on_prefill` returned for this step; the new one equals that of `on_prefill` with the
+        state. None if the state arrives too late or cannot be used: the earlier forecast then stays valid. Only
+        `states` counts it.
         """
         try:
             key = short(workflow_type), short(workflow_id)

@@ -37,8 +37,7 @@ class LiveLengths:
     Attributes:
         source: as `Forecast.source`; with "none" there are no quantiles.
         evidence: training steps of this agent in this workflow type.
-        quantiles: Q numbers, rising.
-        tokens: Q numbers, tokens at each quantile, not falling.
+        quantiles, tokens: Q numbers, rising, and tokens at each, not falling.
         ranks: index of the quantile that ranks workflows.
         version: of the model; None for counts.
         reason: why the model made no forecast.
@@ -97,11 +96,6 @@ class LiveForecast:
     version: int | None
     reason: str | None = None
     remaining: LiveLengths = NO_LENGTHS
-
-    @property
-    def end(self) -> NDArray[np.float32]:
-        """Probability of END at each horizon, float32 [K]."""
-        return self.probabilities[:, -1]
 
 
 class NotAForecast(Exception):  # noqa: N818  its name is shown as the reason

@@ -37,8 +37,7 @@ class BackoffConfig:
     Attributes:
         horizon: K, steps ahead.
         types: workflow types kept.
-        agents: agents kept of each type.
-        contexts: sequences of one or two agents kept of each type.
+        agents, contexts: agents, and sequences of one or two agents, kept of each type.
         lengths: latest values that a median is over.
         min_evidence: steps of an agent with a known outcome that a forecast needs.
     """
@@ -223,6 +222,11 @@ STEPS_KEPT: Final = 64
 _NO_COUNT: Final = 2**63
 
 
+def token_count(value: object) -> float | None:
+    """Output tokens as a number; None if the value is no count."""
+    return float(value) if isinstance(value, int | float | np.number) and 0 <= value < _NO_COUNT else None
+
+
 class WorkflowHistory:
     """What online counts need of a running workflow: its latest agents, and the tokens before each of its first steps.
 
@@ -256,12 +260,12 @@ class WorkflowHistory:
     def completed(self, output_tokens: object) -> float | None:
         """Records the end of a step; returns its output tokens as a number, None if unknown."""
         self._within = False
-        if isinstance(output_tokens, int | float | np.number) and 0 <= output_tokens < _NO_COUNT:
-            produced = float(output_tokens)
+        produced = token_count(output_tokens)
+        if produced is None:
+            self._unknown()
+        else:
             self._produced += produced
-            return produced
-        self._unknown()
-        return None
+        return produced
 
     def missed(self) -> None:
         """Records that steps were missed."""

@@ -44,16 +44,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Held(Generic[Predictor]):
-    """One predictor of an engine, or why there is none.
+    """One predictor of an engine, loaded and validated, or the reason why there is none.
 
     Attributes:
-        predictor: loaded and validated, or None.
-        reference: as configured, or None.
+        reference: as configured.
         version: in the registry; None for a plain folder.
-        digest: of the artefact.
-        reason: why there is no predictor.
         promoted: promoted figures by workflow type, for drift detection; empty if the version has none.
-        folder: it was loaded from.
         profile: the inputs that its promotion evaluated: "engine", "gateway" or "full"; None if it was never
             evaluated.
     """
@@ -109,11 +105,6 @@ def load_validated(kind: str, folder: Path, digest: str) -> Any:
 
     Makes trial forecasts without texts and states, as an engine does: these load the compiled code into this process,
     but no text encoder.
-
-    Args:
-        kind: of predictor.
-        folder: of the artefact.
-        digest: of the validated artefact.
 
     Raises:
         ArtefactError: the artefact is broken, of another kind, or not the validated one.

@@ -112,7 +112,7 @@ class Reason:
         figure: its name in `figures_of`.
         side: where it left the interval.
         live: its mean over the last `RECENT` workflows.
-        promoted: the figure at promotion.
+        promoted: the same at promotion.
     """
 
     figure: str
@@ -147,7 +147,6 @@ class Alarm:
     """A workflow type has changed.
 
     Attributes:
-        workflow_type: which.
         workflows: watched until it was raised, from the last reset or recovery.
         reasons: the strongest first.
     """
@@ -176,10 +175,9 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Recovered:
-    """An alarm has ended because the figures recovered."""
+    """The alarm of a workflow type has ended because its figures recovered."""
 
     workflow_type: str
-    workflows: int
 
 
 @dataclass(frozen=True)
@@ -223,7 +221,6 @@ class Watch:
 
     Attributes:
         promoted: the figures it is compared with; None while they are being learnt.
-        alarm: the current one, if any.
         workflows: compared with `promoted` since the last reset or recovery.
     """
 
@@ -287,9 +284,8 @@ class Watch:
         block, self._block, self._in_block = self._block, {}, 0
         if not all(reason.figure in block and reason.is_over(block[reason.figure].mean) for reason in alarm.reasons):
             return None
-        workflows = self.workflows
         self._begin()
-        return Recovered(self.name, workflows)
+        return Recovered(self.name)
 
 
 def _weights(names: list[str]) -> NDArray[np.float64]:

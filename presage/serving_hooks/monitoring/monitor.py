@@ -23,13 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class ForecastMonitor:
-    """Compares forecasts with outcomes.
-
-    Args:
-        drift: raises the alarm.
-        live: figures of the latest workflows.
-        horizon: K.
-        max_workflows: workflows tracked at once.
+    """Compares forecasts, K = `horizon` steps ahead, with outcomes.
 
     Attributes:
         errors: exceptions caught here, by name.

@@ -30,7 +30,7 @@ from presage.features.moment import MOMENTS, Moment
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.probabilities import BINS
 from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast, LiveLengths
-from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT
+from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT, token_count
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Key, shared, short
 
@@ -63,18 +63,13 @@ class Outcome:
     """One forecast of one step ahead, and its outcome.
 
     Attributes:
-        workflow_type: of the workflow.
-        model: that made it, as named by `model_of`.
-        moment: at which it was made.
         horizon: k, 1..K steps ahead.
-        right: whether the most likely outcome actual true; the first of equally likely ones counts.
+        right: whether the most likely outcome came true; the first of equally likely ones counts.
         confidence: probability of the most likely outcome.
         given: probability of the actual outcome; 0 if the forecast has no column for it.
         known: whether the forecast has a column for the actual outcome; else it counts as wrong.
     """
 
-    workflow_type: str
-    model: str
     moment: Moment
     horizon: int
     right: bool
@@ -88,26 +83,16 @@ class LengthOutcome:
     """The remaining tokens forecast when a step began, and their outcome.
 
     Attributes:
-        workflow_type: of the workflow.
-        model: that made the forecast, as named by `model_of`.
         tokens: output tokens that remained, this step's included.
-        quantiles: Q numbers, rising.
         within: whether the outcome was at most each forecast quantile, Q of them.
     """
 
-    workflow_type: str
-    model: str
     tokens: float
-    quantiles: tuple[float, ...]
     within: tuple[bool, ...]
 
 
 class Tally:
-    """Sums over the forecasts of one model in one workflow.
-
-    Args:
-        horizon: K.
-    """
+    """Sums over the forecasts of one model in one workflow."""
 
     __slots__ = ("_flat", "_horizon", "_planes")
 
@@ -124,7 +109,7 @@ class Tally:
         return np.frombuffer(self._flat, np.float32).reshape(5, len(MOMENTS), self._horizon, BINS)
 
     def add(self, outcome: Outcome) -> None:
-        """Adds an outcome."""
+        """Counts an outcome."""
         place = min(int(np.float32(outcome.confidence) * _BINS), BINS - 1)
         at = (_PLACE[outcome.moment] * self._horizon + outcome.horizon - 1) * BINS + place
         flat, plane = self._flat, self._planes
@@ -142,9 +127,8 @@ class LengthTally:
     """Sums over the forecasts of remaining tokens of one model in one workflow.
 
     Attributes:
-        quantiles: Q numbers.
         judged: steps whose remaining tokens are known.
-        within: of those, how many were at most each forecast quantile, int64 [Q].
+        within: of those, how many were at most each of the Q forecast quantiles, int64 [Q].
     """
 
     quantiles: tuple[float, ...]
@@ -157,7 +141,6 @@ class Followed:
     """The sums of a workflow whose tracking has ended.
 
     Attributes:
-        workflow_type: its type.
         ended: whether it finished; else it expired, was aborted, or was dropped to make room.
         transitions: counts of (before, after), one agent right after another; `END` as the first is the start.
         next_agent: sums by model, as named by `model_of`; the model that forecast last is the last key.
@@ -171,7 +154,7 @@ class Followed:
     lengths: Mapping[str, LengthTally]
 
 
-def judge(workflow_type: str, model: str, forecast: LiveForecast, horizon: int, actual: str) -> Outcome:
+def _judged(forecast: LiveForecast, horizon: int, actual: str) -> Outcome:
     """Compares row `horizon` of a forecast, from 1, with the actual agent, or `END`."""
     row = forecast.probabilities[horizon - 1]
     top = int(row.argmax())
@@ -181,12 +164,11 @@ def judge(workflow_type: str, model: str, forecast: LiveForecast, horizon: int, 
     elif actual in forecast.agents:
         column = forecast.agents.index(actual)
     given = float(row[column]) if column >= 0 else 0.0
-    return Outcome(workflow_type, model, forecast.moment, horizon, top == column, float(row[top]), given, column >= 0)
+    return Outcome(forecast.moment, horizon, top == column, float(row[top]), given, column >= 0)
 
 
 TRANSITIONS_KEPT: Final = 256
 MODELS_KEPT: Final = 4
-_NO_COUNT: Final = 2**63
 
 Outcomes = tuple[Outcome | LengthOutcome, ...]
 
@@ -197,7 +179,7 @@ class OutcomeTracker:
     Args:
         followed: called with the sums of each workflow whose tracking has ended.
         horizon: K; of a longer forecast, the first K steps ahead are judged.
-        most: workflows kept; the least recently active one is dropped first.
+        most: workflows kept; beyond, the least recently active one is dropped.
     """
 
     def __init__(self, followed: Callable[[Followed], None], horizon: int = 3, most: int = 100_000) -> None:
@@ -226,7 +208,7 @@ class OutcomeTracker:
             workflow_type, workflow_id: of the workflow; an unknown one is new.
             agent: of the step; an empty name is not counted.
             forecast: the predictor's at this step's prefill, even if counts were used instead.
-            step: its number in the workflow, from 0, if the caller knows it.
+            step: its number, from 0, if the caller knows it.
         """
         key = (shared(workflow_type), short(workflow_id))
         course = self._courses.get(key)
@@ -323,10 +305,11 @@ class _Course:
     def completed(self, forecast: LiveForecast, output_tokens: object) -> None:
         self.within = False
         self._keep(self.steps - 1, forecast)
-        if isinstance(output_tokens, int | float | np.number) and 0 <= output_tokens < _NO_COUNT:
-            self._produced += float(output_tokens)
-        else:
+        produced = token_count(output_tokens)
+        if produced is None:
             self.open_lengths = []
+        else:
+            self._produced += produced
 
     def ended(self) -> Outcomes:
         return (*self._outcomes(END, self.steps), *self._length_outcomes())
@@ -353,7 +336,7 @@ class _Course:
         for made_at, model, forecast in self.open:
             ahead = step - made_at
             if ahead <= min(self._horizon, len(forecast.probabilities)):
-                outcome = judge(self.workflow_type, model, forecast, ahead, agent)
+                outcome = _judged(forecast, ahead, agent)
                 found.append(outcome)
                 if model not in self._tallies and len(self._tallies) < MODELS_KEPT:
                     self._tallies[model] = Tally(self._horizon)
@@ -367,7 +350,7 @@ class _Course:
         for before, forecast in self.open_lengths:
             tokens, model = self._produced - before, model_of(forecast.source, forecast.version, forecast.reason)
             within = tuple(tokens <= most for most in forecast.tokens)
-            found.append(LengthOutcome(self.workflow_type, model, tokens, forecast.quantiles, within))
+            found.append(LengthOutcome(tokens, within))
             tally = self._lengths.get(model)
             if tally is None and len(self._lengths) < MODELS_KEPT:
                 tally = self._lengths[model] = LengthTally(forecast.quantiles, 0, np.zeros(len(within), np.int64))

@@ -48,14 +48,12 @@ class WallClock:
 class EventBuffer:
     """Events in the order in which they happened, each a handler and its arguments. Bounded, and without a lock.
 
-    The engine thread puts, the writer thread drains. Each writes only its own byte counter; the difference is the bytes
-    that wait.
+    The engine thread puts, the writer thread drains. Each writes only its own counts and byte counter; the difference
+    is the bytes that wait.
 
     Args:
         events: how many may wait.
-        size: bytes that may wait, approximately, here and in the queue.
-        queue: holds the rows made of the events.
-        put_counts, drain_counts: of the engine thread, dropped events; of the writer thread, handlers that failed.
+        size: bytes that may wait, approximately, here and in the queue of the rows made of them.
     """
 
     def __init__(
@@ -83,7 +81,7 @@ class EventBuffer:
             handler: called by the writer thread.
             args: its arguments; the first is the time of the event by the monotonic clock, in seconds.
             size: bytes of the large ones among them.
-            always: never drop it. Only for events that end something already added, so they cannot outnumber it.
+            always: never drop it. Only for events that end something already added, which they cannot outnumber.
         """
         waits = self._put_bytes - self._drained_bytes + self._queue.waiting_bytes  # inlined: a call costs more
         full = len(self._waiting) >= self._most or (size and waits + size > self._size)

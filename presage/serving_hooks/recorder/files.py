@@ -21,12 +21,7 @@ OpenFile = Callable[[str], Any]
 
 
 class EngineFolder:
-    """The folder of one engine in a recording that engines may share: locked, bounded, created again if it is removed.
-
-    Args:
-        config: the folder of the recording, and how much all files under it may take.
-        instance: name of the engine.
-    """
+    """The folder of one engine in a recording that engines may share: locked, bounded, created again if removed."""
 
     def __init__(self, config: RecorderConfig, instance: str) -> None:
         self.root = Path(config.folder)
@@ -98,13 +93,6 @@ class RotatingWriter:
     A file has an open name until it is full, then it is renamed. A file that could not be written keeps the open name;
     its whole batches are read, and the next rows go into another file. Files are not synced to disk, which would slow
     the machine down: a power cut truncates some files, and readers count that.
-
-    Args:
-        folder: of the engine.
-        table: name of the table.
-        schema: of its files.
-        config: when a file is full.
-        open_file: opens a file.
     """
 
     def __init__(
@@ -119,12 +107,7 @@ class RotatingWriter:
         self._rows = self._size = self._lost = 0
 
     def write(self, batch: pa.RecordBatch, number: int, now_s: float) -> int:
-        """Adds a batch; returns the bytes it took on disk.
-
-        Args:
-            batch: of the table.
-            number: of the file, if a new one has to be opened.
-            now_s: by the monotonic clock.
+        """Adds a batch, to file `number` if a new one has to be opened; returns the bytes it took on disk.
 
         Raises:
             OSError: it could not be written; readers will not see it.

@@ -61,10 +61,8 @@ class Recorder:
         model: name of the served model.
         state_layer: the layer of the states, from 1; None for those after the final norm.
         decode: converts token ids to text.
-        instance: name of this engine in the recording, unique among engines that share a folder. None combines
-            the time and a random number.
-        clock: the time of day.
-        open_file: opens a file for writing.
+        instance: name of this engine, unique in the folder; by default the time and a random number.
+        clock, open_file: the time of day, and how files are opened.
 
     Raises:
         ConfigurationError: the configured redaction cannot be loaded.
@@ -117,11 +115,8 @@ class Recorder:
     ) -> None:
         """A request was selected for the first time; its step and workflow are numbered from here on.
 
-        Args:
-            request_id: the engine's name of the request.
-            step: which step of which workflow. Its own `number` is recorded beside ours.
-            input_tokens, cached_input_tokens: size of the prompt, and how much of it was found in the cache.
-            input_text: the prompt or its token ids; do not change them later. Ignored unless text is on.
+        The `number` of the step is recorded beside ours. `input_text` is the prompt or its token ids, which must not be
+        changed later; it is ignored unless text is on.
         """
         try:
             run = self._runs.get((step.workflow_type, step.workflow_id)) or self._new_run(step)
@@ -143,10 +138,8 @@ class Recorder:
     def state(self, request_id: str, moment: Moment, state: Any) -> None:
         """A hidden state of a step that is running or has just completed.
 
-        Args:
-            request_id, moment: of the step.
-            state: float16 or float32 [d] of the served model, of one layer, not projected. Do not change it later. The
-                array that it is a row of stays in memory for some milliseconds; a row of a large one is copied.
+        It is float16 or float32 [d], of one layer of the served model, not projected, and must not be changed later.
+        The array that it is a row of stays in memory for some milliseconds; a row of a large one is copied.
         """
         try:
             if self._states == "off" or (self._states == "prefill" and moment != PREFILL):

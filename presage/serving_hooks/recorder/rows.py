@@ -62,10 +62,8 @@ class RecordedWorkflow:
 
     Attributes:
         number: counts the runs of the engine.
-        steps: steps begun; written by the engine thread, like `known`.
-        known: whether the writer thread has an event of the run.
-        running: steps that have not completed; written by the writer thread, like `how`.
-        how: how the run ended.
+        steps: steps begun; written by the engine thread, like `known`, whether the writer thread has an event of it.
+        running: steps that have not completed; written by the writer thread, like `how`, how the run ended.
     """
 
     number: int
@@ -141,13 +139,7 @@ Row = StepRow | ForecastRow | EndRow
 
 
 class RowQueue:
-    """Rows waiting for the disk.
-
-    Args:
-        rows: how many may wait. Ends of runs are small and needed, so twice as many of them may.
-        size: bytes that may wait, approximately.
-        counts: dropped rows.
-    """
+    """Rows waiting for the disk, at most `rows` of `size` bytes. Ends are small and needed: twice as many may wait."""
 
     def __init__(self, rows: int, size: int, counts: EventCounts) -> None:
         self._rows, self._size, self._counts = rows, size, counts

@@ -48,11 +48,6 @@ class TextFilter:
     """Decodes token ids and applies the operator's redaction.
 
     A text that cannot be redacted is not kept. The log names the kind of an error, never its message.
-
-    Args:
-        redact: None keeps texts as they are.
-        decode: converts token ids to text; None for engines that pass texts.
-        counts: texts that are not kept.
     """
 
     def __init__(
@@ -142,13 +137,7 @@ def _finite(halves: NDArray[np.float16]) -> NDArray[np.bool_]:
 
 
 class BatchBuilder:
-    """Makes the batches of one engine; counts values that are not kept.
-
-    Args:
-        texts: redacts texts.
-        wanted: state columns that every step should have.
-        counts: of the writer thread.
-    """
+    """Makes the batches of one engine, in which every step should have the `wanted` state columns."""
 
     def __init__(self, texts: TextFilter, wanted: Sequence[str], counts: EventCounts) -> None:
         self._texts, self._wanted, self._counts = texts, wanted, counts
@@ -220,20 +209,10 @@ def _batch(
 
 
 class Writer:
-    """Drains an event buffer and a row queue to disk.
-
-    Args:
-        config: limits and redaction.
-        events: drained first, even while the disk fails.
-        queue: holds the rows made of them.
-        decode: converts token ids to text; None for engines that pass texts.
-        clock: of the recorder.
-        instance: name of the engine.
-        model, state_layer: of the states; see `datasets.recording.described`.
-        counts: rows written, and rows not written by reason; used by this thread only.
-        open_file: opens a file.
+    """Drains an event buffer and the queue of the rows made of them to disk. See `Recorder`.
 
     Attributes:
+        counts: rows written, and rows not written by reason; counted by this thread only.
         state: RECORDING, RECORDING_FULL, RECORDING_CLOSED, or why writing is paused.
 
     Raises:

@@ -57,7 +57,7 @@ def followed(
     tally = Tally(1)
     for number in range(judged):
         hit = number < right
-        tally.add(Outcome(workflow_type, model, PREFILL, 1, hit, confidence, confidence if hit else 0.1, True))
+        tally.add(Outcome(PREFILL, 1, hit, confidence, confidence if hit else 0.1, True))
     lengths: Mapping[str, LengthTally] = {}
     if within is not None:
         lengths = {model: LengthTally((0.9,), 10, np.array([within]))}
