@@ -237,7 +237,7 @@ class Forecaster:
     def _forecast(self, moment: Moment, event: Callable[[], LiveForecast | str]) -> LiveForecast:
         """Returns and counts the event's forecast; of source "none" if the event is invalid or fails."""
         try:
-            live = event()
+            live = NO_MODEL if self._no_source else event()
         except Exception as error:
             live = type(error).__name__  # the message might contain text of the request
         if isinstance(live, str):
@@ -249,8 +249,6 @@ class Forecaster:
     def _begun(
         self, workflow_type: str, workflow_id: str, step: int | None, given: Mapping[str, Any]
     ) -> LiveForecast | str:
-        if self._no_source:
-            return NO_MODEL
         key = shared(workflow_type), short(workflow_id)
         running = self._state_of(key)
         if running is None:
@@ -271,8 +269,6 @@ class Forecaster:
         return live
 
     def _completed(self, workflow_type: str, workflow_id: str, given: Mapping[str, Any]) -> LiveForecast | str:
-        if self._no_source:
-            return NO_MODEL
         key = short(workflow_type), short(workflow_id)
         running = self._state_of(key)
         if running is None or not running.within:

@@ -10,7 +10,7 @@ call graph, the second half the figures. The same holds for workflows without an
 promoted figures are of finished ones. The bound covers both, since it counts workflows.
 
 An alarm ends when, in a block of `recovery` workflows, the mean of each figure that raised it is back inside its limit
-(a figure without data in the block keeps the alarm), or by `reset`, when another version takes over. Workflows are
+(a figure without data in the block keeps the alarm); another version begins without alarms. Workflows are
 counted as they end: right after a start these are the short ones, which may differ from the mean.
 """
 
@@ -147,7 +147,7 @@ class Alarm:
     """A workflow type has changed.
 
     Attributes:
-        workflows: watched until it was raised, from the last reset or recovery.
+        workflows: watched until it was raised, from the last recovery.
         reasons: the strongest first.
     """
 
@@ -221,7 +221,7 @@ class Watch:
 
     Attributes:
         promoted: the figures it is compared with; None while they are being learnt.
-        workflows: compared with `promoted` since the last reset or recovery.
+        workflows: compared with `promoted` since the last recovery.
     """
 
     def __init__(self, name: str, config: DriftConfig, promoted: Promoted | None) -> None:
@@ -314,10 +314,8 @@ class Drift:
         self.config = config or DriftConfig()
         self.alarms: dict[str, Alarm] = {}
         self.raised = 0
-        self._promoted: dict[str, Watch] = {}
+        self._promoted = {name: Watch(name, self.config, figures) for name, figures in (promoted or {}).items()}
         self._others: OrderedDict[str, Watch] = OrderedDict()
-        for name, figures in (promoted or {}).items():
-            self.reset(name, figures)
 
     def debug_state(self) -> dict[str, int]:
         """Workflow types watched, to find leaks."""
@@ -344,17 +342,9 @@ class Drift:
         return of.promoted if of is not None else None
 
     def watched(self, workflow_type: str) -> int:
-        """Workflows of a type compared with its figures since the last reset or recovery."""
+        """Workflows of a type compared with its figures since the last recovery."""
         of = self._promoted.get(workflow_type) or self._others.get(workflow_type)
         return of.workflows if of is not None else 0
-
-    def reset(self, workflow_type: str, promoted: Promoted | None = None) -> None:
-        """Ends the alarm of a type that another model now serves. If `promoted` is None, its figures are learnt."""
-        self.alarms.pop(workflow_type, None)
-        self._promoted.pop(workflow_type, None)
-        self._others.pop(workflow_type, None)
-        if promoted is not None:
-            self._promoted[workflow_type] = Watch(workflow_type, self.config, promoted)
 
     def _set_alarm(self, name: str) -> None:
         """Sets the alarm of a type. If both of its watches have one, that of the promoted figures counts."""

@@ -53,15 +53,6 @@ class Transitions:
             self._watched = tuple(pair for pair, _ in ranked[:PAIRS_WATCHED])
         return self._watched
 
-    def to_dict(self) -> list[list[Any]]:
-        """[before, after, count] of each pair, as JSON values."""
-        return [[before, after, count] for (before, after), count in sorted(self.counts.items())]
-
-    @classmethod
-    def from_dict(cls, data: list[list[Any]]) -> Transitions:
-        """Inverse of `to_dict`."""
-        return cls({(str(before), str(after)): int(count) for before, after, count in data})
-
 
 def name_of(pair: Pair) -> str:
     """A unique readable name of a pair; quotes agents, since clients choose their names."""
@@ -152,7 +143,7 @@ class Promoted:
             "workflows": self.workflows,
             "ended": self.ended,
             "figures": {name: [of.mean, of.low, of.high] for name, of in self.figures.items()},
-            "transitions": self.transitions.to_dict(),
+            "transitions": [[*pair, count] for pair, count in sorted(self.transitions.counts.items())],
         }
 
     @classmethod
@@ -164,7 +155,8 @@ class Promoted:
             LookupError, TypeError, ValueError: the object is malformed.
         """
         figures = {str(name): Figure(*map(float, of)) for name, of in data["figures"].items()}
-        return cls(Transitions.from_dict(data["transitions"]), figures, int(data["workflows"]), bool(data["ended"]))
+        counts = {(str(before), str(after)): int(count) for before, after, count in data["transitions"]}
+        return cls(Transitions(counts), figures, int(data["workflows"]), bool(data["ended"]))
 
 
 class PromotedLearner:

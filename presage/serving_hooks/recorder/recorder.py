@@ -24,17 +24,18 @@ import pyarrow as pa
 
 from presage.features.moment import PREFILL, Moment
 from presage.serving_hooks.counts import RECORDER, EventCounts
-from presage.serving_hooks.recorder.buffer import EventBuffer, WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.files import OpenFile
 from presage.serving_hooks.recorder.rows import (
     FULL,
     NO_NAME,
+    EventBuffer,
     NamedStep,
     RecordedWorkflow,
     RowAssembler,
     RowQueue,
     Text,
+    WallClock,
     forecast_bytes,
     is_name,
     text_bytes,

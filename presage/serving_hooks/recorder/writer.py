@@ -20,10 +20,18 @@ from numpy.typing import NDArray
 from presage.datasets.recording import ENDS, FORECASTS, STEPS, TABLES, described
 from presage.datasets.schema import STATE_COLUMNS
 from presage.serving_hooks.counts import RECORDER, EventCounts, RecorderEvent
-from presage.serving_hooks.recorder.buffer import EventBuffer, WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig, Redact, load_redact
 from presage.serving_hooks.recorder.files import EngineFolder, OpenFile, RotatingWriter, error_reason
-from presage.serving_hooks.recorder.rows import EndRow, ForecastRow, RowQueue, State, StepRow, Text
+from presage.serving_hooks.recorder.rows import (
+    EndRow,
+    EventBuffer,
+    ForecastRow,
+    RowQueue,
+    State,
+    StepRow,
+    Text,
+    WallClock,
+)
 
 # Both are small, so that the engine thread rarely waits for the interpreter.
 _BATCH_ROWS: Final = 256

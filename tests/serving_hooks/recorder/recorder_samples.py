@@ -11,9 +11,9 @@ import numpy as np
 
 from presage.datasets.recording import RECORDED_FINISHED
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
-from presage.serving_hooks.recorder.buffer import WallClock
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import Recorder
+from presage.serving_hooks.recorder.rows import WallClock
 
 SIZE = 4
 
