@@ -59,7 +59,7 @@ def test_interleaved_workflows_do_not_touch_each_other(predictor: NextAgentPredi
                 complete(forecaster, steps[index])
     for number, steps in enumerate(shapes):
         begun = given(steps[5], ("workflow_type", "workflow_id", "agent", *INPUTS))
-        assert last[number].end.tolist() == list(predictor.forecast([*steps[:5], begun]).end)
+        assert last[number].probabilities[:, -1].tolist() == list(predictor.forecast([*steps[:5], begun]).end)
 
 
 def test_what_comes_with_steps_is_counted(predictor: NextAgentPredictor) -> None:
@@ -128,7 +128,9 @@ def test_a_completion_out_of_turn_gets_none_and_changes_nothing(predictor: NextA
     prefill(forecaster, steps[0]), complete(forecaster, steps[0])
     assert complete(forecaster, steps[0]).reason == NO_STEP
     begun = given(steps[1], ("workflow_type", "workflow_id", "agent", *INPUTS))
-    assert prefill(forecaster, steps[1]).end.tolist() == list(predictor.forecast([steps[0], begun]).end)
+    assert prefill(forecaster, steps[1]).probabilities[:, -1].tolist() == list(
+        predictor.forecast([steps[0], begun]).end
+    )
 
 
 def test_the_workflow_longest_without_an_event_is_dropped_and_recognised_by_its_step(

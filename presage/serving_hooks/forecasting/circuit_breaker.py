@@ -99,7 +99,15 @@ class CircuitBreaker:
         try:
             result = self._called(partial(self._timed, call))
         except NotBack:
-            self._abandon()
+            self.off = self.hung = True
+            self._thread = None  # a late result is dropped
+            self.calls += 1
+            _log.error(
+                "%s is switched off for good: its call number %d did not return. Restart the engine, or promote "
+                "another version, to use it again.",
+                self.called,
+                self.calls,
+            )
             return Refused(NOT_BACK)
         except Exception as error:
             self._count(failed=type(error) is not InputError)
@@ -108,11 +116,10 @@ class CircuitBreaker:
         return result
 
     def _called(self, call: Callable[[], Result]) -> Result:
-        thread, most_s = self._thread, self.budget.hang_s
-        if thread is None or most_s is None:
+        thread, budget = self._thread, self.budget
+        if thread is None or budget.hang_s is None:
             return call()
-        first = self.calls < self.budget.at_least
-        return thread.call(call, self.budget.first_hang_s if first else most_s)
+        return thread.call(call, budget.first_hang_s if self.calls < budget.at_least else budget.hang_s)
 
     def _timed(self, call: Callable[[], Result]) -> Result:
         """Measures the call on the thread that runs it, so that the time excludes the handover."""
@@ -149,17 +156,6 @@ class CircuitBreaker:
         """Closes the breaker and clears its window; a breaker whose predictor hung stays open."""
         self.off, self._failures = self.hung, 0
         self._window.clear()
-
-    def _abandon(self) -> None:
-        self.off = self.hung = True
-        self._thread = None  # a late result is dropped
-        self.calls += 1
-        _log.error(
-            "%s is switched off for good: its call number %d did not return. Restart the engine, or promote another "
-            "version, to use it again.",
-            self.called,
-            self.calls,
-        )
 
 
 class NotBack(Exception):  # noqa: N818  the call may still succeed

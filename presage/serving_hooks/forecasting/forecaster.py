@@ -123,12 +123,10 @@ class Forecaster:
         """Returns the forecast once a step has read its prompt.
 
         Args:
-            workflow_type, workflow_id: the application, and one run of it.
-            agent: of the step.
+            workflow_type, workflow_id, agent: the application, one run of it, and the role.
             step: its number in the workflow, from 0, if the caller knows it.
-            input_tokens: size of the prompt.
+            input_tokens, model: size of the prompt, and the model that serves it.
             input_text, system_prompt: the prompt, and the agent's constant part of it, for predictors that read text.
-            model: that serves it.
             prefill_state: hidden state after prefill [d], for predictors that read states.
         """
         given = {
@@ -294,12 +292,6 @@ class VersionedForecaster:
     predictor. New workflows begin with the latest version. An older version stays, with its breakers and monitor, while
     workflows of it run. Beyond `_MOST_OLDER` older versions the oldest is dropped; its workflows continue on the latest
     version as workflows with missed steps. Workers project hidden states for the latest version only.
-
-    Args:
-        first: forecaster of the first version.
-
-    Attributes:
-        latest: the forecaster for new workflows.
     """
 
     def __init__(self, first: Forecaster) -> None:

@@ -61,8 +61,7 @@ class Counted:
 
     Attributes:
         evidence: steps of the current agent whose next outcome was seen.
-        probabilities: float32 [K, V+1], END last, row k given that the workflow gets that far.
-        agents: names of the first V columns.
+        probabilities: float32 [K, V+1] over `agents`, END last, row k given that the workflow gets that far.
     """
 
     evidence: int

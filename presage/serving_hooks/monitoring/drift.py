@@ -162,9 +162,7 @@ class Alarm:
         return f"workflow type {self.workflow_type!r} has changed, noticed after {self.workflows} workflows: {why}"
 
     def affects(self, kind: ModelKind) -> bool:
-        """Whether the alarm affects forecasts of this kind: coverage affects lengths only, accuracy next agents only,
-        everything else both.
-        """
+        """Whether it affects forecasts of this kind: coverage only those of lengths, accuracy only those of agents."""
         other = COVERAGE if kind == "next-agent" else ACCURACY
         return any(not reason.figure.startswith(other) for reason in self.reasons)
 
@@ -212,12 +210,7 @@ class DriftConfig:
 
 
 class Watch:
-    """Watches one workflow type.
-
-    Args:
-        name: of the type.
-        config: of the alarm.
-        promoted: figures with their call graph; if None, both are learnt.
+    """Watches one workflow type; learns its figures and call graph if there are none of a promotion.
 
     Attributes:
         promoted: the figures it is compared with; None while they are being learnt.
@@ -299,11 +292,7 @@ def _weights(names: list[str]) -> NDArray[np.float64]:
 
 
 class Drift:
-    """Watches every workflow type.
-
-    Args:
-        promoted: figures by workflow type. These types are never dropped; others are, beyond `config.types`.
-        config: rates of false alarms and sizes.
+    """Watches every workflow type. Those with promoted figures are never dropped; others are, beyond `config.types`.
 
     Attributes:
         alarms: current ones, by workflow type.

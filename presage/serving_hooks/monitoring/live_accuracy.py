@@ -26,12 +26,7 @@ _SEED: Final = 0
 
 
 class LiveAccuracy:
-    """Figures of the latest workflows of every type and model.
-
-    Args:
-        window: latest workflows that figures cover.
-        most: pairs of workflow type and model kept; the least recently active one is dropped first.
-    """
+    """Figures of the latest `window` workflows of each pair of type and model; of the `most` recently active pairs."""
 
     def __init__(self, window: int = 200, most: int = 64) -> None:
         for name, value in (("window", window), ("most", most)):
@@ -64,10 +59,8 @@ class LiveAccuracy:
         - `unseen`: share of the positions whose outcome it has no column for;
         - `positions`: number of judged positions.
 
-        Args:
-            workflow_type: of the workflows.
-            model: as named by `outcomes.model_of`.
-            resamples: of the bootstrap; 0 omits intervals (null), for calls from an engine's thread.
+        `model` is a name by `outcomes.model_of`. Without `resamples` of the bootstrap there are no intervals (null),
+        for calls from an engine's thread.
         """
         window = self._agents.get((workflow_type, model))
         if not window:

@@ -14,7 +14,7 @@ from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, Recovered
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
-from presage.serving_hooks.monitoring.outcomes import Followed, Outcomes, OutcomeTracker
+from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker
 from presage.serving_hooks.workflows import EndReason
 
 Result = TypeVar("Result")
@@ -43,9 +43,9 @@ class ForecastMonitor:
 
     def begun(
         self, workflow_type: str, workflow_id: str, agent: str, forecast: LiveForecast, step: int | None = None
-    ) -> Outcomes:
+    ) -> None:
         """See `OutcomeTracker.begun`."""
-        return self._safely(lambda: self.tracker.begun(workflow_type, workflow_id, agent, forecast, step), ())
+        self._safely(lambda: self.tracker.begun(workflow_type, workflow_id, agent, forecast, step), None)
 
     def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
         """See `OutcomeTracker.again`."""
@@ -57,9 +57,9 @@ class ForecastMonitor:
         """See `OutcomeTracker.completed`."""
         self._safely(lambda: self.tracker.completed(workflow_type, workflow_id, forecast, output_tokens), None)
 
-    def ended(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> Outcomes:
+    def ended(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
         """See `OutcomeTracker.ended`."""
-        return self._safely(lambda: self.tracker.ended(workflow_type, workflow_id, reason), ())
+        self._safely(lambda: self.tracker.ended(workflow_type, workflow_id, reason), None)
 
     def falls_back(self, workflow_type: str, kind: ModelKind | None = None) -> bool:
         """See `Drift.falls_back`."""

@@ -58,39 +58,6 @@ def model_of(source: Source, version: int | None, reason: str | None) -> str:
     return COUNTS if source == "back-off" and reason not in (None, STATES_LEFT_OUT, LAYER_LEFT_OUT) else "no version"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One forecast of one step ahead, and its outcome.
-
-    Attributes:
-        horizon: k, 1..K steps ahead.
-        right: whether the most likely outcome came true; the first of equally likely ones counts.
-        confidence: probability of the most likely outcome.
-        given: probability of the actual outcome; 0 if the forecast has no column for it.
-        known: whether the forecast has a column for the actual outcome; else it counts as wrong.
-    """
-
-    moment: Moment
-    horizon: int
-    right: bool
-    confidence: float
-    given: float
-    known: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LengthOutcome:
-    """The remaining tokens forecast when a step began, and their outcome.
-
-    Attributes:
-        tokens: output tokens that remained, this step's included.
-        within: whether the outcome was at most each forecast quantile, Q of them.
-    """
-
-    tokens: float
-    within: tuple[bool, ...]
-
-
 class Tally:
     """Sums over the forecasts of one model in one workflow."""
 
@@ -104,22 +71,45 @@ class Tally:
     @property
     def sums(self) -> NDArray[np.float32]:
         """Float32 [5, 2, K, BINS]. The five planes by moment, horizon and confidence bin: positions judged, their
-        confidence, correct ones, negative log-likelihood in nats, and the positions it covers (`Outcome.known`).
+        confidence, correct ones, negative log-likelihood in nats, and the positions it covers.
         """
         return np.frombuffer(self._flat, np.float32).reshape(5, len(MOMENTS), self._horizon, BINS)
 
-    def add(self, outcome: Outcome) -> None:
-        """Counts an outcome."""
-        place = min(int(np.float32(outcome.confidence) * _BINS), BINS - 1)
-        at = (_PLACE[outcome.moment] * self._horizon + outcome.horizon - 1) * BINS + place
+    def add(self, moment: Moment, horizon: int, right: bool, confidence: float, given: float | None) -> None:
+        """Counts a forecast of one step and its outcome.
+
+        Args:
+            moment: at which it was made.
+            horizon: k, 1..K steps ahead.
+            right: whether the most likely outcome came true.
+            confidence: probability of the most likely outcome.
+            given: probability of the actual outcome; None if the forecast has no column for it.
+        """
+        place = min(int(np.float32(confidence) * _BINS), BINS - 1)
+        at = (_PLACE[moment] * self._horizon + horizon - 1) * BINS + place
         flat, plane = self._flat, self._planes
         flat[at] += 1.0
-        flat[at + plane] += outcome.confidence
-        if outcome.right:
+        flat[at + plane] += confidence
+        if right:
             flat[at + 2 * plane] += 1.0
-        if outcome.known:
-            flat[at + 3 * plane] -= log(max(outcome.given, LEAST_PROBABILITY))
+        if given is not None:
+            flat[at + 3 * plane] -= log(max(given, LEAST_PROBABILITY))
             flat[at + 4 * plane] += 1.0
+
+    def judge(self, forecast: LiveForecast, horizon: int, actual: str) -> None:
+        """Counts row `horizon` of a forecast, from 1, whose outcome was this agent, or `END`.
+
+        The first of equally likely outcomes counts as the most likely one.
+        """
+        row = forecast.probabilities[horizon - 1]
+        top = int(row.argmax())
+        column = None
+        if actual == END:
+            column = len(row) - 1
+        elif actual in forecast.agents:
+            column = forecast.agents.index(actual)
+        given = float(row[column]) if column is not None else None
+        self.add(forecast.moment, horizon, top == column, float(row[top]), given)
 
 
 @dataclass(slots=True)
@@ -154,23 +144,8 @@ class Followed:
     lengths: Mapping[str, LengthTally]
 
 
-def _judged(forecast: LiveForecast, horizon: int, actual: str) -> Outcome:
-    """Compares row `horizon` of a forecast, from 1, with the actual agent, or `END`."""
-    row = forecast.probabilities[horizon - 1]
-    top = int(row.argmax())
-    column = -1
-    if actual == END:
-        column = len(row) - 1
-    elif actual in forecast.agents:
-        column = forecast.agents.index(actual)
-    given = float(row[column]) if column >= 0 else 0.0
-    return Outcome(forecast.moment, horizon, top == column, float(row[top]), given, column >= 0)
-
-
 TRANSITIONS_KEPT: Final = 256
 MODELS_KEPT: Final = 4
-
-Outcomes = tuple[Outcome | LengthOutcome, ...]
 
 
 class OutcomeTracker:
@@ -201,8 +176,8 @@ class OutcomeTracker:
 
     def begun(
         self, workflow_type: str, workflow_id: str, agent: str, forecast: LiveForecast, step: int | None = None
-    ) -> Outcomes:
-        """Records the start of a step. Returns the outcomes of earlier forecasts that this makes known.
+    ) -> None:
+        """Records the start of a step, the outcome of earlier forecasts.
 
         Args:
             workflow_type, workflow_id: of the workflow; an unknown one is new.
@@ -218,7 +193,7 @@ class OutcomeTracker:
                 self._followed(self._courses.popitem(last=False)[1].over(False))
         else:
             self._courses.move_to_end(key)
-        return course.begun(agent if isinstance(agent, str) else "", _number(step), forecast)
+        course.begun(agent if isinstance(agent, str) else "", _number(step), forecast)
 
     def completed(
         self, workflow_type: str, workflow_id: str, forecast: LiveForecast, output_tokens: object = None
@@ -236,15 +211,14 @@ class OutcomeTracker:
         if course is not None and course.within:
             course.again(forecast)
 
-    def ended(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> Outcomes:
-        """Records the end of a workflow and returns the outcomes that this makes known; `END` only if it finished."""
+    def ended(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
+        """Records the end of a workflow, an outcome only if it finished."""
         course = self._courses.pop((short(workflow_type), short(workflow_id)), None)
-        if course is None:
-            return ()
-        whole = reason is EndReason.FINISHED and not course.within
-        outcomes = course.ended() if whole else ()
-        self._followed(course.over(whole))
-        return outcomes
+        if course is not None:
+            whole = reason is EndReason.FINISHED and not course.within
+            if whole:
+                course.ended()
+            self._followed(course.over(whole))
 
 
 class _Course:
@@ -282,20 +256,20 @@ class _Course:
         self._tallies: dict[str, Tally] = {}
         self._lengths: dict[str, LengthTally] = {}
 
-    def begun(self, agent: str, step: int | None, forecast: LiveForecast) -> Outcomes:
+    def begun(self, agent: str, step: int | None, forecast: LiveForecast) -> None:
         step = self.steps if step is None else step
         if step < self.steps:
-            return ()
+            return
         if step > self.steps:
             self.last = None
         if step > self.steps or self.within:
             self.open_lengths = []
-        outcomes = self._outcomes(agent, step) if agent else ()
+        if agent:
+            self._judge(agent, step)
         self.last, self.steps, self.within = shared(agent) or None, step + 1, True
         self._keep(step, forecast)
         if forecast.remaining.tokens and len(self.open_lengths) < STEPS_KEPT:
             self.open_lengths.append((self._produced, forecast.remaining))
-        return outcomes
 
     def again(self, forecast: LiveForecast) -> None:
         if self.open and self.open[-1][0] == self.steps - 1:
@@ -311,8 +285,17 @@ class _Course:
         else:
             self._produced += produced
 
-    def ended(self) -> Outcomes:
-        return (*self._outcomes(END, self.steps), *self._length_outcomes())
+    def ended(self) -> None:
+        self._judge(END, self.steps)
+        for before, forecast in self.open_lengths:
+            model = model_of(forecast.source, forecast.version, forecast.reason)
+            tally = self._lengths.get(model)
+            if tally is None and len(self._lengths) < MODELS_KEPT:
+                width = len(forecast.quantiles)
+                tally = self._lengths[model] = LengthTally(forecast.quantiles, 0, np.zeros(width, np.int64))
+            if tally is not None and tally.quantiles == forecast.quantiles:
+                tally.judged += 1
+                tally.within += [self._produced - before <= most for most in forecast.tokens]
 
     def over(self, ended: bool) -> Followed:
         return Followed(self.workflow_type, ended, self._transitions, self._tallies, self._lengths)
@@ -326,38 +309,19 @@ class _Course:
             if model in self._tallies:
                 self._tallies[model] = self._tallies.pop(model)  # keep the latest last
 
-    def _outcomes(self, agent: str, step: int) -> tuple[Outcome, ...]:
-        """The outcomes that the agent of this step, or `END` after the last one, makes known."""
+    def _judge(self, agent: str, step: int) -> None:
+        """Judges open forecasts of this step by its agent, or by `END` after the last step."""
         if self.last is not None:
             pair = (self.last, shared(agent))
             if pair in self._transitions or len(self._transitions) < TRANSITIONS_KEPT:
                 self._transitions[pair] = self._transitions.get(pair, 0) + 1
-        found = []
         for made_at, model, forecast in self.open:
             ahead = step - made_at
             if ahead <= min(self._horizon, len(forecast.probabilities)):
-                outcome = _judged(forecast, ahead, agent)
-                found.append(outcome)
                 if model not in self._tallies and len(self._tallies) < MODELS_KEPT:
                     self._tallies[model] = Tally(self._horizon)
                 if model in self._tallies:
-                    self._tallies[model].add(outcome)
-        return tuple(found)
-
-    def _length_outcomes(self) -> tuple[LengthOutcome, ...]:
-        """The outcomes of remaining tokens, known once the workflow has finished."""
-        found = []
-        for before, forecast in self.open_lengths:
-            tokens, model = self._produced - before, model_of(forecast.source, forecast.version, forecast.reason)
-            within = tuple(tokens <= most for most in forecast.tokens)
-            found.append(LengthOutcome(tokens, within))
-            tally = self._lengths.get(model)
-            if tally is None and len(self._lengths) < MODELS_KEPT:
-                tally = self._lengths[model] = LengthTally(forecast.quantiles, 0, np.zeros(len(within), np.int64))
-            if tally is not None and tally.quantiles == forecast.quantiles:
-                tally.judged += 1
-                tally.within += within
-        return tuple(found)
+                    self._tallies[model].judge(forecast, ahead, agent)
 
 
 def _number(step: object) -> int | None:

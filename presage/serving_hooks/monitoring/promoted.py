@@ -112,9 +112,7 @@ class Sums:
         self.squares += step * (value - self.mean)
 
     def figure(self, errors: float = _Z95) -> Figure:
-        """The mean with an interval of `errors` standard errors to either side, widened by 3/n for what n workflows
-        cannot show.
-        """
+        """The mean within `errors` standard errors to either side, and 3/n more for what n workflows cannot show."""
         n = self.workflows
         margin = _RULE_OF_THREE / n + (errors * sqrt(self.squares / (n - 1) / n) if n > 1 else 1.0)
         mean = min(max(self.mean, 0.0), 1.0)
@@ -160,11 +158,7 @@ class Promoted:
 
 
 class PromotedLearner:
-    """Learns the figures of a workflow type: the first half of its workflows gives the call graph, the second the rest.
-
-    Args:
-        workflows: to learn from.
-    """
+    """Learns the figures of a workflow type: the first half of so many workflows gives the call graph."""
 
     def __init__(self, workflows: int) -> None:
         self._missing, self._for_figures = workflows, workflows - workflows // 2
@@ -240,9 +234,7 @@ def sides(name: str) -> tuple[Side, ...]:
 
 
 def reach_of(name: str) -> float:
-    """Standard errors from a figure's mean to the ends of its interval: 95 %, or 99.9 % for each of the many
-    transitions.
-    """
+    """Standard errors from a mean to the ends of its interval: 95 %, or 99.9 % for each of the many transitions."""
     return _Z999 if name.startswith(TRANSITION) else _Z95
 
 

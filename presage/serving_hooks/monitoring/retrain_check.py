@@ -38,12 +38,10 @@ class TraceForecasts:
     """Forecasts of the models at each of the n rows of a trace.
 
     Attributes:
-        agents: names of the first V columns.
-        probabilities: float32 [n, K, V+1], END last, by moment; empty without such a model.
-        version: of that model.
-        quantiles: Q numbers, rising; none without a model of lengths.
-        tokens: float32 [n, Q], tokens left when the row's step begins; rows of NaN without a forecast.
-        lengths_version: of that model.
+        agents, probabilities: names of the first V columns, and by moment float32 [n, K, V+1], END last; empty without
+            such a model.
+        quantiles, tokens: Q numbers, rising, and float32 [n, Q], tokens left when the row's step begins; rows of NaN
+            without a forecast.
     """
 
     agents: tuple[str, ...] = ()
@@ -66,12 +64,7 @@ class TraceForecasts:
 
 
 def followed_of(table: pa.Table, forecasts: TraceForecasts) -> Iterator[Followed]:
-    """The sums of each workflow of a trace, by the time of its first step if recorded.
-
-    Args:
-        table: n rows in canonical order.
-        forecasts: at each row.
-    """
+    """The sums of each workflow of a trace in canonical order, by the time of its first step if recorded."""
     ended: list[Followed] = []
     horizon = max((of.shape[1] for of in forecasts.probabilities.values()), default=1)
     tracker = OutcomeTracker(ended.append, horizon)

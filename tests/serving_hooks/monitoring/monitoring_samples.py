@@ -7,7 +7,7 @@ import numpy as np
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.live import NO_LENGTHS, NO_MODEL, NOTHING, LiveForecast, LiveLengths
-from presage.serving_hooks.monitoring.outcomes import END, Followed, LengthTally, Outcome, OutcomeTracker, Tally
+from presage.serving_hooks.monitoring.outcomes import END, Followed, LengthTally, OutcomeTracker, Tally
 from presage.serving_hooks.workflows import EndReason
 
 AGENTS = ("a", "b", "c")
@@ -57,7 +57,7 @@ def followed(
     tally = Tally(1)
     for number in range(judged):
         hit = number < right
-        tally.add(Outcome(PREFILL, 1, hit, confidence, confidence if hit else 0.1, True))
+        tally.add(PREFILL, 1, hit, confidence, confidence if hit else 0.1)
     lengths: Mapping[str, LengthTally] = {}
     if within is not None:
         lengths = {model: LengthTally((0.9,), 10, np.array([within]))}

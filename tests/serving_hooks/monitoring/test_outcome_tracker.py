@@ -18,8 +18,6 @@ from presage.serving_hooks.monitoring.outcomes import (
     END,
     TRANSITIONS_KEPT,
     Followed,
-    LengthOutcome,
-    Outcome,
     OutcomeTracker,
     model_of,
 )
@@ -36,25 +34,42 @@ class Kept:
         self.following = OutcomeTracker(self.followed.append, horizon, most)
 
 
-def brief(outcomes: tuple[Any, ...]) -> list[tuple[str, int, bool, float]]:
-    return [(o.moment, o.horizon, o.right, round(o.given, 6)) for o in outcomes if isinstance(o, Outcome)]
+Judged = dict[tuple[str, int], tuple[int, int, float]]
 
 
-def test_every_horizon_is_judged_when_its_step_begins() -> None:
+def judged(of: Followed, model: str = "version 1") -> Judged:
+    """Positions, right ones, and the negative log-likelihood that the tally of a model has, by moment and horizon."""
+    if model not in of.next_agent:
+        return {}
+    sums = of.next_agent[model].sums.sum(axis=-1)
+    return {
+        (moment, k + 1): (int(sums[0, at, k]), int(sums[2, at, k]), round(float(sums[3, at, k]), 5))
+        for at, moment in enumerate(MOMENTS)
+        for k in range(sums.shape[2])
+        if sums[0, at, k]
+    }
+
+
+def nats(*given: float) -> float:
+    return round(-float(np.log(given).sum()), 5)
+
+
+def test_every_horizon_is_judged_by_its_step_and_none_farther() -> None:
     kept = Kept()
     first = forecast_of([0.1, 0.6, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1])
-    assert kept.following.begun("t", "w", "a", first, 0) == ()
+    kept.following.begun("t", "w", "a", first, 0)
     kept.following.completed("t", "w", forecast_of([0.0, 0.25, 0.75, 0.0], moment=COMPLETION), 5)
-    assert brief(kept.following.begun("t", "w", "b", silent(), 1)) == [
-        ("prefill", 1, True, 0.6),
-        ("completion", 1, False, 0.25),
-    ]
-    kept.following.completed("t", "w", silent(COMPLETION), 5)
-    assert brief(kept.following.begun("t", "w", "b", silent(), 2)) == [("prefill", 2, False, 0.2)]
-    kept.following.completed("t", "w", silent(COMPLETION), 5)
-    assert brief(kept.following.begun("t", "w", "c", silent(), 3)) == [("prefill", 3, False, 0.1)]
-    kept.following.completed("t", "w", silent(COMPLETION), 5)
-    assert brief(kept.following.begun("t", "w", "a", silent(), 4)) == [], "three steps ahead is as far as it speaks of"
+    for step, agent in enumerate("bbca", 1):
+        kept.following.begun("t", "w", agent, silent(), step)
+        kept.following.completed("t", "w", silent(COMPLETION), 5)
+    kept.following.ended("t", "w")
+    (whole,) = kept.followed
+    assert judged(whole) == {
+        ("prefill", 1): (1, 1, nats(0.6)),
+        ("prefill", 2): (1, 0, nats(0.2)),
+        ("prefill", 3): (1, 0, nats(0.1)),
+        ("completion", 1): (1, 0, nats(0.25)),
+    }
 
 
 def test_the_end_is_an_outcome_and_nothing_is_asked_after_it() -> None:
@@ -64,10 +79,10 @@ def test_the_end_is_an_outcome_and_nothing_is_asked_after_it() -> None:
     kept.following.completed("t", "w", silent(COMPLETION), 5)
     kept.following.begun("t", "w", "b", forecast_of(*rows), 1)
     kept.following.completed("t", "w", silent(COMPLETION), 5)
-    ended = kept.following.ended("t", "w")
-    assert brief(ended) == [("prefill", 2, True, 0.4), ("prefill", 1, False, 0.1)]
-    assert kept.following.ended("t", "w") == ()
+    kept.following.ended("t", "w")
+    kept.following.ended("t", "w")
     (whole,) = kept.followed
+    assert judged(whole) == {("prefill", 1): (2, 1, nats(0.6, 0.1)), ("prefill", 2): (1, 1, nats(0.4))}
     assert whole.ended
     assert whole.transitions == {(END, "a"): 1, ("a", "b"): 1, ("b", END): 1}
 
@@ -81,7 +96,7 @@ def test_of_a_workflow_that_did_not_end_the_end_and_the_tokens_left_are_unknown(
     if how == "dropped":
         kept.following.begun("t", "another", "a", silent(), 0)
     else:
-        assert kept.following.ended("t", "w", EndReason(how) if how != "within a step" else EndReason.FINISHED) == ()
+        kept.following.ended("t", "w", EndReason(how) if how != "within a step" else EndReason.FINISHED)
     (whole,) = kept.followed
     assert (whole.ended, whole.next_agent, whole.lengths) == (False, {}, {})
     assert whole.transitions == {(END, "a"): 1}
@@ -90,9 +105,10 @@ def test_of_a_workflow_that_did_not_end_the_end_and_the_tokens_left_are_unknown(
 def test_an_agent_the_forecast_has_no_name_for_is_wrong() -> None:
     kept = Kept()
     kept.following.begun("t", "w", "a", sure_of("b"), 0)
-    (outcome,) = kept.following.begun("t", "w", "stranger", silent(), 1)
-    assert isinstance(outcome, Outcome)
-    assert (outcome.right, outcome.given, outcome.known, outcome.confidence) == (False, 0.0, False, 1.0)
+    kept.following.begun("t", "w", "stranger", silent(), 1)
+    kept.following.ended("t", "w")
+    positions, confidence, right, nats_of_known, known = kept.followed[0].next_agent["version 1"].sums.sum((1, 2, 3))
+    assert (positions, confidence, right, nats_of_known, known) == (1, 1, 0, 0, 0)
 
 
 def test_tokens_left_are_judged_at_the_end_by_hand() -> None:
@@ -101,8 +117,7 @@ def test_tokens_left_are_judged_at_the_end_by_hand() -> None:
     kept.following.completed("t", "w", silent(COMPLETION), 8)
     kept.following.begun("t", "w", "b", forecast_of([1, 0, 0, 0], tokens=(3.0, 3.0)), 1)
     kept.following.completed("t", "w", silent(COMPLETION), 4)
-    lengths = [o for o in kept.following.ended("t", "w") if isinstance(o, LengthOutcome)]
-    assert [(o.tokens, o.within) for o in lengths] == [(12.0, (False, True)), (4.0, (False, False))]
+    kept.following.ended("t", "w")  # 12 and 4 were left
     (tally,) = kept.followed[0].lengths.values()
     assert (tally.judged, tally.within.tolist()) == (2, [0, 1])
 
@@ -110,20 +125,22 @@ def test_tokens_left_are_judged_at_the_end_by_hand() -> None:
 def test_what_was_left_is_unknown_up_to_a_step_without_a_count_and_known_behind_it() -> None:
     kept = Kept()
     for number, tokens in enumerate([5, None, "many", 7]):
-        kept.following.begun("t", "w", "a", forecast_of([1, 0, 0, 0], tokens=(10.0, 20.0)), number)
+        kept.following.begun("t", "w", "a", forecast_of([1, 0, 0, 0], tokens=(6.9, 7.0)), number)
         kept.following.completed("t", "w", silent(COMPLETION), tokens)
-    lengths = [o.tokens for o in kept.following.ended("t", "w") if isinstance(o, LengthOutcome)]
-    assert lengths == [7.0]
+    kept.following.ended("t", "w")
+    (tally,) = kept.followed[0].lengths.values()
+    assert (tally.judged, tally.within.tolist()) == (1, [0, 1])
 
 
 def test_across_missed_steps_only_the_distance_is_known() -> None:
     kept = Kept()
     kept.following.begun("t", "w", "a", forecast_of([0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], tokens=(1.0, 2.0)), 0)
     kept.following.completed("t", "w", silent(COMPLETION), 5)
-    assert brief(kept.following.begun("t", "w", "c", silent(), 3)) == [("prefill", 3, True, 1.0)]
+    kept.following.begun("t", "w", "c", silent(), 3)
     kept.following.completed("t", "w", silent(COMPLETION), 5)
-    ended = kept.following.ended("t", "w")
-    assert not [o for o in ended if isinstance(o, LengthOutcome)], "what the missed steps produced is unknown"
+    kept.following.ended("t", "w")
+    assert judged(kept.followed[0]) == {("prefill", 3): (1, 1, 0.0)}
+    assert not kept.followed[0].lengths, "what the missed steps produced is unknown"
     assert kept.followed[0].transitions == {(END, "a"): 1, ("c", END): 1}
 
 
@@ -197,15 +214,13 @@ events = st.one_of(
 @given(calls=st.lists(events, max_size=60))
 def test_law_whatever_comes_nothing_is_judged_twice_and_little_is_kept(calls: list[tuple[Any, ...]]) -> None:
     kept = Kept(most=3)
-    made, judged = 0, 0
+    made = 0
     for name, *arguments in calls:
-        outcomes = getattr(kept.following, name)(*arguments)
+        getattr(kept.following, name)(*arguments)
         made += 3 * (name != "ended")
-        judged += sum(isinstance(outcome, Outcome) for outcome in outcomes or ())
         assert len(kept.following) <= 3
-    assert judged <= made
     tallied = sum(of.sums[0].sum() for whole in kept.followed for of in whole.next_agent.values())
-    assert tallied <= judged
+    assert tallied <= made
 
 
 @given(words=st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=5), order=st.randoms())
