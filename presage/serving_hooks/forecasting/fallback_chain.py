@@ -83,7 +83,7 @@ class FallbackChain:
 
     Attributes:
         claimed: the predictors' own forecast at the last event, even if counts were used in its place, for the monitor
-            to judge. If the predictors made none, the forecast that was used.
+            to judge; None if they made none.
     """
 
     def __init__(
@@ -191,20 +191,9 @@ class FallbackChain:
         live: LiveForecast | Refused,
         left: LiveLengths,
     ) -> LiveForecast:
-        """The chosen forecast of next agents; sets `claimed`."""
-        forecast = self._better(moment, workflow_type, running, live, left)
-        self.claimed = forecast if isinstance(live, Refused) else live
-        return forecast
-
-    def _better(
-        self,
-        moment: Moment,
-        workflow_type: str,
-        running: ForecastState,
-        live: LiveForecast | Refused,
-        left: LiveLengths,
-    ) -> LiveForecast:
+        """The forecast of next agents, from the model or the counts; sets `claimed`."""
         drifted = self._drifted(workflow_type, "next-agent")
+        self.claimed = None if isinstance(live, Refused) else live
         if isinstance(live, Refused):
             running.agents = live
         elif live.source == "champion" and not drifted:
