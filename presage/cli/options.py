@@ -58,14 +58,12 @@ def read(paths: list[Path], skip_bad: bool, out: Output, report: Report, source_
     """Read traces into one validated table; report skipped workflows."""
     from presage.datasets.read import read_traces
 
-    steps = 0
-
-    def progress(more: int) -> None:
-        nonlocal steps
-        steps += more
-        report("reading traces", None)
-
-    found = read_traces(paths, skip_bad=skip_bad, source_format=source_format, progress=progress)
+    found = read_traces(
+        paths,
+        skip_bad=skip_bad,
+        source_format=source_format,
+        progress=lambda _: report("reading traces", None),
+    )
     for reason, count in found.skipped.items():
         out.note(f"skipped {count} × {reason}")
     return found.table

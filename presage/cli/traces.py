@@ -113,9 +113,7 @@ def _experiment(name: str, tracking_uri: str | None, since: dt.datetime | None, 
     from presage.datasets.adapters.spans.mlflow_store import read_mlflow_experiment
     from presage.datasets.ingest import Feed
 
-    begin = partial(
-        read_mlflow_experiment, name, tracking_uri=tracking_uri, since=since, skip_bad=skip_bad, progress=None
-    )
+    begin = partial(read_mlflow_experiment, name, tracking_uri=tracking_uri, since=since, skip_bad=skip_bad)
     return Feed(f"MLflow experiment {name!r}", begin)
 
 

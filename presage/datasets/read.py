@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from presage.datasets.adapters import Chunks, join, open_source
+from presage.datasets.adapters import join, open_source
 from presage.datasets.adapters.files.tables import is_frame, read_frame
 from presage.datasets.schema import concat, trace_schema
 from presage.datasets.schema.source import Origin, Source, Workflow, named
@@ -40,7 +40,7 @@ def read_traces(
     *,
     skip_bad: bool = False,
     source_format: str = "auto",
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> ReadResult:
     """Read and validate traces.
 
@@ -60,14 +60,14 @@ def read_traces(
     if not given:
         raise TraceError("no traces given: name at least one store, file or folder of spans")
     opened = [
-        (named(of), open_source(*of, source_format=source_format, skip_bad=skip_bad, progress=progress))
+        (named(of), open_source(*of, source_format=source_format, skip_bad=skip_bad))
         for of in join([one for one in given if not is_frame(one)], source_format)
     ]
     frames = [one for one in given if is_frame(one)]
     for number, frame in enumerate(frames):
         name = "DataFrame" if len(frames) == 1 else f"DataFrame {number}"
-        opened.append((name, partial(read_frame, frame, name, skip_bad=skip_bad, progress=progress)))
-    sources = [_collected(name, begin) for name, begin in opened]
+        opened.append((name, partial(read_frame, frame, name, skip_bad)))
+    sources = [_collected(name, begin(), progress) for name, begin in opened]
     table = concat([source.table for source in sources], [source.origin.names[0] for source in sources])
     origin = Origin.join([source.origin for source in sources])
     skipped = Counter[str]()
@@ -85,12 +85,15 @@ def read_traces(
     return ReadResult(table, dict(skipped))
 
 
-def _collected(name: str, begin: Chunks) -> Source:
+def _collected(name: str, reading: Iterator[Source], progress: Callable[[int], None]) -> Source:
     """All chunks of a source joined into one."""
-    chunks = list(begin()) or [Source(trace_schema().empty_table(), Origin.of(name, 0))]
+    chunks: list[Source] = []
     skipped = Counter[str]()
-    for chunk in chunks:
+    for chunk in reading:
+        chunks.append(chunk)
         skipped.update(chunk.skipped)
+        progress(chunk.table.num_rows)
+    chunks = chunks or [Source(trace_schema().empty_table(), Origin.of(name, 0))]
     return Source(
         concat([chunk.table for chunk in chunks], [name] * len(chunks)),
         Origin.chunks([chunk.origin for chunk in chunks]),

@@ -85,7 +85,6 @@ def test_an_mlflow_experiment_is_read_through_its_adapter(tmp_path: Path, monkey
                 "tracking_uri": "sqlite:///x.db",
                 "since": datetime.fromtimestamp(0, UTC),
                 "skip_bad": True,
-                "progress": None,
             },
         )
     ]

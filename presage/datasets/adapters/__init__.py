@@ -89,13 +89,8 @@ def open_source(
     *more: str | Path,
     source_format: str = "auto",
     skip_bad: bool = False,
-    progress: Callable[[int], None] | None = None,
 ) -> Chunks:
-    """A function that reads a source; arguments as `read_traces`.
-
-    Args:
-        path: of the source.
-        more: further files of the source, as grouped by `join`.
+    """A function that reads a source: a path, and any further files of the source as grouped by `join`.
 
     Raises:
         TraceError: the path is missing or of an unknown kind.
@@ -103,11 +98,10 @@ def open_source(
     path = Path(path)
     name = _format(path, source_format)
     if more:
-        files = (path, *map(Path, more))
-        return partial(JOINING[name], files, skip_bad=skip_bad, progress=progress)
+        return partial(JOINING[name], (path, *map(Path, more)), skip_bad)
     if name == _STORE:
-        return partial(scan_store, path, progress=progress)
-    return partial(READERS[name], path, skip_bad=skip_bad, progress=progress)
+        return partial(scan_store, path)
+    return partial(READERS[name], path, skip_bad)
 
 
 def _format(path: Path, source_format: str) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +65,7 @@ _AS_THEY_ARE: Final = (
 )
 
 
-def read_recording(
-    path: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
-) -> Iterator[Source]:
+def read_recording(path: Path, skip_bad: bool = False) -> Iterator[Source]:
     """Read the folder of a recording, or one of its `engine-…` folders; see `Reader`.
 
     `skip_bad` has no effect: clients choose workflow names freely, and a recording may be cut at any point, so bad
@@ -88,8 +86,6 @@ def read_recording(
         for table in _tables(engine, planned, skipped):
             origin = Origin.of(name, table.num_rows, first=rows + 1)
             rows += table.num_rows
-            if progress is not None:
-                progress(table.num_rows)
             yield Source(conform(table, origin), origin, _taken(skipped))
     left_out = _taken(skipped)
     if not rows:

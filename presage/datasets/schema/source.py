@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -120,28 +119,13 @@ def named(paths: Sequence[Path]) -> str:
     return f"{paths[0]}{f' and {more} more' if more else ''}"
 
 
-class Reader(Protocol):
-    """Reads a file or a folder as chunks."""
+Reader = Callable[[Path, bool], Iterator[Source]]
+"""Reads a file or a folder as chunks, lazily: it starts, and raises errors, as chunks are consumed, and may yield none.
 
-    def __call__(self, path: Path, *, skip_bad: bool, progress: Callable[[int], None] | None) -> Iterator[Source]:
-        """Read a path lazily: the reader starts, and raises errors, as chunks are consumed. It may yield no chunk.
+With the second argument, `skip_bad`, it counts bad rows instead of raising, and marks their workflows as spoiled."""
 
-        Args:
-            path: the file or folder.
-            skip_bad: count bad rows instead of raising, and mark their workflows as spoiled.
-            progress: called with the number of steps read since its last call.
-        """
-        ...
-
-
-class JoiningReader(Protocol):
-    """A `Reader` of a format whose workflows may be spread over files."""
-
-    def __call__(
-        self, path: Path | Sequence[Path], *, skip_bad: bool, progress: Callable[[int], None] | None
-    ) -> Iterator[Source]:
-        """As `Reader`; `path` may be several files of one source."""
-        ...
+JoiningReader = Callable[[Path | Sequence[Path], bool], Iterator[Source]]
+"""A `Reader` of a format whose workflows may be spread over files; accepts several files of one source."""
 
 
 def salvage(

@@ -12,7 +12,7 @@ A writer that fails before the commit leaves the store unchanged; the next write
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,12 +160,8 @@ def read_store(
     return take_rows(table, canonical_order(table)).select(wanted)
 
 
-def scan_store(store: str | Path, *, progress: Callable[[int], None] | None = None) -> Iterator[Source]:
+def scan_store(store: str | Path) -> Iterator[Source]:
     """A store as chunks of bounded memory, part by part.
-
-    Args:
-        store: folder of the store.
-        progress: called with the number of steps read since its last call.
 
     Raises:
         TraceError: as `open_store`; a part is damaged.
@@ -175,8 +171,6 @@ def scan_store(store: str | Path, *, progress: Callable[[int], None] | None = No
     for part in manifest.parts:
         reported = 0
         for table, position in part_rows(root, part, manifest.sizes):
-            if progress is not None:
-                progress(table.num_rows)
             yield Source(table, Origin.of(str(root), table.num_rows, first=first), read_bytes=position - reported)
             reported, first = position, first + table.num_rows
 

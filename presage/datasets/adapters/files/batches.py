@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,17 +46,14 @@ class Batch:
     read_bytes: int = 0
 
 
-def sources(
-    batches: Iterable[Batch], name: str, skip_bad: bool, progress: Callable[[int], None] | None
-) -> Iterator[Source]:
-    """Convert batches to conforming chunks.
+def sources(batches: Iterable[Batch], name: str, skip_bad: bool) -> Iterator[Source]:
+    """Convert the batches of a source to conforming chunks.
 
     Args:
-        batches: of one source, in order.
+        batches: in order.
         name: of the source.
         skip_bad: count bad rows instead of raising, and mark their workflow as spoiled; a row without a workflow is
             attributed to that of the nearest row before it.
-        progress: called with the number of steps read since its last call.
 
     Raises:
         TraceError: a value is missing or has a wrong type; names the row and the column.
@@ -89,8 +86,6 @@ def sources(
         else:
             table = conforming(batch, 0, count)
         last = _last_workflow(batch.rows, count - 1, last)
-        if progress is not None:
-            progress(table.num_rows)
         yield Source(table, origin, dict(skipped), frozenset(spoiled), batch.read_bytes - read_before)
         read_before = batch.read_bytes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -60,16 +60,14 @@ _DECODE: Final = msgspec.json.Decoder(_TypedRow).decode
 _FIELDS: Final = {name: attrgetter(name) for name in COLUMN_TYPES}
 
 
-def read_jsonl(
-    path: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
-) -> Iterator[Source]:
+def read_jsonl(path: Path, skip_bad: bool = False) -> Iterator[Source]:
     """Read a JSONL trace, a batch of lines at a time; see `Reader`.
 
     Raises:
         TraceError: the file cannot be read, its gzip data are cut or damaged, a line is no JSON object, or a value is
             missing or has a wrong type; names the line and the column.
     """
-    return sources(_batches(path), str(path), skip_bad, progress)
+    return sources(_batches(path), str(path), skip_bad)
 
 
 class _Unreadable(NamedTuple):

@@ -37,16 +37,14 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 
-def read_parquet(
-    path: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
-) -> Iterator[Source]:
+def read_parquet(path: Path, skip_bad: bool = False) -> Iterator[Source]:
     """Read a Parquet file, a chunk at a time; see `Reader`.
 
     Raises:
         TraceError: the file is damaged or of another schema version, a column is missing or misspelt, or a value is
             missing or has a wrong type.
     """
-    return sources(_parquet_batches(path), str(path), skip_bad, progress)
+    return sources(_parquet_batches(path), str(path), skip_bad)
 
 
 class _ParquetRows:
@@ -109,14 +107,14 @@ _GAP: Final = re.compile(r"(?<=\d)\s+(?=\d)")
 _LIST: Final = msgspec.json.Decoder(list[int | float])
 
 
-def read_csv(path: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None) -> Iterator[Source]:
+def read_csv(path: Path, skip_bad: bool = False) -> Iterator[Source]:
     """Read a CSV file, plain or gzip, a batch of rows at a time; see `Reader`.
 
     Raises:
         TraceError: the file cannot be read or is cut, a column is missing or misspelt, or a row is no CSV or has a
             value that is missing or of a wrong type; names the line and the column.
     """
-    return sources(_csv_batches(path), str(path), skip_bad, progress)
+    return sources(_csv_batches(path), str(path), skip_bad)
 
 
 def _csv_batches(path: Path) -> Iterator[Batch]:
@@ -233,20 +231,18 @@ def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
     return pandas is not None and isinstance(source, pandas.DataFrame)
 
 
-def read_frame(
-    frame: pd.DataFrame, name: str, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
-) -> Iterator[Source]:
+def read_frame(frame: pd.DataFrame, name: str, skip_bad: bool = False) -> Iterator[Source]:
     """Read a data frame, a batch of rows at a time.
 
     Args:
         frame: one row a step, columns as in a trace; others are ignored.
         name: its name in errors, which count its rows from 0, as `frame.iloc` does.
-        skip_bad, progress: as for `Reader`.
+        skip_bad: as for `Reader`.
 
     Raises:
         TraceError: a column is missing or misspelt, or a value is missing or has a wrong type.
     """
-    return sources(_frame_batches(frame, name), name, skip_bad, progress)
+    return sources(_frame_batches(frame, name), name, skip_bad)
 
 
 def _frame_batches(frame: pd.DataFrame, name: str) -> Iterator[Batch]:

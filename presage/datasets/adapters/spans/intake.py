@@ -97,7 +97,7 @@ def _homes(column: pa.ChunkedArray, partitions: int) -> NDArray[np.int64]:
 
 _BATCH_SPANS: Final = 16384
 _BATCH_BYTES: Final = 32 * 2**20
-_STEPS: Final = (Role.LLM, Role.TOOL)
+_MAY_BE_STEPS: Final = (Role.LLM, Role.TOOL, Role.AGENT)
 _TRACE_IDS: Final = re.compile(rb'"(?:traceId|trace_id)"\s*:\s*"(?:0x)?([^"]{1,64})"')
 SIGNALS: Final = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics", "resourceProfiles"})
 """Keys of OTLP JSON, one a signal."""
@@ -113,7 +113,6 @@ class Intake:
         names: names of the files being read, for messages.
         write: receives the spans as rows of `SPAN_SCHEMA`.
         skip_bad: count bad spans and mark their trace, instead of raising.
-        progress: called with the number of requests and tool calls seen since its last call.
         lined: whether the line of a span identifies where it was read: False for several files, or none.
 
     Attributes:
@@ -127,7 +126,6 @@ class Intake:
         names: Sequence[str],
         write: Callable[[pa.Table], None],
         skip_bad: bool,
-        progress: Callable[[int], None] | None,
         *,
         lined: bool,
     ) -> None:
@@ -138,10 +136,8 @@ class Intake:
         self.spans = 0
         self._write = write
         self._skip_bad = skip_bad
-        self._progress = progress
         self._batch: list[tuple[Any, ...]] = []
         self._bytes = 0
-        self._steps = 0
         self._last: str | None = None
         self._torn: Place | None = None
 
@@ -204,8 +200,7 @@ class Intake:
             bad = True
 
         meaning = interpret(found, name if isinstance(name, str) else "", problem)
-        is_step = meaning.role in _STEPS
-        if end is not None and end < start and (is_step or meaning.role == Role.AGENT):
+        if end is not None and end < start and meaning.role in _MAY_BE_STEPS:
             problem("end time", "it ends before it starts; check the clock of its machine", "before its start")
         if not isinstance(parent, str) or not parent.strip("0"):
             parent = None
@@ -214,7 +209,6 @@ class Intake:
             self._torn = None
         self._last = trace
         self.spans += 1
-        self._steps += is_step
         for text in (meaning.system_prompt, meaning.input_text, meaning.output_text):
             self._bytes += len(text) if text else 0
         self._add((trace, span, parent, remote, service, start, end, bad, *place, *meaning))
@@ -226,9 +220,6 @@ class Intake:
             arrays = [pa.array(column, field.type) for column, field in zip(columns, SPAN_SCHEMA, strict=True)]
             self._write(pa.Table.from_arrays(arrays, schema=SPAN_SCHEMA))
             self._batch, self._bytes = [], 0
-        if self._progress is not None and self._steps:
-            self._progress(self._steps)
-            self._steps = 0
 
     def _add(self, record: tuple[Any, ...]) -> None:
         """Buffer one span, its fields in the order of `SPAN_SCHEMA`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,6 @@ def read_mlflow_experiment(
     tracking_uri: str | None = None,
     since: dt.datetime | None = None,
     skip_bad: bool = False,
-    progress: Callable[[int], None] | None = None,
 ) -> Iterator[Source]:
     """Read the traces of an experiment.
 
@@ -50,7 +49,7 @@ def read_mlflow_experiment(
         name: the experiment's name.
         tracking_uri: the store; None means MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in the working directory.
         since: only traces that began at or after this time.
-        skip_bad, progress: as for `read_spans`.
+        skip_bad: as for `read_spans`.
 
     Raises:
         TraceError: the store is missing, does not respond or has an older schema; the experiment is missing or has no
@@ -60,7 +59,7 @@ def read_mlflow_experiment(
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
     source = f"experiment {name!r} of {_without_password(uri)}"
     with Partitions(_PARTITIONS) as spill:
-        intake = Intake([source], partial(spill.add, key="trace"), skip_bad, progress, lined=False)
+        intake = Intake([source], partial(spill.add, key="trace"), skip_bad, lined=False)
         with _one_line_errors(uri):
             for trace in _traces(_client(uri), name, uri, since):
                 take_mlflow(trace, Place(0, 0), intake, service=name)

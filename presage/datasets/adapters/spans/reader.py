@@ -193,13 +193,10 @@ _GZIP_SAVES: Final = 10
 _REPORT_BYTES: Final = 8 * 2**20
 
 
-def read_spans(
-    path: Path | Sequence[Path], *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
-) -> Iterator[Source]:
+def read_spans(path: Path | Sequence[Path], skip_bad: bool = False) -> Iterator[Source]:
     """Read OTLP JSON lines or single spans, plain or gzip; see `JoiningReader`.
 
     With `skip_bad`, the workflow of a bad span is spoiled, and so are the workflows that an unreadable line names.
-    `progress` counts requests and tool calls.
 
     Raises:
         TraceError: a file cannot be read, a line is no JSON or no spans, a span lacks an id or a start or has an
@@ -207,7 +204,7 @@ def read_spans(
             line or span.
         OutputError: the disk of temporary files is full.
     """
-    return read_documents(path, take_spans, decode, skip_bad, progress)
+    return read_documents(path, take_spans, decode, skip_bad)
 
 
 def read_documents(
@@ -215,15 +212,12 @@ def read_documents(
     take: Callable[[Any, Place, Intake], None],
     decode: Decode,
     skip_bad: bool,
-    progress: Callable[[int], None] | None,
 ) -> Iterator[Source]:
     """Read JSON documents; `take` passes the spans of each to the intake. Otherwise as `read_spans`."""
     paths = [path] if isinstance(path, Path) else path
     files = [file for one in paths for file in files_of(one)]
     with Partitions(partitions_for(files)) as spill:
-        intake = Intake(
-            [str(file) for file in files], partial(spill.add, key="trace"), skip_bad, progress, lined=len(files) == 1
-        )
+        intake = Intake([str(file) for file in files], partial(spill.add, key="trace"), skip_bad, lined=len(files) == 1)
         workflows = SpanWorkflows(named(paths), intake, spill, skip_bad)
         reading = Documents(files, intake.torn, decode)
         reported = 0
@@ -252,11 +246,9 @@ def partitions_for(files: list[Path]) -> int:
     return min(_MOST, max(_FEWEST, size // _PARTITION_BYTES))
 
 
-def read_mlflow(
-    path: Path | Sequence[Path], *, skip_bad: bool = False, progress: Callable[[int], None] | None = None
-) -> Iterator[Source]:
+def read_mlflow(path: Path | Sequence[Path], skip_bad: bool = False) -> Iterator[Source]:
     """Read exported MLflow traces, plain or gzip; as `read_spans`."""
-    return read_documents(path, take_mlflow, msgspec.json.decode, skip_bad, progress)
+    return read_documents(path, take_mlflow, msgspec.json.decode, skip_bad)
 
 
 class SpanWorkflows:
