@@ -12,17 +12,15 @@ from typing import Any, Final, NamedTuple
 
 from presage.datasets.adapters.messages import finish_reason, from_json, plain, split_system, unflattened
 from presage.datasets.adapters.spans.conventions import (
+    KINDS,
     MESSAGE_EVENTS,
-    MLFLOW,
-    OPENINFERENCE,
-    OTEL,
+    MESSAGES,
+    NAMES,
     USAGE,
     Meaning,
     Naming,
     Role,
 )
-
-CONVENTIONS: Final = (OTEL, OPENINFERENCE, MLFLOW)
 
 _KIND, _STRING, _COUNT, _OBJECT, _TEXT, _REASONS = range(6)  # the first two are strings
 _TYPES: Final = {
@@ -44,27 +42,19 @@ class _Use(NamedTuple):
     json: bool
 
 
-def _plan() -> dict[str, _Use]:
-    plan: dict[str, _Use] = {}
-    for convention in CONVENTIONS:
-        json = convention is MLFLOW
-        uses = [("kind", tuple(convention.kind), _KIND)]
-        uses += [(field, names, _TYPES.get(field, _STRING)) for field, names in convention.names.items()]
-        uses += [(field, names, _TEXT) for field, names in convention.messages.items()]
-        for field, names, wanted in uses:
-            taken = sum(use.field == field for use in plan.values())
-            for rank, name in enumerate(names, start=taken):
-                plan[name] = _Use(field, rank, wanted, json)
-    return plan
-
-
-PLAN: Final = _plan()
+PLAN: Final = {
+    name: _Use(field, rank, wanted, name.startswith("mlflow."))
+    for field, names, wanted in (
+        ("kind", KINDS, _KIND),
+        *((field, names, _TYPES.get(field, _STRING)) for field, names in NAMES.items()),
+        *((field, names, _TEXT) for field, names in MESSAGES.items()),
+    )
+    for rank, name in enumerate(names)
+}
 """Every attribute that is read."""
 FLATTENED: Final = tuple(name for name in PLAN if name.endswith("."))
 """Prefixes of messages spread over attributes."""
-_OUTPUTS: Final = tuple(sorted((name for name in PLAN if PLAN[name].field == "output"), key=lambda n: PLAN[n].rank))
 
-_KINDS: Final = {key: roles for convention in CONVENTIONS for key, roles in convention.kind.items()}
 _LARGEST: Final = 2**31 - 1
 _OPERATIONS: Final = ("invoke_agent ", "invoke_workflow ", "execute_tool ")
 _OTHER_NAMES: Final = frozenset({"graph_path", "metadata", "node", "agent_id"})  # fallback names of an agent
@@ -99,7 +89,7 @@ def keep_event(found: Found, name: str, attributes: dict[str, Any]) -> None:
     content = from_json(attributes.get("gen_ai.event.content", attributes))
     content = content if isinstance(content, dict) else {"content": content}
     message = {key: from_json(value) for key, value in content.items()}
-    messages = found.setdefault(OTEL.messages["output" if role == "output" else "input"][0], [])
+    messages = found.setdefault(MESSAGES["output" if role == "output" else "input"][0], [])
     if isinstance(messages, list):
         messages.append({"role": "assistant" if role == "output" else role, **message})
 
@@ -120,7 +110,7 @@ def interpret(found: Found, name: str, problem: Problem) -> Meaning:
                 problem(key, f"type {type(value).__name__}, expected a string", "of a wrong type")
                 continue
             if wanted == _KIND:
-                value = _KINDS[key].get(value.lower(), Role.OTHER)
+                value = KINDS[key].get(value.lower(), Role.OTHER)
         elif wanted == _COUNT:
             value = _whole(key, value, problem)
         elif wanted == _REASONS:
@@ -183,7 +173,7 @@ def _langgraph_agent(path: Any) -> str | None:
 
 def _take_usage(values: dict[str, Any], problem: Problem) -> None:
     """Token counts of a usage object, unless separate attributes give them."""
-    key, usage = MLFLOW.names["usage"][0], values["usage"]
+    key, usage = NAMES["usage"][0], values["usage"]
     if not isinstance(usage, dict):
         problem(key, f"type {type(usage).__name__}, expected an object", "of a wrong type")
         return
@@ -218,7 +208,7 @@ def _first_reason(key: str, value: Any, problem: Problem) -> str | None:
 
 def _reason_in_output(found: Found) -> str | None:
     """The finish reason inside the model's response; a text that cannot contain one is not decoded."""
-    for name in _OUTPUTS:
+    for name in MESSAGES["output"]:
         value = found.get(name)
         if value is None or (isinstance(value, str) and "_reason" not in value):
             continue

@@ -1,13 +1,15 @@
 """The span record, and the attribute names of OpenTelemetry, OpenInference and MLflow that fill its fields.
 
 A span may use names of several conventions (instrumentors write both during renames), and one tree may mix them, so
-every span is read for all of them. If two conventions fill one field, the first in `attributes.CONVENTIONS` wins.
+every span is read for all of them. OpenTelemetry's GenAI conventions are in development and rename attributes, and a
+trace recorded last year must still read: older spellings and OpenLLMetry's are among the names. Log records, where some
+instrumentations put prompts, are not read: texts come from attributes and events of spans. Values of `mlflow.`
+attributes are JSON, also where MLflow exports them as OTLP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -85,78 +87,114 @@ CONTENT: Final = tuple(name for name in SPAN_SCHEMA.names if name not in ("file"
 """The columns in which two reports of one span must agree."""
 
 
-@dataclass(frozen=True)
-class SpanConvention:
-    """Attribute names of one convention.
-
-    Args:
-        kind: attributes that define the role of a span, with the role for each value, in lower case. Unlisted values
-            are `Role.OTHER`.
-        names: attributes of each step field, the best first.
-        messages: attributes with the messages or text of `system`, `input` and `output`, the best first; a name that
-            ends in a dot is the prefix of messages flattened into numbered attributes.
-    """
-
-    kind: Mapping[str, Mapping[str, Role]]
-    names: Mapping[str, tuple[str, ...]]
-    messages: Mapping[str, tuple[str, ...]]
-
-
-OTEL: Final = SpanConvention(
-    kind={
-        "gen_ai.operation.name": {
-            "chat": Role.LLM,
-            "text_completion": Role.LLM,
-            "generate_content": Role.LLM,
-            "execute_tool": Role.TOOL,
-            "invoke_agent": Role.AGENT,
-            "invoke_workflow": Role.WORKFLOW,
-        },
-        # OpenLLMetry: before it knew operation names, and for its own decorators.
-        "traceloop.span.kind": {
-            "tool": Role.TOOL,
-            "agent": Role.AGENT,
-            "task": Role.CHAIN,
-            "workflow": Role.WORKFLOW,
-        },
-        "llm.request.type": {"chat": Role.LLM, "completion": Role.LLM},
+KINDS: Final[Mapping[str, Mapping[str, Role]]] = {
+    "gen_ai.operation.name": {
+        "chat": Role.LLM,
+        "text_completion": Role.LLM,
+        "generate_content": Role.LLM,
+        "execute_tool": Role.TOOL,
+        "invoke_agent": Role.AGENT,
+        "invoke_workflow": Role.WORKFLOW,
     },
-    names={
-        "agent": ("gen_ai.agent.name",),
-        "agent_id": ("gen_ai.agent.id",),
-        "tool": ("gen_ai.tool.name",),
-        "entity": ("traceloop.entity.name",),
-        "session": ("gen_ai.conversation.id", "traceloop.association.properties.session_id"),
-        "workflow": ("gen_ai.workflow.name", "traceloop.workflow.name"),
-        "graph_path": (
-            "traceloop.association.properties.langgraph_checkpoint_ns",
-            "traceloop.association.properties.langgraph_node",
-        ),
-        "model": ("gen_ai.request.model", "gen_ai.response.model"),
-        "provider": ("gen_ai.provider.name", "gen_ai.system"),
-        "input_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
-        "output_tokens": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
-        "cached_input_tokens": (
-            "gen_ai.usage.cache_read.input_tokens",
-            "gen_ai.usage.cache_read_input_tokens",
-        ),
-        "finish_reason": (
-            "gen_ai.response.finish_reasons",
-            "gen_ai.response.finish_reason",
-            "gen_ai.response.stop_reason",
-            "llm.response.finish_reason",
-            "llm.response.stop_reason",
-        ),
+    # OpenLLMetry: before it knew operation names, and for its own decorators.
+    "traceloop.span.kind": {
+        "tool": Role.TOOL,
+        "agent": Role.AGENT,
+        "task": Role.CHAIN,
+        "workflow": Role.WORKFLOW,
     },
-    messages={
-        "system": ("gen_ai.system_instructions",),
-        "input": ("gen_ai.input.messages", "gen_ai.prompt.", "gen_ai.prompt", "gen_ai.tool.call.arguments"),
-        "output": ("gen_ai.output.messages", "gen_ai.completion.", "gen_ai.completion", "gen_ai.tool.call.result"),
+    "llm.request.type": {"chat": Role.LLM, "completion": Role.LLM},
+    # Phoenix and Arize instrumentors.
+    "openinference.span.kind": {
+        "llm": Role.LLM,
+        "tool": Role.TOOL,
+        "agent": Role.AGENT,
+        "chain": Role.CHAIN,
     },
-)
-"""OpenTelemetry's GenAI conventions and OpenLLMetry's, new and older spellings: they are in development and rename
-attributes, and a trace recorded last year must still read. Log records, where some instrumentations put prompts, are
-not read: texts come from attributes and events of spans."""
+    "mlflow.spanType": {
+        "chat_model": Role.LLM,
+        "llm": Role.LLM,
+        "tool": Role.TOOL,
+        "agent": Role.AGENT,
+        "chain": Role.CHAIN,
+        "task": Role.CHAIN,
+        "workflow": Role.WORKFLOW,
+    },
+}
+"""Attributes that define the role of a span, the best first, with the role of each value in lower case; any other value
+means `Role.OTHER`."""
+
+NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "agent": ("gen_ai.agent.name", "agent.name", "graph.node.name"),
+    "agent_id": ("gen_ai.agent.id",),
+    "node": ("graph.node.id",),
+    "node_parent": ("graph.node.parent_id",),
+    "tool": ("gen_ai.tool.name", "tool.name"),
+    "entity": ("traceloop.entity.name",),
+    "session": (
+        "gen_ai.conversation.id",
+        "traceloop.association.properties.session_id",
+        "session.id",
+        "mlflow.trace.session",
+    ),
+    "workflow": ("gen_ai.workflow.name", "traceloop.workflow.name"),
+    "graph_path": (
+        "traceloop.association.properties.langgraph_checkpoint_ns",
+        "traceloop.association.properties.langgraph_node",
+    ),
+    "metadata": ("metadata",),
+    "model": (
+        "gen_ai.request.model",
+        "gen_ai.response.model",
+        "llm.model_name",
+        "llm.request.model_name",
+        "llm.response.model_name",
+        "mlflow.llm.model",
+    ),
+    "provider": ("gen_ai.provider.name", "gen_ai.system"),
+    "input_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
+    "output_tokens": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
+    "cached_input_tokens": (
+        "gen_ai.usage.cache_read.input_tokens",
+        "gen_ai.usage.cache_read_input_tokens",
+        "llm.token_count.prompt_details.cache_read",
+        "llm.token_count.prompt_details.cache_input",
+    ),
+    "usage": ("mlflow.chat.tokenUsage",),
+    "finish_reason": (
+        "gen_ai.response.finish_reasons",
+        "gen_ai.response.finish_reason",
+        "gen_ai.response.stop_reason",
+        "llm.response.finish_reason",
+        "llm.response.stop_reason",
+        "llm.finish_reason",
+    ),
+}
+"""Attributes of each step field, the best first."""
+
+MESSAGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "system": ("gen_ai.system_instructions",),
+    "input": (
+        "gen_ai.input.messages",
+        "gen_ai.prompt.",
+        "gen_ai.prompt",
+        "gen_ai.tool.call.arguments",
+        "llm.input_messages.",
+        "input.value",
+        "mlflow.spanInputs",
+    ),
+    "output": (
+        "gen_ai.output.messages",
+        "gen_ai.completion.",
+        "gen_ai.completion",
+        "gen_ai.tool.call.result",
+        "llm.output_messages.",
+        "output.value",
+        "mlflow.spanOutputs",
+    ),
+}
+"""Attributes with messages or text, the best first; a name that ends in a dot is the prefix of messages flattened into
+numbered attributes."""
 
 MESSAGE_EVENTS: Final = {
     "gen_ai.system.message": "system",
@@ -167,57 +205,6 @@ MESSAGE_EVENTS: Final = {
 }
 """Older span events that are one message each, and its role; "output" is what the model answered."""
 
-
-# Phoenix and Arize instrumentors.
-OPENINFERENCE: Final = SpanConvention(
-    kind={
-        "openinference.span.kind": {
-            "llm": Role.LLM,
-            "tool": Role.TOOL,
-            "agent": Role.AGENT,
-            "chain": Role.CHAIN,
-        }
-    },
-    names={
-        "agent": ("agent.name", "graph.node.name"),
-        "node": ("graph.node.id",),
-        "node_parent": ("graph.node.parent_id",),
-        "tool": ("tool.name",),
-        "session": ("session.id",),
-        "model": ("llm.model_name", "llm.request.model_name", "llm.response.model_name"),
-        "input_tokens": ("llm.token_count.prompt",),
-        "output_tokens": ("llm.token_count.completion",),
-        "cached_input_tokens": (
-            "llm.token_count.prompt_details.cache_read",
-            "llm.token_count.prompt_details.cache_input",
-        ),
-        "finish_reason": ("llm.finish_reason",),
-        "metadata": ("metadata",),
-    },
-    messages={"input": ("llm.input_messages.", "input.value"), "output": ("llm.output_messages.", "output.value")},
-)
-
-
-# MLflow's values are JSON, also where MLflow exports them as OTLP.
-MLFLOW: Final = SpanConvention(
-    kind={
-        "mlflow.spanType": {
-            "chat_model": Role.LLM,
-            "llm": Role.LLM,
-            "tool": Role.TOOL,
-            "agent": Role.AGENT,
-            "chain": Role.CHAIN,
-            "task": Role.CHAIN,
-            "workflow": Role.WORKFLOW,
-        }
-    },
-    names={
-        "session": ("mlflow.trace.session",),
-        "model": ("mlflow.llm.model",),
-        "usage": ("mlflow.chat.tokenUsage",),
-    },
-    messages={"input": ("mlflow.spanInputs",), "output": ("mlflow.spanOutputs",)},
-)
 USAGE: Final = {
     "input_tokens": "input_tokens",
     "output_tokens": "output_tokens",

@@ -14,7 +14,8 @@ import msgspec
 from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.messages import from_json
 from presage.datasets.adapters.spans.attributes import Found, keep
-from presage.datasets.adapters.spans.intake import Intake, described, time_ns
+from presage.datasets.adapters.spans.intake import Intake, described
+from presage.datasets.adapters.spans.otlp import take_object
 
 _SESSION: Final = "mlflow.trace.session"
 _RUNNING: Final = "IN_PROGRESS"
@@ -46,10 +47,19 @@ def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None
     trace = info.get("trace_id", info.get("request_id"))
     metadata = info.get("trace_metadata", info.get("request_metadata"))
     session = metadata.get(_SESSION) if isinstance(metadata, dict) else None
-    service = service or _experiment(info)
     running = info.get("state", info.get("status")) == _RUNNING
     for span in spans:
-        _take_span(span, place, trace, session, service, running, intake)
+        if not isinstance(span, dict):
+            message = "a span that is not an object: export the trace again"
+            intake.refuse(place, message, "span that is no object", trace)
+            continue
+        found: Found = {}
+        attributes = span.get("attributes")
+        for key, value in attributes.items() if isinstance(attributes, dict) else ():
+            keep(found, key, _decoded(value))
+        if session is not None:
+            found.setdefault(_SESSION, session)
+        take_object(span, found, place, intake, trace=trace, service=service or _experiment(info), running=running)
 
 
 def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], list[Any]] | None:
@@ -79,39 +89,3 @@ def _experiment(info: dict[str, Any]) -> str | None:
     where = where.get("mlflow_experiment") if isinstance(where, dict) else info
     number = where.get("experiment_id") if isinstance(where, dict) else None
     return f"experiment-{number}" if number is not None else None
-
-
-def _take_span(
-    span: Any, place: Place, trace: Any, session: Any, service: str | None, running: bool, intake: Intake
-) -> None:
-    if not isinstance(span, dict):
-        intake.refuse(place, "a span that is not an object: export the trace again", "span that is no object", trace)
-        return
-    context = span.get("context")  # MLflow 2
-    ids = context if isinstance(context, dict) else span
-    found: Found = {}
-    attributes = span.get("attributes")
-    for key, value in attributes.items() if isinstance(attributes, dict) else ():
-        keep(found, key, _decoded(value))
-    if session is not None:
-        found.setdefault(_SESSION, session)
-    try:
-        start = time_ns(span.get("start_time_unix_nano", span.get("start_time")))
-        end = time_ns(span.get("end_time_unix_nano", span.get("end_time")))
-    except (TypeError, ValueError, OverflowError):
-        intake.refuse(
-            place, "a span whose times cannot be read: export the trace again", "span with unreadable times", trace
-        )
-        return
-    parent = span.get("parent_span_id", span.get("parent_id"))
-    intake.take(
-        place,
-        found,
-        trace=trace,
-        span=ids.get("span_id"),
-        parent=parent,
-        name=span.get("name"),
-        start=start,
-        end=None if running and parent is None else end,
-        service=service,
-    )

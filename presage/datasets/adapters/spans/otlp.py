@@ -10,7 +10,7 @@ its data frames write; keys may be flat ("context.trace_id", "attributes.llm.mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -87,7 +87,7 @@ def decode(line: bytes) -> Any:
         if envelope.resource_spans is not None:
             return envelope
     except msgspec.ValidationError:
-        pass  # JSON, but not a valid envelope: `take_otlp` reports the problem
+        pass  # JSON, but not a valid envelope: `_take_otlp` reports the problem
     return msgspec.json.decode(line)
 
 
@@ -103,9 +103,9 @@ def take_spans(document: Any, place: Place, intake: Intake) -> None:
         TraceError: it is neither, or a span is bad and bad spans are not skipped.
     """
     if is_otlp(document):
-        take_otlp(document, place, intake)
+        _take_otlp(document, place, intake)
     elif is_span(document):
-        take_span(document, place, intake)
+        _take_span(document, place, intake)
     else:
         message = (
             f'{described(document)}, neither OTLP JSON (an object with "resourceSpans") nor a span (with '
@@ -114,12 +114,7 @@ def take_spans(document: Any, place: Place, intake: Intake) -> None:
         intake.refuse(place, message, "line that holds no spans")
 
 
-def take_otlp(document: Any, place: Place, intake: Intake) -> None:
-    """Pass on every span of a document for which `is_otlp` is true.
-
-    Raises:
-        TraceError: the envelope or a span in it violates OTLP, and bad spans are not skipped.
-    """
+def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
     if not isinstance(document, Envelope):
         try:
             document = msgspec.convert(document, Envelope)
@@ -201,43 +196,62 @@ def is_span(document: Any) -> bool:
     return isinstance(document, dict) and (isinstance(document.get("context"), dict) or "context.span_id" in document)
 
 
-def take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
-    """Pass on one span.
+def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
+    resource = document.get("resource")
+    resource = resource.get("attributes") if isinstance(resource, dict) else None
+    shared = resource if isinstance(resource, dict) else {}
+    found: Found = {}
+    for key, value in (*shared.items(), *_attributes(document)):
+        keep(found, key, value)
+    service = shared.get("service.name")
+    take_object(
+        document,
+        found,
+        place,
+        intake,
+        trace=_id(document, "trace_id"),
+        service=service if isinstance(service, str) and service else None,
+        events=document.get("events") or (),
+    )
+
+
+def take_object(
+    span: dict[str, Any],
+    found: Found,
+    place: Place,
+    intake: Intake,
+    *,
+    trace: Any,
+    service: str | None,
+    events: Iterable[Any] = (),
+    running: bool = False,
+) -> None:
+    """Pass on a span that is one JSON object, its attributes in `found`; of a `running` trace the root has no end.
 
     Raises:
         TraceError: the span is malformed, and bad spans are not skipped.
     """
-    context = document.get("context")
-    ids = context if isinstance(context, dict) else {}
-    trace = _id(ids.get("trace_id", document.get("context.trace_id")))
-    resource = document.get("resource")
-    resource = resource.get("attributes") if isinstance(resource, dict) else None
-    service = resource.get("service.name") if isinstance(resource, dict) else None
-    found: Found = {}
-    if isinstance(resource, dict):
-        for key, value in resource.items():
-            keep(found, key, value)
-    for key, value in _attributes(document):
-        keep(found, key, value)
     try:
-        for event in document.get("events") or ():
+        for event in events:
             if event["name"].startswith("gen_ai."):
                 keep_event(found, event["name"], event.get("attributes") or {})
-        start, end = time_ns(document.get("start_time")), time_ns(document.get("end_time"))
+        start = time_ns(span.get("start_time_unix_nano", span.get("start_time")))
+        end = time_ns(span.get("end_time_unix_nano", span.get("end_time")))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         message = "a span whose events or times cannot be read; expected ISO 8601 or a number since 1970: export again"
         intake.refuse(place, message, "span with unreadable times", trace)
         return
+    parent = span.get("parent_span_id", span.get("parent_id"))
     intake.take(
         place,
         found,
         trace=trace,
-        span=_id(ids.get("span_id", document.get("context.span_id"))),
-        parent=_id(document.get("parent_id", document.get("parent_span_id"))),
-        name=document.get("name"),
+        span=_id(span, "span_id"),
+        parent=_plain_id(parent),
+        name=span.get("name"),
         start=start,
-        end=end,
-        service=service if isinstance(service, str) and service else None,
+        end=None if running and parent is None else end,
+        service=service,
     )
 
 
@@ -262,5 +276,12 @@ def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _id(value: Any) -> Any:
+def _id(span: dict[str, Any], name: str) -> Any:
+    """An id of a span: in its context, as a flat column, or its own key."""
+    context = span.get("context")
+    own = span.get(f"context.{name}", span.get(name))
+    return _plain_id(context.get(name, own) if isinstance(context, dict) else own)
+
+
+def _plain_id(value: Any) -> Any:
     return value.removeprefix("0x") if isinstance(value, str) else value
