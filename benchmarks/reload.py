@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_
 from serving_samples import lengths_of
 from vllm_samples import Engine, ask, build
 
-from presage.datasets.store import append
+from presage.datasets.ingest import append
 from presage.datasets.synthetic.workflows import generate
 from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.predictors.next_agent.boosting import BoostingConfig

@@ -48,7 +48,7 @@ def workflows_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    from presage.datasets.store import append
+    from presage.datasets.ingest import append
     from presage.datasets.synthetic.workflows import generate
     from presage.predictors.next_agent.boosting import BoostingConfig
     from presage.predictors.next_agent.network_weights import NetworkConfig

@@ -163,7 +163,7 @@ def generate(
     as_json: options.Json = False,
 ) -> None:
     """Generate workflows of a synthetic process with a known optimal forecast and add them to a store."""
-    from presage.datasets.store import append
+    from presage.datasets.ingest import append
     from presage.datasets.synthetic.lengths import generate_lengths
     from presage.datasets.synthetic.workflows import generate as draw
 

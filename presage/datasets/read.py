@@ -15,7 +15,7 @@ from presage.datasets.adapters import join, open_source
 from presage.datasets.adapters.files.tables import is_frame, read_frame
 from presage.datasets.schema import concat, trace_schema
 from presage.datasets.schema.source import Origin, Source, Workflow, named
-from presage.datasets.schema.validate import drop_invalid, validate, without
+from presage.datasets.schema.validate import drop_invalid, refuse_all_skipped, validate, without
 from presage.errors import TraceError
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ def read_traces(
         spoiled |= source.spoiled
     if not skip_bad:
         return ReadResult(validate(table, origin), dict(skipped))
-    table, origin, lost = without(table, origin, spoiled)
-    if lost:
-        skipped["workflow with a skipped row"] = lost
-    table, dropped = drop_invalid(table, origin)
+    if spoiled:
+        skipped["workflow with a skipped row"] = len(spoiled)
+    table, dropped = drop_invalid(*without(table, origin, spoiled))
+    refuse_all_skipped(table.num_rows, dropped, origin.name)
     skipped.update({f"workflow with {reason}": count for reason, count in dropped.items()})
     return ReadResult(table, dict(skipped))
 

@@ -14,7 +14,8 @@ from presage.cli.load import load
 from presage.cli.output import Output
 from presage.cli.retrain_check import promotion_figures
 from presage.cli.train_predictor import app as train_predictor
-from presage.datasets.store import append, read_store
+from presage.datasets.ingest import append
+from presage.datasets.store import read_store
 from presage.datasets.synthetic.workflows import generate
 from presage.registry.connect import attach, attached, open_registry
 from presage.serving_hooks.monitoring.drift import Drift

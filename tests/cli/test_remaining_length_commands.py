@@ -13,8 +13,8 @@ import pytest
 from cli_samples import GOOD, Ran, run, write
 
 from presage.cli.train_predictor import app as train_predictor
+from presage.datasets.ingest import append
 from presage.datasets.read import read_traces
-from presage.datasets.store import append
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.lengths import length_rows
 from presage.predictors.length.predictor import RemainingLengthPredictor

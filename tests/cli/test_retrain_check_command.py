@@ -8,7 +8,7 @@ import pytest
 from cli_samples import run
 from tiny_model import Tiny
 
-from presage.datasets.store import append
+from presage.datasets.ingest import append
 from presage.datasets.synthetic.workflows import generate
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor

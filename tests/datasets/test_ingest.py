@@ -25,11 +25,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.datasets import ingest
-from presage.datasets.ingest import Feed, IngestReport, sources, spill
+from presage.datasets.ingest import Feed, IngestReport, append, sources, spill
 from presage.datasets.ingest.spill import Journal
 from presage.datasets.schema import digest
 from presage.datasets.schema.source import Origin, Source
-from presage.datasets.store import append, is_store, read_store
+from presage.datasets.store import is_store, read_store
 from presage.datasets.store.parts import WORK
 from presage.errors import OutputError, TraceError
 

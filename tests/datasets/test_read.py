@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from dataset_samples import row, trace, workflow
 
+from presage.datasets.ingest import append
 from presage.datasets.read import read_traces
-from presage.datasets.store import append
 from presage.errors import TraceError
 
 

@@ -164,7 +164,7 @@ def test_router_and_the_same_seed_says_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_next_agent_accuracy_on_ones_own_traces(tmp_path: Path) -> None:
-    from presage.datasets.store import append
+    from presage.datasets.ingest import append
     from presage.datasets.synthetic.workflows import generate
 
     append(generate("retry", 90, 0, state_size=16).table, tmp_path / "store")
@@ -193,7 +193,7 @@ def test_next_agent_accuracy_on_ones_own_traces(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_remaining_length_on_ones_own_traces(tmp_path: Path) -> None:
-    from presage.datasets.store import append
+    from presage.datasets.ingest import append
     from presage.datasets.synthetic.lengths import generate_lengths
 
     append(generate_lengths(150, 0, censored=0.2).table, tmp_path / "store")

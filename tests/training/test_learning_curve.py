@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from presage.datasets.ingest import append
 from presage.datasets.read import read_traces
-from presage.datasets.store import append
 from presage.datasets.synthetic.workflows import generate
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, TraceError

@@ -19,16 +19,16 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.ingest.sources import Feed, Gathered, Input, Progress, gather, inputs_of
+from presage.datasets.ingest.sources import Feed, Gathered, Progress, gather, inputs_of
 from presage.datasets.ingest.spill import Journal, Planned, RangeWritten, ranges, read_range
-from presage.datasets.schema import workflow_codes, workflow_count
-from presage.datasets.schema.source import Origin
-from presage.datasets.schema.validate import refuse_all_skipped, sort_out, validate, without
-from presage.datasets.store import differing, not_yet_in, unwritten
+from presage.datasets.schema import conform, workflow_codes, workflow_count
+from presage.datasets.schema.source import Origin, Source
+from presage.datasets.schema.validate import drop_invalid, refuse_all_skipped, validate, without
+from presage.datasets.store import differing, not_yet_in
 from presage.datasets.store.parts import MANIFEST, Manifest, commit, write_parts, writing
-from presage.errors import PresageError, TraceError
+from presage.errors import OutputError, PresageError, TraceError
 
-__all__ = ["Feed", "IngestReport", "Progress", "ingest"]
+__all__ = ["Feed", "IngestReport", "Progress", "append", "ingest"]
 
 RANGE_BYTES: Final = 64 * 2**20
 _NO_TIME: Final = np.iinfo(np.int64).max
@@ -39,8 +39,7 @@ class IngestReport:
     """The result of an ingestion.
 
     Args:
-        workflows: number added.
-        steps: number added.
+        workflows, steps: number added.
         already_present: workflows that the store already had, with the same content.
         repeated: workflows that several sources had, with the same content.
         skipped: number of skipped rows or workflows by reason.
@@ -55,6 +54,13 @@ class IngestReport:
     resumed: int
 
 
+def append(table: pa.Table, store: str | Path) -> IngestReport:
+    """Add the workflows of a table to a store, creating it if needed; as `ingest`."""
+    origin = Origin.of("trace to append", table.num_rows)
+    chunk = Source(conform(table, origin), origin)
+    return ingest([Feed("trace to append", lambda: iter([chunk]))], store)
+
+
 def ingest(
     sources: Sequence[str | Path | Feed],
     store: str | Path,
@@ -66,6 +72,8 @@ def ingest(
     progress: Progress = lambda _doing, _share: None,
 ) -> IngestReport:
     """Validate traces and add them to a store, creating it if needed; all or nothing.
+
+    A workflow that the store already has with the same content is skipped. Concurrent writers wait for each other.
 
     Args:
         sources: paths as for `read_traces`, and feeds.
@@ -101,114 +109,101 @@ def ingest(
                     on_ray=on_ray,
                     progress=progress,
                 )
-                second = _SecondPass(inputs, gathered, root, manifest, journal, since, skip_bad)
-                report = second.report(second.write(progress))
+                names = [one.name for one in inputs]
+                report = _SecondPass(names, gathered, root, manifest, journal, since, skip_bad).run(progress)
             except (PresageError, OSError):
                 journal.discard()
                 raise
             journal.discard()
+    except PresageError:
+        raise
     except OSError as error:
-        if isinstance(error, PresageError):
-            raise
-        raise unwritten(root, error) from error
+        raise OutputError(
+            f"{root}: the store could not be written ({error.strerror or error}); it reads as before: make room or "
+            "check permissions, then append again"
+        ) from error
     return report
 
 
+@dataclass(frozen=True)
 class _SecondPass:
     """Validates and writes one range of workflows at a time, then commits."""
 
-    def __init__(
-        self,
-        inputs: Sequence[Input],
-        gathered: Gathered,
-        root: Path,
-        manifest: Manifest,
-        journal: Journal,
-        since: dt.datetime | None,
-        skip_bad: bool,
-    ) -> None:
-        self._names = [one.name for one in inputs]
-        self._gathered, self._root, self._manifest, self._journal = gathered, root, manifest, journal
-        self._since, self._skip_bad = since, skip_bad
-        self._spoiled = gathered.spoiled
-        if not any(source.rows for source in gathered.sources):
-            reasons = Counter[str]()
-            for source in gathered.sources:
-                reasons.update(source.skipped)
-            refuse_all_skipped(0, reasons, self._named)
+    names: Sequence[str]
+    gathered: Gathered
+    root: Path
+    manifest: Manifest
+    journal: Journal
+    since: dt.datetime | None
+    skip_bad: bool
 
-    @property
-    def _named(self) -> str:
-        more = len(self._names) - 5
-        return ", ".join(self._names[:5]) + (f" and {more} more" if more > 0 else "")
-
-    def write(self, progress: Progress) -> list[RangeWritten]:
-        """Write every range, then commit."""
-        held = self._root / MANIFEST
-        plan = Planned(
-            hashlib.sha256(held.read_bytes() if held.exists() else b"").hexdigest(),
-            [run.name for run in self._gathered.runs],
-            ranges(self._gathered.runs, RANGE_BYTES),
-        )
-        written = self._journal.ranges_written(plan)
-        low = 0
-        for number, high in enumerate(plan.ends):
-            progress("checking and writing", number / len(plan.ends))
-            if number not in written:
-                written[number] = self._write_range(number, low, high)
-                self._journal.add(written[number])
-                pa.default_memory_pool().release_unused()
-            low = high + 1
-        done = [written[number] for number in range(len(plan.ends))]
-        parts = [part for one in done for part in one.parts]
-        if parts:
-            progress("committing", None)
-            commit(parts, self._journal.staging, self._root, self._manifest, self._gathered.schema)
-        return done
-
-    def _write_range(self, number: int, low: int, high: int) -> RangeWritten:
-        lined = [source.lined for source in self._gathered.sources]
-        table, origin = read_range(self._journal.folder, self._gathered.runs, low, high, self._names, lined)
+    def run(self, progress: Progress) -> IngestReport:
+        more = len(self.names) - 5
+        named = ", ".join(self.names[:5]) + (f" and {more} more" if more > 0 else "")
         skipped = Counter[str]()
-        table, origin, _ = without(table, origin, self._spoiled)
-        if self._since is not None:
-            table, origin, too_early = _begun_since(table, origin, self._since)
-            skipped.update(too_early)
-        table, origin, repeated = drop_repeats(table, origin)
-        if self._skip_bad:
-            table, dropped = sort_out(table, origin)
-            skipped.update({f"workflow with {reason}": count for reason, count in dropped.items()})
-        elif table.num_rows:
-            table = validate(table, origin)
-        del origin
-        fresh, present = not_yet_in(table, self._root, self._manifest) if table.num_rows else (table, 0)
-        parts = write_parts(fresh, self._journal.staging) if fresh.num_rows else []
-        return RangeWritten(number, parts, workflow_count(fresh), fresh.num_rows, present, repeated, dict(skipped))
-
-    def report(self, done: Sequence[RangeWritten]) -> IngestReport:
-        """The totals over all ranges.
-
-        Raises:
-            TraceError: every workflow broke a rule.
-        """
-        skipped = Counter[str]()
-        for source in self._gathered.sources:
+        for source in self.gathered.sources:
             skipped.update(source.skipped)
-        if self._spoiled:
-            skipped["workflow with a skipped row"] = len(self._spoiled)
+        if not any(source.rows for source in self.gathered.sources):
+            refuse_all_skipped(0, skipped, named)
+        if self.gathered.spoiled:
+            skipped["workflow with a skipped row"] = len(self.gathered.spoiled)
+        done = self._write(progress)
         for one in done:
             skipped.update(one.skipped)
         workflows, present = sum(one.workflows for one in done), sum(one.already_present for one in done)
-        if self._since is None:
-            refuse_all_skipped(workflows + present, skipped, self._named)
+        if self.since is None:
+            refuse_all_skipped(workflows + present, skipped, named)
         return IngestReport(
             workflows,
             sum(one.steps for one in done),
             present,
             sum(one.repeated for one in done),
             dict(skipped),
-            self._gathered.resumed,
+            self.gathered.resumed,
         )
+
+    def _write(self, progress: Progress) -> list[RangeWritten]:
+        """Write every range, then commit."""
+        held = self.root / MANIFEST
+        plan = Planned(
+            hashlib.sha256(held.read_bytes() if held.exists() else b"").hexdigest(),
+            [run.name for run in self.gathered.runs],
+            ranges(self.gathered.runs, RANGE_BYTES),
+        )
+        written = self.journal.ranges_written(plan)
+        low = 0
+        for number, high in enumerate(plan.ends):
+            progress("checking and writing", number / len(plan.ends))
+            if number not in written:
+                written[number] = self._write_range(number, low, high)
+                self.journal.add(written[number])
+                pa.default_memory_pool().release_unused()
+            low = high + 1
+        done = [written[number] for number in range(len(plan.ends))]
+        parts = [part for one in done for part in one.parts]
+        if parts:
+            progress("committing", None)
+            commit(parts, self.journal.staging, self.root, self.manifest, self.gathered.schema)
+        return done
+
+    def _write_range(self, number: int, low: int, high: int) -> RangeWritten:
+        lined = [source.lined for source in self.gathered.sources]
+        table, origin = read_range(self.journal.folder, self.gathered.runs, low, high, self.names, lined)
+        skipped = Counter[str]()
+        table, origin = without(table, origin, self.gathered.spoiled)
+        if self.since is not None:
+            table, origin, too_early = _begun_since(table, origin, self.since)
+            skipped.update(too_early)
+        table, origin, repeated = drop_repeats(table, origin)
+        if self.skip_bad:
+            table, dropped = drop_invalid(table, origin)
+            skipped.update({f"workflow with {reason}": count for reason, count in dropped.items()})
+        elif table.num_rows:
+            table = validate(table, origin)
+        del origin
+        fresh, present = not_yet_in(table, self.root, self.manifest) if table.num_rows else (table, 0)
+        parts = write_parts(fresh, self.journal.staging) if fresh.num_rows else []
+        return RangeWritten(number, parts, workflow_count(fresh), fresh.num_rows, present, repeated, dict(skipped))
 
 
 def _begun_since(table: pa.Table, origin: Origin, since: dt.datetime) -> tuple[pa.Table, Origin, dict[str, int]]:
@@ -226,7 +221,7 @@ def _begun_since(table: pa.Table, origin: Origin, since: dt.datetime) -> tuple[p
     }
     keep = ~(untimed | early)[codes]
     counted = {reason: count for reason, count in reasons.items() if count}
-    return table.filter(pa.array(keep)), origin.filtered(keep), counted
+    return table.filter(pa.array(keep)), origin.part(keep), counted
 
 
 def drop_repeats(table: pa.Table, origin: Origin) -> tuple[pa.Table, Origin, int]:
@@ -263,4 +258,4 @@ def drop_repeats(table: pa.Table, origin: Origin) -> tuple[pa.Table, Origin, int
         repeats += len(same)
     if keep.all():
         return table, origin, 0
-    return table.filter(pa.array(keep)), origin.filtered(keep), repeats
+    return table.filter(pa.array(keep)), origin.part(keep), repeats

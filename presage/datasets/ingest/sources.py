@@ -12,6 +12,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +65,7 @@ class Gathered:
     schema: pa.Schema
     resumed: int
 
-    @property
+    @cached_property
     def spoiled(self) -> set[Workflow]:
         """Workflows that lost a row."""
         return set[Workflow]().union(*(source.spoiled for source in self.sources))

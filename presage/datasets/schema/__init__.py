@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.schema.columns import cast_column, cast_state, dictionary_encoded, state_size
-from presage.datasets.schema.source import Origin
+from presage.datasets.schema.source import Origin, origin_of
 from presage.errors import TraceError
 
 SCHEMA_VERSION: Final = 1
@@ -132,9 +132,8 @@ def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int 
         TraceError: a required column or value is missing, a value has the wrong type or does not fit, or a state has
             NaN, infinity or another width than earlier rows.
     """
-    origin = source if isinstance(source, Origin) else Origin.of(source, table.num_rows)
-    name = ", ".join(dict.fromkeys(origin.names))
-    check_columns(table.column_names, name)
+    origin = origin_of(source, table.num_rows)
+    check_columns(table.column_names, origin.name)
     columns: dict[str, pa.ChunkedArray] = {}
     for column, data_type in _COLUMNS.items():
         columns[column] = _column(table, column, data_type, origin)

@@ -65,13 +65,14 @@ class Origin:
         places = np.concatenate([origin.places for origin in origins])
         return cls(first.names, np.zeros(len(places), np.int32), places, first.lined)
 
-    def filtered(self, keep: NDArray[np.bool_]) -> Origin:
-        """The origin of the rows selected by `keep`, bool [rows]."""
-        return Origin(self.names, self.sources[keep], self.places[keep], self.lined)
+    @property
+    def name(self) -> str:
+        """The distinct names of all sources."""
+        return ", ".join(dict.fromkeys(self.names))
 
-    def part(self, start: int, stop: int) -> Origin:
-        """The origin of the rows from `start` (included) to `stop` (excluded)."""
-        return Origin(self.names, self.sources[start:stop], self.places[start:stop], self.lined)
+    def part(self, rows: slice | NDArray[np.bool_]) -> Origin:
+        """The origin of some of the rows: a range, or a mask, bool [rows]."""
+        return Origin(self.names, self.sources[rows], self.places[rows], self.lined)
 
     def first(self, rows: NDArray[np.int64]) -> int:
         """The earliest of some rows, int64 [n]: by source, then by place."""
@@ -85,6 +86,11 @@ class Origin:
     def bad(self, row: int, column: str, message: str, reason: str) -> RowError:
         """An error for a row and column; `message` names the value found, the value expected and the remedy."""
         return RowError(f'{self.at(row)}, column "{column}": {message}', row=row, reason=reason)
+
+
+def origin_of(source: str | Origin, rows: int) -> Origin:
+    """The origin of rows that are given with it, or with the name of their source."""
+    return source if isinstance(source, Origin) else Origin.of(source, rows)
 
 
 Workflow = tuple[str, str]

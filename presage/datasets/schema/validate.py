@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.schema import canonical_order, take_rows, workflow_codes
-from presage.datasets.schema.source import Origin, Workflow
+from presage.datasets.schema.source import Origin, Workflow, origin_of
 from presage.errors import TraceError
 
 _PER_WORKFLOW = ("task", "success", "complete")
@@ -46,8 +46,8 @@ def validate(table: pa.Table, source: str | Origin) -> pa.Table:
             not an earlier step; `task`, `success` or `complete` differ inside a workflow; a token count is negative; a
             name is empty, or an agent is called END; two sources contain the same workflow.
     """
-    origin = _origin(table, source)
-    refuse_all_skipped(table.num_rows, {}, _names(origin))
+    origin = origin_of(source, table.num_rows)
+    refuse_all_skipped(table.num_rows, {}, origin.name)
     codes = workflow_codes(table)
     order = canonical_order(table, codes)
     problem = next(_problems(table, origin, codes, order), None)
@@ -58,20 +58,25 @@ def validate(table: pa.Table, source: str | Origin) -> pa.Table:
 
 
 def drop_invalid(table: pa.Table, source: str | Origin) -> tuple[pa.Table, dict[str, int]]:
-    """Drop every workflow that breaks a rule of `validate`.
+    """Drop every workflow that breaks a rule of `validate`; nothing may be left, or given.
 
     Returns:
         The remaining rows in canonical order, and the number of workflows dropped by reason, each under the first rule
         it breaks.
-
-    Raises:
-        TraceError: nothing is left.
     """
-    origin = _origin(table, source)
-    refuse_all_skipped(table.num_rows, {}, _names(origin))
-    kept, skipped = sort_out(table, origin)
-    refuse_all_skipped(kept.num_rows, skipped, _names(origin))
-    return kept, skipped
+    if not table.num_rows:
+        return table, {}
+    codes = workflow_codes(table)
+    order = canonical_order(table, codes)
+    bad = np.zeros(int(codes.max()) + 1, bool)
+    skipped: dict[str, int] = {}
+    for problem in _problems(table, origin_of(source, table.num_rows), codes, order):
+        found = np.unique(codes[problem.rows])
+        fresh = found[~bad[found]]
+        bad[fresh] = True
+        if len(fresh):
+            skipped[problem.reason] = skipped.get(problem.reason, 0) + len(fresh)
+    return take_rows(table, order[~bad[codes[order]]]), skipped
 
 
 def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> None:
@@ -83,34 +88,9 @@ def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> Non
         raise TraceError(f"{names}: every workflow breaks a rule of the schema ({reasons}): repair the source")
 
 
-def sort_out(table: pa.Table, origin: Origin) -> tuple[pa.Table, dict[str, int]]:
-    """As `drop_invalid`, but accepts and returns empty tables."""
-    if not table.num_rows:
-        return table, {}
-    codes = workflow_codes(table)
-    order = canonical_order(table, codes)
-    bad = np.zeros(int(codes.max()) + 1, bool)
-    skipped: dict[str, int] = {}
-    for problem in _problems(table, origin, codes, order):
-        found = np.unique(codes[problem.rows])
-        fresh = found[~bad[found]]
-        bad[fresh] = True
-        if len(fresh):
-            skipped[problem.reason] = skipped.get(problem.reason, 0) + len(fresh)
-    return take_rows(table, order[~bad[codes[order]]]), skipped
-
-
 def _numpy(column: pa.ChunkedArray) -> NDArray[np.int64]:
     numbers: NDArray[np.int64] = column.to_numpy().astype(np.int64, copy=False)
     return numbers
-
-
-def _origin(table: pa.Table, source: str | Origin) -> Origin:
-    return source if isinstance(source, Origin) else Origin.of(source, table.num_rows)
-
-
-def _names(origin: Origin) -> str:
-    return ", ".join(dict.fromkeys(origin.names))
 
 
 def _problems(
@@ -257,10 +237,10 @@ def _workflow(table: pa.Table, row: int) -> str:
     return f"workflow {table['workflow_id'][row].as_py()!r} ({table['workflow_type'][row].as_py()})"
 
 
-def without(table: pa.Table, origin: Origin, workflows: set[Workflow]) -> tuple[pa.Table, Origin, int]:
-    """The rows of all other workflows, their origin, and the number of workflows removed."""
+def without(table: pa.Table, origin: Origin, workflows: set[Workflow]) -> tuple[pa.Table, Origin]:
+    """The rows of all other workflows, and their origin."""
     if not workflows:
-        return table, origin, 0
+        return table, origin
     suspects = np.flatnonzero(
         pc.is_in(table["workflow_id"], pa.array([workflow_id for _, workflow_id in workflows], pa.string())).to_numpy()
     )
@@ -269,4 +249,4 @@ def without(table: pa.Table, origin: Origin, workflows: set[Workflow]) -> tuple[
     )
     keep = np.ones(table.num_rows, bool)
     keep[[row for row, pair in zip(suspects, pairs, strict=True) if pair in workflows]] = False
-    return table.filter(pa.array(keep)), origin.filtered(keep), len(workflows)
+    return table.filter(pa.array(keep)), origin.part(keep)

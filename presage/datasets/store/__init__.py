@@ -11,10 +11,7 @@ A writer that fails before the commit leaves the store unchanged; the next write
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,89 +20,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.schema import (
-    canonical_order,
-    concat,
-    conform,
-    take_rows,
-    with_schema,
-    workflow_codes,
-    workflow_count,
-)
+from presage.datasets.schema import canonical_order, concat, take_rows, with_schema, workflow_codes, workflow_count
 from presage.datasets.schema.source import Origin, Source
-from presage.datasets.schema.validate import validate
-from presage.datasets.store.parts import (
-    WORK,
-    Manifest,
-    commit,
-    is_store,
-    load,
-    part_rows,
-    rows_of,
-    unreadable,
-    write_parts,
-    writing,
-)
-from presage.errors import OutputError, TraceError
+from presage.datasets.store.parts import Manifest, is_store, load, part_rows, rows_of, unreadable
+from presage.errors import TraceError
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
-__all__ = ["AppendReport", "append", "is_store", "open_store", "read_store", "scan_store"]
+__all__ = ["is_store", "open_store", "read_store", "scan_store"]
 
 _KEYS: Final = ("workflow_type", "workflow_id", "step")
-
-
-@dataclass(frozen=True)
-class AppendReport:
-    """Number of workflows and steps added, and of workflows that the store already had."""
-
-    workflows: int
-    steps: int
-    already_present: int
-
-
-def append(table: pa.Table, store: str | Path) -> AppendReport:
-    """Add workflows to a store, creating it if needed.
-
-    A workflow that the store already has with the same content is skipped. Concurrent appends wait for each other.
-
-    Args:
-        table: a trace; it is conformed and validated first.
-        store: folder of the store.
-
-    Raises:
-        TraceError: the trace is not valid, the store has a workflow with other content, or states of another size, or
-            the folder is not a store.
-        OutputError: the store could not be written and is unchanged.
-    """
-    root = Path(store)
-    table = validate(conform(table, "trace to append"), "trace to append")
-    staging = root / WORK / "append"
-    try:
-        with writing(root) as manifest:
-            schema = concat(
-                [manifest.schema.empty_table(), table.slice(0, 0)], [f"the store {root}", "the trace to append"]
-            ).schema
-            fresh, present = not_yet_in(table, root, manifest)
-            try:
-                if fresh.num_rows:
-                    commit(write_parts(fresh, staging), staging, root, manifest, schema)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
-                with suppress(OSError):
-                    staging.parent.rmdir()  # only goes when empty
-    except OSError as error:
-        raise unwritten(root, error) from error
-    return AppendReport(workflow_count(fresh), fresh.num_rows, present)
-
-
-def unwritten(root: Path, error: OSError) -> OutputError:
-    """The error for a store that could not be written."""
-    return OutputError(
-        f"{root}: the store could not be written ({error.strerror or error}); it reads as before: make room or "
-        "check permissions, then append again"
-    )
 
 
 def open_store(store: str | Path) -> ds.Dataset:

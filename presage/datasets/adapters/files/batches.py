@@ -64,7 +64,7 @@ def sources(batches: Iterable[Batch], name: str, skip_bad: bool) -> Iterator[Sou
 
     def conforming(batch: Batch, start: int, stop: int) -> pa.Table:
         nonlocal sizes
-        part = batch.origin.part(start, stop)
+        part = batch.origin.part(slice(start, stop))
         table = conform(batch.rows.table(start, stop, part), part, sizes)
         sizes = merged_sizes(sizes, state_sizes(table.schema))
         return table
@@ -82,7 +82,8 @@ def sources(batches: Iterable[Batch], name: str, skip_bad: bool) -> Iterator[Sou
             good = salvage(count, lambda start, stop: conforming(batch, start, stop), on_bad)  # noqa: B023
             tables = [table for _, _, table in good] or [trace_schema().empty_table()]
             table = concat(tables, [name] * len(tables))
-            origin = Origin.chunks([origin.part(start, stop) for start, stop, _ in good] or [origin.part(0, 0)])
+            kept = [slice(start, stop) for start, stop, _ in good] or [slice(0)]
+            origin = Origin.chunks([origin.part(rows) for rows in kept])
         else:
             table = conforming(batch, 0, count)
         last = _last_workflow(batch.rows, count - 1, last)
