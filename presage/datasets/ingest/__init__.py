@@ -102,7 +102,7 @@ def ingest(
                 gathered = gather(
                     inputs,
                     journal,
-                    manifest.schema,
+                    manifest.sizes,
                     str(root),
                     source_format=source_format,
                     skip_bad=skip_bad,

@@ -20,8 +20,8 @@ import msgspec
 import pyarrow as pa
 
 from presage.datasets.adapters import Chunks, join, open_source
-from presage.datasets.ingest.spill import Journal, Schemas, SortedRun, SourcesRead, Spilled, spill
-from presage.datasets.schema import trace_schema
+from presage.datasets.ingest.spill import Journal, SortedRun, SourcesRead, Spilled, spill
+from presage.datasets.schema import CommonSizes, trace_schema
 from presage.datasets.schema.source import Workflow, named
 from presage.errors import ConfigurationError, OutputError, PresageError, TraceError
 
@@ -95,7 +95,7 @@ def inputs_of(sources: Sequence[str | Path | Feed], source_format: str, skip_bad
 def gather(
     inputs: Sequence[Input],
     journal: Journal,
-    held: pa.Schema,
+    held: tuple[int | None, int | None],
     store: str,
     *,
     source_format: str,
@@ -108,8 +108,8 @@ def gather(
     Args:
         inputs: the sources.
         journal: of this ingestion.
-        held: schema of the store.
-        store: name of the store, for errors.
+        held: widths of the states in the store.
+        store: its name, for errors.
         source_format, skip_bad: as for `read_traces`.
         on_ray: read paths with Ray Data.
         progress: called with the share of bytes read.
@@ -121,8 +121,8 @@ def gather(
     entries = journal.sources_read(identities)
     known = {source.number for entry in entries for source in entry.sources}
     meter = _Meter(inputs, known, progress)
-    sizes = Schemas()
-    sizes.add(held, f"the store {store}")
+    common = CommonSizes()
+    common.add(held, f"the store {store}")
     prefix = journal.next_prefix()
 
     def spilled() -> Iterator[tuple[list[Spilled], list[SortedRun]]]:
@@ -144,18 +144,18 @@ def gather(
 
     for entry in entries:
         for source in entry.sources:
-            sizes.add(trace_schema(*source.sizes), inputs[source.number].name)
+            common.add(source.sizes, inputs[source.number].name)
     meter.add(0)
     for sources, runs in spilled():
         for source in sources:
-            sizes.add(trace_schema(*source.sizes), inputs[source.number].name)
+            common.add(source.sizes, inputs[source.number].name)
         entries.append(SourcesRead([identities[source.number] for source in sources], sources, runs))
         journal.add(entries[-1])
     entries.sort(key=lambda entry: entry.sources[0].number)
     return Gathered(
         sorted((source for entry in entries for source in entry.sources), key=lambda source: source.number),
         [run for entry in entries for run in entry.runs],
-        sizes.common,
+        trace_schema(*common.sizes),
         len(known),
     )
 

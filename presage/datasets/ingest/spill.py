@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.schema import concat, merged_sizes, state_sizes, trace_schema, with_schema
+from presage.datasets.schema import CommonSizes, concat, state_sizes
 from presage.datasets.schema.columns import dictionary_encoded
 from presage.datasets.schema.source import Origin, Source, Workflow
 from presage.datasets.store.parts import WORK, Part
@@ -76,25 +76,6 @@ class Spilled:
     spoiled: set[Workflow] = field(default_factory=set)
 
 
-class Schemas:
-    """The common schema of several tables; remembers the first table with states, for error messages."""
-
-    def __init__(self) -> None:
-        self.common = trace_schema()
-        self._tables, self._names = [self.common.empty_table()], ["nobody"]
-
-    def add(self, schema: pa.Schema, name: str) -> None:
-        """Add a table.
-
-        Raises:
-            TraceError: its states differ in size from those of an earlier table.
-        """
-        if all(state_sizes(schema) != state_sizes(table.schema) for table in self._tables):
-            self._tables.append(schema.empty_table())
-            self._names.append(name)
-            self.common = concat(self._tables, self._names).schema
-
-
 def spill(
     sources: Iterable[tuple[int, str, Iterator[Source]]],
     folder: Path,
@@ -112,20 +93,21 @@ def spill(
     Raises:
         TraceError: as the readers; states differ in size.
     """
-    writer, schemas = _Writer(folder, prefix), Schemas()
+    writer, common = _Writer(folder, prefix), CommonSizes()
     done = []
     for number, name, chunks in sources:
-        spilled = Spilled(number)
+        spilled, of_source = Spilled(number), CommonSizes()
         for chunk in chunks:
             spilled.rows += chunk.table.num_rows
             spilled.lined = chunk.origin.lined[0]
-            schemas.add(chunk.table.schema, name)
-            spilled.sizes = merged_sizes(spilled.sizes, state_sizes(chunk.table.schema))
+            common.add(state_sizes(chunk.table.schema), name)
+            of_source.add(state_sizes(chunk.table.schema), name)
             for reason, count in chunk.skipped.items():
                 spilled.skipped[reason] = spilled.skipped.get(reason, 0) + count
             spilled.spoiled |= chunk.spoiled
             writer.add(chunk, number)
             progress(chunk.read_bytes)
+        spilled.sizes = of_source.sizes
         done.append(spilled)
     return done, writer.close()
 
@@ -156,7 +138,7 @@ def read_range(
         names: of the sources, by number.
         lined: whether the rows of each source are lines.
     """
-    tables = [trace_schema().empty_table()]
+    tables: list[pa.Table] = []
     sources, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     for run in runs:
         first = bisect_left(run.batches, low, key=lambda batch: batch[1])
@@ -218,14 +200,7 @@ class _Writer:
 
     def _write(self) -> None:
         """Write the buffered rows as a run."""
-        extra = [_KEY, _SOURCE, _PLACE]
-        names = [column.name for column in extra]
-        schema = concat(
-            [table.drop_columns(names).slice(0, 0) for table in self._waiting], [""] * len(self._waiting)
-        ).schema
-        for column in extra:
-            schema = schema.append(column)
-        table = pa.concat_tables([with_schema(table, schema) for table in self._waiting])
+        table = pa.concat_tables(self._waiting, promote_options="default")  # missing state columns become null
         self._waiting, self._bytes = [], 0
         order = np.argsort(table[_KEY.name].to_numpy(), kind="stable")
         table = table.take(pa.array(order)).combine_chunks()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -87,13 +87,6 @@ def state_sizes(schema: pa.Schema) -> tuple[int | None, int | None]:
         schema.field(name).type.list_size if name in schema.names else None for name in STATE_COLUMNS
     )
     return prefill, completion
-
-
-def merged_sizes(
-    known: tuple[int | None, int | None], found: tuple[int | None, int | None]
-) -> tuple[int | None, int | None]:
-    """Widths of both states: those `known`, else those `found`."""
-    return known[0] or found[0], known[1] or found[1]
 
 
 def check_version(metadata: dict[bytes, bytes] | None, source: str) -> bool:
@@ -226,40 +219,48 @@ def concat(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
     """Join conforming tables; missing state columns become null.
 
     Args:
-        tables: conforming tables, at least one.
+        tables: conforming tables.
         names: the name of each for errors.
 
     Raises:
         TraceError: two tables have states of different widths.
     """
-    common: list[int | None] = [None, None]
-    owner = ["", ""]
+    common = CommonSizes()
     for table, name in zip(tables, names, strict=True):
-        for i, size in enumerate(state_sizes(table.schema)):
-            if size is not None and common[i] is not None and size != common[i]:
-                raise TraceError(
-                    f"mixed state sizes in column {STATE_COLUMNS[i]!r}: {common[i]} in {owner[i]}, {size} in {name}. "
-                    "States of one trace come from one model: keep traces of different models apart"
-                )
-            if size is not None and common[i] is None:
-                common[i], owner[i] = size, name
-    schema = trace_schema(*common)
-    return pa.concat_tables([with_schema(table, schema) for table in tables])
+        common.add(state_sizes(table.schema), name)
+    schema = trace_schema(*common.sizes)
+    return pa.concat_tables([with_schema(table, schema) for table in tables] or [schema.empty_table()])
 
 
 def with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """A conforming table under a wider schema; missing state columns are null."""
     if table.schema.equals(schema, check_metadata=True):
         return table
-    return filled({name: table.column(name) for name in table.column_names}, table.num_rows, schema)
+    return pa.concat_tables([schema.empty_table(), table], promote_options="default")
 
 
-def filled(columns: Mapping[str, Any], rows: int, schema: pa.Schema) -> pa.Table:
-    """A table of a schema from columns by name; absent columns are null."""
-    return pa.table(
-        [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in schema],
-        schema=schema,
-    )
+class CommonSizes:
+    """The widths of both states in several tables; None if no table has the state."""
+
+    def __init__(self) -> None:
+        self.sizes: tuple[int | None, int | None] = (None, None)
+        self._owner = ["", ""]
+
+    def add(self, found: tuple[int | None, int | None], name: str) -> None:
+        """Add the widths in a table.
+
+        Raises:
+            TraceError: one differs from the width in an earlier table; names both tables.
+        """
+        for i, (known, size) in enumerate(zip(self.sizes, found, strict=True)):
+            if known is None:
+                self._owner[i] = name
+            elif size is not None and size != known:
+                raise TraceError(
+                    f"mixed state sizes in column {STATE_COLUMNS[i]!r}: {known} in {self._owner[i]}, {size} in {name}. "
+                    "States of one trace come from one model: keep traces of different models apart"
+                )
+        self.sizes = (self.sizes[0] or found[0], self.sizes[1] or found[1])
 
 
 def workflow_codes(table: pa.Table) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.schema import filled, trace_schema
+from presage.datasets.schema import conform
 from presage.errors import ConfigurationError
 
 _EPOCH_US: Final = 1_750_000_000_000_000
@@ -212,4 +212,4 @@ def _table(
         "input_text": pa.array(words, pa.large_string()).take(pa.array(workflow)),
         "complete": pa.array(complete[workflow]),
     }
-    return filled(columns, steps, trace_schema())
+    return conform(pa.table(columns), "generated lengths")

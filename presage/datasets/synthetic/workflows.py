@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.schema import filled, trace_schema
+from presage.datasets.schema import conform
 from presage.datasets.synthetic.processes import PROCESSES, SyntheticProcess
 from presage.errors import ConfigurationError
 
@@ -372,8 +372,7 @@ def _table(
         "prefill_state": _as_states(states[0]),
         "completion_state": _as_states(states[1]),
     }
-    schema = trace_schema(states[0].shape[1], states[1].shape[1])
-    return filled(columns, steps, schema)
+    return conform(pa.table(columns), "generated workflows")
 
 
 def _parents(step: NDArray[np.int64]) -> pa.ListArray:

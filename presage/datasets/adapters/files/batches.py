@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from presage.datasets.schema import COLUMN_TYPES, concat, conform, merged_sizes, state_sizes, trace_schema
+from presage.datasets.schema import COLUMN_TYPES, CommonSizes, concat, conform, state_sizes
 from presage.datasets.schema.columns import REFUSALS, first_refused, is_text, wanted
 from presage.datasets.schema.source import Origin, RowError, Source, Workflow, salvage
 
@@ -58,15 +58,14 @@ def sources(batches: Iterable[Batch], name: str, skip_bad: bool) -> Iterator[Sou
     Raises:
         TraceError: a value is missing or has a wrong type; names the row and the column.
     """
-    sizes: tuple[int | None, int | None] = (None, None)
+    common = CommonSizes()
     last: Workflow | None = None
     read_before = 0
 
     def conforming(batch: Batch, start: int, stop: int) -> pa.Table:
-        nonlocal sizes
         part = batch.origin.part(slice(start, stop))
-        table = conform(batch.rows.table(start, stop, part), part, sizes)
-        sizes = merged_sizes(sizes, state_sizes(table.schema))
+        table = conform(batch.rows.table(start, stop, part), part, common.sizes)
+        common.add(state_sizes(table.schema), name)
         return table
 
     for batch in batches:
@@ -80,8 +79,7 @@ def sources(batches: Iterable[Batch], name: str, skip_bad: bool) -> Iterator[Sou
 
         if skip_bad:
             good = salvage(count, lambda start, stop: conforming(batch, start, stop), on_bad)  # noqa: B023
-            tables = [table for _, _, table in good] or [trace_schema().empty_table()]
-            table = concat(tables, [name] * len(tables))
+            table = concat([table for _, _, table in good], [name] * len(good))
             kept = [slice(start, stop) for start, stop, _ in good] or [slice(0)]
             origin = Origin.chunks([origin.part(rows) for rows in kept])
         else:
