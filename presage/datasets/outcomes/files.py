@@ -17,20 +17,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from presage.datasets.adapters.files.text import JSON_SUFFIXES, CsvRows, Documents, Place
 from presage.datasets.outcomes import Outcomes, normalise
 from presage.datasets.schema import listed
 from presage.datasets.store.parts import first_line, open_parquet, row_batches
 from presage.errors import OutputError, TraceError
-
-_TELL_EVERY: Final = 8192
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,14 @@ class OutcomesRead:
 
 
 def read_outcomes(
-    paths: Sequence[str | Path], skip_bad: bool = False, progress: Callable[[int], None] | None = None
+    paths: Sequence[str | Path], skip_bad: bool = False, progress: Callable[[int], None] = lambda _: None
 ) -> OutcomesRead:
     """Read outcomes.
 
     Args:
         paths: `.jsonl`, `.jsonl.gz`, `.json`, `.csv`, `.csv.gz` and `.parquet` files, or folders of them.
         skip_bad: count bad rows instead of raising.
-        progress: called with the number of rows read since its last call.
+        progress: called with the number of rows of each file.
 
     Raises:
         TraceError: a file is missing or damaged, a row is malformed (names file, row and column), or no row has a
@@ -75,19 +73,16 @@ def read_outcomes(
             raise TraceError(message)
         skipped[reason] += 1
 
-    read = 0
     for file in [file for path in paths for file in files_of(Path(path))]:
+        read = 0
         for row in outcome_rows(file, on_bad):
+            read += 1
             if row is None:
                 skipped[NO_LABEL] += 1
             else:
                 gathered.add(row)
-            read += 1
-            if progress is not None and read % _TELL_EVERY == 0:
-                progress(_TELL_EVERY)
-    if progress is not None and read % _TELL_EVERY:
-        progress(read % _TELL_EVERY)
-    if not len(gathered.correct):
+        progress(read)
+    if not gathered.prompts:
         found = ", ".join(f"{count} × {reason}" for reason, count in sorted(skipped.items())) or "the files are empty"
         raise TraceError(f"no row with a label among the outcomes ({found}); expected rows with correct 0 or 1")
     return gathered.finish(dict(skipped))
@@ -102,7 +97,7 @@ class _Gathered:
         self.row_of: dict[str, int] = {}
         self.model_of: dict[str, int] = {}
         self.row, self.model = array("q"), array("q")
-        self.correct, self.tokens, self.cost = array("d"), array("d"), array("d")
+        self.numbers = {name: array("d") for name in _NUMBERS}
 
     def add(self, row: OutcomeRow) -> None:
         at = self.row_of.setdefault(row.key, len(self.prompts))
@@ -113,54 +108,28 @@ class _Gathered:
             self.task[at] = row.task
         self.row.append(at)
         self.model.append(self.model_of.setdefault(row.model, len(self.model_of)))
-        self.correct.append(row.correct)
-        self.tokens.append(row.output_tokens)
-        self.cost.append(row.cost)
+        for name, values in self.numbers.items():
+            values.append(getattr(row, name))
 
     def finish(self, skipped: Mapping[str, int]) -> OutcomesRead:
         models = sorted(self.model_of)
-        column = np.empty(len(models), np.int64)
-        column[[self.model_of[name] for name in models]] = np.arange(len(models))
-        shape = (len(self.prompts), len(models))
-        cell = np.frombuffer(self.row, np.int64) * len(models) + column[np.frombuffer(self.model, np.int64)]
-        correct = np.frombuffer(self.correct)
-        matrix, labels = _mean(cell, correct, shape)
+        column = np.argsort([self.model_of[name] for name in models])  # of each model, in the order first read
+        keys = [np.frombuffer(self.row, np.int64), column[np.frombuffer(self.model, np.int64)]]
+        cells = pd.DataFrame({name: np.frombuffer(values) for name, values in self.numbers.items()}).groupby(keys)
+        means = cells.mean()  # of the known values
+        matrices = np.full((len(_NUMBERS), len(self.prompts), len(models)), np.nan, np.float32)
+        matrices[:, means.index.get_level_values(0), means.index.get_level_values(1)] = means.to_numpy().T
+        correct, tokens, cost = matrices
         return OutcomesRead(
-            Outcomes(
-                tuple(self.prompts),
-                tuple(models),
-                matrix,
-                _mean(cell, np.frombuffer(self.tokens), shape)[0],
-                _mean(cell, np.frombuffer(self.cost), shape)[0],
-                tuple(self.task),
-            ),
-            rows=len(correct),
-            duplicates=len(correct) - int((labels > 0).sum()),
-            contradictions=_contradicted(cell, correct, shape),
+            Outcomes(tuple(self.prompts), tuple(models), correct, tokens, cost, tuple(self.task)),
+            rows=len(self.row),
+            duplicates=len(self.row) - len(means),
+            contradictions=int((cells["correct"].nunique() > 1).sum()),
             skipped=skipped,
         )
 
 
-def _mean(
-    cell: NDArray[np.int64], values: NDArray[np.float64], shape: tuple[int, int]
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Mean of the values of each cell, float32 `shape`, NaN for empty cells, and their counts."""
-    known = ~np.isnan(values)
-    size = shape[0] * shape[1]
-    count = np.bincount(cell[known], minlength=size)
-    total = np.bincount(cell[known], weights=values[known], minlength=size)
-    mean = np.divide(total, count, out=np.full(size, np.nan), where=count > 0)
-    return mean.astype(np.float32).reshape(shape), count.reshape(shape)
-
-
-def _contradicted(cell: NDArray[np.int64], correct: NDArray[np.float64], shape: tuple[int, int]) -> int:
-    size = shape[0] * shape[1]
-    low, high = np.full(size, np.inf), np.full(size, -np.inf)
-    np.minimum.at(low, cell, correct)
-    np.maximum.at(high, cell, correct)
-    return int((low < high).sum())
-
-
+_NUMBERS: Final = ("correct", "output_tokens", "cost")
 REQUIRED: Final = ("prompt", "model", "correct")
 OPTIONAL: Final = ("task", "output_tokens", "cost")
 PARQUET: Final = ".parquet"
@@ -180,17 +149,11 @@ class OutcomeRow(NamedTuple):
     cost: float
 
 
-class OnBad(Protocol):
-    """Called with a bad row; raises to stop, or returns to continue."""
-
-    def __call__(self, message: str, reason: str) -> None:
-        """Handle one row: `message` names file, row and column; `reason` is a short phrase for counting."""
-        ...
+OnBad = Callable[[str, str], None]
+"""Called with a bad row: a message that names file, row and column, and a short phrase for counting. Raises to stop."""
 
 
 class _BadRowError(Exception):
-    """A malformed row."""
-
     def __init__(self, column: str, message: str, reason: str) -> None:
         self.column, self.message, self.reason = column, message, reason
 
@@ -246,7 +209,7 @@ def _csv(file: Path, on_bad: OnBad) -> Iterator[tuple[str, Any]]:
             on_bad(f"{file}, line {row.line}: {row.problem}", f"line with {row.reason}")
             continue
         found: dict[str, Any] = dict(zip(rows.names, row.fields, strict=True))
-        meant = {name: _meant(found[name]) for name in ("correct", "output_tokens", "cost") if name in found}
+        meant = {name: _meant(found[name]) for name in _NUMBERS if name in found}
         yield f"line {row.line}", found | meant | {"task": found.get("task") or None}
 
 
@@ -290,63 +253,53 @@ def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
 
 def _checked(row: Any) -> OutcomeRow | None:
     if not isinstance(row, Mapping):
-        raise _BadRowError(
-            "", f"a JSON {type(row).__name__}; expected one JSON object a line: repair it", "no JSON object"
-        )
+        message = f"a JSON {type(row).__name__}; expected one JSON object a line: repair it"
+        raise _BadRowError("", message, "no JSON object")
     for column in REQUIRED:
         if column not in row:
-            raise _BadRowError(
-                column, "missing; expected prompt, model and correct in every row: add it", f"no {column}"
-            )
-    prompt, model = _required_text(row, "prompt"), _required_text(row, "model")
+            message = "missing; expected prompt, model and correct in every row: add it"
+            raise _BadRowError(column, message, f"no {column}")
+    prompt, model = _text(row, "prompt"), _text(row, "model")
     key = normalise(prompt)
     if not key:
-        raise _BadRowError(
-            "prompt", "no text but white space; expected the text of the request: drop the row", "no text"
-        )
+        message = "no text but white space; expected the text of the request: drop the row"
+        raise _BadRowError("prompt", message, "no text")
     tokens, cost = _amount(row, "output_tokens"), _amount(row, "cost")
-    task = None if row.get("task") is None else _required_text(row, "task")
-    if row["correct"] is None or row["correct"] != row["correct"]:  # NaN of a float column without pandas' nulls
+    task = None if row.get("task") is None else _text(row, "task")
+    correct = row["correct"]
+    if correct is None or correct != correct:  # NaN of a float column without pandas' nulls
         return None
-    return OutcomeRow(prompt, key, model, _label(row["correct"]), task, tokens, cost)
+    if not isinstance(correct, bool | int | float) or not 0 <= correct <= 1:
+        what = str(correct) if isinstance(correct, int | float) else f"type {type(correct).__name__}"
+        message = f"{what}; expected 0 or 1, or a share of tries between them: correct it"
+        raise _BadRowError("correct", message, "label not 0..1")
+    return OutcomeRow(prompt, key, model, float(correct), task, tokens, cost)
 
 
-def _required_text(row: Mapping[str, Any], column: str) -> str:
+def _text(row: Mapping[str, Any], column: str) -> str:
     value = row[column]
     if not isinstance(value, str):
-        raise _BadRowError(
-            column, f"type {type(value).__name__}; expected a string: convert it", f"{column} of a wrong type"
-        )
+        raise _wrong_type(value, column, "a string")
     if not value:
         raise _BadRowError(column, "an empty string; expected text: drop the row or fill it in", f"no {column}")
     return value
 
 
-def _label(value: Any) -> float:
-    if not isinstance(value, bool | int | float):
-        what = f"type {type(value).__name__}"
-    elif not 0 <= value <= 1:  # not of NaN either
-        what = f"{value}"
-    else:
-        return float(value)
-    raise _BadRowError(
-        "correct", f"{what}; expected 0 or 1, or a share of tries between them: correct it", "label not 0..1"
-    )
-
-
 def _amount(row: Mapping[str, Any], column: str) -> float:
     value = row.get(column)
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None or value != value:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _BadRowError(
-            column, f"type {type(value).__name__}; expected a number: convert it", f"{column} of a wrong type"
-        )
+        raise _wrong_type(value, column, "a number")
     if not 0 <= value < math.inf:
-        raise _BadRowError(
-            column, f"{value}; expected a finite number, 0 or more: correct it", f"{column} out of range"
-        )
+        message = f"{value}; expected a finite number, 0 or more: correct it"
+        raise _BadRowError(column, message, f"{column} out of range")
     return float(value)
+
+
+def _wrong_type(value: Any, column: str, wanted: str) -> _BadRowError:
+    message = f"type {type(value).__name__}; expected {wanted}: convert it"
+    return _BadRowError(column, message, f"{column} of a wrong type")
 
 
 def write_outcomes(outcomes: Outcomes, path: Path) -> int:
