@@ -63,14 +63,11 @@ _NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,39}")
 
 
 def trace_schema(prefill_state_size: int | None = None, completion_state_size: int | None = None) -> pa.Schema:
-    """The Arrow schema of a trace.
+    """The Arrow schema of a trace: columns in canonical order, the schema version in the metadata.
 
     Args:
         prefill_state_size: width of the hidden state after prefill; None leaves the column out.
-        completion_state_size: width of the state the last output token was sampled from; None leaves the column out.
-
-    Returns:
-        The schema in canonical column order, with the schema version in its metadata.
+        completion_state_size: width of the state the last output token was sampled from; likewise.
     """
     sizes = dict(zip(STATE_COLUMNS, (prefill_state_size, completion_state_size), strict=True))
     fields: list[pa.Field] = []
@@ -90,13 +87,10 @@ def state_sizes(schema: pa.Schema) -> tuple[int | None, int | None]:
 
 
 def check_version(metadata: dict[bytes, bytes] | None, source: str) -> bool:
-    """Check the schema version in the metadata of a file.
-
-    Returns:
-        Whether the file was written as a trace; False for tables of other programs.
+    """Whether a file was written as a trace, by its metadata; False for tables of other programs.
 
     Raises:
-        TraceError: the version is not supported.
+        TraceError: the schema version is not supported.
     """
     found = (metadata or {}).get(VERSION_KEY)
     if found is not None and found != str(SCHEMA_VERSION).encode():
@@ -108,18 +102,15 @@ def check_version(metadata: dict[bytes, bytes] | None, source: str) -> bool:
 
 
 def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int | None] = (None, None)) -> pa.Table:
-    """Cast a raw table to the schema, row by row.
+    """Cast any table with at least the required columns to `trace_schema(...)`; rows keep their order.
 
     Fills `kind` with "llm" and `complete` with true, accepts `task_id`, `start_time` and `end_time`, adds absent
     columns as nulls and drops unknown ones. A state column is kept only if its width is known.
 
     Args:
-        table: any table with at least the required columns.
+        table: the raw table.
         source: the name for errors, or the origin of the rows.
         sizes: widths of the prefill and the completion state in earlier rows, if any.
-
-    Returns:
-        A table of `trace_schema(...)`, rows in the order given.
 
     Raises:
         TraceError: a required column or value is missing, a value has the wrong type or does not fit, or a state has
@@ -127,9 +118,7 @@ def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int 
     """
     origin = origin_of(source, table.num_rows)
     check_columns(table.column_names, origin.name)
-    columns: dict[str, pa.ChunkedArray] = {}
-    for column, data_type in _COLUMNS.items():
-        columns[column] = _column(table, column, data_type, origin)
+    columns = {column: _column(table, column, data_type, origin) for column, data_type in _COLUMNS.items()}
     columns["kind"] = pc.fill_null(columns["kind"], "llm")
     columns["complete"] = pc.fill_null(columns["complete"], True)
     _check_values(columns, origin)
@@ -144,11 +133,7 @@ def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int 
 
 
 def check_columns(names: Sequence[str], source: str) -> None:
-    """Check for missing, repeated and misspelt columns.
-
-    Raises:
-        TraceError: names what was found and what was expected.
-    """
+    """Raise a TraceError for missing, repeated and misspelt columns."""
     refuse_misspelt(names, source)
     missing = [column for column in REQUIRED if column not in names]
     if missing:
@@ -167,11 +152,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def refuse_misspelt(names: Collection[str], source: str, columns: Collection[str] = KNOWN_COLUMNS) -> None:
-    """Raise for a name such as "Workflow ID" that equals a missing one of `columns` up to case and punctuation.
-
-    Raises:
-        TraceError: names both.
-    """
+    """Raise a TraceError for a name such as "Workflow ID": a missing one of `columns` up to case and punctuation."""
     unknown = sorted(name for name in names if name not in KNOWN_COLUMNS)
     if not unknown:
         return
@@ -188,10 +169,9 @@ def _letters(name: str) -> str:
 
 def _column(table: pa.Table, column: str, data_type: pa.DataType, origin: Origin) -> pa.ChunkedArray:
     """The column, completed from its JSONL spelling; nulls if both are absent."""
-    spellings = [column, *(alias for alias, canonical in ALIASES.items() if canonical == column)]
     found = [
         cast_column(table.column(spelling), data_type, spelling, origin)
-        for spelling in spellings
+        for spelling in (column, *(alias for alias, canonical in ALIASES.items() if canonical == column))
         if spelling in table.column_names
     ]
     if not found:
@@ -218,12 +198,8 @@ def _first(mask: pa.ChunkedArray) -> int:
 def concat(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
     """Join conforming tables; missing state columns become null.
 
-    Args:
-        tables: conforming tables.
-        names: the name of each for errors.
-
     Raises:
-        TraceError: two tables have states of different widths.
+        TraceError: two tables have states of different widths; mentions them by `names`.
     """
     common = CommonSizes()
     for table, name in zip(tables, names, strict=True):
@@ -247,11 +223,7 @@ class CommonSizes:
         self._owner = ["", ""]
 
     def add(self, found: tuple[int | None, int | None], name: str) -> None:
-        """Add the widths in a table.
-
-        Raises:
-            TraceError: one differs from the width in an earlier table; names both tables.
-        """
+        """Add the widths in a table; raise a TraceError that names both if an earlier table has another width."""
         for i, (known, size) in enumerate(zip(self.sizes, found, strict=True)):
             if known is None:
                 self._owner[i] = name
@@ -279,9 +251,7 @@ def workflow_count(table: pa.Table) -> int:
 def canonical_order(table: pa.Table, codes: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
     """The rows in canonical order, int64 [rows]: sorted by workflow type, workflow id and step, stable.
 
-    Args:
-        table: a conforming table.
-        codes: its `workflow_codes`, if already computed.
+    `codes` are the `workflow_codes` of the table, if already computed.
     """
     codes = workflow_codes(table) if codes is None else codes
     order: NDArray[np.int64] = np.lexsort((table.column("step").to_numpy(), codes))

@@ -14,10 +14,7 @@ from presage.errors import TraceError
 
 
 class RowError(TraceError):
-    """A row of a trace violates the schema.
-
-    `row` counts from 0 in the checked table; `reason` is a short phrase for counting with `--skip-bad`.
-    """
+    """A row, from 0, of a table violates the schema; `reason` is a short phrase for counting with `--skip-bad`."""
 
     def __init__(self, message: str, *, row: int, reason: str) -> None:
         super().__init__(message)
@@ -105,7 +102,7 @@ class Source:
 
     Args:
         table: conforming rows; whole workflows are validated later.
-        origin: of the rows; all chunks of a source have one name, because a workflow from two sources is an error.
+        origin: all chunks of a source have one name, because a workflow from two sources is an error.
         skipped: number of rows skipped since the last chunk, by reason.
         spoiled: workflows that lost a row. They are dropped as a whole, because the rest may look complete, and its
             last step would train a false END.
@@ -141,8 +138,7 @@ def salvage(
 
     Args:
         rows: number of rows.
-        build: makes the table of the rows from `start` to `stop` (excluded), or raises a RowError that counts rows from
-            `start`.
+        build: makes the table of the rows from start to stop (excluded), or raises a RowError that counts from start.
         on_bad: called with the number of each bad row, from 0, and its error.
 
     Returns:

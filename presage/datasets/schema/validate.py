@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,7 @@ _END = "END"
 _TOKENS = ("input_tokens", "output_tokens", "cached_input_tokens")
 
 
-@dataclass(frozen=True)
-class _Problem:
+class _Problem(NamedTuple):
     """Rows, int64 [n] in table order, that break one rule; `reason` is a short phrase for counting."""
 
     rows: NDArray[np.int64]
@@ -35,11 +34,9 @@ class _Problem:
 
 
 def validate(table: pa.Table, source: str | Origin) -> pa.Table:
-    """Check whole workflows and sort the rows in canonical order: by workflow type, workflow id and step.
+    """Check the workflows of a conforming table and sort its rows: by workflow type, workflow id and step.
 
-    Args:
-        table: a conforming table.
-        source: the name for errors, or the origin of the rows.
+    `source` is the name for errors, or the origin of the rows.
 
     Raises:
         TraceError: there are no rows; steps of a workflow are not 0..n-1, each once; times run backwards; a parent is
@@ -88,16 +85,13 @@ def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> Non
         raise TraceError(f"{names}: every workflow breaks a rule of the schema ({reasons}): repair the source")
 
 
-def _numpy(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    numbers: NDArray[np.int64] = column.to_numpy().astype(np.int64, copy=False)
-    return numbers
 
 
 def _problems(
     table: pa.Table, origin: Origin, codes: NDArray[np.int64], order: NDArray[np.int64]
 ) -> Iterator[_Problem]:
     """Every broken rule; `codes` numbers the workflow of each row, `order` puts the rows in canonical order."""
-    for problem in itertools.chain(
+    rules = itertools.chain(
         _bad_names(table),
         _two_sources(table, origin, codes),
         _broken_numbering(table, codes, order),
@@ -105,9 +99,8 @@ def _problems(
         _backward_times(table, codes, order),
         _wrong_parents(table),
         _inconsistent(table, codes),
-    ):
-        if len(problem.rows):
-            yield problem
+    )
+    return (problem for problem in rules if len(problem.rows))
 
 
 def _bad_names(table: pa.Table) -> Iterator[_Problem]:
@@ -139,7 +132,7 @@ def _two_sources(table: pa.Table, origin: Origin, codes: NDArray[np.int64]) -> I
 
 
 def _broken_numbering(table: pa.Table, codes: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[_Problem]:
-    steps = _numpy(table.column("step"))
+    steps = table.column("step").to_numpy()
     codes_in_order, steps_in_order = codes[order], steps[order]
     starts = np.flatnonzero(np.r_[True, codes_in_order[1:] != codes_in_order[:-1]])
     wanted = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
@@ -198,13 +191,11 @@ def _backward_times(table: pa.Table, codes: NDArray[np.int64], order: NDArray[np
 
 def _wrong_parents(table: pa.Table) -> Iterator[_Problem]:
     parents = table.column("parent_steps").combine_chunks()
-    if isinstance(parents, pa.ChunkedArray):
-        parents = pa.concat_arrays(parents.chunks)
     if parents.null_count == len(parents):
         return
     rows = pc.list_parent_indices(parents).to_numpy()
     values = pc.fill_null(pc.list_flatten(parents).cast(pa.int64()), -1).to_numpy()
-    wrong = (values < 0) | (values >= _numpy(table.column("step"))[rows])
+    wrong = (values < 0) | (values >= table.column("step").to_numpy()[rows])
     yield _Problem(
         np.unique(rows[wrong]),
         "parent_steps",
