@@ -85,8 +85,6 @@ def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> Non
         raise TraceError(f"{names}: every workflow breaks a rule of the schema ({reasons}): repair the source")
 
 
-
-
 def _problems(
     table: pa.Table, origin: Origin, codes: NDArray[np.int64], order: NDArray[np.int64]
 ) -> Iterator[_Problem]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -19,11 +18,7 @@ class RawRows(Protocol):
     """Rows in the form of their source."""
 
     def table(self, start: int, stop: int, origin: Origin) -> pa.Table:
-        """Raw columns of the rows from `start` (included) to `stop` (excluded); `origin` is theirs.
-
-        Raises:
-            RowError: a row cannot be read, or has a value of a wrong type for its column.
-        """
+        """Raw columns of the rows from start to stop (excluded) with their origin; raises a RowError for a bad row."""
         ...
 
     def workflow(self, row: int) -> tuple[object, object]:
@@ -31,15 +26,8 @@ class RawRows(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A bounded number of rows.
-
-    Args:
-        rows: the rows.
-        origin: their origin.
-        read_bytes: bytes read from disk for them and all earlier ones.
-    """
+class Batch(NamedTuple):
+    """A bounded number of rows, and the bytes read from disk for them and all earlier ones."""
 
     rows: RawRows
     origin: Origin
@@ -47,13 +35,10 @@ class Batch:
 
 
 def sources(batches: Iterable[Batch], name: str, skip_bad: bool) -> Iterator[Source]:
-    """Convert the batches of a source to conforming chunks.
+    """Convert the batches of the source called `name` to conforming chunks.
 
-    Args:
-        batches: in order.
-        name: of the source.
-        skip_bad: count bad rows instead of raising, and mark their workflow as spoiled; a row without a workflow is
-            attributed to that of the nearest row before it.
+    With `skip_bad`, bad rows are counted and their workflows marked as spoiled; a row without a workflow is attributed
+    to that of the nearest row before it.
 
     Raises:
         TraceError: a value is missing or has a wrong type; names the row and the column.
@@ -101,11 +86,7 @@ def _last_workflow(rows: RawRows, row: int, before: Workflow | None) -> Workflow
 def array_of(values: Sequence[Any], name: str, origin: Origin, *, from_pandas: bool) -> pa.Array:
     """Python values of a column as the first Arrow type that accepts them all; the caller casts to the schema.
 
-    Args:
-        values: None is a missing value.
-        name: of the column.
-        origin: of the values.
-        from_pandas: NaN and NaT are missing values too. Otherwise the values come from JSON, with checked types.
+    None is a missing value; `from_pandas`, so are NaN and NaT. Otherwise the values come from JSON, with checked types.
 
     Raises:
         RowError: a value has a wrong type, or does not fit.
