@@ -50,9 +50,9 @@ class SyntheticProcess:
         start: the first agent.
         intents: prior probability of each intent.
         max_retries: retries beyond this number have no effect.
+        tokens: per agent, mean input tokens of its own part and mean output tokens.
         signal: distance of the intents in a state, in standard deviations of its noise.
         next_signal: the same for the next agent in a completion state.
-        tokens: per agent, mean input tokens of its own part and mean output tokens.
     """
 
     name: str
@@ -60,9 +60,9 @@ class SyntheticProcess:
     start: str
     intents: tuple[float, ...]
     max_retries: int
-    signal: float
-    next_signal: float
     tokens: Mapping[str, tuple[int, int]]
+    signal: float = 1.3
+    next_signal: float = 1.2
 
     @cached_property
     def agents(self) -> tuple[str, ...]:
@@ -84,35 +84,32 @@ class SyntheticProcess:
         return (previous * len(self.agents) + agent) * (self.max_retries + 1) + retries
 
     @cached_property
+    def _tables(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        agents = len(self.agents)
+        weights = np.zeros((len(self.intents), self.states + 1, agents + 1))
+        weights[:, -1, -1] = 1.0
+        following = np.full((self.states + 1, agents + 1), self.states, np.int64)
+        for previous, agent, retries in np.ndindex(agents + 1, agents, self.max_retries + 1):
+            state = self.state(previous, agent, retries)
+            following[state, :-1] = [self.state(agent, called, retries) for called in range(agents)]
+            before = self.agents[previous] if previous < agents else ""
+            for branch in self.graph[self.agents[agent]]:
+                outcome = self.outcome(branch.next)
+                weight = branch.weight * branch.after.get(before, 1.0) * branch.retry**retries
+                weights[:, state, outcome] += weight * np.asarray(branch.intents or 1.0)
+                if branch.counts:
+                    following[state, outcome] = self.state(agent, outcome, min(self.max_retries, retries + 1))
+        return weights / weights.sum(axis=-1, keepdims=True), following
+
+    @property
     def transition(self) -> NDArray[np.float64]:
         """P(next outcome | intent, state), float64 [intents, S + 1, agents + 1]; END is absorbing."""
-        agents = len(self.agents)
-        table = np.zeros((len(self.intents), self.states + 1, agents + 1))
-        table[:, -1, -1] = 1.0
-        for previous in range(agents + 1):
-            before = self.agents[previous] if previous < agents else ""
-            for agent, name in enumerate(self.agents):
-                for retries in range(self.max_retries + 1):
-                    state = self.state(previous, agent, retries)
-                    for branch in self.graph[name]:
-                        weight = branch.weight * branch.after.get(before, 1.0) * branch.retry**retries
-                        table[:, state, self.outcome(branch.next)] += weight * np.asarray(branch.intents or 1.0)
-        return np.asarray(table / table.sum(axis=-1, keepdims=True))
+        return self._tables[0]
 
-    @cached_property
+    @property
     def next_state(self) -> NDArray[np.int64]:
         """The state after an outcome, int64 [S + 1, agents + 1]."""
-        agents = len(self.agents)
-        table = np.full((self.states + 1, agents + 1), self.states, np.int64)
-        for previous in range(agents + 1):
-            for agent, name in enumerate(self.agents):
-                counting = {branch.next for branch in self.graph[name] if branch.counts}
-                for retries in range(self.max_retries + 1):
-                    state = self.state(previous, agent, retries)
-                    for following, called in enumerate(self.agents):
-                        more = min(self.max_retries, retries + (called in counting))
-                        table[state, following] = self.state(agent, following, more)
-        return table
+        return self._tables[1]
 
     def outcome(self, name: str) -> int:
         """Index of an agent or of END among the outcomes."""
@@ -133,8 +130,6 @@ _RETRY: Final = SyntheticProcess(
     start="planner",
     intents=(0.3, 0.3, 0.25, 0.15),
     max_retries=3,
-    signal=1.3,
-    next_signal=1.2,
     graph={
         "planner": (
             Branch("retriever", 0.53, (4.66, 1, 0.19, 0.49)),
@@ -185,8 +180,6 @@ _RESEARCH: Final = SyntheticProcess(
     start="planner",
     intents=(0.4, 0.35, 0.25),
     max_retries=4,
-    signal=1.3,
-    next_signal=1.2,
     graph={
         "planner": (
             Branch("searcher", 0.63, (3.61, 0.73, 0.28)),
@@ -244,8 +237,6 @@ _TRIAGE: Final = SyntheticProcess(
     start="greeter",
     intents=(0.35, 0.3, 0.2, 0.15),
     max_retries=3,
-    signal=1.3,
-    next_signal=1.2,
     graph={
         "greeter": (
             Branch("user", 0.81),

@@ -36,8 +36,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from scipy.special import softmax
 
-from presage.datasets.schema import conform
+from presage.datasets.schema import STATE_COLUMNS, conform
 from presage.datasets.synthetic.processes import PROCESSES, SyntheticProcess
 from presage.errors import ConfigurationError
 
@@ -82,12 +83,12 @@ def generate(
     horizon: int = 3,
     censored: float = 0.0,
 ) -> Generated:
-    """Draw workflows of a synthetic process.
+    """Draw workflows of a synthetic process; the trace is a function of the arguments.
 
     Args:
         process: a process, or the name of one of `PROCESSES`.
-        workflows: number of workflows.
-        seed: the trace is a function of it and of the other arguments.
+        workflows: their number.
+        seed: of all draws.
         state_size: width of both states; at least intents + agents + 1.
         horizon: K, number of forecast steps.
         censored: share of the workflows with a cut at a random step; workflows that end before their cut stay complete.
@@ -95,7 +96,9 @@ def generate(
     Raises:
         ConfigurationError: an unknown process, or a number out of its range.
     """
-    known = _known(process)
+    if isinstance(process, str) and process not in PROCESSES:
+        raise ConfigurationError(f"unknown process {process!r}; known: {', '.join(PROCESSES)}")
+    known = PROCESSES[process] if isinstance(process, str) else process
     directions = len(known.intents) + len(known.agents) + 1
     for name, value, least in (
         ("workflows", workflows, 1),
@@ -115,33 +118,16 @@ def generate(
     )
 
 
-def _known(process: str | SyntheticProcess) -> SyntheticProcess:
-    if isinstance(process, SyntheticProcess):
-        return process
-    if process not in PROCESSES:
-        raise ConfigurationError(f"unknown process {process!r}; known: {', '.join(PROCESSES)}")
-    return PROCESSES[process]
-
-
 @dataclass(frozen=True)
 class _Walks:
-    """Workflows one after the other, one entry a step.
+    """Workflows one after the other, one entry a step."""
 
-    Args:
-        offsets: start of each workflow, and the number of steps, int64 [workflows + 1].
-        intents: int64 [workflows].
-        complete: whether the workflow reaches its end, bool [workflows].
-        step: position in the workflow, int64 [steps].
-        state: process state of the step, int64 [steps].
-        outcome: next outcome, END included; defined also at a cut, where the trace does not show it. int64 [steps].
-    """
-
-    offsets: NDArray[np.int64]
-    intents: NDArray[np.int64]
-    complete: NDArray[np.bool_]
-    step: NDArray[np.int64]
-    state: NDArray[np.int64]
-    outcome: NDArray[np.int64]
+    offsets: NDArray[np.int64]  # [workflows + 1], the start of each, and the number of steps
+    intents: NDArray[np.int64]  # [workflows]
+    complete: NDArray[np.bool_]  # [workflows]
+    step: NDArray[np.int64]  # [steps], as all below
+    state: NDArray[np.int64]  # of the process
+    outcome: NDArray[np.int64]  # the next, END included; defined also at a cut, where the trace does not show it
 
     @property
     def workflow(self) -> NDArray[np.int64]:
@@ -193,8 +179,7 @@ def _draw_states(
 ) -> tuple[tuple[NDArray[np.float16], NDArray[np.float16]], tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Prefill and completion states, float16 [steps, state_size], and their components along the basis.
 
-    The latter are float64 [steps, intents + agents + 1], computed from the stored states. They carry all information,
-    because the other directions are pure noise.
+    The latter, float64 [steps, intents + agents + 1], carry all information: the other directions are pure noise.
     """
     basis = state_basis(process, state_size)
     steps, directions = len(walks.step), len(basis)
@@ -220,26 +205,6 @@ def _draw_states(
     return (states[0], states[1]), (seen[0], seen[1])
 
 
-def _log_likelihoods(
-    process: SyntheticProcess, prefill: NDArray[np.float64], completion: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Log-likelihoods of intents and outcomes up to a constant.
-
-    Returns:
-        Of each intent in the prefill and in the completion state, float64 [steps, intents] each, and of each outcome in
-        the completion state, float64 [steps, agents + 1]. Directions are orthonormal and the noise along each is
-        independent with variance 1 + isotropic², so of |y − m|² only y·m matters, and in a completion state intent and
-        outcome are additive.
-    """
-    scale = 1 / (1 + _ISOTROPIC**2)
-    z = len(process.intents)
-    return (
-        prefill[:, :z] * (process.signal * scale),
-        completion[:, :z] * (process.signal * scale),
-        completion[:, z:] * (process.next_signal * scale),
-    )
-
-
 def _forecast(
     process: SyntheticProcess,
     walks: _Walks,
@@ -247,8 +212,14 @@ def _forecast(
     completion: NDArray[np.float64],
     horizon: int,
 ) -> dict[str, NDArray[np.float64]]:
-    """The Bayes-optimal forecasts of both moments."""
-    from_prefill, from_completion, of_outcome = _log_likelihoods(process, prefill, completion)
+    """The Bayes-optimal forecasts of both moments.
+
+    Directions are orthonormal and the noise along each is independent with variance 1 + isotropic², so of |y − m|² only
+    y·m matters, and in a completion state the log-likelihoods of intent and outcome are additive.
+    """
+    scale, intents = 1 / (1 + _ISOTROPIC**2), len(process.intents)
+    from_prefill, from_completion = (y[:, :intents] * (process.signal * scale) for y in (prefill, completion))
+    of_outcome = completion[:, intents:] * (process.next_signal * scale)
     with np.errstate(divide="ignore"):  # log 0: an impossible outcome excludes the intent
         moved = np.log(process.transition[:, walks.state, walks.outcome].T)
     at_prefill = _intent_scores(process, walks, from_prefill, from_completion + moved)
@@ -259,10 +230,10 @@ def _forecast(
     for start in range(0, len(walks.step), _CHUNK_STEPS):
         part = slice(start, start + _CHUNK_STEPS)
         state = walks.state[part]
-        posterior = _softmax(at_prefill[part])
+        posterior = softmax(at_prefill[part], axis=-1)
         result["prefill"][part] = np.einsum("nz,hzno->nho", posterior, ahead[:, :, state, :])
         # The completion state is evidence of intent and next outcome jointly.
-        both = _softmax(at_prefill[part] + from_completion[part])[:, :, None]
+        both = softmax(at_prefill[part] + from_completion[part], axis=-1)[:, :, None]
         both = both * process.transition[:, state, :].transpose(1, 0, 2)
         both *= np.exp(of_outcome[part] - of_outcome[part].max(axis=1, keepdims=True))[:, None, :]
         both /= both.sum(axis=(1, 2), keepdims=True)
@@ -277,8 +248,8 @@ def _intent_scores(
 ) -> NDArray[np.float64]:
     """Log posterior of the intents up to a constant at each prefill, float64 [steps, intents].
 
-    Given the intent, all observations of a workflow are independent, so evidence adds up: `at_prefill` of a step counts
-    from its own prefill on, `later` (its completion state and outcome) from the next step on.
+    Given the intent, observations are independent, so evidence adds up: `at_prefill` of a step counts from its own
+    prefill on, `later` (its completion state and outcome) from the next step on.
     """
     scores = np.empty_like(at_prefill)
     running = np.tile(np.log(np.asarray(process.intents)), (len(walks.intents), 1))
@@ -290,11 +261,6 @@ def _intent_scores(
         scores[rows] = running[at]
         running[at] += later[rows]
     return scores
-
-
-def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def _while_alive(absorbing: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -369,8 +335,10 @@ def _table(
         "output_text": _joined(np.concatenate([words(seen[1]), called[None]])),
         "success": pa.array(success[workflow], mask=~walks.complete[workflow]),
         "complete": pa.array(walks.complete[workflow]),
-        "prefill_state": _as_states(states[0]),
-        "completion_state": _as_states(states[1]),
+        **{
+            name: pa.FixedSizeListArray.from_arrays(pa.array(of.reshape(-1)), of.shape[1])
+            for name, of in zip(STATE_COLUMNS, states, strict=True)
+        },
     }
     return conform(pa.table(columns), "generated workflows")
 
@@ -380,10 +348,6 @@ def _parents(step: NDArray[np.int64]) -> pa.ListArray:
     follows = step > 0
     offsets = np.r_[0, np.cumsum(follows)].astype(np.int32)
     return pa.ListArray.from_arrays(offsets, pa.array((step[follows] - 1).astype(np.int32)))
-
-
-def _as_states(states: NDArray[np.float16]) -> pa.Array:
-    return pa.FixedSizeListArray.from_arrays(pa.array(states.reshape(-1)), states.shape[1])
 
 
 def _joined(words: NDArray[np.str_]) -> pa.Array:
