@@ -21,9 +21,8 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -125,11 +124,7 @@ def _tables(engine: RecordedEngine, planned: RowPlan, skipped: Counter[str]) -> 
 
 
 def _table(
-    batch: pa.RecordBatch,
-    engine: RecordedEngine,
-    served: Served,
-    planned: RowPlan,
-    places: np.ndarray[tuple[int], np.dtype[np.int64]],
+    batch: pa.RecordBatch, engine: RecordedEngine, served: Served, planned: RowPlan, places: NDArray[np.int64]
 ) -> pa.Table:
     runs = batch["run"].cast(pa.string())
     columns = {name: batch[name] for name in _AS_THEY_ARE}
@@ -148,11 +143,7 @@ def _table(
 
 
 def _states(column: pa.LargeBinaryArray, where: str) -> pa.Array | None:
-    """Raw float16 as fixed_size_list<float16>[d]; None if no step has a state.
-
-    Raises:
-        TraceError: states differ in size.
-    """
+    """Raw float16 as fixed_size_list<float16>[d]; None if no step has a state."""
     if column.null_count == len(column):
         return None
     lengths = pc.unique(pc.binary_length(column.drop_null())).to_pylist()
@@ -175,27 +166,18 @@ NAMELESS: Final = "step without a workflow type or an agent, or of an agent call
 UNNUMBERED: Final = -1
 
 
-@dataclass(frozen=True)
-class RowPlan:
-    """The steps of one engine that become rows.
+class RowPlan(NamedTuple):
+    """The n steps of one engine that become rows."""
 
-    Attributes:
-        keys: int64 [n], ascending, from `key`.
-        steps: int32 [n], number of the step in the trace.
-        complete: bool [n], whether its run is complete.
-    """
-
-    keys: NDArray[np.int64]
-    steps: NDArray[np.int32]
-    complete: NDArray[np.bool_]
+    keys: NDArray[np.int64]  # ascending, from `key`
+    steps: NDArray[np.int32]  # number of the step in the trace
+    complete: NDArray[np.bool_]  # whether its run is complete
 
     def find(self, runs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """The index of each of n recorded steps in the plan, int64 [n]; -1 for steps that do not become a row."""
         wanted = key(runs, steps)
         places = np.searchsorted(self.keys, wanted)
-        found = np.zeros(len(wanted), bool)
-        inside = places < len(self.keys)
-        found[inside] = self.keys[places[inside]] == wanted[inside]
+        found = np.append(self.keys, -1)[places] == wanted  # keys are never negative
         return np.where(found, places, -1)
 
 
@@ -207,13 +189,10 @@ def key(runs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
 def plan(
     steps: Iterable[pa.RecordBatch], ends: Iterable[pa.RecordBatch], records: bool, skipped: Counter[str]
 ) -> RowPlan:
-    """Select the steps of an engine that become rows.
+    """Select the steps of an engine that become rows, and count the others in `skipped`.
 
-    Args:
-        steps: columns NUMBERS of its steps.
-        ends: columns END_NUMBERS of its ends, which must be read before the steps.
-        records: whether the engine is still recording.
-        skipped: counts skipped items by reason.
+    `steps` are the columns NUMBERS of its steps, `ends` the columns END_NUMBERS of its ends, which must be read first;
+    `records` is whether the engine is still recording.
     """
     ended = _ended(ends)
     run, step, client = _numbers(steps, skipped)
@@ -275,43 +254,30 @@ def _numbers(
 
 
 def _named(batch: pa.RecordBatch) -> NDArray[np.bool_]:
-    good = np.ones(batch.num_rows, bool)
+    good = pc.not_equal(batch["agent"], "END")
     for name in ("workflow_type", "workflow_id", "agent"):
-        good &= pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(batch[name])), 0).to_numpy(zero_copy_only=False)
-    good &= pc.not_equal(batch["agent"], "END").to_numpy(zero_copy_only=False)
-    return good
+        good = pc.and_(good, pc.not_equal(pc.utf8_trim_whitespace(batch[name]), ""))
+    named: NDArray[np.bool_] = good.to_numpy(zero_copy_only=False)
+    return named
 
 
 TORN: Final = "file that ends inside a batch"
 TORN_BYTES: Final = "byte after the last whole batch of a file"
 
 
-@dataclass(frozen=True)
-class RecordedEngine:
-    """One engine of a recording.
-
-    Attributes:
-        folder: its folder.
-        name: of the instance.
-        records: whether it is still recording, so that unfinished runs may continue.
-    """
+class RecordedEngine(NamedTuple):
+    """One engine of a recording: its folder, its instance's name, and whether it is still recording."""
 
     folder: Path
     name: str
     records: bool
 
 
-@dataclass(frozen=True)
-class Served:
-    """What an engine served while it wrote a file.
+class Served(NamedTuple):
+    """What an engine served while it wrote a file."""
 
-    Attributes:
-        model: name of the model; None if unknown.
-        state_layer: layer of the recorded states, counted from 1; None for states after the final norm.
-    """
-
-    model: str | None
-    state_layer: int | None
+    model: str | None  # None if unknown
+    state_layer: int | None  # of the recorded states, counted from 1; None for states after the final norm
 
 
 def is_recording(path: Path) -> bool:
@@ -320,11 +286,7 @@ def is_recording(path: Path) -> bool:
 
 
 def engines(path: Path) -> list[RecordedEngine]:
-    """The engines of a recording, sorted by name, or the one engine of an engine's folder.
-
-    Raises:
-        TraceError: there is none.
-    """
+    """The engines of a recording, sorted by name, or the one of an engine's folder; a TraceError if there is none."""
     found = _folders(path)
     if not found:
         raise TraceError(
@@ -337,11 +299,11 @@ def engines(path: Path) -> list[RecordedEngine]:
 def batches(
     engine: RecordedEngine, table: str, columns: Sequence[str] | None, lost: Counter[str]
 ) -> Iterator[tuple[pa.RecordBatch, Served]]:
-    """All whole batches of a table in write order, each with what the engine served.
+    """All whole batches of a table (steps, forecasts or ends) in write order, each with what the engine served.
 
     Args:
-        engine: the engine.
-        table: steps, forecasts or ends.
+        engine: of `engines`.
+        table: its name.
         columns: the columns to read; None for all.
         lost: counts unreadable items by reason.
 

@@ -83,12 +83,10 @@ _APPLICATIONS: Final = (
 
 @dataclass(frozen=True)
 class GeneratedLengths:
-    """A trace and its oracle.
+    """A conforming trace in canonical order, and its oracle.
 
-    Attributes:
-        table: the trace, conforming, in canonical order.
-        oracle: maps quantiles in (0, 1) to the true quantiles of the output tokens of this and all later steps, given
-            everything known before a step's output, float64 [rows, quantiles].
+    The oracle maps quantiles in (0, 1) to the true quantiles of the output tokens of this and all later steps, given
+    everything known before a step's output, float64 [rows, quantiles].
     """
 
     table: pa.Table
@@ -113,7 +111,7 @@ def generate_lengths(workflows: int, seed: int, *, censored: float = 0.0) -> Gen
     prompt = np.exp(rng.normal(np.log(400.0), 0.8, workflows)).clip(20, 8000).astype(np.int64)
     exponent = np.array([a.exponent for a in _APPLICATIONS])[kind]
     factor = _TOPIC_FACTOR[topic] * (prompt / 400.0) ** exponent
-    stages = [_stages(_APPLICATIONS[k], rng) for k in kind]
+    stages = [_stages(_APPLICATIONS[k], rng) for k in kind]  # of each step of a workflow
     cut = [int(rng.integers(1, len(s) + 1)) if rng.random() < censored else len(s) for s in stages]
     complete = np.array([c == len(s) for c, s in zip(cut, stages, strict=True)])
     stage = np.concatenate([s[:c] for s, c in zip(stages, cut, strict=True)])
@@ -131,7 +129,6 @@ def generate_lengths(workflows: int, seed: int, *, censored: float = 0.0) -> Gen
 
 
 def _stages(application: _Application, rng: np.random.Generator) -> NDArray[np.int64]:
-    """The stage of each step of one workflow."""
     again = np.array([stage.again for stage in application.stages])
     return np.repeat(np.arange(len(again)), _repeats(again, rng, 1)[0])
 

@@ -36,12 +36,7 @@ _TOKENS: Final = np.array([300.0, 900.0, 220.0, 260.0])
 
 @dataclass(frozen=True, eq=False)
 class DrawnOutcomes:
-    """Outcomes and their true probabilities.
-
-    Attributes:
-        outcomes: n prompts of the four models.
-        probabilities: float64 [n, 4], of each model solving the prompt.
-    """
+    """Outcomes of n prompts and the four models, and the true probability of each, float64 [n, 4]."""
 
     outcomes: Outcomes
     probabilities: NDArray[np.float64]

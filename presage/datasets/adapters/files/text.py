@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol
+from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 
@@ -134,12 +134,9 @@ class Place(NamedTuple):
     line: int
 
 
-class OnTorn(Protocol):
-    """Called with an unreadable line; raises to stop, or returns to continue."""
-
-    def __call__(self, place: Place, message: str, reason: str, line: bytes) -> None:
-        """Handle one line: `message` names problem and remedy, `reason` is a short phrase for counting."""
-        ...
+OnTorn = Callable[[Place, str, str, bytes], None]
+"""Called with an unreadable line: its place, a message that names problem and remedy, a short phrase for counting, and
+its bytes. It raises to stop, or returns to continue."""
 
 
 def files_of(path: Path) -> list[Path]:
@@ -166,38 +163,31 @@ def first_document(path: Path) -> Any:
         TraceError: a file cannot be read, or is not UTF-8 text.
     """
 
-    def stop(place: Place, message: str, reason: str, line: bytes) -> None:
-        raise _NoDocumentError
+    class NoDocumentError(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise NoDocumentError
+
+    def decode(text: bytes) -> Any:  # even if a byte is not UTF-8: the format's reader raises then
+        return msgspec.json.decode(text.decode(errors="replace"))
 
     try:
         files = files_of(path)
     except TraceError:
         return None
     try:
-        return next(iter(Documents(files, stop, _decode_any_bytes)), (None, None))[1]
-    except _NoDocumentError:
+        return next(iter(Documents(files, stop, decode)), (None, None))[1]
+    except NoDocumentError:
         return None
-
-
-class _NoDocumentError(Exception):
-    """The first line is not a document."""
-
-
-def _decode_any_bytes(text: bytes) -> Any:
-    """Decode for format detection even if a byte is not UTF-8; the format's reader raises then."""
-    return msgspec.json.decode(text.decode(errors="replace"))
 
 
 class Documents:
     """Iterates over the JSON documents of files with their places; arrays yield their elements.
 
-    Raises `TraceError` if a file cannot be read or is not UTF-8 text, and whatever `on_torn` raises. NaN and infinity
-    become null, half a surrogate pair U+FFFD.
-
-    Args:
-        files: read in this order.
-        on_torn: called with unreadable lines.
-        decode: parses the bytes of a document, or raises `msgspec.DecodeError`.
+    Raises `TraceError` if a file cannot be read or is not UTF-8 text, and whatever `on_torn` raises. `decode` parses
+    the bytes of a document, or raises `msgspec.DecodeError`; NaN and infinity become null, half a surrogate pair
+    U+FFFD.
     """
 
     def __init__(self, files: Sequence[Path], on_torn: OnTorn, decode: Decode) -> None:
@@ -281,13 +271,9 @@ _OTHER_SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 class CsvRow(NamedTuple):
-    """One row.
+    """One row, with its readable fields as written, and its first line, from 1; for invalid UTF-8, that of the bytes.
 
-    Args:
-        line: its first line, from 1; for invalid UTF-8, the line with the invalid bytes.
-        fields: as written; of a bad row, the readable ones.
-        problem: empty for a good row.
-        reason: a short phrase for counting.
+    `problem` is empty for a good row, `reason` a short phrase for counting.
     """
 
     line: int
@@ -297,15 +283,10 @@ class CsvRow(NamedTuple):
 
 
 class CsvRows:
-    """The rows below the header of a CSV file, without blank lines.
-
-    Iterating raises `TraceError` if the file cannot be read.
-
-    Args:
-        path: the file, plain or gzip.
+    """The rows below the header of a CSV file, plain or gzip, without blank lines.
 
     Raises:
-        TraceError: the header is missing or unreadable.
+        TraceError: the header is missing or unreadable; while iterating, the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
