@@ -53,25 +53,15 @@ class _Run:
         """Output tokens from a step to the end of the run."""
         if self.steps is None:
             return None
-        total = 0
-        for step in range(first, self.steps):
-            tokens = self.tokens.get(step)
-            if tokens is None:
-                return None
-            total += tokens
-        return total
+        tokens = [self.tokens.get(step) for step in range(first, self.steps)]
+        return None if None in tokens else sum(filter(None, tokens))
 
 
 def read_forecasts(path: str | Path) -> tuple[pa.Table, Mapping[str, int]]:
-    """All forecasts of a recording, with their outcomes.
+    """All forecasts of a recording with their outcomes, as a table of SCHEMA, and counts of unreadable items by reason.
 
-    Keeps all forecasts, and the agents and tokens of all recorded steps of one engine, in memory.
-
-    Args:
-        path: the folder of a recording, or of one engine in it.
-
-    Returns:
-        A table of SCHEMA, and counts of unreadable items by reason.
+    Keeps all forecasts, and the agents and tokens of all recorded steps of one engine, in memory. `path` is the folder
+    of a recording, or of one engine in it.
 
     Raises:
         TraceError: the path is not a recording, or has another version.

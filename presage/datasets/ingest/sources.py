@@ -51,13 +51,9 @@ class Input:
 
 @dataclass(frozen=True)
 class Gathered:
-    """All sources as runs on disk.
+    """All sources, by number, as runs on disk, in source order; the schema is common to their rows and the store.
 
-    Args:
-        sources: by number.
-        runs: all runs, in source order.
-        schema: common to their rows and the store.
-        resumed: number of sources that an interrupted ingestion had already read.
+    An interrupted ingestion had already read `resumed` of them.
     """
 
     sources: list[Spilled]
@@ -103,16 +99,9 @@ def gather(
     on_ray: bool,
     progress: Progress,
 ) -> Gathered:
-    """Read the sources that the journal does not have.
+    """Read the sources that the journal does not have; options as for `ingest`.
 
-    Args:
-        inputs: the sources.
-        journal: of this ingestion.
-        held: widths of the states in the store.
-        store: its name, for errors.
-        source_format, skip_bad: as for `read_traces`.
-        on_ray: read paths with Ray Data.
-        progress: called with the share of bytes read.
+    `held` are the widths of the states in the store, which errors call `store`.
 
     Raises:
         TraceError: as the readers; states of two sources, or of a source and the store, differ in size.
@@ -234,11 +223,7 @@ class _Answer(msgspec.Struct):
 def spill_on_ray(
     tasks: Sequence[PathsToSpill], progress: Callable[[int], None]
 ) -> Iterator[tuple[list[Spilled], list[SortedRun]]]:
-    """Read groups of paths on Ray, yielded as they finish.
-
-    Args:
-        tasks: the groups.
-        progress: called with the bytes on disk of each finished group.
+    """Read groups of paths on Ray, yielded as they finish; `progress` gets the bytes on disk of each finished group.
 
     Raises:
         TraceError: as the readers.

@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import time
-import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from presage.datasets.schema import CommonSizes, concat, state_sizes
-from presage.datasets.schema.columns import dictionary_encoded
+from presage.datasets.schema.columns import hashes
 from presage.datasets.schema.source import Origin, Source, Workflow
 from presage.datasets.store.parts import WORK, Part
 
@@ -44,12 +43,7 @@ LAST_KEY: Final = 2**64 - 1
 
 @dataclass(frozen=True)
 class SortedRun:
-    """A file of rows sorted by key.
-
-    Args:
-        name: of the file.
-        batches: first key, last key and bytes in memory of each batch.
-    """
+    """A file of rows sorted by key: first key, last key and bytes in memory of each batch."""
 
     name: str
     batches: list[tuple[int, int, int]]
@@ -57,16 +51,7 @@ class SortedRun:
 
 @dataclass
 class Spilled:
-    """A source whose rows were spilled.
-
-    Args:
-        number: its index among the sources of the ingestion.
-        rows: number of rows.
-        lined: whether its rows are lines.
-        sizes: widths of its states.
-        skipped: number of skipped rows by reason.
-        spoiled: workflows that lost a row.
-    """
+    """A source whose rows were spilled: its number in the ingestion, its number of rows, whether they are lines, …"""
 
     number: int
     rows: int = 0
@@ -82,13 +67,9 @@ def spill(
     prefix: str,
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[list[Spilled], list[SortedRun]]:
-    """Read sources into runs.
+    """Read sources, (number, name, chunks) of each, into runs whose names begin with a prefix.
 
-    Args:
-        sources: (number, name, chunks) of each.
-        folder: of the runs.
-        prefix: of the runs' file names.
-        progress: called with the bytes on disk read since its last call.
+    `progress` is called with the bytes on disk read since its last call.
 
     Raises:
         TraceError: as the readers; states differ in size.
@@ -130,13 +111,7 @@ def read_range(
 ) -> tuple[pa.Table, Origin]:
     """The rows with a key from `low` to `high`, both included; those of a workflow in the order they were read.
 
-    Args:
-        folder: of the runs.
-        runs: all runs.
-        low: first key.
-        high: last key.
-        names: of the sources, by number.
-        lined: whether the rows of each source are lines.
+    `names` and `lined` (whether its rows are lines) are of each source, by number.
     """
     tables: list[pa.Table] = []
     sources, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
@@ -161,15 +136,8 @@ def read_range(
 
 def keys(table: pa.Table) -> NDArray[np.uint64]:
     """The key of the workflow of each row, uint64 [rows]."""
-    types, ids = (_hashes(table[column]) for column in ("workflow_type", "workflow_id"))
+    types, ids = (hashes(table[column]) for column in ("workflow_type", "workflow_id"))
     return types << np.uint64(32) | ids
-
-
-def _hashes(column: pa.ChunkedArray) -> NDArray[np.uint64]:
-    encoded = dictionary_encoded(column)
-    of_value = np.array([zlib.crc32(value.encode()) for value in encoded.dictionary.to_pylist()], np.uint64)
-    hashes: NDArray[np.uint64] = of_value[encoded.indices.to_numpy()]
-    return hashes
 
 
 class _Writer:

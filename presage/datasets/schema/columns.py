@@ -7,6 +7,7 @@ column may hold a prompt.
 from __future__ import annotations
 
 import datetime as dt
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -29,6 +30,14 @@ def dictionary_encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
     """A column of strings as indices into its distinct values, in one chunk."""
     encoded = column.combine_chunks().dictionary_encode()
     return encoded.unify_dictionaries().combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+
+
+def hashes(column: pa.ChunkedArray) -> NDArray[np.uint64]:
+    """A 32-bit hash of each string, the same in every process; uint64 [rows]."""
+    encoded = dictionary_encoded(column)
+    of_value = np.array([zlib.crc32(value.encode()) for value in encoded.dictionary.to_pylist()], np.uint64)
+    found: NDArray[np.uint64] = of_value[encoded.indices.to_numpy(zero_copy_only=False)]
+    return found
 
 
 def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin: Origin) -> pa.ChunkedArray:

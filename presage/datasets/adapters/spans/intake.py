@@ -6,21 +6,18 @@ import datetime as dt
 import re
 import shutil
 import tempfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.attributes import Found, interpret
 from presage.datasets.adapters.spans.conventions import SPAN_SCHEMA, Meaning, Role
-from presage.datasets.schema.columns import dictionary_encoded
+from presage.datasets.schema.columns import hashes
 from presage.errors import OutputError, TraceError
 
 
@@ -30,9 +27,6 @@ class Partitions:
     Spans, and steps that wait for other traces, may not fit in memory. Each `add` writes one Arrow file with a record
     batch a partition, so only the current batch is in memory and no file stays open. Files are memory-mapped, so unused
     columns cost nothing. They may hold private text: only the owner can access the folder, and it is removed on exit.
-
-    Args:
-        count: number of partitions.
     """
 
     def __init__(self, count: int) -> None:
@@ -43,9 +37,7 @@ class Partitions:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, rows: pa.Table, key: str) -> None:
@@ -56,7 +48,7 @@ class Partitions:
         """
         if not rows.num_rows:
             return
-        homes = _homes(rows.column(key), self.count)
+        homes = hashes(rows.column(key)) % np.uint64(self.count)
         order = np.argsort(homes, kind="stable")
         ends = np.searchsorted(homes[order], np.arange(self.count), side="right").tolist()
         rows = rows.take(pa.array(order)).combine_chunks()
@@ -87,14 +79,6 @@ class Partitions:
         return pa.Table.from_batches(batches) if batches else None
 
 
-def _homes(column: pa.ChunkedArray, partitions: int) -> NDArray[np.int64]:
-    """The partition of each row, the same in every process; int64 [rows]."""
-    encoded = dictionary_encoded(column)
-    home = np.array([zlib.crc32(key.encode()) % partitions for key in encoded.dictionary.to_pylist()], np.int64)
-    homes: NDArray[np.int64] = home[encoded.indices.to_numpy(zero_copy_only=False)]
-    return homes
-
-
 _BATCH_SPANS: Final = 16384
 _BATCH_BYTES: Final = 32 * 2**20
 _MAY_BE_STEPS: Final = (Role.LLM, Role.TOOL, Role.AGENT)
@@ -107,18 +91,11 @@ _LATEST_S: Final = 10**11  # in seconds this is the year 5138, in milliseconds 1
 
 
 class Intake:
-    """Collects spans and writes them to disk.
+    """Collects spans and writes them to disk, as rows of `SPAN_SCHEMA`.
 
-    Args:
-        names: names of the files being read, for messages.
-        write: receives the spans as rows of `SPAN_SCHEMA`.
-        skip_bad: count bad spans and mark their trace, instead of raising.
-        lined: whether the line of a span identifies where it was read: False for several files, or none.
-
-    Attributes:
-        skipped: skipped spans by reason, since the last clear.
-        spans: number of accepted spans.
-        lost: number of rejected spans.
+    `names` are those of the files being read, for messages; `lined` is whether the line of a span identifies where it
+    was read: False for several files, or none. With `skip_bad`, bad spans are counted in `skipped` by reason, and their
+    trace is marked.
     """
 
     def __init__(
@@ -142,9 +119,7 @@ class Intake:
         self._torn: Place | None = None
 
     def at(self, place: Place, span: str | None = None) -> str:
-        """`"spans.json, line 17, span 00f067aa0ba902b7"`; without the line for sources that have none, such as a live
-        store.
-        """
+        """`"spans.json, line 17, span 00f067aa0ba902b7"`; without the line for a live store, which has none."""
         line = f", line {place.line}" if place.line else ""
         return f"{self.names[place.file]}{line}{f', span {span}' if span else ''}"
 
