@@ -51,7 +51,7 @@ class SortedRun:
 
 @dataclass
 class Spilled:
-    """A source whose rows were spilled: its number in the ingestion, its number of rows, whether they are lines, …"""
+    """A source whose rows were spilled; `number` is its index in the ingestion, `lined` whether its rows are lines."""
 
     number: int
     rows: int = 0

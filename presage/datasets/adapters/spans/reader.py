@@ -53,11 +53,7 @@ class _Trace(NamedTuple):
 
 
 class PendingConversations:
-    """Steps that wait for other traces.
-
-    Args:
-        waiting: where they are stored.
-    """
+    """Steps that wait for other traces, stored in `waiting`."""
 
     def __init__(self, waiting: Partitions) -> None:
         self._waiting = waiting
@@ -87,7 +83,7 @@ class PendingConversations:
 
     def _joined(self, table: pa.Table) -> tuple[pa.Table, set[Workflow]]:
         groups, bad = self._groups(table)
-        local = _Local(table)
+        columns = [table.column(name).to_pylist() for name in ("step", "start", "leaf", "parent_steps")]
         rows: list[int] = []
         steps: list[int] = []
         parents: list[tuple[int, ...]] = []
@@ -97,7 +93,7 @@ class PendingConversations:
         for key, traces in groups.items():
             if key in bad:
                 continue
-            found, waited = local.number(traces)
+            found, waited = _numbered(traces, *columns)
             rows += found
             steps += range(len(found))
             parents += waited
@@ -105,15 +101,15 @@ class PendingConversations:
             complete.append(all(trace.complete for trace in traces))
             counts.append(len(found))
         workflow = pa.array(np.repeat(np.arange(len(keys)), counts))
-        columns = {
+        joined = {
             "workflow_type": pa.array([kind for kind, _ in keys], pa.string()).take(workflow),
             "workflow_id": pa.array([name for _, name in keys], pa.string()).take(workflow),
             "step": pa.array(steps, pa.int32()),
             "parent_steps": pa.array(parents, pa.list_(pa.int32())),
             "complete": pa.array(complete, pa.bool_()).take(workflow),
         }
-        kept = table.drop_columns(list(columns)).take(pa.array(rows, pa.int64()))
-        for name, column in columns.items():
+        kept = table.drop_columns(list(joined)).take(pa.array(rows, pa.int64()))
+        for name, column in joined.items():
             kept = kept.append_column(name, column)
         return kept, bad
 
@@ -159,32 +155,23 @@ class PendingConversations:
         return value
 
 
-class _Local:
-    """Step numbers within traces, renumbered within workflows."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._step = table.column("step").to_pylist()
-        self._start = table.column("start").to_pylist()
-        self._leaf = table.column("leaf").to_pylist()
-        self._parents = table.column("parent_steps").to_pylist()
-
-    def number(self, traces: list[_Trace]) -> tuple[list[int], list[tuple[int, ...]]]:
-        """The rows of a workflow in order, and the steps that each waited for."""
-        waits: dict[int, tuple[int, ...]] = {}
-        siblings = Siblings(-1, ())
-        order: list[tuple[int, int, int, int]] = []
-        for place, trace in enumerate(traces):
-            rows = sorted(trace.rows, key=self._step.__getitem__)
-            given = siblings.waited_for(trace.begin)
-            for row in rows:
-                local = self._parents[row]
-                waits[row] = tuple(rows[parent] for parent in local) if local else given
-                order.append((self._start[row], place, self._step[row], row))
-            leaves = tuple(row for row in rows if self._leaf[row])
-            siblings.ended(trace.begin, trace.end, leaves, place)
-        found = [row for *_, row in sorted(order)]
-        step = {row: i for i, row in enumerate(found)}
-        return found, [tuple(sorted(map(step.__getitem__, waits[row]))) for row in found]
+def _numbered(
+    traces: list[_Trace], step: list[int], start: list[int], leaf: list[bool], parents: list[list[int]]
+) -> tuple[list[int], list[tuple[int, ...]]]:
+    """The rows of a workflow in order, and the steps that each waited for; columns count steps within traces."""
+    waits: dict[int, tuple[int, ...]] = {}
+    siblings = Siblings(-1, ())
+    order: list[tuple[int, int, int, int]] = []
+    for place, trace in enumerate(traces):
+        rows = sorted(trace.rows, key=step.__getitem__)
+        given = siblings.waited_for(trace.begin)
+        for row in rows:
+            waits[row] = tuple(rows[parent] for parent in parents[row]) if parents[row] else given
+            order.append((start[row], place, step[row], row))
+        siblings.ended(trace.begin, trace.end, tuple(row for row in rows if leaf[row]), place)
+    found = [row for *_, row in sorted(order)]
+    number = {row: i for i, row in enumerate(found)}
+    return found, [tuple(sorted(map(number.__getitem__, waits[row]))) for row in found]
 
 
 _PARTITION_BYTES: Final = 32 * 2**20
@@ -204,19 +191,23 @@ def read_spans(path: Path | Sequence[Path], skip_bad: bool = False) -> Iterator[
             line or span.
         OutputError: the disk of temporary files is full.
     """
-    return read_documents(path, take_spans, decode, skip_bad)
+    return _read_documents(path, take_spans, decode, skip_bad)
 
 
-def read_documents(
+def read_mlflow(path: Path | Sequence[Path], skip_bad: bool = False) -> Iterator[Source]:
+    """Read exported MLflow traces, plain or gzip; as `read_spans`."""
+    return _read_documents(path, take_mlflow, msgspec.json.decode, skip_bad)
+
+
+def _read_documents(
     path: Path | Sequence[Path],
     take: Callable[[Any, Place, Intake], None],
     decode: Decode,
     skip_bad: bool,
 ) -> Iterator[Source]:
-    """Read JSON documents; `take` passes the spans of each to the intake. Otherwise as `read_spans`."""
     paths = [path] if isinstance(path, Path) else path
     files = [file for one in paths for file in files_of(one)]
-    with Partitions(partitions_for(files)) as spill:
+    with Partitions(_partitions_for(files)) as spill:
         intake = Intake([str(file) for file in files], partial(spill.add, key="trace"), skip_bad, lined=len(files) == 1)
         workflows = SpanWorkflows(named(paths), intake, spill, skip_bad)
         reading = Documents(files, intake.torn, decode)
@@ -231,12 +222,8 @@ def read_documents(
         yield from workflows.sources()
 
 
-def partitions_for(files: list[Path]) -> int:
-    """Number of partitions that keeps each within tens of megabytes.
-
-    Raises:
-        TraceError: a file does not exist.
-    """
+def _partitions_for(files: list[Path]) -> int:
+    """Number of partitions that keeps each within tens of megabytes; a TraceError if a file does not exist."""
     size = 0
     for file in files:
         try:
@@ -246,19 +233,10 @@ def partitions_for(files: list[Path]) -> int:
     return min(_MOST, max(_FEWEST, size // _PARTITION_BYTES))
 
 
-def read_mlflow(path: Path | Sequence[Path], skip_bad: bool = False) -> Iterator[Source]:
-    """Read exported MLflow traces, plain or gzip; as `read_spans`."""
-    return read_documents(path, take_mlflow, msgspec.json.decode, skip_bad)
-
-
 class SpanWorkflows:
-    """Assembles the workflows of the spans in `spans`, as written by `intake`.
+    """Assembles the workflows of `spans`, as written by `intake`, partitioned by trace, of the source called `name`.
 
-    Args:
-        name: of the source, for messages.
-        intake: counts skipped spans.
-        spans: partitioned by trace.
-        skip_bad: skip traces that are not trees, and workflows that lost a span, instead of raising.
+    With `skip_bad`, traces that are not trees, and workflows that lost a span, are skipped.
     """
 
     def __init__(self, name: str, intake: Intake, spans: Partitions, skip_bad: bool) -> None:
@@ -266,9 +244,7 @@ class SpanWorkflows:
         self._intake = intake
         self._spans = spans
         self._skip_bad = skip_bad
-        self._lined = intake.lined
-        self._rows = 0
-        self._spoiled = 0
+        self._rows = self._spoiled = 0
 
     def sources(self) -> Iterator[Source]:
         """All workflows in chunks of bounded size; call after the last span was added.
@@ -298,19 +274,15 @@ class SpanWorkflows:
 
     def source(self, table: pa.Table | None, spoiled: frozenset[Workflow] = frozenset(), read_bytes: int = 0) -> Source:
         """A conforming chunk, empty without a table; carries the skip counts since the last one."""
-        first = self._rows + 1
         if table is None:
-            conforming = trace_schema().empty_table()
-            lines = np.zeros(0, np.int64) if self._lined else None
-        else:
-            lines = table.column("line").to_numpy() if self._lined else None
-            conforming = conform(table, Origin.of(self._name, table.num_rows, lines, first=first))
-        self._rows += conforming.num_rows
+            table = trace_schema().empty_table().append_column("line", pa.array([], pa.int64()))
+        lines = table.column("line").to_numpy() if self._intake.lined else None
+        origin = Origin.of(self._name, table.num_rows, lines, first=self._rows + 1)
+        self._rows += table.num_rows
         self._spoiled += len(spoiled)
         skipped = dict(self._intake.skipped)
         self._intake.skipped.clear()
-        origin = Origin.of(self._name, conforming.num_rows, lines, first=first)
-        return Source(conforming, origin, skipped, spoiled, read_bytes)
+        return Source(conform(table, origin), origin, skipped, spoiled, read_bytes)
 
     def _partition(self, table: pa.Table, conversations: PendingConversations) -> Iterator[Source]:
         """The workflows that are complete in this partition; the other steps go to the conversations."""

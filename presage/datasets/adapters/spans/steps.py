@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 import numpy as np
@@ -22,12 +22,11 @@ from presage.datasets.adapters.spans.tree import (
 from presage.datasets.schema import TIMESTAMP
 from presage.datasets.schema.columns import dictionary_encoded
 
+_OF_SPANS: Final = tuple(column.name for column in fields(TraceSpans) if column.name != "same")
+
 
 class TraceColumns:
-    """The numbers of a partition as Python lists; rows sorted by trace, markers of lost spans first.
-
-    Args:
-        table: spans, of `SPAN_SCHEMA`.
+    """The numbers of a partition, of `SPAN_SCHEMA`, as lists; rows sorted by trace, markers of lost spans first.
 
     Attributes:
         order: row of the table for each sorted row, int64 [rows].
@@ -39,16 +38,14 @@ class TraceColumns:
         trace = codes(table.column("trace"))
         self.order = np.lexsort((table.column("span").is_valid().to_numpy(), trace))
         self.bounds = np.flatnonzero(np.diff(trace[self.order], prepend=-1, append=-1)).tolist()
-        self._span, self._parent = self._pair("span", "parent")
-        self._node, self._node_parent = self._pair("node", "node_parent")
-        self._service = codes(table.column("service"))[self.order].tolist()
-        self._session = codes(table.column("session"))[self.order].tolist()
-        self._workflow = codes(table.column("workflow"))[self.order].tolist()
-        self._role = table.column("role").to_numpy()[self.order].tolist()
-        self._naming = table.column("naming").to_numpy()[self.order].tolist()
-        self._remote = table.column("remote").to_numpy()[self.order].tolist()
-        self._start = table.column("start").to_numpy()[self.order].tolist()
-        self._end = pc.fill_null(table.column("end"), NEVER_ENDED).to_numpy()[self.order].tolist()
+        columns = {name: table.column(name).to_numpy() for name in ("role", "naming", "remote", "start")}
+        columns["end"] = pc.fill_null(table.column("end"), NEVER_ENDED).to_numpy()
+        columns |= {name: codes(table.column(name)) for name in ("service", "session", "workflow")}
+        for one, other in (("span", "parent"), ("node", "node_parent")):  # equal strings get equal numbers
+            both = codes(pa.chunked_array([*table.column(one).chunks, *table.column(other).chunks]))
+            columns[one], columns[other] = both[: table.num_rows], both[table.num_rows :]
+        self._columns = {name: column[self.order].tolist() for name, column in columns.items()}
+        self._start = self._columns["start"]
         self._texts = {name: table.column(name) for name in ("trace", "label", "service", "session", "workflow")}
         self._bad = table.column("bad").to_numpy()[self.order]
 
@@ -58,7 +55,7 @@ class TraceColumns:
 
     def first_span(self, first: int, stop: int) -> int:
         """The first row of a trace that is a span; `stop` without one."""
-        return next((row for row in range(first, stop) if self._span[row] >= 0), stop)
+        return next((row for row in range(first, stop) if self._columns["span"][row] >= 0), stop)
 
     def spans(self, first: int, stop: int) -> TraceSpans:
         """The spans of a trace."""
@@ -69,19 +66,7 @@ class TraceColumns:
             content = self._table.select(CONTENT).take(pa.array(rows)).to_pylist()
             return bool(content[0] == content[1])
 
-        return TraceSpans(
-            span=self._span[part],
-            parent=self._parent[part],
-            remote=self._remote[part],
-            role=self._role[part],
-            naming=self._naming[part],
-            service=self._service[part],
-            node=self._node[part],
-            node_parent=self._node_parent[part],
-            start=self._start[part],
-            end=self._end[part],
-            same=same,
-        )
+        return TraceSpans(**{name: self._columns[name][part] for name in _OF_SPANS}, same=same)
 
     def place(self, row: int) -> tuple[Place, str]:
         """Where a span was read, and its id."""
@@ -95,8 +80,8 @@ class TraceColumns:
         begin = root if root is not None else min(range(first, stop), key=self._start.__getitem__)
         return TraceFacts(
             trace=str(self._text("trace", first)),
-            session=self._agreed("session", self._session, first, stop, root),
-            workflow=self._earliest("workflow", self._workflow, first, stop, root),
+            session=self._agreed("session", first, stop, root),
+            workflow=self._earliest("workflow", first, stop, root),
             service=self._text("service", begin),
             top=None if top is None else self._text("label", top),
             complete=steps is not None and steps.complete,
@@ -105,21 +90,17 @@ class TraceColumns:
             rooted=root is not None,
         )
 
-    def _pair(self, one: str, other: str) -> tuple[list[int], list[int]]:
-        """Two columns encoded with common numbers for equal strings."""
-        rows = self._table.num_rows
-        both = codes(pa.chunked_array([*self._table.column(one).chunks, *self._table.column(other).chunks]))
-        return both[:rows][self.order].tolist(), both[rows:][self.order].tolist()
-
-    def _agreed(self, name: str, values: Sequence[int], first: int, stop: int, root: int | None) -> str | None:
+    def _agreed(self, name: str, first: int, stop: int, root: int | None) -> str | None:
         """The root's value, else the only value among the spans."""
+        values = self._columns[name]
         if root is not None and values[root] >= 0:
             return self._text(name, root)
         found = set(values[first:stop]) - {-1}
         return self._text(name, values.index(found.pop(), first, stop)) if len(found) == 1 else None
 
-    def _earliest(self, name: str, values: Sequence[int], first: int, stop: int, root: int | None) -> str | None:
+    def _earliest(self, name: str, first: int, stop: int, root: int | None) -> str | None:
         """The root's value, else that of the earliest span with one."""
+        values = self._columns[name]
         if root is not None and values[root] >= 0:
             return self._text(name, root)
         rows = [row for row in range(first, stop) if values[row] >= 0]
@@ -188,14 +169,9 @@ class StepRows:
         self.step[-1] = -1
 
     def tables(self, spans: pa.Table, order: NDArray[np.int64]) -> Iterator[pa.Table]:
-        """The rows, in tables that fit in memory.
+        """The rows, in tables that fit in memory; `order` is the row of the partition `spans` for each sorted row.
 
-        Args:
-            spans: the partition.
-            order: row of the partition for each sorted row, int64 [rows].
-
-        Returns:
-            The columns of a trace, the `line` each row was read from, and what `PendingConversations` needs.
+        The columns are those of a trace, the `line` each row was read from, and what `PendingConversations` needs.
         """
         rows = order[np.asarray(self.row, np.int64)]
         for start, stop in row_ranges(text_bytes(spans)[rows]):

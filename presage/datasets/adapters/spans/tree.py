@@ -57,11 +57,8 @@ class BrokenTreeError(Exception):
 class TraceSpans:
     """The spans of one trace, column by column; names as in `SPAN_SCHEMA`.
 
-    Ids, services and nodes are encoded as numbers, -1 for none: a trace may have millions of spans.
-
-    Args:
-        start, end: nanoseconds since 1970; `NEVER_ENDED` for a span that has not ended.
-        same: whether two rows, counted in this trace, report a span identically.
+    Ids, services and nodes are encoded as numbers, -1 for none: a trace may have millions of spans. `end` is
+    `NEVER_ENDED` for a span that has not ended; `same` is whether two rows report a span identically.
     """
 
     span: Sequence[int]
@@ -79,55 +76,34 @@ class TraceSpans:
 
 @dataclass(frozen=True)
 class TraceSteps:
-    """The steps of one trace, in order. Rows are indices into `TraceSpans`; steps count from 0 in this trace.
+    """The steps of one trace, in order. Rows are indices into `TraceSpans`; steps count from 0 in this trace."""
 
-    Args:
-        row: the span of each step.
-        agent: the span that names its agent.
-        wrapper: an LLM span that wraps this step alone and may have attributes that the step lacks; -1 for none.
-        parents: the steps it waited for.
-        started, ended: nanoseconds since 1970, clocks adjusted; `NEVER_ENDED` for an unknown end.
-        leaves: the steps that nothing in this trace waited for.
-        end: when the root and every step had ended; nanoseconds since 1970.
-        root: the span the trace began with; None if it is missing.
-        top: the outermost workflow, chain or agent span under the root; None without a root or such a span.
-        complete: the root is present and has ended.
-    """
-
-    row: list[int]
-    agent: list[int]
-    wrapper: list[int]
-    parents: list[Steps]
-    started: list[int]
-    ended: list[int]
-    leaves: Steps
-    end: int
-    root: int | None
-    top: int | None
-    complete: bool
+    row: list[int]  # the span of each step
+    agent: list[int]  # the span that names its agent
+    wrapper: list[int]  # an LLM span around this step alone, which may have attributes that it lacks; -1 for none
+    parents: list[Steps]  # the steps it waited for
+    started: list[int]  # nanoseconds since 1970, clocks adjusted
+    ended: list[int]  # likewise; `NEVER_ENDED` if unknown
+    leaves: Steps  # the steps that nothing in this trace waited for
+    end: int  # when the root and every step had ended, nanoseconds since 1970
+    root: int | None  # the span the trace began with; None if it is missing
+    top: int | None  # the outermost workflow, chain or agent span under the root; None without a root or such a span
+    complete: bool  # the root is present and has ended
 
 
 @dataclass(frozen=True)
 class TraceFacts:
-    """Properties of a whole trace.
+    """Properties of a whole trace."""
 
-    Args:
-        trace, session, workflow, service: trace id, conversation id, `gen_ai.workflow.name`, service name.
-        top: name of the outermost workflow, chain or agent span, if the root is present.
-        complete: the root is present and has ended.
-        begin, end: nanoseconds since 1970.
-        rooted: the root is present.
-    """
-
-    trace: str
-    session: str | None
-    workflow: str | None
+    trace: str  # its id
+    session: str | None  # the conversation id
+    workflow: str | None  # `gen_ai.workflow.name`
     service: str | None
-    top: str | None
-    complete: bool
-    begin: int
+    top: str | None  # name of the outermost workflow, chain or agent span, if the root is present
+    complete: bool  # the root is present and has ended
+    begin: int  # nanoseconds since 1970, as `end`
     end: int
-    rooted: bool
+    rooted: bool  # the root is present
 
     @property
     def workflow_id(self) -> str:
@@ -151,8 +127,7 @@ def steps_of(spans: TraceSpans) -> TraceSteps:
     Raises:
         BrokenTreeError: a span id stands for two different spans, or spans are each other's parents.
     """
-    tree = _Tree(spans)
-    return tree.steps()
+    return _Tree(spans).steps()
 
 
 class _Tree:
