@@ -50,9 +50,9 @@ class SyntheticProcess:
         start: the first agent.
         intents: prior probability of each intent.
         max_retries: retries beyond this number have no effect.
-        tokens: per agent, mean input tokens of its own part and mean output tokens.
         signal: distance of the intents in a state, in standard deviations of its noise.
         next_signal: the same for the next agent in a completion state.
+        tokens: per agent, mean input tokens of its own part and mean output tokens.
     """
 
     name: str
@@ -60,9 +60,9 @@ class SyntheticProcess:
     start: str
     intents: tuple[float, ...]
     max_retries: int
+    signal: float
+    next_signal: float
     tokens: Mapping[str, tuple[int, int]]
-    signal: float = 1.3
-    next_signal: float = 1.2
 
     @cached_property
     def agents(self) -> tuple[str, ...]:
@@ -130,6 +130,8 @@ _RETRY: Final = SyntheticProcess(
     start="planner",
     intents=(0.3, 0.3, 0.25, 0.15),
     max_retries=3,
+    signal=1.3,
+    next_signal=1.2,
     graph={
         "planner": (
             Branch("retriever", 0.53, (4.66, 1, 0.19, 0.49)),
@@ -180,6 +182,8 @@ _RESEARCH: Final = SyntheticProcess(
     start="planner",
     intents=(0.4, 0.35, 0.25),
     max_retries=4,
+    signal=1.3,
+    next_signal=1.2,
     graph={
         "planner": (
             Branch("searcher", 0.63, (3.61, 0.73, 0.28)),
@@ -237,6 +241,8 @@ _TRIAGE: Final = SyntheticProcess(
     start="greeter",
     intents=(0.35, 0.3, 0.2, 0.15),
     max_retries=3,
+    signal=1.3,
+    next_signal=1.2,
     graph={
         "greeter": (
             Branch("user", 0.81),
