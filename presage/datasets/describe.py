@@ -16,23 +16,17 @@ _END = "END"
 
 
 def describe(table: pa.Table) -> dict[str, Any]:
-    """Describe a trace.
+    """Describe a valid trace in canonical order, as plain data: `workflows`, `steps`, and `workflow_types`, for each
 
-    Args:
-        table: a valid trace in canonical order.
-
-    Returns:
-        A JSON-able dictionary: `workflows`, `steps`, and `workflow_types`, for each type
-
-        - `workflows`, `steps`, `tasks` (distinct, 0 without tasks), `agents` {name: steps};
-        - `length` quantiles of steps a workflow {"min", "p25", "p50", "p75", "p90", "p99", "max", "mean"};
-        - the same of `input_tokens`, `output_tokens`, `cached_input_tokens` a step, None if no step has them;
-        - `finish_reasons` {reason: share} of the steps that have one, the most frequent first;
-        - `censored_share` and `success_share` of workflows (None if not recorded), `text_share` of steps with a text,
-          `fan_out_share` of steps with several parents or a sibling of the same parent;
-        - `states` {column: {"size", "share"}} for state columns with at least one state;
-        - `started_at`: [first, last] in ISO 8601, or None;
-        - `call_graph` {agent: {next: {"count", "probability"}}}; END only from workflows that reached it.
+    - `workflows`, `steps`, `tasks` (distinct, 0 without tasks), `agents` {name: steps};
+    - `length` quantiles of steps a workflow {"min", "p25", "p50", "p75", "p90", "p99", "max", "mean"};
+    - the same of `input_tokens`, `output_tokens`, `cached_input_tokens` a step, None if no step has them;
+    - `finish_reasons` {reason: share} of the steps that have one, the most frequent first;
+    - `censored_share` and `success_share` of workflows (None if not recorded), `text_share` of steps with a text,
+      `fan_out_share` of steps with several parents or a sibling of the same parent;
+    - `states` {column: {"size", "share"}} for state columns with at least one state;
+    - `started_at`: [first, last] in ISO 8601, or None;
+    - `call_graph` {agent: {next: {"count", "probability"}}}; END only from workflows that reached it.
     """
     kinds = table["workflow_type"]
     return {
@@ -49,6 +43,7 @@ def _describe_type(table: pa.Table) -> dict[str, Any]:
     lengths = np.diff(np.r_[np.flatnonzero(starts), table.num_rows])
     heads = table.filter(pa.array(starts))
     times = pc.min_max(table["started_at"]).as_py()
+    reasons = _counts(pc.drop_null(table["finish_reason"]))
     return {
         "workflows": int(starts.sum()),
         "steps": table.num_rows,
@@ -59,7 +54,7 @@ def _describe_type(table: pa.Table) -> dict[str, Any]:
             name: _quantiles(pc.drop_null(table[name]).to_numpy())
             for name in ("input_tokens", "output_tokens", "cached_input_tokens")
         },
-        "finish_reasons": _shares(table["finish_reason"]),
+        "finish_reasons": {reason: count / sum(reasons.values()) for reason, count in reasons.items()},
         "censored_share": 1.0 - _mean(heads["complete"]) if len(heads) else None,
         "success_share": _mean(heads["success"]) if heads["success"].null_count < len(heads) else None,
         "text_share": _mean(pc.or_(pc.is_valid(table["input_text"]), pc.is_valid(table["output_text"]))),
@@ -83,13 +78,6 @@ def _starts(table: pa.Table) -> NDArray[np.bool_]:
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:
     counts = {str(entry["values"]): int(entry["counts"]) for entry in pc.value_counts(column).to_pylist()}
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _shares(column: pa.ChunkedArray) -> dict[str, float]:
-    """The share of each value among the non-null ones."""
-    counts = _counts(pc.drop_null(column))
-    total = sum(counts.values())
-    return {value: count / total for value, count in counts.items()}
 
 
 def _mean(flags: pa.ChunkedArray) -> float:

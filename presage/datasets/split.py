@@ -37,25 +37,15 @@ class Split:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups of a trace, in the order of their keys.
+    """The groups of a trace, in the order of their keys."""
 
-    Args:
-        keys: a name for each group, for hashing.
-        rows: the group of each row, int64 [rows].
-        types: workflow types, sorted.
-        has: whether a group contains a type, bool [groups, types].
-        earliest: first start of its workflows in µs, int64 [groups].
-        latest: last start of its workflows in µs, int64 [groups].
-        timed: whether all its workflows have a start, bool [groups]; otherwise `earliest` and `latest` are undefined.
-    """
-
-    keys: list[str]
-    rows: NDArray[np.int64]
-    types: list[str]
-    has: NDArray[np.bool_]
-    earliest: NDArray[np.int64]
-    latest: NDArray[np.int64]
-    timed: NDArray[np.bool_]
+    keys: list[str]  # a name for each group, for hashing
+    rows: NDArray[np.int64]  # [rows], the group of each row
+    types: list[str]  # workflow types, sorted
+    has: NDArray[np.bool_]  # [groups, types], whether a group contains a type
+    earliest: NDArray[np.int64]  # [groups], first start of its workflows in µs
+    latest: NDArray[np.int64]  # [groups], last start of its workflows in µs
+    timed: NDArray[np.bool_]  # [groups], whether all its workflows have a start; else the two above are undefined
 
 
 def split(table: pa.Table, fraction: float, seed: int, by: Literal["auto", "task", "time"] = "auto") -> Split:

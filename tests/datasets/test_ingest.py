@@ -29,8 +29,8 @@ from presage.datasets.ingest import Feed, IngestReport, append, sources, spill
 from presage.datasets.ingest.spill import Journal
 from presage.datasets.schema import digest
 from presage.datasets.schema.source import Origin, Source
-from presage.datasets.store import is_store, read_store
-from presage.datasets.store.parts import WORK
+from presage.datasets.store import read_store
+from presage.datasets.store.parts import WORK, is_store
 from presage.errors import OutputError, TraceError
 
 Writer = Callable[..., Path]

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from presage.datasets.ingest import IngestReport, append
 from presage.datasets.read import read_traces
 from presage.datasets.schema import digest, trace_schema
-from presage.datasets.store import is_store, open_store, read_store, scan_store
+from presage.datasets.store import open_store, read_store, scan_store
 from presage.datasets.store import parts as parts_module
-from presage.datasets.store.parts import WORK
+from presage.datasets.store.parts import WORK, is_store
 from presage.errors import OutputError, TraceError
 
 

@@ -22,7 +22,8 @@ from presage.datasets.adapters.spans.mlflow import is_mlflow
 from presage.datasets.adapters.spans.otlp import is_otlp, is_span
 from presage.datasets.adapters.spans.reader import read_mlflow, read_spans
 from presage.datasets.schema.source import JoiningReader, Reader, Source
-from presage.datasets.store import is_store, scan_store
+from presage.datasets.store import scan_store
+from presage.datasets.store.parts import is_store
 from presage.errors import TraceError
 
 _STORE: Final = "store"

@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 
 from presage.datasets.schema import canonical_order, concat, take_rows, with_schema, workflow_codes, workflow_count
 from presage.datasets.schema.source import Origin, Source
-from presage.datasets.store.parts import Manifest, is_store, load, part_rows, rows_of, unreadable
+from presage.datasets.store.parts import Manifest, load, part_rows, rows_of, unreadable
 from presage.errors import TraceError
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
-__all__ = ["is_store", "open_store", "read_store", "scan_store"]
 
 _KEYS: Final = ("workflow_type", "workflow_id", "step")
 
@@ -58,12 +57,7 @@ def open_store(store: str | Path) -> ds.Dataset:
 def read_store(
     store: str | Path, workflow_types: Sequence[str] | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Read a store in canonical order.
-
-    Args:
-        store: folder of the store.
-        workflow_types: read only these; None reads all.
-        columns: read only these, in this order; None reads all.
+    """Read a store in canonical order; if given, only some workflow types, and some columns in the order given.
 
     Raises:
         TraceError: as `open_store`; a part is damaged; a workflow type or a column is not in the store.
@@ -101,12 +95,7 @@ def scan_store(store: str | Path) -> Iterator[Source]:
 
 
 def not_yet_in(table: pa.Table, root: Path, manifest: Manifest) -> tuple[pa.Table, int]:
-    """The workflows that a store lacks, and the number of those it has.
-
-    Args:
-        table: a valid trace in canonical order.
-        root: folder of the store.
-        manifest: of the store.
+    """The workflows of a valid trace in canonical order that a store lacks, and the number of those it has.
 
     Raises:
         TraceError: the store has a workflow with other content; a part is damaged.
@@ -130,11 +119,7 @@ def not_yet_in(table: pa.Table, root: Path, manifest: Manifest) -> tuple[pa.Tabl
 
 
 def _check_same(
-    given: pa.Table,
-    here: NDArray[np.int64],
-    stored: pa.Table,
-    there: NDArray[np.int64],
-    store: str,
+    given: pa.Table, here: NDArray[np.int64], stored: pa.Table, there: NDArray[np.int64], store: str
 ) -> None:
     """Raise if workflows differ; both tables are in canonical order, `here` and `there` are the workflow codes."""
     # One schema for both: a column only one of them has is null in the other, which is a difference if it has states.
@@ -160,11 +145,7 @@ def _check_same(
 
 
 def differing(one: pa.Table, other: pa.Table) -> tuple[NDArray[np.bool_], dict[str, int]]:
-    """Which rows differ between two tables of equal length and schema.
-
-    Returns:
-        bool [rows], and for each column that differs the first row where it does.
-    """
+    """Which rows of two tables of equal length and schema differ, bool [rows], and the first of each such column."""
     rows = np.zeros(one.num_rows, bool)
     columns: dict[str, int] = {}
     for name in one.column_names:

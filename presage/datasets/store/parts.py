@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from presage.datasets.schema import SCHEMA_VERSION, conform, state_sizes, trace_schema, with_schema
+from presage.datasets.schema import SCHEMA_VERSION, STATE_COLUMNS, conform, state_sizes, trace_schema, with_schema
 from presage.errors import TraceError
 
 _PROBE_ROWS: Final = 64
@@ -156,11 +156,8 @@ def save(manifest: Manifest, root: Path) -> None:
 def writing(root: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Manifest]:
     """Context manager that locks a store for writing, creating it if needed; yields its manifest.
 
-    After a failure, a store that was created here and is still empty is removed.
-
-    Args:
-        root: folder of the store.
-        waiting: called once if another writer holds the lock.
+    After a failure, a store that was created here and is still empty is removed. `waiting` is called once if another
+    writer holds the lock.
 
     Raises:
         TraceError: the folder is not a store, or its manifest cannot be read.
@@ -247,12 +244,7 @@ _DICTIONARY: Final = ["workflow_id", "agent", "task", "kind", "model", "finish_r
 
 
 def write_parts(table: pa.Table, staging: Path) -> list[Part]:
-    """Write rows as one part for each workflow type, under `staging` in the layout of the store.
-
-    Args:
-        table: a valid trace in canonical order.
-        staging: a folder on the file system of the store.
-    """
+    """Write a valid trace in canonical order as one part for each workflow type, in a folder laid out as the store."""
     types = table["workflow_type"].combine_chunks()
     edges = np.flatnonzero(pc.not_equal(types[1:], types[:-1]).to_numpy(zero_copy_only=False)) + 1
     return [
@@ -262,16 +254,9 @@ def write_parts(table: pa.Table, staging: Path) -> list[Part]:
 
 
 def commit(parts: Sequence[Part], staging: Path, root: Path, manifest: Manifest, schema: pa.Schema) -> None:
-    """Move parts from `staging` into the store and commit; until then the store is unchanged.
+    """Move parts from `staging` into the store, locked by `writing`, and commit; until then the store is unchanged.
 
-    Many small parts of a workflow type are joined into one.
-
-    Args:
-        parts: from `write_parts`.
-        staging: the folder of the parts.
-        root: folder of the store, locked by `writing`.
-        manifest: of the store.
-        schema: of the store including the new parts.
+    Many small parts of a workflow type are joined into one. `schema` is that of the store including the new parts.
     """
     try:
         kept = [*manifest.parts, *parts]
@@ -305,12 +290,7 @@ def commit(parts: Sequence[Part], staging: Path, root: Path, manifest: Manifest,
 
 
 def part_rows(folder: Path, part: Part, sizes: tuple[int | None, int | None]) -> Iterator[tuple[pa.Table, int]]:
-    """(conforming rows, bytes on disk read so far) of a part, in portions.
-
-    Args:
-        folder: of the store.
-        part: the part.
-        sizes: widths of the states of the store.
+    """(conforming rows, bytes on disk read so far) of a part, in portions; `sizes` are the widths of its states.
 
     Raises:
         TraceError: the part is damaged.
@@ -359,14 +339,9 @@ def _conforming(rows: pa.Table, part: Part, folder: Path, sizes: tuple[int | Non
 
 def _write(workflow_type: str, tables: Iterable[pa.Table], schema: pa.Schema, staging: Path) -> Part:
     """Write conforming rows of one workflow type as a part, named by the digest of its content."""
-    fields = [
-        pa.field(field.name, pa.list_(pa.float16()), field.nullable)
-        if pa.types.is_fixed_size_list(field.type)
-        else field
-        for field in schema
-        if field.name != "workflow_type"
-    ]
-    stored = pa.schema(fields, metadata=schema.metadata)
+    stored = schema.remove(schema.get_field_index("workflow_type"))
+    for state in set(STATE_COLUMNS) & set(stored.names):
+        stored = stored.set(stored.get_field_index(state), pa.field(state, pa.list_(pa.float16())))
     folder = staging / part_folder(workflow_type)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / ".part.tmp"
