@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from presage.datasets.outcomes import keys_of, outcomes_digest, prompt_keys
+from presage.datasets.outcomes import outcomes_digest, prompt_keys
 from presage.datasets.outcomes.files import read_outcomes, write_outcomes
 from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import OutputError, TraceError
@@ -220,8 +221,9 @@ def test_progress_tells_every_row(tmp_path: Path) -> None:
 
 def test_keys_are_those_of_the_normalised_prompt_and_the_digest_knows_no_order(tmp_path: Path) -> None:
     read = read_outcomes([write(tmp_path / "o.jsonl", ROWS)]).outcomes
-    assert prompt_keys(read).tolist() == keys_of([" WHAT is\t2+2?", "name a  RIVER"]).tolist()
-    assert len(keys_of(["\ud800"])) == 1
+    spelt = replace(read, prompts=(" WHAT is\t2+2?", "name a  RIVER"))
+    assert prompt_keys(read).tolist() == prompt_keys(spelt).tolist()
+    assert len(prompt_keys(replace(read, prompts=("\ud800",)))) == 1
     assert outcomes_digest(read) == outcomes_digest(read.take(np.array([1, 0])))
     assert outcomes_digest(read) != outcomes_digest(read.take(np.array([1])))
 

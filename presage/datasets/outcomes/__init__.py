@@ -22,23 +22,14 @@ def normalise(prompt: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """Outcomes of n prompts and M models.
+    """Outcomes of n prompts and M models; NaN and None for what is unknown."""
 
-    Attributes:
-        prompts: n texts, distinct after `normalise`, in the order first read.
-        models: M names, sorted.
-        correct: float32 [n, M], degree 0..1 to which each model solved each prompt; NaN without a label.
-        output_tokens: float32 [n, M], output tokens of the model for the prompt; NaN if unknown.
-        cost: float32 [n, M], cost of the response, in the unit of the rows; NaN if unknown.
-        task: n names of the prompts' tasks, None if unknown.
-    """
-
-    prompts: tuple[str, ...]
-    models: tuple[str, ...]
-    correct: NDArray[np.float32]
-    output_tokens: NDArray[np.float32]
-    cost: NDArray[np.float32]
-    task: tuple[str | None, ...]
+    prompts: tuple[str, ...]  # n texts, distinct after `normalise`, in the order first read
+    models: tuple[str, ...]  # M names, sorted
+    correct: NDArray[np.float32]  # [n, M], degree 0..1 to which each model solved each prompt
+    output_tokens: NDArray[np.float32]  # [n, M], of the model for the prompt
+    cost: NDArray[np.float32]  # [n, M], of the response, in the unit of the rows
+    task: tuple[str | None, ...]  # n names of the prompts' tasks
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -73,14 +64,9 @@ class Outcomes:
 
 def prompt_keys(outcomes: Outcomes) -> NDArray[np.uint64]:
     """A hash key for each prompt, uint64 [n], equal for equal prompts in any set."""
-    return keys_of(outcomes.prompts)
-
-
-def keys_of(prompts: Sequence[str]) -> NDArray[np.uint64]:
-    """`prompt_keys` of texts, uint64 [n]; lone surrogates, which JSON can hold, are allowed."""
     digests = [
         hashlib.blake2b(normalise(prompt).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        for prompt in prompts
+        for prompt in outcomes.prompts  # JSON can hold lone surrogates
     ]
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +20,7 @@ MIN_LABELS: Final = 20
 
 
 def split_outcomes(outcomes: Outcomes, fraction: float, seed: int) -> tuple[Outcomes, Outcomes]:
-    """Split outcomes by prompt.
-
-    Args:
-        outcomes: of at least two prompts.
-        fraction: share of the prompts in the second part, between 0 and 1; each part gets at least one.
-        seed: of the split.
-
-    Returns:
-        The first and the second part.
+    """Two parts of outcomes; the second has a fraction of the prompts, between 0 and 1, and each has at least one.
 
     Raises:
         ConfigurationError: the fraction is not between 0 and 1.
@@ -56,48 +47,40 @@ def _draw(keys: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
     return np.asarray((x >> np.uint64(11)).astype(np.float64) / 2.0**53)
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Outcomes of the models with enough labels.
-
-    Attributes:
-        outcomes: of these models, without prompts that only other models answered.
-        left_out: number of labels of each model with too few.
-    """
+class Chosen(NamedTuple):
+    """Outcomes of the models with enough labels, and the number of labels of each other model."""
 
     outcomes: Outcomes
     left_out: dict[str, int]
 
 
 def choose_models(outcomes: Outcomes, minimum: int = MIN_LABELS) -> Chosen:
-    """Drop models with fewer labels than `minimum`.
+    """Drop models with fewer labels than `minimum`, and prompts that only they answered.
 
     Raises:
         TraceError: fewer than two models are left, or all their labels are equal.
     """
-    labels = outcomes.labels
-    enough = labels >= minimum
-    if len(outcomes.models) < 2:
+    labels = dict(zip(outcomes.models, outcomes.labels.tolist(), strict=True))
+    left_out = {name: count for name, count in labels.items() if count < minimum}
+    if len(labels) < 2:
         raise TraceError(
             f"outcomes of one model only ({outcomes.models[0]}); a router chooses between models: give outcomes of at "
             "least 2"
         )
-    if enough.sum() < 2:
-        found = ", ".join(f"{name}: {count}" for name, count in zip(outcomes.models, labels.tolist(), strict=True))
+    if len(labels) - len(left_out) < 2:
+        found = ", ".join(f"{name}: {count}" for name, count in labels.items())
         raise TraceError(
-            f"{int(enough.sum())} of {len(labels)} models with {minimum} labels or more ({found}); expected at "
-            "least 2: give more outcomes"
+            f"{len(labels) - len(left_out)} of {len(labels)} models with {minimum} labels or more ({found}); expected "
+            "at least 2: give more outcomes"
         )
-    chosen = outcomes.of_models([name for name, kept in zip(outcomes.models, enough, strict=True) if kept])
-    answered = np.asarray(~np.isnan(chosen.correct).all(axis=1), np.bool_)
-    chosen = chosen.take(answered)
+    chosen = outcomes.of_models([name for name in labels if name not in left_out])
+    chosen = chosen.take(np.asarray(~np.isnan(chosen.correct).all(axis=1), np.bool_))
     seen = np.unique(chosen.correct[~np.isnan(chosen.correct)])
     if len(seen) < 2:
         raise TraceError(
             f"correct is {seen[0]:g} in every row; expected both solved and unsolved prompts: nothing can be learnt "
             "from one class"
         )
-    left_out = {n: int(c) for n, c, kept in zip(outcomes.models, labels, enough, strict=True) if not kept}
     return Chosen(chosen, left_out)
 
 
@@ -107,13 +90,9 @@ _PART_OF_BENCHMARK: Final = re.compile(r"[-_/](train|test|dev|val|validation)$")
 def families(tasks: Sequence[str | None], pattern: str | None = None) -> list[str | None]:
     """The family of each task; None without a task, or if the pattern does not match it.
 
-    Tasks of one benchmark are written `benchmark/subject`, and its parts `benchmark_train` and `benchmark_test`.
-
-    Args:
-        tasks: n names.
-        pattern: a regular expression searched in each task; its first group, or the whole match, names the family. With
-            None the family is the name up to the first "/" without `_train` or `_test`, or the whole name if there were
-            only one family otherwise.
+    Tasks of one benchmark are written `benchmark/subject`, and its parts `benchmark_train` and `benchmark_test`. The
+    first group of the regular expression, or its whole match, names the family. Without a pattern, the family is the
+    name up to the first "/" without `_train` or `_test`, or the whole name if there were only one family otherwise.
 
     Raises:
         ConfigurationError: the pattern is not a valid regular expression.
