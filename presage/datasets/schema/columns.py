@@ -21,6 +21,7 @@ from presage.errors import TraceError
 
 _YEAR_10000_S = 253_402_300_800
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND: Final = dt.timedelta(microseconds=1)
 
 REFUSALS: Final = (OverflowError, TypeError, UnicodeEncodeError, pa.ArrowException)
 """Errors of Arrow for Python values of a wrong type."""
@@ -146,19 +147,23 @@ def _from_iso(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def _iso_us(text: str) -> int:
-    """Microseconds since 1970, truncated; UTC if there is no zone."""
     text = text.strip()
     if text[4:5] != "-" or text[7:8] != "-":  # Python takes some numbers for a date
         raise pa.ArrowInvalid("no ISO 8601")
     try:
-        moment = dt.datetime.fromisoformat(text)
+        return utc_us(text)
     except ValueError:
         raise pa.ArrowInvalid("no ISO 8601") from None
+
+
+def utc_us(text: str) -> int:
+    """Microseconds since 1970 of an ISO 8601 time, truncated; UTC if there is no zone."""
+    moment = dt.datetime.fromisoformat(text)
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
-    return (aware - _EPOCH) // dt.timedelta(microseconds=1)
+    return (aware - _EPOCH) // _MICROSECOND
 
 
-def first_failure(column: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
+def first_failure(column: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], object]) -> int:
     """The first row whose cast raises ArrowInvalid; the cast of the whole column must raise it."""
     low, high = 0, len(column)
     while high - low > 1:

@@ -24,19 +24,12 @@ class RowError(TraceError):
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of each row of a table, twelve bytes a row.
+    """The source of each row of a table, twelve bytes a row."""
 
-    Args:
-        names: one name a source, as given by the user.
-        sources: index into `names` of each row, int32 [rows].
-        places: the line of each row, else its number in the source, int64 [rows], from 1; in a data frame from 0.
-        lined: for each source, whether `places` are lines.
-    """
-
-    names: tuple[str, ...]
-    sources: NDArray[np.int32]
-    places: NDArray[np.int64]
-    lined: tuple[bool, ...]
+    names: tuple[str, ...]  # of the sources, as given by the user
+    sources: NDArray[np.int32]  # [rows], index into `names`
+    places: NDArray[np.int64]  # [rows], the line, else the number in the source, from 1; in a data frame from 0
+    lined: tuple[bool, ...]  # for each source, whether `places` are lines
 
     @classmethod
     def of(cls, name: str, rows: int, lines: NDArray[np.int64] | None = None, *, first: int = 1) -> Origin:
@@ -125,7 +118,9 @@ def named(paths: Sequence[Path]) -> str:
 Reader = Callable[[Path, bool], Iterator[Source]]
 """Reads a file or a folder as chunks, lazily: it starts, and raises errors, as chunks are consumed, and may yield none.
 
-With the second argument, `skip_bad`, it counts bad rows instead of raising, and marks their workflows as spoiled."""
+With the second argument, `skip_bad`, it counts bad rows instead of raising, and marks their workflows as spoiled. It
+raises a `TraceError` if the file cannot be read or is cut, a column is missing or misspelt, or a value is missing or of
+a wrong type; the message names the line or row and the column."""
 
 JoiningReader = Callable[[Path | Sequence[Path], bool], Iterator[Source]]
 """A `Reader` of a format whose workflows may be spread over files; accepts several files of one source."""

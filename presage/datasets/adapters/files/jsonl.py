@@ -61,12 +61,7 @@ _FIELDS: Final = {name: attrgetter(name) for name in COLUMN_TYPES}
 
 
 def read_jsonl(path: Path, skip_bad: bool = False) -> Iterator[Source]:
-    """Read a JSONL trace, a batch of lines at a time; see `Reader`.
-
-    Raises:
-        TraceError: the file cannot be read, its gzip data are cut or damaged, a line is no JSON object, or a value is
-            missing or has a wrong type; names the line and the column.
-    """
+    """Read a JSONL trace, plain or gzip, a batch of lines at a time; see `Reader`."""
     return sources(_batches(path), str(path), skip_bad)
 
 

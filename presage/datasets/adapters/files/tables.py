@@ -22,12 +22,7 @@ import pyarrow.compute as pc
 
 from presage.datasets.adapters.files.batches import Batch, array_of, sources
 from presage.datasets.adapters.files.text import CsvRow, CsvRows
-from presage.datasets.schema import (
-    COLUMN_TYPES,
-    KNOWN_COLUMNS,
-    check_columns,
-    check_version,
-)
+from presage.datasets.schema import COLUMN_TYPES, KNOWN_COLUMNS, check_columns, check_version
 from presage.datasets.schema.columns import REFUSALS, first_failure, is_text, wanted
 from presage.datasets.schema.source import Origin, RowError, Source
 from presage.datasets.store.parts import first_line, open_parquet, row_batches
@@ -38,12 +33,7 @@ if TYPE_CHECKING:
 
 
 def read_parquet(path: Path, skip_bad: bool = False) -> Iterator[Source]:
-    """Read a Parquet file, a chunk at a time; see `Reader`.
-
-    Raises:
-        TraceError: the file is damaged or of another schema version, a column is missing or misspelt, or a value is
-            missing or has a wrong type.
-    """
+    """Read a Parquet file, a chunk at a time; see `Reader`."""
     return sources(_parquet_batches(path), str(path), skip_bad)
 
 
@@ -58,19 +48,15 @@ class _ParquetRows:
         part = self._rows.slice(start, stop - start)
         for name in part.column_names if self._foreign else ():
             try:
-                _check_text(part[name])
+                part[name].validate(full=True)
             except pa.ArrowInvalid:
-                row = first_failure(part[name], _check_text)
+                row = first_failure(part[name], lambda some: some.validate(full=True))
                 message = "text that is no UTF-8: correct it, or write the file again from text"
                 raise origin.bad(row, name, message, f"{name} that is no UTF-8") from None
         return part
 
     def workflow(self, row: int) -> tuple[object, object]:
         return _text(self._rows["workflow_type"][row]), _text(self._rows["workflow_id"][row])
-
-
-def _check_text(column: pa.ChunkedArray) -> None:
-    column.validate(full=True)
 
 
 def _text(value: pa.Scalar) -> object:
@@ -108,12 +94,7 @@ _LIST: Final = msgspec.json.Decoder(list[int | float])
 
 
 def read_csv(path: Path, skip_bad: bool = False) -> Iterator[Source]:
-    """Read a CSV file, plain or gzip, a batch of rows at a time; see `Reader`.
-
-    Raises:
-        TraceError: the file cannot be read or is cut, a column is missing or misspelt, or a row is no CSV or has a
-            value that is missing or of a wrong type; names the line and the column.
-    """
+    """Read a CSV file, plain or gzip, a batch of rows at a time; see `Reader`."""
     return sources(_csv_batches(path), str(path), skip_bad)
 
 
@@ -226,22 +207,13 @@ _FRAME_BATCH_ROWS: Final = 2**15
 
 
 def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
-    """Whether this is a pandas data frame."""
+    """Whether this is a pandas data frame; does not import pandas."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(source, pandas.DataFrame)
 
 
 def read_frame(frame: pd.DataFrame, name: str, skip_bad: bool = False) -> Iterator[Source]:
-    """Read a data frame, a batch of rows at a time.
-
-    Args:
-        frame: one row a step, columns as in a trace; others are ignored.
-        name: its name in errors, which count its rows from 0, as `frame.iloc` does.
-        skip_bad: as for `Reader`.
-
-    Raises:
-        TraceError: a column is missing or misspelt, or a value is missing or has a wrong type.
-    """
+    """Read a data frame, a batch of rows at a time; as a `Reader`. Errors count rows from 0, as `frame.iloc` does."""
     return sources(_frame_batches(frame, name), name, skip_bad)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 import shutil
 import tempfile
@@ -17,7 +16,7 @@ import pyarrow as pa
 from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.attributes import Found, interpret
 from presage.datasets.adapters.spans.conventions import SPAN_SCHEMA, Meaning, Role
-from presage.datasets.schema.columns import hashes
+from presage.datasets.schema.columns import hashes, utc_us
 from presage.errors import OutputError, TraceError
 
 
@@ -86,7 +85,6 @@ _TRACE_IDS: Final = re.compile(rb'"(?:traceId|trace_id)"\s*:\s*"(?:0x)?([^"]{1,6
 SIGNALS: Final = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics", "resourceProfiles"})
 """Keys of OTLP JSON, one a signal."""
 _JSON_KINDS: Final = {list: "array", str: "string", bool: "true or false", type(None): "null"}
-_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _LATEST_S: Final = 10**11  # in seconds this is the year 5138, in milliseconds 1973
 
 
@@ -226,9 +224,7 @@ def time_ns(value: Any) -> int | None:
     if value is None or value == "":
         return None
     if isinstance(value, str):
-        moment = dt.datetime.fromisoformat(value)
-        since = (moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)) - _EPOCH
-        return ((since.days * 86400 + since.seconds) * 10**6 + since.microseconds) * 1000
+        return utc_us(value) * 1000
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("no time")
     for scale in (10**9, 10**6, 10**3):
