@@ -97,10 +97,7 @@ def ingest(
             progress=report,
         )
     data = {"store": str(to), **asdict(done)}
-    notes = {
-        "there already": done.already_present,
-        "given more than once": done.repeated,
-    }
+    notes = {"there already": done.already_present, "given more than once": done.repeated}
     known = "".join(f"; {count} workflows were {what}" for what, count in notes.items() if count)
     lines = [f"{to}: {done.workflows} workflows, {done.steps} steps added{known}"]
     if done.resumed:
@@ -226,11 +223,7 @@ def _reasons(shares: dict[str, float]) -> str:
 
 
 def parse_moment(text: str, name: str) -> dt.datetime:
-    """A time with its zone.
-
-    Args:
-        text: ISO 8601 with a zone, or epoch seconds.
-        name: of the option, for the error.
+    """A time in ISO 8601 with a zone, or in epoch seconds; `name` is the option, for the error.
 
     Raises:
         ConfigurationError: it is neither, or out of the range of times.

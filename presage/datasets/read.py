@@ -24,15 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadResult:
-    """A valid trace, and the number of skipped rows or workflows.
-
-    Args:
-        table: conforming, validated, in canonical order.
-        skipped: number by reason; without `skip_bad`, only recordings have any.
-    """
+    """A conforming, valid trace in canonical order, and the number of skipped rows or workflows."""
 
     table: pa.Table
-    skipped: Mapping[str, int]
+    skipped: Mapping[str, int]  # by reason; without `skip_bad`, only recordings have any
 
 
 def read_traces(

@@ -32,18 +32,12 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 @dataclass(frozen=True, slots=True)
 class PlainRequest:
-    """One request.
+    """One request."""
 
-    Attributes:
-        arrives_s: seconds after the first request of the trace.
-        input_tokens, output_tokens: of prompt and response.
-        hash_ids: of the prompt; empty if not recorded.
-    """
-
-    arrives_s: float
+    arrives_s: float  # seconds after the first request of the trace
     input_tokens: int
     output_tokens: int
-    hash_ids: tuple[int, ...] = ()
+    hash_ids: tuple[int, ...] = ()  # of the prompt; empty if not recorded
 
 
 class _Line(msgspec.Struct):

@@ -36,22 +36,14 @@ _NO_TIME: Final = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class IngestReport:
-    """The result of an ingestion.
-
-    Args:
-        workflows, steps: number added.
-        already_present: workflows that the store already had, with the same content.
-        repeated: workflows that several sources had, with the same content.
-        skipped: number of skipped rows or workflows by reason.
-        resumed: sources that an interrupted ingestion had already read.
-    """
+    """The number of workflows and steps that an ingestion added, and what it left out."""
 
     workflows: int
     steps: int
-    already_present: int
-    repeated: int
-    skipped: Mapping[str, int]
-    resumed: int
+    already_present: int  # workflows that the store already had, with the same content
+    repeated: int  # workflows that several sources had, with the same content
+    skipped: Mapping[str, int]  # number of rows or workflows by reason
+    resumed: int  # sources that an interrupted ingestion had already read
 
 
 def append(table: pa.Table, store: str | Path) -> IngestReport:
@@ -225,16 +217,9 @@ def _begun_since(table: pa.Table, origin: Origin, since: dt.datetime) -> tuple[p
 
 
 def drop_repeats(table: pa.Table, origin: Origin) -> tuple[pa.Table, Origin, int]:
-    """Drop workflows that an earlier source has with the same content.
+    """The rows but workflows that an earlier source has with the same content, their origin, and the number dropped.
 
     Workflows with other content remain, and `validate` reports them.
-
-    Args:
-        table: a conforming table in any order.
-        origin: of its rows.
-
-    Returns:
-        The remaining rows, their origin, and the number of dropped repeats.
     """
     if len(origin.names) < 2 or not table.num_rows:
         return table, origin, 0

@@ -33,21 +33,13 @@ from presage.errors import OutputError, TraceError
 
 @dataclass(frozen=True)
 class OutcomesRead:
-    """Outcomes, and counts of their rows.
-
-    Attributes:
-        outcomes: of all files together.
-        rows: with a label.
-        duplicates: rows beyond the first of their prompt and model.
-        contradictions: pairs of a prompt and a model whose rows have different labels.
-        skipped: number of skipped rows by reason: rows without a label, and with `skip_bad` the bad ones.
-    """
+    """Outcomes of all files together, and counts of their rows."""
 
     outcomes: Outcomes
-    rows: int
-    duplicates: int
-    contradictions: int
-    skipped: Mapping[str, int]
+    rows: int  # with a label
+    duplicates: int  # rows beyond the first of their prompt and model
+    contradictions: int  # pairs of a prompt and a model whose rows have different labels
+    skipped: Mapping[str, int]  # rows by reason: those without a label, and with `skip_bad` the bad ones
 
 
 def read_outcomes(
@@ -159,11 +151,7 @@ class _BadRowError(Exception):
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a path, sorted by name: the path itself, or the JSON, Parquet and CSV files of a folder.
-
-    Raises:
-        TraceError: the folder has no such files, or the file is of another kind.
-    """
+    """The files of a path, sorted by name: the path itself, or the JSON, Parquet and CSV files of a folder."""
     suffixes = (*JSON_SUFFIXES, PARQUET, *CSV)
     if not path.is_dir():
         if not path.name.endswith(suffixes):
@@ -176,11 +164,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def outcome_rows(file: Path, on_bad: OnBad) -> Iterator[OutcomeRow | None]:
-    """The rows of a file; None for a row whose `correct` is null.
-
-    Raises:
-        TraceError: the file cannot be read, or lacks a required column; and whatever `on_bad` raises.
-    """
+    """The rows of a file; None for a row whose `correct` is null."""
     if file.name.endswith(PARQUET):
         rows = _parquet(file)
     else:

@@ -21,48 +21,28 @@ END: Final = "END"
 
 @dataclass(frozen=True)
 class Branch:
-    """One edge of the call graph.
+    """One edge of the call graph."""
 
-    Args:
-        next: the agent called next, or END.
-        weight: unnormalised probability.
-        intents: factor of the weight for each intent; empty means 1 for all.
-        after: factor of the weight if the given agent ran one step before the current one.
-        retry: factor of the weight for each retry so far, up to `SyntheticProcess.max_retries`.
-        counts: whether taking this edge counts as a retry.
-    """
-
-    next: str
-    weight: float
-    intents: tuple[float, ...] = ()
-    after: Mapping[str, float] = field(default_factory=dict)
-    retry: float = 1.0
-    counts: bool = False
+    next: str  # the agent called next, or END
+    weight: float  # unnormalised probability
+    intents: tuple[float, ...] = ()  # factor of the weight for each intent; empty means 1 for all
+    after: Mapping[str, float] = field(default_factory=dict)  # factor if this agent ran one step before the current one
+    retry: float = 1.0  # factor for each retry so far, up to `SyntheticProcess.max_retries`
+    counts: bool = False  # whether taking this edge counts as a retry
 
 
 @dataclass(frozen=True)
 class SyntheticProcess:
-    """A workflow type with known transition probabilities.
+    """A workflow type with known transition probabilities."""
 
-    Args:
-        name: of the process, and of the workflow type it generates.
-        graph: branches of each agent.
-        start: the first agent.
-        intents: prior probability of each intent.
-        max_retries: retries beyond this number have no effect.
-        signal: distance of the intents in a state, in standard deviations of its noise.
-        next_signal: the same for the next agent in a completion state.
-        tokens: per agent, mean input tokens of its own part and mean output tokens.
-    """
-
-    name: str
-    graph: Mapping[str, tuple[Branch, ...]]
-    start: str
-    intents: tuple[float, ...]
-    max_retries: int
-    signal: float
-    next_signal: float
-    tokens: Mapping[str, tuple[int, int]]
+    name: str  # of the process, and of the workflow type it generates
+    graph: Mapping[str, tuple[Branch, ...]]  # branches of each agent
+    start: str  # the first agent
+    intents: tuple[float, ...]  # prior probability of each
+    max_retries: int  # retries beyond this number have no effect
+    signal: float  # distance of the intents in a state, in standard deviations of its noise
+    next_signal: float  # the same for the next agent in a completion state
+    tokens: Mapping[str, tuple[int, int]]  # per agent, mean input tokens of its own part and mean output tokens
 
     @cached_property
     def agents(self) -> tuple[str, ...]:

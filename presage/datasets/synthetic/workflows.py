@@ -59,14 +59,10 @@ _FILLER: Final = ("please", "the", "next", "part", "with", "given", "so", "far")
 
 @dataclass(frozen=True)
 class Generated:
-    """A generated trace and its Bayes-optimal forecasts.
+    """A conforming trace in canonical order with both states, its agents in sorted order, and its optimal forecasts.
 
-    Args:
-        table: the trace, conforming, in canonical order, with both states.
-        agents: agents in sorted order.
-        forecasts: for the moments "prefill" and "completion", float64 [steps, horizon, agents + 1]: the probability of
-            each outcome 1..horizon steps after each row of the table, END last, given that the workflow has not ended
-            before.
+    The forecasts of the moments "prefill" and "completion" are float64 [steps, horizon, agents + 1]: the probability of
+    each outcome 1..horizon steps after each row of the table, END last, given that the workflow has not ended before.
     """
 
     table: pa.Table
@@ -87,8 +83,7 @@ def generate(
 
     Args:
         process: a process, or the name of one of `PROCESSES`.
-        workflows: their number.
-        seed: of all draws.
+        workflows, seed: their number, and the seed of all draws.
         state_size: width of both states; at least intents + agents + 1.
         horizon: K, number of forecast steps.
         censored: share of the workflows with a cut at a random step; workflows that end before their cut stay complete.

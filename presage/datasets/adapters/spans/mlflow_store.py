@@ -97,11 +97,7 @@ def _traces(client: MlflowClient, name: str, uri: str, since: dt.datetime | None
 
 
 def _client(uri: str) -> MlflowClient:
-    """MLflow's client of an existing store.
-
-    Raises:
-        TraceError: the store is missing, or is not an MLflow store.
-    """
+    """MLflow's client of an existing store."""
     for key, value in _DEFAULTS.items():
         os.environ.setdefault(key, value)
     scheme = uri.split(":", 1)[0].split("+", 1)[0]
