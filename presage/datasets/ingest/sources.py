@@ -41,12 +41,13 @@ class Feed:
 
 @dataclass(frozen=True)
 class Input:
-    """A source; `identity` changes when the source does, `size` is in bytes, None if unknown."""
+    """A source; `identity` changes when the source does."""
 
-    source: Path | Feed
     name: str
     identity: str
-    size: int | None
+    begin: Chunks
+    size: int | None = None  # in bytes, None if unknown
+    path: Path | None = None  # if it is a single path, which any process can read
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,14 @@ def inputs_of(sources: Sequence[str | Path | Feed], source_format: str, skip_bad
     """
     found = []
     for paths in join([source for source in sources if not isinstance(source, Feed)], source_format):
-        name, identities = named(paths), [_identity(path) for path in paths]
+        begin = open_source(*paths, source_format=source_format, skip_bad=skip_bad)
+        identities, sizes = zip(*map(_identity, paths), strict=True)
         if len(paths) == 1:
-            found.append(Input(paths[0], name, *identities[0]))
-            continue
-        feed = Feed(name, open_source(*paths, source_format=source_format, skip_bad=skip_bad))
-        identity = "\n".join(f"{path.absolute()}:{one}" for path, (one, _) in zip(paths, identities, strict=True))
-        found.append(
-            Input(feed, name, hashlib.sha256(identity.encode()).hexdigest(), sum(size for _, size in identities))
-        )
-    found += [Input(feed, feed.name, uuid.uuid4().hex, None) for feed in sources if isinstance(feed, Feed)]
+            found.append(Input(named(paths), identities[0], begin, sizes[0], paths[0]))
+        else:
+            files = "\n".join(f"{path.absolute()}:{one}" for path, one in zip(paths, identities, strict=True))
+            found.append(Input(named(paths), hashlib.sha256(files.encode()).hexdigest(), begin, sum(sizes)))
+    found += [Input(feed.name, uuid.uuid4().hex, feed.begin) for feed in sources if isinstance(feed, Feed)]
     return found
 
 
@@ -117,19 +116,17 @@ def gather(
     def spilled() -> Iterator[tuple[list[Spilled], list[SortedRun]]]:
         tasks = []
         for numbers in _groups(inputs, known):
-            feed, name = inputs[numbers[0]].source, f"{prefix}-{numbers[0]}"
-            if isinstance(feed, Feed):
-                yield spill([(numbers[0], feed.name, feed.begin())], journal.folder, name, meter.add)
-            else:
-                names = [inputs[number].name for number in numbers]
-                paths = [str(Path(one).absolute()) for one in names] if on_ray else names
+            name, paths = f"{prefix}-{numbers[0]}", [inputs[number].path for number in numbers]
+            if on_ray and None not in paths:
+                absolute = [str(path.absolute()) for path in paths if path is not None]
                 size = sum(inputs[number].size or 0 for number in numbers)
                 folder = str(journal.folder.absolute())
-                tasks.append(PathsToSpill(numbers, paths, size, source_format, skip_bad, folder, name))
+                tasks.append(PathsToSpill(numbers, absolute, size, source_format, skip_bad, folder, name))
+            else:
+                chunks = ((number, inputs[number].name, inputs[number].begin()) for number in numbers)
+                yield spill(chunks, journal.folder, name, meter.add)
         if on_ray:
             yield from spill_on_ray(tasks, meter.add)
-        else:
-            yield from (task.spill(meter.add) for task in tasks)
 
     for entry in entries:
         for source in entry.sources:
@@ -164,13 +161,13 @@ class _Meter:
 
 
 def _groups(inputs: Sequence[Input], known: set[int]) -> Iterator[list[int]]:
-    """The source numbers of each journal entry: one feed, or paths up to a size."""
+    """The source numbers of each journal entry: single paths up to a size, or another source."""
     waiting: list[int] = []
     size = 0
     for number, one in enumerate(inputs):
         if number in known:
             continue
-        if isinstance(one.source, Feed):
+        if one.path is None:
             yield [number]
             continue
         waiting.append(number)
@@ -193,7 +190,7 @@ def _identity(path: Path) -> tuple[str, int]:
 
 
 class PathsToSpill(msgspec.Struct):
-    """A group of paths to read, self-contained, so that another process can read it."""
+    """A group of paths for a worker to read into runs."""
 
     numbers: list[int]
     paths: list[str]
@@ -202,12 +199,6 @@ class PathsToSpill(msgspec.Struct):
     skip_bad: bool
     folder: str
     prefix: str
-
-    def spill(self, progress: Callable[[int], None] = lambda _: None) -> tuple[list[Spilled], list[SortedRun]]:
-        """Read the group into runs; see `presage.datasets.ingest.spill.spill`."""
-        opened = [open_source(path, source_format=self.source_format, skip_bad=self.skip_bad) for path in self.paths]
-        sources = zip(self.numbers, self.paths, opened, strict=True)
-        return spill(((n, path, begin()) for n, path, begin in sources), Path(self.folder), self.prefix, progress)
 
 
 class _Answer(msgspec.Struct):
@@ -268,8 +259,9 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
     """Spill one group; runs on a worker."""
     task = msgspec.json.decode(row["task"], type=PathsToSpill)
     try:
-        sources, runs = task.spill()
-        answer = _Answer(sources, runs, task.size)
+        opened = [open_source(path, source_format=task.source_format, skip_bad=task.skip_bad) for path in task.paths]
+        chunks = ((n, path, begin()) for n, path, begin in zip(task.numbers, task.paths, opened, strict=True))
+        answer = _Answer(*spill(chunks, Path(task.folder), task.prefix), task.size)
     except OSError as error:
         answer = _Answer(not_written=f"{task.folder}: cannot be written by a Ray worker ({error.strerror or error})")
     except PresageError as error:
