@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -54,36 +54,23 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin:
     source = column.type
     if column.null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), target)])
-    if not _may_become(source, target):
+    kind = KINDS[target]
+    if not kind.accepts(source):
         row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
-        raise _wrong_type(row, name, f"type {source}, expected {wanted(target)}", origin)
+        raise _wrong_type(row, name, f"type {source}, expected {kind.words}", origin)
     if pa.types.is_timestamp(target) and _is_number(source):
         return _from_epoch_s(column, name, origin, target)
     try:
         return _cast(column, target)
     except pa.ArrowInvalid:
         row = first_failure(column, lambda part: _cast(part, target))
-        raise origin.bad(
-            row, name, f"the value does not fit; expected {wanted(target)}: correct it", f"{name} does not fit"
-        ) from None
+        message = f"the value does not fit; expected {kind.words}: correct it"
+        raise origin.bad(row, name, message, f"{name} does not fit") from None
 
 
 def _wrong_type(row: int, name: str, message: str, origin: Origin) -> TraceError:
     """A TraceError instead of a RowError: the whole column is wrong, so skipping rows does not help."""
     return TraceError(f'{origin.at(row)}, column "{name}": {message}: convert the column')
-
-
-def wanted(target: pa.DataType) -> str:
-    """A column type in words."""
-    if pa.types.is_int32(target):
-        return "a whole number of at most 32 bits"
-    if pa.types.is_boolean(target):
-        return "true or false"
-    if pa.types.is_timestamp(target):
-        return "a time (ISO 8601, or epoch seconds)"
-    if pa.types.is_list(target):
-        return "a list of whole numbers" if pa.types.is_integer(target.value_type) else "a list of numbers"
-    return "a string"
 
 
 def is_text(source: pa.DataType) -> bool:
@@ -99,16 +86,39 @@ def _is_list(source: pa.DataType) -> bool:
     return bool(pa.types.is_list(source) or pa.types.is_large_list(source) or pa.types.is_fixed_size_list(source))
 
 
-def _may_become(source: pa.DataType, target: pa.DataType) -> bool:
-    if pa.types.is_int32(target):
-        return _is_number(source)
-    if pa.types.is_boolean(target):
-        return bool(pa.types.is_boolean(source)) or _is_number(source)
-    if pa.types.is_timestamp(target):
-        return bool(pa.types.is_timestamp(source)) or is_text(source) or _is_number(source)
-    if pa.types.is_list(target):
-        return _is_list(source) and (_is_number(source.value_type) or pa.types.is_null(source.value_type))
-    return is_text(source)
+def _is_numbers(source: pa.DataType) -> bool:
+    return _is_list(source) and (_is_number(source.value_type) or bool(pa.types.is_null(source.value_type)))
+
+
+class ColumnKind(NamedTuple):
+    """What the values of a column may be in each kind of source."""
+
+    words: str
+    accepts: Callable[[pa.DataType], bool]  # Arrow types that are cast
+    json: tuple[type, ...]
+    arrow: tuple[pa.DataType, ...]  # types that hold Python values until the cast, the first that accepts them all
+
+
+_TEXT: Final = ColumnKind("a string", is_text, (str,), (pa.large_string(),))
+KINDS: Final[Mapping[pa.DataType, ColumnKind]] = {
+    pa.string(): _TEXT,
+    pa.large_string(): _TEXT,
+    pa.int32(): ColumnKind("a whole number of at most 32 bits", _is_number, (int, float), (pa.float64(),)),
+    pa.bool_(): ColumnKind(
+        "true or false",
+        lambda source: bool(pa.types.is_boolean(source)) or _is_number(source),
+        (int, float, bool),
+        (pa.bool_(), pa.float64()),
+    ),
+    pa.timestamp("us", tz="UTC"): ColumnKind(
+        "a time (ISO 8601, or epoch seconds)",
+        lambda source: bool(pa.types.is_timestamp(source)) or is_text(source) or _is_number(source),
+        (int, float, str),
+        (pa.float64(), pa.large_string()),
+    ),
+    pa.list_(pa.int32()): ColumnKind("a list of whole numbers", _is_numbers, (list,), (pa.list_(pa.float64()),)),
+    pa.list_(pa.float16()): ColumnKind("a list of numbers", _is_numbers, (list,), (pa.list_(pa.float64()),)),
+}
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from presage.datasets.schema import COLUMN_TYPES, CommonSizes, concat, conform, state_sizes
-from presage.datasets.schema.columns import REFUSALS, first_refused, is_text, wanted
+from presage.datasets.schema.columns import KINDS, REFUSALS, first_refused
 from presage.datasets.schema.source import Origin, RowError, Source, Workflow, salvage
 
 
@@ -91,30 +91,22 @@ def array_of(values: Sequence[Any], name: str, origin: Origin, *, from_pandas: b
     Raises:
         RowError: a value has a wrong type, or does not fit.
     """
-    target = COLUMN_TYPES[name]
-    if is_text(target):
-        types = [pa.large_string()]
-    elif pa.types.is_boolean(target):
-        types = [pa.bool_(), pa.float64()]
-    elif pa.types.is_timestamp(target):
-        if from_pandas:
-            values = [v.isoformat() if isinstance(v, dt.datetime) and v == v else v for v in values]  # NaT != NaT
-        types = [pa.float64(), pa.large_string()]
-    else:
-        types = [pa.list_(pa.float64()) if pa.types.is_list(target) else pa.float64()]
+    kind = KINDS[COLUMN_TYPES[name]]
+    if from_pandas and pa.types.is_timestamp(COLUMN_TYPES[name]):
+        values = [v.isoformat() if isinstance(v, dt.datetime) and v == v else v for v in values]  # NaT != NaT
     bad = 0
-    for arrow_type in types:
+    for arrow_type in kind.arrow:
         try:
             return pa.array(values, arrow_type, from_pandas=from_pandas)
         except REFUSALS:
             bad = max(bad, first_refused(values, arrow_type, from_pandas=from_pandas))
     if not from_pandas:
-        message = f"the value does not fit; expected {wanted(target)} (in valid Unicode): correct it"
+        message = f"the value does not fit; expected {kind.words} (in valid Unicode): correct it"
         raise origin.bad(bad, name, message, f"{name} does not fit")
     raise wrong_type(values[bad], bad, name, origin)
 
 
 def wrong_type(value: Any, row: int, name: str, origin: Origin) -> RowError:
     """The error for a value of a wrong Python type."""
-    message = f"type {type(value).__name__}; expected {wanted(COLUMN_TYPES[name])}: convert it"
+    message = f"type {type(value).__name__}; expected {KINDS[COLUMN_TYPES[name]].words}: convert it"
     return origin.bad(row, name, message, f"{name} of a wrong type")

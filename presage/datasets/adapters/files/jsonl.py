@@ -21,7 +21,7 @@ import pyarrow as pa
 from presage.datasets.adapters.files.batches import Batch, array_of, sources, wrong_type
 from presage.datasets.adapters.files.text import DamagedGzipError, not_utf8, numbered_lines, whole_characters
 from presage.datasets.schema import COLUMN_TYPES, KNOWN_COLUMNS, REQUIRED, refuse_misspelt
-from presage.datasets.schema.columns import is_text
+from presage.datasets.schema.columns import KINDS
 from presage.datasets.schema.source import Origin, RowError, Source
 
 _BATCH_ROWS: Final = 8192
@@ -29,16 +29,7 @@ _BATCH_BYTES: Final = 32 * 2**20
 _TEXTS: Final = ("system_prompt", "input_text", "output_text")
 
 
-def _python_types(column: pa.DataType) -> tuple[type, ...]:
-    """The Python types that JSON values of a column may have."""
-    if is_text(column):
-        return (str,)
-    if pa.types.is_list(column):
-        return (list,)
-    return (int, float, *((bool,) if pa.types.is_boolean(column) else (str,) if pa.types.is_timestamp(column) else ()))
-
-
-_PYTHON_TYPES: Final = {name: _python_types(column) for name, column in COLUMN_TYPES.items()}
+_PYTHON_TYPES: Final = {name: KINDS[column].json for name, column in COLUMN_TYPES.items()}
 _ELEMENTS: Final = {
     name: (int,) if pa.types.is_integer(column.value_type) else (int, float)
     for name, column in COLUMN_TYPES.items()

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from presage.datasets.adapters.files.batches import Batch, array_of, sources
 from presage.datasets.adapters.files.text import CsvRow, CsvRows
 from presage.datasets.schema import COLUMN_TYPES, KNOWN_COLUMNS, check_columns, check_version
-from presage.datasets.schema.columns import REFUSALS, first_failure, is_text, wanted
+from presage.datasets.schema.columns import KINDS, REFUSALS, first_failure, is_text
 from presage.datasets.schema.source import Origin, RowError, Source
 from presage.datasets.store.parts import first_line, open_parquet, row_batches
 from presage.errors import TraceError
@@ -155,7 +155,7 @@ def _csv_column(fields: Sequence[str], name: str, origin: Origin) -> pa.ChunkedA
     except pa.ArrowInvalid:
         row = first_failure(text, means)
         as_json = " in JSON, such as [0, 1]," if pa.types.is_list(target) else ""
-        message = f"the value does not fit; expected {wanted(target)}{as_json}: correct it"
+        message = f"the value does not fit; expected {KINDS[target].words}{as_json}: correct it"
         raise origin.bad(row, name, message, f"{name} does not fit") from None
 
 
@@ -250,5 +250,5 @@ def _frame_column(series: pd.Series, name: str, origin: Origin) -> pa.Array | pa
     try:
         return pa.array(series, from_pandas=True)
     except REFUSALS as error:
-        message = f"dtype {series.dtype}, expected {wanted(COLUMN_TYPES[name])}: convert the column"
+        message = f"dtype {series.dtype}, expected {KINDS[COLUMN_TYPES[name]].words}: convert the column"
         raise TraceError(f'{origin.names[0]}, column "{name}": {message}') from error
