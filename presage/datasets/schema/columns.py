@@ -95,29 +95,29 @@ class ColumnKind(NamedTuple):
 
     words: str
     accepts: Callable[[pa.DataType], bool]  # Arrow types that are cast
-    json: tuple[type, ...]
+    json: Any  # the annotation of its values, for msgspec
     arrow: tuple[pa.DataType, ...]  # types that hold Python values until the cast, the first that accepts them all
 
 
-_TEXT: Final = ColumnKind("a string", is_text, (str,), (pa.large_string(),))
+_TEXT: Final = ColumnKind("a string", is_text, str, (pa.large_string(),))
 KINDS: Final[Mapping[pa.DataType, ColumnKind]] = {
     pa.string(): _TEXT,
     pa.large_string(): _TEXT,
-    pa.int32(): ColumnKind("a whole number of at most 32 bits", _is_number, (int, float), (pa.float64(),)),
+    pa.int32(): ColumnKind("a whole number of at most 32 bits", _is_number, int | float, (pa.float64(),)),
     pa.bool_(): ColumnKind(
         "true or false",
         lambda source: bool(pa.types.is_boolean(source)) or _is_number(source),
-        (int, float, bool),
+        bool | int | float,
         (pa.bool_(), pa.float64()),
     ),
     pa.timestamp("us", tz="UTC"): ColumnKind(
         "a time (ISO 8601, or epoch seconds)",
         lambda source: bool(pa.types.is_timestamp(source)) or is_text(source) or _is_number(source),
-        (int, float, str),
+        str | int | float,
         (pa.float64(), pa.large_string()),
     ),
-    pa.list_(pa.int32()): ColumnKind("a list of whole numbers", _is_numbers, (list,), (pa.list_(pa.float64()),)),
-    pa.list_(pa.float16()): ColumnKind("a list of numbers", _is_numbers, (list,), (pa.list_(pa.float64()),)),
+    pa.list_(pa.int32()): ColumnKind("a list of whole numbers", _is_numbers, list[int], (pa.list_(pa.float64()),)),
+    pa.list_(pa.float16()): ColumnKind("a list of numbers", _is_numbers, list[int | float], (pa.list_(pa.float64()),)),
 }
 
 

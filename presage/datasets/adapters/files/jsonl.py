@@ -27,26 +27,8 @@ from presage.datasets.schema.source import Origin, RowError, Source
 _BATCH_ROWS: Final = 8192
 _BATCH_BYTES: Final = 32 * 2**20
 _TEXTS: Final = ("system_prompt", "input_text", "output_text")
-
-
-_PYTHON_TYPES: Final = {name: KINDS[column].json for name, column in COLUMN_TYPES.items()}
-_ELEMENTS: Final = {
-    name: (int,) if pa.types.is_integer(column.value_type) else (int, float)
-    for name, column in COLUMN_TYPES.items()
-    if pa.types.is_list(column)
-}
-
-
-def _annotation(name: str) -> Any:
-    if name in _ELEMENTS:
-        return list[int] | None if _ELEMENTS[name] == (int,) else list[int | float] | None
-    annotation: Any = None
-    for one in _PYTHON_TYPES[name]:
-        annotation = one | annotation
-    return annotation
-
-
-_TypedRow: Final = msgspec.defstruct("_TypedRow", [(name, _annotation(name), None) for name in COLUMN_TYPES], gc=False)
+_TYPES: Final = {name: KINDS[column].json | None for name, column in COLUMN_TYPES.items()}
+_TypedRow: Final = msgspec.defstruct("_TypedRow", [(name, of, None) for name, of in _TYPES.items()], gc=False)
 _DECODE: Final = msgspec.json.Decoder(_TypedRow).decode
 _FIELDS: Final = {name: attrgetter(name) for name in COLUMN_TYPES}
 
@@ -145,13 +127,14 @@ def _table(columns: Mapping[str, list[Any]], origin: Origin) -> pa.Table:
 
 def _check_types(values: Sequence[Any], name: str, origin: Origin) -> None:
     """Raise for values that Arrow would accept but the schema does not, such as true for 1."""
-    allowed = _PYTHON_TYPES[name]
     for row, value in enumerate(values):
-        if value is not None and type(value) not in allowed:
-            raise wrong_type(value, row, name, origin)
-        if name in _ELEMENTS and value and not set(map(type, value)) <= set(_ELEMENTS[name]):
-            kind = "whole numbers" if _ELEMENTS[name] == (int,) else "numbers"
-            raise origin.bad(row, name, f"expected an array of {kind} only: repair it", f"{name} of a wrong type")
+        try:
+            msgspec.convert(value, _TYPES[name])
+        except msgspec.ValidationError:
+            if not isinstance(value, list) or not pa.types.is_list(COLUMN_TYPES[name]):
+                raise wrong_type(value, row, name, origin) from None
+            message = f"expected {KINDS[COLUMN_TYPES[name]].words} only: repair it"
+            raise origin.bad(row, name, message, f"{name} of a wrong type") from None
 
 
 def _parsed(line: _Line) -> dict[str, Any] | _Unreadable:
