@@ -31,7 +31,7 @@ from presage.features.vocabulary import Vocabulary
 from presage.predictors.common.artefact import artefact_size_bytes
 from presage.predictors.next_agent.baselines import PublishedConfig, PublishedNetwork
 from presage.predictors.next_agent.predictor import NextAgentPredictor
-from presage.training.sets import split_validation
+from presage.training.sets import tasks_apart
 from presage.training.training import median_us
 
 STEPS = 1024
@@ -47,7 +47,8 @@ def main() -> None:
     vocabulary = Vocabulary.from_table(drawn.table)
     source = captured_source(drawn.table)
     prefixes = prefixes_of(drawn.table, vocabulary, 3).with_states(source.states(drawn.table))
-    inner, validation = split_validation(prefixes, 0.15, 0)
+    apart = tasks_apart(prefixes.task, prefixes.workflow_type, 0.15, 0)
+    inner, validation = prefixes.take(np.flatnonzero(~apart)), prefixes.take(np.flatnonzero(apart))
     fitted = NextAgentPredictor(seed=0).fit(inner, validation, source=source)
     with tempfile.TemporaryDirectory() as folder:
         fitted.save(folder + "/model")

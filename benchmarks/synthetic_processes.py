@@ -31,7 +31,7 @@ from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.baselines import choose, find
 from presage.training.metrics import measure
-from presage.training.sets import split_validation
+from presage.training.sets import tasks_apart
 
 TEST_WORKFLOWS = 2000
 TEST_SEED = 1_000_003
@@ -48,7 +48,8 @@ def judge(
     vocabulary = Vocabulary.from_table(drawn.table)
     source = captured_source(drawn.table)
     learning, held = (prefixes_of(t, vocabulary, 3).with_states(source.states(t)) for t in (drawn.table, test.table))
-    inner, validation = split_validation(learning, 0.15, seed)
+    apart = tasks_apart(learning.task, learning.workflow_type, 0.15, seed)
+    inner, validation = learning.take(np.flatnonzero(~apart)), learning.take(np.flatnonzero(apart))
     ours = NextAgentPredictor(seed=seed).fit(inner, validation, source=source).predict_both(held)
     models = {OURS: ours.__getitem__, "bayes": test.forecasts.__getitem__}
     for name in baselines:

@@ -22,6 +22,8 @@ import resource
 import time
 from dataclasses import replace
 
+import numpy as np
+
 from presage.datasets.synthetic.workflows import generate
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.states import StateSource, captured_source
@@ -30,14 +32,15 @@ from presage.predictors.next_agent.baselines import PublishedConfig, PublishedGr
 from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
-from presage.training.sets import split_validation
+from presage.training.sets import tasks_apart
 
 
 def prepared(workflows: int, state_size: int) -> tuple[Prefixes, Prefixes, StateSource]:
     table = generate("research", workflows, 0, state_size=state_size).table
     source = captured_source(table)
     prefixes = prefixes_of(table, Vocabulary.from_table(table), 3).with_states(source.states(table))
-    return *split_validation(prefixes, 0.15, 0), source
+    apart = tasks_apart(prefixes.task, prefixes.workflow_type, 0.15, 0)
+    return prefixes.take(np.flatnonzero(~apart)), prefixes.take(np.flatnonzero(apart)), source
 
 
 def main() -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from presage.predictors.router.transformer import TransformerScorer
     from presage.registry.evidence import RouterBudget, RouterComparison
     from presage.registry.gates import Gate
-    from presage.training.router.evaluate import RouterFigures, Told
+    from presage.training.metrics import Estimate
+    from presage.training.router.evaluate import RouterFigures
     from presage.training.router.train import FitScorer, JudgedRouter, RouterTraining
 
 _TRANSFORMER: Final = "Head transformer:"
@@ -272,13 +273,14 @@ def _budget(head: str) -> RouterBudget:
     return RouterBudget()
 
 
-def _compared(rival: str, mine: RouterFigures, its: RouterFigures, differences: Any) -> RouterComparison:
+def _compared(
+    rival: str, mine: RouterFigures, its: RouterFigures, differences: Mapping[str, Estimate]
+) -> RouterComparison:
     from presage.registry.evidence import RouterComparison
     from presage.registry.gates import Compared
 
     def of(figure: str, one: float, other: float) -> Compared:
-        difference: Told = differences[figure]
-        return Compared(one, other, difference[1])
+        return Compared(one, other, differences[figure].ci95)
 
     return RouterComparison(
         rival,

@@ -13,16 +13,18 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Protocol, Self
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
+from presage.features.input_profiles import TARGETS
 from presage.features.moment import PREFILL, Moment
 from presage.features.prefixes import Prefixes
 from presage.predictors.common.threads import lightgbm_threads
+from presage.training.metrics import Interval, json_values
 
 
 class NextAgentEstimator(Protocol):
@@ -32,15 +34,9 @@ class NextAgentEstimator(Protocol):
 
     def fit(self, train: Prefixes, validation: Prefixes) -> Self:
         """Fit on `train`; `validation` (other tasks) is for early stopping and the choice of weights."""
-        ...
 
     def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
         """Probabilities float32 [n, K, V+1] of each outcome 1..K steps ahead, at this moment of every step."""
-        ...
-
-
-Make = Callable[[int, int], NextAgentEstimator]
-"""Makes a baseline from a seed and its number of training steps."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +44,11 @@ class NextAgentBaseline:
     """One baseline.
 
     Attributes:
-        make: constructs the estimator.
+        make: constructs the estimator from a seed and its number of training steps.
         validates: whether fitting uses validation prefixes, which must then be excluded from its training prefixes.
     """
 
-    make: Make
+    make: Callable[[int, int], NextAgentEstimator]
     validates: bool
 
     def fit(self, seed: int, learning: Prefixes, inner: Prefixes, validation: Prefixes) -> NextAgentEstimator:
@@ -131,11 +127,7 @@ def choose(text: str) -> tuple[str, ...]:
 
 
 def choose_names(text: str, known: Collection[str]) -> tuple[str, ...]:
-    """Names selected by a comma-separated list of names and sets, without duplicates.
-
-    Raises:
-        ConfigurationError: an unknown baseline or set.
-    """
+    """The same for baselines of another kind, whose names are `known`; `module:name` is unknown."""
     chosen = _expanded(text, known)
     check_names(chosen, known)
     return chosen
@@ -170,15 +162,11 @@ class Behind:
     baseline: str
     at: str
     by: float
-    ci95: tuple[float, float]
+    ci95: Interval
     of: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self) | {"ci95": list(self.ci95)}
 
-
-def behind(baseline: str, at: str, by: float, ci95: tuple[float, float], of: float) -> list[Behind]:
+def behind(baseline: str, at: str, by: float, ci95: Interval, of: float) -> list[Behind]:
     """The comparison as a list of one if the baseline won, else an empty list; positive `by` favours the baseline."""
     return [Behind(baseline, at, by, ci95, of)] if math.isfinite(by) and ci95[0] > 0 else []
 
@@ -192,7 +180,7 @@ def last_words(found: Sequence[Mapping[str, Any]], advice: str) -> list[str]:
     """Closing lines of a training's output: the largest losses to baselines; empty without losses.
 
     Args:
-        found: `Behind.to_dict` of each comparison lost.
+        found: the comparisons lost, as JSON values.
         advice: what to try.
     """
     if not found:
@@ -211,4 +199,32 @@ _MOST_LINES = 6
 
 def worst(found: Iterable[Behind]) -> list[dict[str, Any]]:
     """JSON values, largest difference first."""
-    return [one.to_dict() for one in sorted(found, key=lambda one: -one.by)]
+    return [json_values(vars(one)) for one in sorted(found, key=lambda one: -one.by)]
+
+
+Shown = TypeVar("Shown")
+Rivals = TypeVar("Rivals")
+Judged = TypeVar("Judged")
+
+
+def by_profile(
+    profiles: Mapping[str, Shown],
+    baselines: Mapping[str, Rivals],
+    evaluate: Callable[[Shown, Mapping[str, Rivals]], Judged],
+    known: Mapping[int, Judged],
+) -> dict[str, Judged]:
+    """Evaluate the test data as seen under each input profile; profiles with equal inputs share one object.
+
+    Baselines take longer than Presage's predictor, so they are evaluated only under profiles of promotion targets.
+
+    Args:
+        profiles: the test data by input profile.
+        baselines: by name.
+        evaluate: evaluates the predictor and the given baselines.
+        known: evaluations already done, by the `id` of their test data.
+    """
+    done = dict(known)
+    for name, shown in sorted(profiles.items(), key=lambda of: of[0] not in TARGETS.values()):
+        if id(shown) not in done:
+            done[id(shown)] = evaluate(shown, baselines if name in TARGETS.values() else {})
+    return {name: done[id(shown)] for name, shown in profiles.items()}

@@ -11,19 +11,18 @@ text of a trace.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import TraceError
-from presage.features.input_profiles import TARGETS
 from presage.features.moment import MOMENTS, PREFILL, Moment
 from presage.features.prefixes import MASKED, Prefixes
 from presage.features.vocabulary import Vocabulary
-from presage.training.baselines import Behind, behind, moment_name, worst
-from presage.training.metrics import RESAMPLES, Difference, Figures, differences, measure
+from presage.training.baselines import Behind, behind, by_profile, moment_name, worst
+from presage.training.metrics import RESAMPLES, Difference, Figures, differences, json_values, measure
 
 END: Final = "END"
 PAIRS: Final = 10
@@ -82,7 +81,6 @@ def confusions(probabilities: NDArray[np.float32], prefixes: Prefixes) -> dict[s
 
 
 def _examples(prefixes: Prefixes, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """The most frequent sequences of last agents at these rows."""
     position = prefixes.position[rows]
     ends = np.full((len(rows), PREFIX + 1), _NO_AGENT, np.int64)
     for back in range(PREFIX):
@@ -121,24 +119,6 @@ ByMoment = Mapping[Moment, Figures]
 
 
 @dataclass(frozen=True)
-class Rival:
-    """Figures of a baseline on a subset of workflows, and the predictor's difference to it."""
-
-    figures: Figures
-    difference: Difference
-
-    def to_dict(self) -> dict[str, Any]:
-        """Accuracy and difference with their intervals, as JSON values."""
-        figures, difference = self.figures.to_dict(), self.difference.to_dict()
-        return {
-            "accuracy": figures["accuracy"],
-            "ci95": figures["ci95"],
-            "difference": difference["difference"],
-            "difference_ci95": difference["ci95"],
-        }
-
-
-@dataclass(frozen=True)
 class ProfileFigures:
     """Figures under one input profile (`features/input_profiles.py`).
 
@@ -155,11 +135,15 @@ class ProfileFigures:
     def to_dict(self) -> dict[str, Any]:
         """The headline figures as JSON values."""
         kept = ("accuracy", "ci95", "nll", "ece")
-        found = {moment: figures.to_dict() for moment, figures in self.moments.items()}
-        return {
-            "moments": {m: {key: of[key] for key in kept} | {"states": self.states[m]} for m, of in found.items()},
-            "behind": worst(self.behind),
-        }
+        return json_values(
+            {
+                "moments": {
+                    moment: {**{name: getattr(of, name) for name in kept}, "states": self.states[moment]}
+                    for moment, of in self.moments.items()
+                },
+                "behind": worst(self.behind),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -174,7 +158,7 @@ class Evaluation:
         by_workflow_type: figures by type and moment; `"unknown"` for types not in the vocabulary.
         baselines: figures of each baseline on all workflows, by name and moment.
         differences: accuracy of the predictor minus that of each baseline, on all workflows.
-        rivals: figures of each baseline within each workflow type, and the difference to it.
+        rivals: by workflow type, baseline and moment, the baseline's accuracy and the predictor's difference to it.
         confusions: errors one step ahead, by moment.
         behind: comparisons that a baseline won.
         profiles: figures by input profile.
@@ -187,14 +171,14 @@ class Evaluation:
     moments: ByMoment
     states: Mapping[Moment, bool]
     by_workflow_type: Mapping[str, ByMoment]
-    baselines: Mapping[str, ByMoment] = field(default_factory=dict)
-    differences: Mapping[str, Mapping[Moment, Difference]] = field(default_factory=dict)
-    rivals: Mapping[str, Mapping[str, Mapping[Moment, Rival]]] = field(default_factory=dict)
-    confusions: Mapping[Moment, Mapping[str, Any]] = field(default_factory=dict)
-    behind: tuple[Behind, ...] = ()
-    profiles: Mapping[str, ProfileFigures] = field(default_factory=dict)
-    model: str | None = None
-    version: int | None = None
+    baselines: Mapping[str, ByMoment]
+    differences: Mapping[str, Mapping[Moment, Difference]]
+    rivals: Mapping[str, Mapping[str, Mapping[Moment, Mapping[str, Any]]]]
+    confusions: Mapping[Moment, Mapping[str, Any]]
+    behind: tuple[Behind, ...]
+    profiles: Mapping[str, ProfileFigures]
+    model: str | None
+    version: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values.
@@ -203,35 +187,23 @@ class Evaluation:
         "rivals" {workflow type: {baseline: {moment: {"accuracy", "ci95", "difference", "difference_ci95"}}}}, and
         "confusions" {moment: see `confusions`}.
         """
-        return {
-            "kind": "next-agent",
-            "model": self.model,
-            "version": self.version,
-            "workflows": self.workflows,
-            "steps": self.steps,
-            "moments": {
-                moment: {**figures.to_dict(), "states": self.states[moment]} for moment, figures in self.moments.items()
-            },
-            "by_workflow_type": {name: _to_dict(figures) for name, figures in self.by_workflow_type.items()},
-            "baselines": {
-                name: {"accuracy": _to_dict(figures)[PREFILL]["accuracy"], **_to_dict(figures)}
-                for name, figures in self.baselines.items()
-            },
-            "differences": {
-                name: {moment: found.to_dict() for moment, found in by_moment.items()}
-                for name, by_moment in self.differences.items()
-            },
-            "rivals": {
-                kind: {
-                    name: {moment: rival.to_dict() for moment, rival in by_moment.items()}
-                    for name, by_moment in rivals.items()
-                }
-                for kind, rivals in self.rivals.items()
-            },
-            "confusions": dict(self.confusions),
-            "behind": worst(self.behind),
-            "profiles": {name: figures.to_dict() for name, figures in self.profiles.items()},
-        }
+        return json_values(
+            {
+                "kind": "next-agent",
+                "model": self.model,
+                "version": self.version,
+                "workflows": self.workflows,
+                "steps": self.steps,
+                "moments": {m: {**of.to_dict(), "states": self.states[m]} for m, of in self.moments.items()},
+                "by_workflow_type": self.by_workflow_type,
+                "baselines": {name: {"accuracy": of[PREFILL].accuracy, **of} for name, of in self.baselines.items()},
+                "differences": self.differences,
+                "rivals": self.rivals,
+                "confusions": self.confusions,
+                "behind": worst(self.behind),
+                "profiles": self.profiles,
+            }
+        )
 
 
 def evaluate(
@@ -263,60 +235,58 @@ def evaluate(
     if not prefixes.steps:
         raise TraceError("the test traces hold no step: nothing can be judged; name traces with at least one workflow")
     seed = int(rng.integers(2**63))
-    forecasts = {moment: predict(prefixes, moment) for moment in MOMENTS}
-    everything = np.arange(prefixes.steps)
-    moments = _by_moment(forecasts, prefixes, everything, seed, resamples)
+    baselines = baselines or {}
+
+    def forecast(of: Predict, shown: Prefixes) -> dict[Moment, NDArray[np.float32]]:
+        return {moment: of(shown, moment) for moment in MOMENTS}
+
+    def judge(
+        forecasts: Mapping[Moment, NDArray[np.float32]], rows: NDArray[np.int64] | None = None
+    ) -> dict[Moment, Figures]:
+        """Figures of all steps, or of the steps `rows`, whose workflows are renumbered from 0."""
+        kept = np.arange(prefixes.steps) if rows is None else rows
+        workflow = np.unique(prefixes.workflow[kept], return_inverse=True)[1]
+        return {
+            moment: measure(of[kept], prefixes.outcomes[kept], workflow, np.random.default_rng(seed), resamples)
+            for moment, of in forecasts.items()
+        }
+
+    def profile(shown: Prefixes, rivals: Mapping[str, Predict]) -> ProfileFigures:
+        ours = judge(forecast(predict, shown))
+        theirs = {name: judge(forecast(of, shown)) for name, of in rivals.items()}
+        return ProfileFigures(ours, _states(shown), _lost(_against(ours, theirs, seed, resamples), theirs))
+
+    forecasts = forecast(predict, prefixes)
+    moments = judge(forecasts)
     names = (*prefixes.vocabulary.workflow_types, "unknown")
     type_of = prefixes.workflow_type[prefixes.workflow]
     rows_of = {names[index]: np.flatnonzero(type_of == index) for index in np.unique(type_of)}
-    by_type = {kind: _by_moment(forecasts, prefixes, rows, seed, resamples) for kind, rows in rows_of.items()}
+    by_type = {kind: judge(forecasts, rows) for kind, rows in rows_of.items()}
     overall: dict[str, ByMoment] = {}
     within: dict[str, dict[str, ByMoment]] = {kind: {} for kind in rows_of}
-    for name, baseline in (baselines or {}).items():
-        found = {moment: baseline(prefixes, moment) for moment in MOMENTS}
-        overall[name] = _by_moment(found, prefixes, everything, seed, resamples)
+    for name, baseline in baselines.items():
+        found = forecast(baseline, prefixes)
+        overall[name] = judge(found)
         for kind, rows in rows_of.items():
             # With a single workflow type, its figures equal the overall ones.
-            within[kind][name] = (
-                overall[name] if len(rows_of) == 1 else _by_moment(found, prefixes, rows, seed, resamples)
-            )
+            within[kind][name] = overall[name] if len(rows_of) == 1 else judge(found, rows)
     against = _against(moments, overall, seed, resamples)
-    seen = {id(prefixes): ProfileFigures(moments, _states(prefixes), _lost(against, overall))}
-    # Baselines take longer than Presage's predictor: evaluate them only under the profiles of promotion targets.
-    for name, shown in sorted((profiles or {}).items(), key=lambda of: of[0] not in TARGETS.values()):
-        if id(shown) not in seen:
-            rivals = baselines if name in TARGETS.values() else None
-            seen[id(shown)] = _profile(predict, shown, rivals or {}, seed, resamples)
+    whole = ProfileFigures(moments, _states(prefixes), _lost(against, overall))
     return Evaluation(
         workflows=prefixes.workflows,
         steps=prefixes.steps,
         moments=moments,
-        states=_states(prefixes),
+        states=whole.states,
         by_workflow_type=by_type,
         baselines=overall,
         differences=against,
         rivals={kind: _rivals(by_type[kind], within[kind], seed, resamples) for kind in rows_of},
-        confusions={moment: confusions(forecast, prefixes) for moment, forecast in forecasts.items()},
-        behind=_lost(against, overall),
-        profiles={name: seen[id(shown)] for name, shown in (profiles or {}).items()},
+        confusions={moment: confusions(of, prefixes) for moment, of in forecasts.items()},
+        behind=whole.behind,
+        profiles=by_profile(profiles or {}, baselines, profile, {id(prefixes): whole}),
         model=model,
         version=version,
     )
-
-
-def _profile(
-    predict: Predict, prefixes: Prefixes, baselines: Mapping[str, Predict], seed: int, resamples: int
-) -> ProfileFigures:
-    """Figures of the predictor and of the baselines under one input profile."""
-    everything = np.arange(prefixes.steps)
-
-    def judged(of: Predict) -> ByMoment:
-        forecasts = {moment: of(prefixes, moment) for moment in MOMENTS}
-        return _by_moment(forecasts, prefixes, everything, seed, resamples)
-
-    moments = judged(predict)
-    rivals = {name: judged(baseline) for name, baseline in baselines.items()}
-    return ProfileFigures(moments, _states(prefixes), _lost(_against(moments, rivals, seed, resamples), rivals))
 
 
 def _states(prefixes: Prefixes) -> dict[Moment, bool]:
@@ -324,7 +294,6 @@ def _states(prefixes: Prefixes) -> dict[Moment, bool]:
 
 
 def _lost(against: Mapping[str, Mapping[Moment, Difference]], baselines: Mapping[str, ByMoment]) -> tuple[Behind, ...]:
-    """The comparisons that a baseline won."""
     found = []
     for name, by_moment in against.items():
         for moment, of in by_moment.items():
@@ -348,28 +317,16 @@ def _against(
 
 def _rivals(
     ours: ByMoment, baselines: Mapping[str, ByMoment], seed: int, resamples: int
-) -> dict[str, dict[Moment, Rival]]:
-    against = _against(ours, baselines, seed, resamples)
+) -> dict[str, dict[Moment, dict[str, Any]]]:
     return {
-        name: {moment: Rival(figures, against[name][moment]) for moment, figures in theirs.items()}
-        for name, theirs in baselines.items()
+        name: {
+            moment: {
+                "accuracy": baselines[name][moment].accuracy,
+                "ci95": baselines[name][moment].ci95,
+                "difference": of.difference,
+                "difference_ci95": of.ci95,
+            }
+            for moment, of in by_moment.items()
+        }
+        for name, by_moment in _against(ours, baselines, seed, resamples).items()
     }
-
-
-def _by_moment(
-    forecasts: Mapping[Moment, NDArray[np.float32]],
-    prefixes: Prefixes,
-    rows: NDArray[np.int64],
-    seed: int,
-    resamples: int,
-) -> dict[Moment, Figures]:
-    """Figures of the steps `rows`; their workflows are renumbered from 0."""
-    workflow = np.unique(prefixes.workflow[rows], return_inverse=True)[1]
-    return {
-        moment: measure(forecast[rows], prefixes.outcomes[rows], workflow, np.random.default_rng(seed), resamples)
-        for moment, forecast in forecasts.items()
-    }
-
-
-def _to_dict(figures: ByMoment) -> dict[str, dict[str, Any]]:
-    return {moment: found.to_dict() for moment, found in figures.items()}

@@ -15,9 +15,9 @@ workflows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,38 @@ from numpy.typing import NDArray
 from presage.features.prefixes import MASKED
 from presage.predictors.common.bootstrap import ratio_ci, ratio_cis, share_ci
 from presage.predictors.common.probabilities import BINS, ReliabilityBin, calibration_error, filled_bins
+
+
+def json_values(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures as JSON values: objects by `to_dict` or by their fields, null for a number that is not finite."""
+    return {name: _json(value) for name, value in figures.items()}
+
+
+def _json(value: Any) -> Any:
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return json_values(value)
+    if is_dataclass(value):
+        return json_values(vars(value))
+    if isinstance(value, list | tuple):
+        return [_json(of) for of in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Interval = tuple[float, float]
+"""Lower and upper end, 95 %; NaN where nothing was evaluated."""
+
+
+class Estimate(NamedTuple):
+    """A figure, or a difference of two figures, with its interval; NaN where nothing was evaluated."""
+
+    value: float
+    ci95: Interval
+
+    def to_dict(self) -> dict[str, Any]:
+        """A difference as JSON values."""
+        return json_values({"difference": self.value, "ci95": self.ci95})
 
 
 @dataclass(frozen=True)
@@ -45,7 +77,7 @@ class Claims:
         """Predicted probability and observed share by bin, without empty bins."""
         return reliability(self.predicted, self.truth)
 
-    def ci95(self, rng: np.random.Generator) -> tuple[tuple[float, float], ...]:
+    def ci95(self, rng: np.random.Generator) -> tuple[Interval, ...]:
         """The interval of each bin's `accuracy`, in the order of `bins()`."""
         place, groups = _place(self.predicted), int(self.group.max(initial=-1)) + 1
         found = []
@@ -115,7 +147,7 @@ class Figures:
 
     accuracy: tuple[float, ...]
     accuracy_by_workflow: tuple[float, ...]
-    ci95: tuple[tuple[float, float], ...]
+    ci95: tuple[Interval, ...]
     top2: tuple[float, ...]
     nll: tuple[float, ...]
     ece: tuple[float, ...]
@@ -125,19 +157,16 @@ class Figures:
     positions: NDArray[np.int64]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values, null without positions; with W and the total `positions`."""
-        return {
-            "accuracy": _numbers(self.accuracy),
-            "accuracy_by_workflow": _numbers(self.accuracy_by_workflow),
-            "ci95": [_numbers(ends) for ends in self.ci95],
-            "top2": _numbers(self.top2),
-            "nll": _numbers(self.nll),
-            "ece": _numbers(self.ece),
-            "unseen": _numbers(self.unseen),
-            "workflows": len(self.positions),
-            "positions": self.positions.sum(axis=0).tolist(),
-            "reliability": [[asdict(row) for row in horizon] for horizon in self.reliability],
-        }
+        """JSON values, with W and the total `positions`."""
+        names = ("accuracy", "accuracy_by_workflow", "ci95", "top2", "nll", "ece", "unseen")
+        return json_values(
+            {
+                **{name: getattr(self, name) for name in names},
+                "workflows": len(self.positions),
+                "positions": self.positions.sum(axis=0).tolist(),
+                "reliability": self.reliability,
+            }
+        )
 
 
 def measure(
@@ -170,7 +199,7 @@ def measure(
     likeliest = probabilities.argmax(axis=-1)
     confidence = np.take_along_axis(probabilities, likeliest[..., None], axis=-1)[..., 0]
     right = judged & (likeliest == outcomes)
-    correct, positions = (_by_workflow(flags, workflow, workflows) for flags in (right, judged))
+    correct, positions = (by_workflow(flags, workflow, workflows).astype(np.int64) for flags in (right, judged))
     known = judged & (outcomes < size)
     of_outcome = np.take_along_axis(probabilities, np.where(known, outcomes, 0)[..., None], axis=-1)[..., 0]
     surprise = -np.log(np.maximum(of_outcome.astype(np.float64), LEAST_PROBABILITY))
@@ -195,10 +224,9 @@ def measure(
     )
 
 
-def _by_workflow(flags: NDArray[np.bool_], workflow: NDArray[np.int64], workflows: int) -> NDArray[np.int64]:
-    """Sums flags [n, K] over the steps of each workflow, int64 [W, K]."""
-    columns = [np.bincount(workflow[column], minlength=workflows) for column in flags.T]
-    return np.stack(columns, axis=1).astype(np.int64)
+def by_workflow(values: NDArray[Any], workflow: NDArray[np.integer], workflows: int) -> NDArray[np.float64]:
+    """Sums of values [n, M] over the steps of each workflow, float64 [W, M]."""
+    return np.stack([np.bincount(workflow, weights=column, minlength=workflows) for column in values.T], axis=1)
 
 
 def _shares(part: NDArray[Any], whole: NDArray[np.int64]) -> tuple[float, ...]:
@@ -208,10 +236,6 @@ def _shares(part: NDArray[Any], whole: NDArray[np.int64]) -> tuple[float, ...]:
 def _mean_share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> float:
     has = whole > 0
     return float((part[has] / whole[has]).mean()) if has.any() else math.nan
-
-
-def _numbers(values: Iterable[float]) -> list[float | None]:
-    return [None if math.isnan(value) else value for value in values]
 
 
 @dataclass(frozen=True)
@@ -224,14 +248,11 @@ class Difference:
     """
 
     difference: tuple[float, ...]
-    ci95: tuple[tuple[float, float], ...]
+    ci95: tuple[Interval, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values, null without positions."""
-        return {
-            "difference": [None if math.isnan(value) else value for value in self.difference],
-            "ci95": [[None if math.isnan(end) else end for end in ends] for ends in self.ci95],
-        }
+        """JSON values."""
+        return json_values(vars(self))
 
 
 def differences(
@@ -247,5 +268,5 @@ def differences(
     total = below.sum(axis=0)
     gain = np.divide(above.sum(axis=0), total, out=np.full(len(total), np.nan), where=total > 0).tolist()
     horizon = gains[0].shape[1]
-    slices: Sequence[slice] = [slice(i * horizon, (i + 1) * horizon) for i in range(len(pairs))]
+    slices = [slice(i * horizon, (i + 1) * horizon) for i in range(len(pairs))]
     return {name: Difference(tuple(gain[of]), tuple(ends[of])) for name, of in zip(pairs, slices, strict=True)}

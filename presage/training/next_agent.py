@@ -22,7 +22,7 @@ from presage.datasets.describe import describe
 from presage.datasets.schema import digest
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
-from presage.features.input_profiles import FULL, PROFILES
+from presage.features.input_profiles import PROFILES
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.states import SKETCH, States, StateSource
@@ -33,7 +33,14 @@ from presage.training.baselines import BASELINES, find
 from presage.training.configuration import Limits
 from presage.training.evaluate import Evaluation, Predict, evaluate
 from presage.training.semantic_state import StateChoice, TrainingTraces, choose_states
-from presage.training.sets import SHARED_TASKS, check_known_agents, set_apart, shared_tasks, workflow_names
+from presage.training.sets import (
+    SHARED_TASKS,
+    check_known_agents,
+    set_apart,
+    shared_tasks,
+    under_profiles,
+    workflow_names,
+)
 from presage.training.training import Progress, Training, versions
 
 _STEPS = 1000
@@ -308,14 +315,14 @@ def _predict(predictor: NextAgentPredictor) -> Predict:
 
 
 def _profiles(predictor: NextAgentPredictor, prefixes: Prefixes) -> dict[str, Prefixes]:
-    """The prefixes under each input profile; profiles with equal inputs share one object."""
-    seen: dict[tuple[bool, bool], Prefixes] = {}
-    found = {}
-    for name in (FULL, *PROFILES):
-        shown = predictor.observed(prefixes, PROFILES[name])
-        looks = bool(np.isfinite(shown.sizes).any()), bool(shown.states)
-        found[name] = seen.setdefault(looks, prefixes if name == FULL else shown)
-    return {name: found[name] for name in PROFILES}
+    def inputs(of: Prefixes) -> tuple[bool, bool]:
+        return bool(np.isfinite(of.sizes).any()), bool(of.states)
+
+    return under_profiles(
+        prefixes,
+        lambda sources: predictor.observed(prefixes, sources),
+        lambda one, other: inputs(one) == inputs(other),
+    )
 
 
 def _of_states(source: StateSource) -> str:

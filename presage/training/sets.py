@@ -7,7 +7,8 @@ out in proportion.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from presage.datasets.schema import workflow_codes
 from presage.datasets.split import Split, split
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, TraceError
-from presage.features.prefixes import Prefixes
+from presage.features.input_profiles import PROFILES, Sources
 from presage.features.vocabulary import Vocabulary
 
 TEST_FRACTION: Final = 0.2
@@ -33,7 +34,6 @@ class LearntFrom(Protocol):
     @property
     def trained_on(self) -> NDArray[np.uint64]:
         """Keys of the tasks (`presage.datasets.tasks.task_keys`)."""
-        ...
 
 
 def set_apart(table: pa.Table, test: pa.Table | None, seed: int) -> Split:
@@ -81,22 +81,6 @@ def workflow_names(table: pa.Table) -> tuple[str, ...]:
     return tuple(f"{kind}/{workflow_id}" for kind, workflow_id in zip(*names, strict=True))
 
 
-def split_validation(prefixes: Prefixes, fraction: float, seed: int) -> tuple[Prefixes, Prefixes]:
-    """Divides training prefixes into (train, validation) by task.
-
-    Args:
-        prefixes: of at least two tasks.
-        fraction: share of the tasks in the validation part, between 0 and 1; at least one task stands on each side.
-        seed: of the choice.
-
-    Raises:
-        ConfigurationError: the fraction lies not between 0 and 1.
-        TraceError: there is a single task, so that nothing can be held out.
-    """
-    apart = tasks_apart(prefixes.task, prefixes.workflow_type, fraction, seed)
-    return prefixes.take(np.flatnonzero(~apart)), prefixes.take(np.flatnonzero(apart))
-
-
 def tasks_apart(
     task: NDArray[np.int32], workflow_type: NDArray[np.int32], fraction: float, seed: int
 ) -> NDArray[np.bool_]:
@@ -105,11 +89,11 @@ def tasks_apart(
     Args:
         task: int32 [n].
         workflow_type: int32 [n].
-        fraction: share of the tasks that is held out, between 0 and 1; at least one task stands on each side.
+        fraction: share of the tasks to hold out, between 0 and 1; each part gets at least one task.
         seed: of the choice.
 
     Raises:
-        ConfigurationError: the fraction lies not between 0 and 1.
+        ConfigurationError: the fraction is not between 0 and 1.
         TraceError: there is a single task, so that nothing can be held out.
     """
     if not 0 < fraction < 1:
@@ -126,3 +110,24 @@ def tasks_apart(
     held_out = np.zeros(len(tasks), bool)
     held_out[order[((np.arange(count) + 0.5) * len(tasks) / count).astype(np.int64)]] = True
     return held_out[task_of]
+
+
+Data = TypeVar("Data")
+
+
+def under_profiles(
+    whole: Data, observed: Callable[[Sources], Data], alike: Callable[[Data, Data], bool]
+) -> dict[str, Data]:
+    """Test data as seen under each input profile; profiles with equal inputs share one object.
+
+    Args:
+        whole: the data with all inputs.
+        observed: the data with the inputs of these sources.
+        alike: whether two of them have the same inputs.
+    """
+    seen, found = [whole], {}
+    for name, sources in PROFILES.items():
+        shown = observed(sources)
+        found[name] = next((of for of in seen if alike(of, shown)), shown)
+        seen.append(found[name])
+    return found

@@ -7,63 +7,50 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError, TraceError
-from presage.features.prefixes import MASKED, Prefixes
-from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.training.configuration import keys, read_configuration
 from presage.training.next_agent import LIMITS
-from presage.training.sets import split_validation
+from presage.training.sets import tasks_apart
 
 
-def prefixes(tasks: list[int], types: list[int]) -> Prefixes:
-    """Workflows of one step each."""
-    count = len(tasks)
-    return Prefixes(
-        vocabulary=Vocabulary(tuple(f"t{t}" for t in range(max(types) + 1)), ("a", "b")),
-        offsets=np.arange(count + 1, dtype=np.int64),
-        workflow_type=np.array(types, np.int32),
-        task=np.array(tasks, np.int32),
-        agent=np.arange(count, dtype=np.int32) % 2,
-        outcomes=np.full((count, 1), MASKED, np.int32),
-        sizes=np.zeros((count, 4), np.float32),
-        states={},
-    )
+def apart(tasks: list[int], types: list[int], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Which of these workflows are held out."""
+    return tasks_apart(np.array(tasks, np.int32), np.array(types, np.int32), fraction, seed)
 
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=40), st.integers(0, 99), st.floats(0.05, 0.9))
 def test_tasks_stay_whole_and_no_side_is_empty(tasks: list[int], seed: int, fraction: float) -> None:
-    whole = prefixes(tasks, [0] * len(tasks))
+    types = [0] * len(tasks)
     if len(set(tasks)) == 1:
         with pytest.raises(TraceError, match="a single task"):
-            split_validation(whole, fraction, seed)
+            apart(tasks, types, fraction, seed)
         return
-    train, validation = split_validation(whole, fraction, seed)
-    assert set(train.task) & set(validation.task) == set()
-    assert train.workflows + validation.workflows == len(tasks)
-    assert min(train.workflows, validation.workflows) > 0
-    wanted = min(max(1, round(fraction * len(set(tasks)))), len(set(tasks)) - 1)
-    assert len(set(validation.task)) == wanted
+    held_out = apart(tasks, types, fraction, seed)
+    train, validation = (set(np.array(tasks)[side]) for side in (~held_out, held_out))
+    assert train
+    assert train & validation == set()
+    assert len(validation) == min(max(1, round(fraction * len(set(tasks)))), len(set(tasks)) - 1)
 
 
 def test_every_workflow_type_is_held_out_in_proportion() -> None:
     types = [0] * 20 + [1] * 40 + [2] * 60
-    _, validation = split_validation(prefixes(list(range(120)), types), 0.15, 3)
-    assert np.bincount(validation.workflow_type).tolist() == [3, 6, 9]
+    held_out = apart(list(range(120)), types, 0.15, 3)
+    assert np.bincount(np.array(types)[held_out]).tolist() == [3, 6, 9]
 
 
 def test_the_choice_is_a_function_of_the_seed() -> None:
-    whole = prefixes(list(range(50)), [0] * 50)
-    first, again, other = (set(split_validation(whole, 0.2, seed)[1].task) for seed in (1, 1, 2))
+    first, again, other = (apart(list(range(50)), [0] * 50, 0.2, seed).tolist() for seed in (1, 1, 2))
     assert first == again != other
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0])
 def test_a_fraction_outside_is_refused(fraction: float) -> None:
     with pytest.raises(ConfigurationError, match="between 0 and 1"):
-        split_validation(prefixes([0, 1], [0, 0]), fraction, 0)
+        apart([0, 1], [0, 0], fraction, 0)
 
 
 @dataclass(frozen=True)

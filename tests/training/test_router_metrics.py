@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 
 from presage.datasets.outcomes import Outcomes
 from presage.training.router.cost_quality import area_under, cost_quality
-from presage.training.router.metrics import auroc, average_precision, draws_of, macro_draws, measure, measure_picks
+from presage.training.router.metrics import ModelFigures, draws_of, macro_draws, measure, measure_picks
 
 NAN = float("nan")
 
@@ -21,22 +21,28 @@ def drawn(seed: int, prompts: int = 300, models: int = 3) -> tuple[np.ndarray, n
     return said, correct
 
 
+def of_one_model(scores: np.ndarray, truth: np.ndarray) -> ModelFigures:
+    return measure(scores[:, None], truth[:, None], ["m"], 0, resamples=0).by_model["m"]
+
+
 @given(st.integers(0, 10_000), st.integers(5, 60))
 def test_ranking_figures_are_those_of_scikit_learn(seed: int, size: int) -> None:
     rng = np.random.default_rng(seed)
     scores = np.round(rng.random(size), 1)
     truth = (rng.random(size) < 0.5).astype(np.float64)
     truth[:2] = 0, 1
-    assert average_precision(scores, truth) == pytest.approx(average_precision_score(truth, scores))
-    assert auroc(scores, truth) == pytest.approx(roc_auc_score(truth, scores))
+    found = of_one_model(scores, truth)
+    assert found.average_precision == pytest.approx(average_precision_score(truth, scores))
+    assert found.auroc == pytest.approx(roc_auc_score(truth, scores))
 
 
 def test_a_share_of_tries_counts_as_so_many_of_them() -> None:
     rng = np.random.default_rng(0)
     scores, share = rng.random(50), rng.integers(0, 5, 50) / 4
     tries = np.concatenate([np.repeat([0.0, 1.0], [4 - n, n]) for n in (share * 4).astype(int)])
-    assert average_precision(scores, share) == pytest.approx(average_precision_score(tries, np.repeat(scores, 4)))
-    assert auroc(scores, share) == pytest.approx(roc_auc_score(tries, np.repeat(scores, 4)))
+    found = of_one_model(scores, share)
+    assert found.average_precision == pytest.approx(average_precision_score(tries, np.repeat(scores, 4)))
+    assert found.auroc == pytest.approx(roc_auc_score(tries, np.repeat(scores, 4)))
 
 
 def test_cells_without_a_label_are_left_out() -> None:

@@ -16,15 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import TraceError
-from presage.features.input_profiles import TARGETS
 from presage.features.lengths import LengthRows
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_cis
-from presage.training.baselines import Behind, behind, worst
-from presage.training.lengths.metrics import SCOPES, LengthFigures, Share, measure, median_column, number
+from presage.training.baselines import Behind, behind, by_profile, worst
+from presage.training.lengths.metrics import SCOPES, LengthFigures, by_quantile, measure, median_column
 from presage.training.lengths.queue import QueueFigures, compare, queued
-from presage.training.metrics import RESAMPLES
-
-KIND: Final = "remaining-length"
+from presage.training.metrics import RESAMPLES, Estimate, json_values
 
 BINS: Final = 10
 """Number of equal-sized groups, by forecast, in which forecast and actual length are compared."""
@@ -42,26 +39,17 @@ class LengthDifference:
         pinball: tokens a step, Q of them.
     """
 
-    tau_distance: Mapping[str, Share]
-    pinball: tuple[Share, ...]
+    tau_distance: Mapping[str, Estimate]
+    pinball: tuple[Estimate, ...]
 
     def to_dict(self, quantiles: Sequence[float]) -> dict[str, Any]:
-        """As JSON values, null where nothing was judged; quantiles are keys such as "0.9"."""
-        names = [f"{q:g}" for q in quantiles]
-        return {
-            "tau_distance": _shares_to_dict(self.tau_distance),
-            "pinball": _shares_to_dict(dict(zip(names, self.pinball, strict=True))),
-        }
+        """JSON values; quantiles are keys such as "0.9"."""
+        return json_values({"tau_distance": self.tau_distance, "pinball": by_quantile(quantiles, self.pinball)})
 
 
 @dataclass(frozen=True)
 class LengthProfile:
-    """Figures under one input profile (`features/input_profiles.py`).
-
-    Attributes:
-        figures: on all steps judged.
-        behind: comparisons that a baseline won under the same profile.
-    """
+    """Figures under one input profile (`features/input_profiles.py`), and the comparisons that a baseline won."""
 
     figures: LengthFigures
     behind: tuple[Behind, ...]
@@ -75,23 +63,22 @@ class LengthProfile:
 
 @dataclass(frozen=True)
 class LengthEvaluation:
-    """Figures of one predictor of lengths on W workflows.
+    """Figures of one length predictor on W workflows.
 
     Attributes:
-        figures: on all steps judged; their counts by workflow are what the registry's gates compare.
+        figures: on all evaluated steps; the registry's gates compare their counts by workflow.
         by_workflow_type: the same within each type, `"unknown"` for those not in the vocabulary.
         type_of: workflow type of each of the W workflows.
         baselines: figures of each baseline, by name.
-        differences: what was judged minus each baseline.
-        behind: comparisons with a baseline that were lost.
-        profiles: figures under each requested input profile.
-        queue: what the ranking is worth; None where no workflow's steps are all known.
-        bins: steps grouped by the forecast median: what was forecast and what came.
-        target: what was forecast, the tokens "remaining" or of this "step".
-        cut: steps left out because their workflow was cut.
+        differences: the predictor's figures minus those of each baseline.
+        behind: comparisons that a baseline won.
+        profiles: figures by input profile.
+        queue: the value of the ranking; None if no workflow has the length of every step.
+        bins: steps grouped by the forecast median, with forecast and actual lengths.
+        target: the tokens "remaining", or those of this "step".
+        cut: steps left out because their workflow was truncated.
         unknown: steps left out because a count is missing.
-        model: name of what was judged, if it has one.
-        version: its version in the registry, if it has one.
+        model, version: name and version of the predictor, if registered.
     """
 
     figures: LengthFigures
@@ -106,26 +93,28 @@ class LengthEvaluation:
     target: str
     cut: int
     unknown: int
-    model: str | None = None
-    version: int | None = None
+    model: str | None
+    version: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values."""
-        return {
-            "kind": KIND,
-            "model": self.model,
-            "version": self.version,
-            "target": self.target,
-            **self.figures.to_dict(),
-            "left_out_steps": {"cut": self.cut, "count missing": self.unknown},
-            "by_workflow_type": {name: of.to_dict() for name, of in self.by_workflow_type.items()},
-            "baselines": {name: of.to_dict() for name, of in self.baselines.items()},
-            "differences": {name: of.to_dict(self.figures.quantiles) for name, of in self.differences.items()},
-            "behind": worst(self.behind),
-            "profiles": {name: of.to_dict() for name, of in self.profiles.items()},
-            "queue": self.queue.to_dict() if self.queue is not None else None,
-            "bins": [dict(row) for row in self.bins],
-        }
+        return json_values(
+            {
+                "kind": "remaining-length",
+                "model": self.model,
+                "version": self.version,
+                "target": self.target,
+                **self.figures.to_dict(),
+                "left_out_steps": {"cut": self.cut, "count missing": self.unknown},
+                "by_workflow_type": self.by_workflow_type,
+                "baselines": self.baselines,
+                "differences": {name: of.to_dict(self.figures.quantiles) for name, of in self.differences.items()},
+                "behind": worst(self.behind),
+                "profiles": self.profiles,
+                "queue": self.queue,
+                "bins": self.bins,
+            }
+        )
 
 
 def evaluate(
@@ -143,18 +132,18 @@ def evaluate(
     """Evaluate a predictor and baselines on rows that they were not trained on.
 
     Args:
-        predict: what is judged.
+        predict: the predictor.
         rows: n steps, those of a workflow one after the other.
-        quantiles: Q, rising: what `predict` and the baselines forecast.
-        seed: of the bootstrap and of the queue's arrivals; one draw of workflows serves all.
-        baselines: judged on the same steps, by name.
-        profiles: the same rows as each input profile shows them; what looks alike is one object.
-        model: name of what is judged, for the record.
-        version: its version, for the record.
+        quantiles: Q, ascending: what `predict` and the baselines forecast.
+        seed: of the bootstrap, whose resamples all predictors share, and of the queue's arrivals.
+        baselines: evaluated on the same steps, by name.
+        profiles: `rows` as seen under each input profile; profiles with equal inputs share one object.
+        model: name of the predictor, copied to the result.
+        version: its version, copied to the result.
         resamples: of the bootstrap.
 
     Raises:
-        TraceError: there is no step whose length is known.
+        TraceError: no step has a known length.
     """
     known = rows.labelled
     cut = int((rows.lower_bound & ~known).sum())
@@ -164,49 +153,43 @@ def evaluate(
             "judged; give traces with output_tokens and at least one complete workflow"
         )
     first = np.diff(rows.workflow, prepend=-1) != 0
+    baselines = baselines or {}
 
-    def judge(forecast: NDArray[np.float32], within: NDArray[np.bool_], workflow: NDArray[np.integer]) -> LengthFigures:
-        return measure(
-            forecast[within],
-            rows.remaining[within],
-            workflow,
-            first[within],
-            quantiles,
-            np.random.default_rng(seed),
-            resamples,
-        )
+    def judge(
+        forecast: NDArray[np.float32],
+        within: NDArray[np.bool_] = known,
+        workflow: NDArray[np.integer] = rows.workflow[known],
+    ) -> LengthFigures:
+        truth, rng = rows.remaining[within], np.random.default_rng(seed)
+        return measure(forecast[within], truth, workflow, first[within], quantiles, rng, resamples)
+
+    def profile(shown: LengthRows, rivals: Mapping[str, Predict]) -> LengthProfile:
+        ours = judge(predict(shown))
+        theirs = {name: judge(of(shown)) for name, of in rivals.items()}
+        gaps = {name: difference(ours, of, seed, resamples) for name, of in theirs.items()}
+        return LengthProfile(ours, _lost(gaps, theirs, quantiles))
 
     forecast = predict(rows)
-    figures = judge(forecast, known, rows.workflow[known])
+    figures = judge(forecast)
     names = (*rows.vocabulary.workflow_types, "unknown")
     by_type = {}
     for index in np.unique(rows.workflow_type[known]):
         within = known & (rows.workflow_type == index)
-        workflow = np.unique(rows.workflow[within], return_inverse=True)[1]
-        by_type[names[index]] = judge(forecast, within, workflow)
-    others = {name: judge(baseline(rows), known, rows.workflow[known]) for name, baseline in (baselines or {}).items()}
-    workflows = len(figures.positions)
-    type_of = np.full(workflows, len(names) - 1)
+        by_type[names[index]] = judge(forecast, within, np.unique(rows.workflow[within], return_inverse=True)[1])
+    others = {name: judge(baseline(rows)) for name, baseline in baselines.items()}
+    type_of = np.full(len(figures.positions), len(names) - 1)
     type_of[rows.workflow[known]] = rows.workflow_type[known]
     median = forecast[:, median_column(quantiles)]
     against = {name: difference(figures, of, seed, resamples) for name, of in others.items()}
-    seen = {id(rows): LengthProfile(figures, _lost(against, others, quantiles))}
-    for name, shown in sorted((profiles or {}).items(), key=lambda of: of[0] not in TARGETS.values()):
-        if id(shown) not in seen:
-            mine = judge(predict(shown), known, rows.workflow[known])
-            # Baselines are judged only under the profiles of promotion targets.
-            asked = (baselines or {}) if name in TARGETS.values() else {}
-            theirs = {other: judge(ask(shown), known, rows.workflow[known]) for other, ask in asked.items()}
-            gaps = {other: difference(mine, of, seed, resamples) for other, of in theirs.items()}
-            seen[id(shown)] = LengthProfile(mine, _lost(gaps, theirs, quantiles))
+    whole = LengthProfile(figures, _lost(against, others, quantiles))
     return LengthEvaluation(
         figures=figures,
         by_workflow_type=by_type,
         type_of=tuple(names[index] for index in type_of),
         baselines=others,
         differences=against,
-        behind=seen[id(rows)].behind,
-        profiles={name: seen[id(shown)] for name, shown in (profiles or {}).items()},
+        behind=whole.behind,
+        profiles=by_profile(profiles or {}, baselines, profile, {id(rows): whole}),
         queue=_queue(rows, median, seed),
         bins=_bins(median[known], rows.remaining[known]),
         target=rows.target,
@@ -219,18 +202,19 @@ def evaluate(
 
 def difference(ours: LengthFigures, theirs: LengthFigures, seed: int, resamples: int = RESAMPLES) -> LengthDifference:
     """First minus second, with paired intervals."""
-    wrong, pairs = (np.stack([of[scope] for scope in SCOPES], axis=1) for of in (_minus(ours, theirs), ours.pairs))
-    ranks = pair_ratio_cis(wrong, pairs, np.random.default_rng(seed), resamples)
+    gaps = [ours.wrong[scope] - theirs.wrong[scope] for scope in SCOPES]
+    pairs = [ours.pairs[scope] for scope in SCOPES]
+    ranks = pair_ratio_cis(np.stack(gaps, axis=1), np.stack(pairs, axis=1), np.random.default_rng(seed), resamples)
     loss = ours.loss - theirs.loss
     positions = np.repeat(ours.positions[:, None], loss.shape[1], axis=1)
     ends = ratio_cis(loss, positions, np.random.default_rng(seed), resamples)
     return LengthDifference(
         tau_distance={
-            scope: Share(ours.tau_distance[scope].value - theirs.tau_distance[scope].value, rank)
+            scope: Estimate(ours.tau_distance[scope].value - theirs.tau_distance[scope].value, rank)
             for scope, rank in zip(SCOPES, ranks, strict=True)
         },
         pinball=tuple(
-            Share(mine.value - its.value, end)
+            Estimate(mine.value - its.value, end)
             for mine, its, end in zip(ours.pinball, theirs.pinball, ends, strict=True)
         ),
     )
@@ -239,7 +223,6 @@ def difference(ours: LengthFigures, theirs: LengthFigures, seed: int, resamples:
 def _lost(
     against: Mapping[str, LengthDifference], baselines: Mapping[str, LengthFigures], quantiles: Sequence[float]
 ) -> tuple[Behind, ...]:
-    """The comparisons that a baseline won."""
     found = []
     for name, gap in against.items():
         own = baselines[name]
@@ -250,10 +233,6 @@ def _lost(
         for at, by, figure in zip(named, gaps, figures, strict=True):
             found += behind(name, at, by.value, by.ci95, figure.value)
     return tuple(found)
-
-
-def _minus(ours: LengthFigures, theirs: LengthFigures) -> dict[str, NDArray[np.float64]]:
-    return {scope: ours.wrong[scope] - theirs.wrong[scope] for scope in SCOPES}
 
 
 def _queue(rows: LengthRows, median: NDArray[np.float32], seed: int) -> QueueFigures | None:
@@ -280,10 +259,3 @@ def _bins(median: NDArray[np.float32], truth: NDArray[np.float32]) -> tuple[dict
             }
         )
     return tuple(found)
-
-
-def _shares_to_dict(shares: Mapping[str, Share]) -> dict[str, Any]:
-    return {
-        name: {"difference": number(share.value), "ci95": [number(end) for end in share.ci95]}
-        for name, share in shares.items()
-    }

@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_cis, share_ci
-from presage.training.metrics import RESAMPLES
+from presage.training.metrics import RESAMPLES, Estimate, by_workflow, json_values
 
 
 def discordance(truth: NDArray[np.floating], forecast: NDArray[np.floating]) -> tuple[NDArray[np.float64], ...]:
@@ -40,12 +40,6 @@ def discordance(truth: NDArray[np.floating], forecast: NDArray[np.floating]) -> 
     # One pass upwards and one reversed, so that each discordant pair counts at both of its steps.
     wrong = _overtaken(order, low) + _overtaken(order.max(initial=0) - order, low.max(initial=0) - low)
     return wrong, pairs.astype(np.float64)
-
-
-def tau_distance(truth: NDArray[np.floating], forecast: NDArray[np.floating]) -> float:
-    """Kendall's tau distance between 0 and 1, NaN where all truths are equal; [n] finite numbers each."""
-    wrong, pairs = discordance(truth, forecast)
-    return float(wrong.sum() / pairs.sum()) if pairs.any() else float("nan")
 
 
 @njit(cache=True)
@@ -79,7 +73,6 @@ def _overtaken(truth: NDArray[np.int64], forecast: NDArray[np.int64]) -> NDArray
 
 @njit(cache=True)
 def _below(tree: NDArray[np.int64], rank: int) -> int:
-    """How many steps in the tree have a lesser rank."""
     count = 0
     while rank > 0:
         count += tree[rank]
@@ -87,27 +80,17 @@ def _below(tree: NDArray[np.int64], rank: int) -> int:
     return count
 
 
-Ends = tuple[float, float]
-
 SCOPES: Final = ("all", "arrival")
 """Which steps a ranking is of: all, or only the first of each workflow."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """A figure and its 95 % interval; NaN where nothing was judged."""
-
-    value: float
-    ci95: Ends
-
-
-@dataclass(frozen=True)
 class LengthFigures:
-    """What was measured on n steps of W workflows, at Q quantiles.
+    """Figures on n steps of W workflows, at Q quantiles.
 
     Attributes:
-        quantiles: Q, rising.
-        tau_distance: of the median's ranking, by scope: 0 is the true order, .5 none.
+        quantiles: Q, ascending.
+        tau_distance: of the median's ranking, by scope: 0 is the true order, .5 a random one.
         pinball: tokens a step, Q of them.
         coverage: share of steps whose length is at most the quantile, Q of them.
         width: from the median to each quantile, tokens, the mean of n; Q of them, negative below the median.
@@ -115,13 +98,13 @@ class LengthFigures:
         pairs: float64 [W] by scope, pairs of each workflow's steps.
         loss: float64 [W, Q], sum of the pinball loss of each workflow's steps, tokens.
         covered: int64 [W, Q], steps covered.
-        positions: int64 [W], steps judged.
+        positions: int64 [W], steps evaluated.
     """
 
     quantiles: tuple[float, ...]
-    tau_distance: Mapping[str, Share]
-    pinball: tuple[Share, ...]
-    coverage: tuple[Share, ...]
+    tau_distance: Mapping[str, Estimate]
+    pinball: tuple[Estimate, ...]
+    coverage: tuple[Estimate, ...]
     width: tuple[float, ...]
     wrong: Mapping[str, NDArray[np.float64]]
     pairs: Mapping[str, NDArray[np.float64]]
@@ -130,23 +113,29 @@ class LengthFigures:
     positions: NDArray[np.int64]
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as JSON values, null where nothing was judged; quantiles are keys such as "0.9"."""
-        names = [f"{q:g}" for q in self.quantiles]
-        of = {
-            "tau_distance": dict(self.tau_distance),
-            "pinball": dict(zip(names, self.pinball, strict=True)),
-            "coverage": dict(zip(names, self.coverage, strict=True)),
-        }
-        values: dict[str, Any] = {}
-        for figure, shares in of.items():
-            values[figure] = {name: number(share.value) for name, share in shares.items()}
-            values[f"{figure}_ci95"] = {name: [number(end) for end in share.ci95] for name, share in shares.items()}
-        return {
-            **values,
-            "width": {name: number(width) for name, width in zip(names, self.width, strict=True)},
-            "workflows": int((self.positions > 0).sum()),
-            "steps": int(self.positions.sum()),
-        }
+        """JSON values; quantiles are keys such as "0.9"."""
+        found: dict[str, Any] = {}
+        for figure in ("tau_distance", "pinball", "coverage"):
+            of = getattr(self, figure)
+            by_name = of if figure == "tau_distance" else by_quantile(self.quantiles, of)
+            found[figure] = {name: estimate.value for name, estimate in by_name.items()}
+            found[f"{figure}_ci95"] = {name: estimate.ci95 for name, estimate in by_name.items()}
+        return json_values(
+            {
+                **found,
+                "width": by_quantile(self.quantiles, self.width),
+                "workflows": int((self.positions > 0).sum()),
+                "steps": int(self.positions.sum()),
+            }
+        )
+
+
+Figure = TypeVar("Figure")
+
+
+def by_quantile(quantiles: Sequence[float], figures: Sequence[Figure]) -> dict[str, Figure]:
+    """Figures by quantile, under keys such as "0.9"."""
+    return {f"{q:g}": of for q, of in zip(quantiles, figures, strict=True)}
 
 
 def measure(
@@ -165,7 +154,7 @@ def measure(
         truth: [n] tokens, finite.
         workflow: [n], the workflow of each step, 0..W-1.
         arrival: bool [n], the steps at which workflows arrive.
-        quantiles: Q, rising, each between 0 and 1.
+        quantiles: Q, ascending, each between 0 and 1.
         rng: for the bootstrap.
         resamples: number of bootstrap resamples.
 
@@ -185,8 +174,8 @@ def measure(
     positions = np.bincount(workflow, minlength=workflows)
     levels = np.asarray(quantiles, np.float64)
     error = lengths[:, None] - known
-    loss = _by_workflow(np.maximum(levels * error, (levels - 1) * error), workflow, workflows)
-    covered = _by_workflow(lengths[:, None] <= known, workflow, workflows)
+    loss = by_workflow(np.maximum(levels * error, (levels - 1) * error), workflow, workflows)
+    covered = by_workflow(lengths[:, None] <= known, workflow, workflows)
     median = known[:, median_column(quantiles)]
 
     wrong: dict[str, NDArray[np.float64]] = {}
@@ -196,24 +185,19 @@ def measure(
         wrong[scope], pairs[scope] = (
             np.bincount(workflow[rows], count, workflows).astype(np.float64) for count in counted
         )
-    seed = int(rng.integers(2**63))  # one draw of workflows serves everything judged on them
+    seed = int(rng.integers(2**63))  # all figures share the resamples of workflows
     all_wrong, all_pairs = (np.stack([of[scope] for scope in SCOPES], axis=1) for of in (wrong, pairs))
     ranks = pair_ratio_cis(all_wrong, all_pairs, np.random.default_rng(seed), resamples)
     ends = ratio_cis(loss, np.repeat(positions[:, None], size, axis=1), np.random.default_rng(seed), resamples)
+    shares = [share_ci(of, positions, np.random.default_rng(seed), resamples) for of in covered.T]
     return LengthFigures(
         quantiles=tuple(quantiles),
         tau_distance={
-            scope: Share(_ratio(wrong[scope].sum(), pairs[scope].sum()), rank)
+            scope: Estimate(float(wrong[scope].sum() / total) if (total := pairs[scope].sum()) else math.nan, rank)
             for scope, rank in zip(SCOPES, ranks, strict=True)
         },
-        pinball=tuple(Share(float(loss[:, q].sum() / steps), ends[q]) for q in range(size)),
-        coverage=tuple(
-            Share(
-                float(covered[:, q].sum() / steps),
-                share_ci(covered[:, q], positions, np.random.default_rng(seed), resamples),
-            )
-            for q in range(size)
-        ),
+        pinball=tuple(Estimate(float(of.sum() / steps), end) for of, end in zip(loss.T, ends, strict=True)),
+        coverage=tuple(Estimate(float(of.sum() / steps), end) for of, end in zip(covered.T, shares, strict=True)),
         width=tuple(float((known[:, q] - median).mean()) for q in range(size)),
         wrong=wrong,
         pairs=pairs,
@@ -226,17 +210,3 @@ def measure(
 def median_column(quantiles: Sequence[float]) -> int:
     """Which of the quantiles ranks: the first at or above the median, else the last."""
     return min(int(np.searchsorted(quantiles, 0.5)), len(quantiles) - 1)
-
-
-def number(value: float) -> float | None:
-    """A figure as JSON has it."""
-    return value if math.isfinite(value) else None
-
-
-def _ratio(part: float, whole: float) -> float:
-    return float(part / whole) if whole else math.nan
-
-
-def _by_workflow(values: NDArray[Any], workflow: NDArray[np.integer], workflows: int) -> NDArray[np.float64]:
-    """Sums values [n, Q] over the steps of each workflow, float64 [W, Q]."""
-    return np.stack([np.bincount(workflow, weights=column, minlength=workflows) for column in values.T], axis=1)

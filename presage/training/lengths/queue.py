@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from presage.features.lengths import LengthRows
 from presage.predictors.common.bootstrap import ratio_ci
-from presage.training.lengths.metrics import Share
+from presage.training.metrics import Estimate
 
 FIRST_COME: Final = "first come"
 SHORTEST_STEP: Final = "shortest step, known exactly"
@@ -50,7 +50,7 @@ class QueueFigures:
     load: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; "saved" is the share of the completion under first come that a policy takes away."""
+        """JSON values; "saved" is the share by which a policy shortens the mean completion under first come."""
         first = self.completion[FIRST_COME]
         return {
             "workflows": self.workflows,
@@ -176,8 +176,8 @@ def saved_at_loads(
     loads: Sequence[float],
     seed: int,
     draws: int = LOADS_DRAWS,
-) -> dict[str, list[Share]]:
-    """The share of the mean completion under first come that each policy takes away, a `Share` a load.
+) -> dict[str, list[Estimate]]:
+    """By how much each policy shortens the mean completion under first come, as a share, at each load.
 
     Args:
         waiting: the workflows.
@@ -187,7 +187,7 @@ def saved_at_loads(
         draws: of the arrivals; every policy meets the same ones.
     """
     keys = {name: forecast[waiting.taken].astype(np.float64) for name, forecast in predicted.items()}
-    found: dict[str, list[Share]] = {}
+    found: dict[str, list[Estimate]] = {}
     for load in loads:
         runs = [
             compare(waiting.work, keys, waiting.offsets, seed + draw, load=load, draws=1).completion
@@ -197,5 +197,5 @@ def saved_at_loads(
         for name in runs[0]:
             left = np.array([run[name] for run in runs])
             low, high = ratio_ci(left, first, np.random.default_rng(seed))
-            found.setdefault(name, []).append(Share(1 - float(left.sum() / first.sum()), (1 - high, 1 - low)))
+            found.setdefault(name, []).append(Estimate(1 - float(left.sum() / first.sum()), (1 - high, 1 - low)))
     return found

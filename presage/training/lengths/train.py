@@ -34,7 +34,15 @@ from presage.training.baselines import check_names, choose_names
 from presage.training.configuration import Limits
 from presage.training.lengths.evaluate import LengthDifference, LengthEvaluation, Predict, difference, evaluate
 from presage.training.lengths.texts import Texts, choose_texts
-from presage.training.sets import SHARED_TASKS, check_known_agents, set_apart, shared_tasks, tasks_apart, workflow_names
+from presage.training.sets import (
+    SHARED_TASKS,
+    check_known_agents,
+    set_apart,
+    shared_tasks,
+    tasks_apart,
+    under_profiles,
+    workflow_names,
+)
 from presage.training.training import Progress, Training, median_us, versions
 
 CALIBRATION_FRACTION: Final = 0.25
@@ -194,18 +202,10 @@ def evaluate_lengths(
 
 
 def _profiles(predictor: RemainingLengthPredictor, rows: LengthRows) -> dict[str, LengthRows]:
-    """The rows under each input profile; profiles with equal inputs share one object."""
-    seen: list[LengthRows] = [rows]
-    found = {}
-    for name, sources in PROFILES.items():
-        shown = predictor.encoder.observed(rows, sources)
-        found[name] = next((of for of in seen if _alike(of, shown)), shown)
-        seen.append(found[name])
-    return found
+    def alike(one: LengthRows, other: LengthRows) -> bool:
+        return np.array_equal(one.numbers, other.numbers, equal_nan=True) and np.array_equal(one.model, other.model)
 
-
-def _alike(one: LengthRows, other: LengthRows) -> bool:
-    return np.array_equal(one.numbers, other.numbers, equal_nan=True) and np.array_equal(one.model, other.model)
+    return under_profiles(rows, lambda sources: predictor.encoder.observed(rows, sources), alike)
 
 
 def quantiles_latency_us(predictor: RemainingLengthPredictor, rows: LengthRows) -> float:

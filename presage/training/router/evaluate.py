@@ -18,30 +18,16 @@ from presage.predictors.common.bootstrap import ratio_ci
 from presage.predictors.router.choice import pick
 from presage.predictors.router.predictor import RouterPredictor
 from presage.training.baselines import Behind, behind, worst
-from presage.training.metrics import RESAMPLES
+from presage.training.metrics import RESAMPLES, Estimate, json_values
 from presage.training.router.baselines import Routes
 from presage.training.router.cost_quality import CostQuality, cost_quality
-from presage.training.router.metrics import (
-    PickFigures,
-    RankingFigures,
-    ends,
-    mean_ci,
-    measure,
-    measure_picks,
-    number,
-    percentiles,
-)
-
-KIND: Final = "router"
+from presage.training.router.metrics import PickFigures, RankingFigures, mean_ci, measure, measure_picks, percentiles
 
 MIN_TASK_PROMPTS: Final = 20
 """Minimum prompts of a task for figures by task."""
 
 _CALLED: Final = {"macro_map": "macro mAP", "brier": "Brier score", "picked_accuracy": "accuracy of the picks"}
 _LOWER_IS_BETTER: Final = frozenset({"brier"})
-
-Told = tuple[float, tuple[float, float]]
-"""A difference and its 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +38,7 @@ class RouterFigures:
     picking: PickFigures
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """JSON values."""
         return {**self.ranking.to_dict(), **self.picking.to_dict()}
 
 
@@ -74,32 +60,33 @@ class RouterEvaluation:
     figures: RouterFigures
     by_task: Mapping[str, RouterFigures]
     baselines: Mapping[str, RouterFigures]
-    differences: Mapping[str, Mapping[str, Told]]
+    differences: Mapping[str, Mapping[str, Estimate]]
     curve: CostQuality | None
     models: tuple[str, ...]
     prompts: int
-    model: str | None = None
-    version: int | None = None
+    model: str | None
+    version: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values."""
-        return {
-            "kind": KIND,
-            "model": self.model,
-            "version": self.version,
-            **self.figures.to_dict(),
-            "by_task": {name: _short(of) for name, of in self.by_task.items()},
-            "cost_quality": self.curve.to_dict() if self.curve is not None else None,
-            "behind": worst(lost(self.baselines, self.differences)),
-            "baselines": {name: of.to_dict() for name, of in self.baselines.items()},
-            "differences": {
-                name: {
-                    figure: {"difference": number(value), "ci95": ends(interval)}
-                    for figure, (value, interval) in of.items()
-                }
-                for name, of in self.differences.items()
-            },
-        }
+        headline = (
+            *("macro_map", "brier", "picked_accuracy", "best_single", "best_single_model", "random", "oracle"),
+            "prompts",
+        )
+        by_task = {name: of.to_dict() for name, of in self.by_task.items()}
+        return json_values(
+            {
+                "kind": "router",
+                "model": self.model,
+                "version": self.version,
+                **self.figures.to_dict(),
+                "by_task": {name: {figure: of[figure] for figure in headline} for name, of in by_task.items()},
+                "cost_quality": self.curve,
+                "behind": worst(lost(self.baselines, self.differences)),
+                "baselines": self.baselines,
+                "differences": self.differences,
+            }
+        )
 
 
 def evaluate(
@@ -160,21 +147,23 @@ def judge(
     )
 
 
-def differences(ours: RouterFigures, theirs: RouterFigures, seed: int, resamples: int = RESAMPLES) -> dict[str, Told]:
+def differences(
+    ours: RouterFigures, theirs: RouterFigures, seed: int, resamples: int = RESAMPLES
+) -> dict[str, Estimate]:
     """First minus second on the same prompts, with paired intervals; both need the same seed and resamples."""
     mine, its = ours.ranking, theirs.ranking
     squared = ratio_ci(mine.squared - its.squared, mine.counted, np.random.default_rng(seed), resamples)
     return {
-        "macro_map": (mine.macro_map - its.macro_map, percentiles(mine.map_draws - its.map_draws)),
-        "brier": (mine.brier - its.brier, squared),
-        "picked_accuracy": (
+        "macro_map": Estimate(mine.macro_map - its.macro_map, percentiles(mine.map_draws - its.map_draws)),
+        "brier": Estimate(mine.brier - its.brier, squared),
+        "picked_accuracy": Estimate(
             ours.picking.picked_accuracy - theirs.picking.picked_accuracy,
             mean_ci(ours.picking.hits - theirs.picking.hits, seed, resamples),
         ),
     }
 
 
-def lost(baselines: Mapping[str, RouterFigures], against: Mapping[str, Mapping[str, Told]]) -> list[Behind]:
+def lost(baselines: Mapping[str, RouterFigures], against: Mapping[str, Mapping[str, Estimate]]) -> list[Behind]:
     """Comparisons that a baseline won significantly; `against` as in `RouterEvaluation.differences`."""
     found = []
     for name, its in baselines.items():
@@ -199,21 +188,6 @@ def _by_task(
         if len(rows) >= MIN_TASK_PROMPTS:
             found[name] = judge(predicted[rows], picks[rows], outcomes.take(rows), seed, resamples=0)
     return found
-
-
-def _short(of: RouterFigures) -> dict[str, Any]:
-    """Headline figures of a task."""
-    ranking, picking = of.ranking, of.picking
-    return {
-        "macro_map": number(ranking.macro_map),
-        "brier": number(ranking.brier),
-        "picked_accuracy": number(picking.picked_accuracy),
-        "best_single": number(picking.best_single),
-        "best_single_model": picking.best_single_model,
-        "random": number(picking.random),
-        "oracle": number(picking.oracle),
-        "prompts": ranking.prompts,
-    }
 
 
 def held_out(outcomes: Outcomes, *routers: RouterPredictor) -> tuple[Outcomes, int]:
@@ -242,7 +216,7 @@ class ComparedRouters:
 
     mine: RouterFigures
     its: RouterFigures
-    differences: Mapping[str, Told]
+    differences: Mapping[str, Estimate]
 
 
 def compare_routers(mine: RouterPredictor, its: RouterPredictor, outcomes: Outcomes, seed: int) -> ComparedRouters:

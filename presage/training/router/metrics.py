@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from presage.predictors.common.bootstrap import ratio_ci
 from presage.predictors.common.probabilities import ReliabilityBin, calibration_error
-from presage.training.metrics import RESAMPLES, reliability
+from presage.training.metrics import RESAMPLES, Interval, json_values, reliability
 
 _CHUNK: Final = 4_000_000  # weights at a time: 32 MB, whatever the number of prompts
 
@@ -66,10 +66,10 @@ class RankingFigures:
     """
 
     macro_map: float
-    macro_map_ci95: tuple[float, float]
+    macro_map_ci95: Interval
     macro_auroc: float
     brier: float
-    brier_ci95: tuple[float, float]
+    brier_ci95: Interval
     ece: float
     reliability: tuple[ReliabilityBin, ...]
     by_model: Mapping[str, ModelFigures]
@@ -80,21 +80,9 @@ class RankingFigures:
     counted: Floats
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as JSON values, null where nothing was judged."""
-        return {
-            "macro_map": number(self.macro_map),
-            "macro_map_ci95": ends(self.macro_map_ci95),
-            "macro_auroc": number(self.macro_auroc),
-            "brier": number(self.brier),
-            "brier_ci95": ends(self.brier_ci95),
-            "ece": number(self.ece),
-            "prompts": self.prompts,
-            "labels": self.labels,
-            "by_model": {
-                name: {key: number(value) for key, value in asdict(of).items()} for name, of in self.by_model.items()
-            },
-            "reliability": [asdict(row) for row in self.reliability],
-        }
+        """JSON values."""
+        names = ("macro_map", "macro_map_ci95", "macro_auroc", "brier", "brier_ci95", "ece", "prompts", "labels")
+        return json_values({name: getattr(self, name) for name in (*names, "by_model", "reliability")})
 
 
 def measure(
@@ -148,16 +136,6 @@ def measure(
     )
 
 
-def average_precision(scores: Floats, truth: Floats) -> float:
-    """Average precision of n scores, Σ (R_i − R_{i−1}) P_i over distinct scores; NaN unless both classes occur."""
-    return float(_ranked(scores, truth, np.ones((1, len(truth))))[0][0])
-
-
-def auroc(scores: Floats, truth: Floats) -> float:
-    """Probability that a solved prompt has a higher score than an unsolved one, ties half; NaN for one class."""
-    return float(_ranked(scores, truth, np.ones((1, len(truth))))[1][0])
-
-
 def macro_draws(predicted: Floats, truth: Floats, seed: int, resamples: int) -> Floats:
     """Macro mean average precision of resamples of the prompts, float64 [resamples]."""
     known = [np.flatnonzero(~np.isnan(column)) for column in truth.T]
@@ -182,7 +160,11 @@ def draws_of(prompts: int, seed: int, resamples: int) -> Iterator[Floats]:
 
 
 def _ranked(scores: Floats, truth: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Average precision and area under the curve of n scores for each row of weights [R, n], float64 [R] both."""
+    """Average precision and area under the curve of n scores for each row of weights [R, n], float64 [R] both.
+
+    Average precision is Σ (R_i − R_{i−1}) P_i over distinct scores; the area is the probability that a solved prompt
+    has a higher score than an unsolved one, ties half. NaN unless both classes occur.
+    """
     if not len(scores):
         return np.full(len(weights), np.nan), np.full(len(weights), np.nan)
     order = np.argsort(-scores, kind="stable")
@@ -206,23 +188,13 @@ def _ranked(scores: Floats, truth: Floats, weights: Floats) -> tuple[Floats, Flo
     )
 
 
-def percentiles(draws: Floats) -> tuple[float, float]:
+def percentiles(draws: Floats) -> Interval:
     """The 95 % interval of resamples; NaN without resamples."""
     usable = draws[~np.isnan(draws)]
     if not len(usable):
         return math.nan, math.nan
     low, high = np.quantile(usable, [0.025, 0.975]).tolist()
     return low, high
-
-
-def number(value: float) -> float | None:
-    """A figure as JSON has it."""
-    return value if math.isfinite(value) else None
-
-
-def ends(interval: tuple[float, float]) -> list[float | None]:
-    """An interval as JSON has it."""
-    return [number(end) for end in interval]
 
 
 def _of_model(predicted: Floats, truth: Floats) -> ModelFigures:
@@ -263,10 +235,10 @@ class PickFigures:
     """
 
     picked_accuracy: float
-    picked_ci95: tuple[float, float]
+    picked_ci95: Interval
     best_single: float
     best_single_model: str | None
-    gain_ci95: tuple[float, float]
+    gain_ci95: Interval
     random: float
     oracle: float
     shares: Mapping[str, float]
@@ -274,18 +246,20 @@ class PickFigures:
     hits: Floats
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, null where nothing was judged."""
-        return {
-            "picked_accuracy": number(self.picked_accuracy),
-            "picked_accuracy_ci95": ends(self.picked_ci95),
-            "best_single": number(self.best_single),
-            "best_single_model": self.best_single_model,
-            "gain_over_best_single_ci95": ends(self.gain_ci95),
-            "random": number(self.random),
-            "oracle": number(self.oracle),
-            "picked_shares": dict(self.shares),
-            "prompts_with_every_label": self.prompts,
-        }
+        """JSON values."""
+        return json_values(
+            {
+                "picked_accuracy": self.picked_accuracy,
+                "picked_accuracy_ci95": self.picked_ci95,
+                "best_single": self.best_single,
+                "best_single_model": self.best_single_model,
+                "gain_over_best_single_ci95": self.gain_ci95,
+                "random": self.random,
+                "oracle": self.oracle,
+                "picked_shares": self.shares,
+                "prompts_with_every_label": self.prompts,
+            }
+        )
 
 
 def judged_prompts(correct: NDArray[np.floating]) -> NDArray[np.bool_]:
@@ -330,7 +304,7 @@ def measure_picks(
     )
 
 
-def mean_ci(values: Floats, seed: int, resamples: int = RESAMPLES) -> tuple[float, float]:
+def mean_ci(values: Floats, seed: int, resamples: int = RESAMPLES) -> Interval:
     """The 95 % interval of a mean over prompts."""
     if not resamples or not len(values):
         return math.nan, math.nan

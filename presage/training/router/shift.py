@@ -6,7 +6,6 @@ and baselines trained on the other families only, and compared with one training
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -17,12 +16,12 @@ from presage.datasets.outcomes import Outcomes, outcomes_digest
 from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.errors import TraceError
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor
-from presage.training.metrics import RESAMPLES
+from presage.training.metrics import json_values
 from presage.training.router.baselines import BASELINES, BaseRate, Routes, TfidfLogistic
 from presage.training.router.evaluate import differences, judge, lost
-from presage.training.router.metrics import ends, number
 from presage.training.router.train import CALIBRATION_FRACTION
 from presage.training.sets import TEST_FRACTION
+from presage.training.training import Progress
 
 LEAST_PROMPTS: Final = 50
 """Minimum prompts of a family that is left out."""
@@ -32,8 +31,6 @@ MOST_FAMILIES: Final = 12
 
 RIVALS: Final = (TfidfLogistic.name, BaseRate.name)
 OURS: Final = "presage"
-
-Share = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +59,7 @@ def study_shift(
     pattern: str | None = None,
     most: int = MOST_FAMILIES,
     seed: int = 0,
-    resamples: int = RESAMPLES,
-    share: Share,
+    share: Progress,
 ) -> dict[str, Any]:
     """Evaluate the router on families left out of its training, against baselines and against known families.
 
@@ -73,7 +69,6 @@ def study_shift(
         pattern: regular expression of the family, as in `presage.datasets.outcomes.split.families`.
         most: maximum number of families to leave out, largest first.
         seed: of the splits and of the bootstrap.
-        resamples: of the bootstrap.
         share: progress callback.
 
     Returns:
@@ -96,10 +91,12 @@ def study_shift(
     share("all families known", 0.0)
     known = _answers(*split_outcomes(chosen, TEST_FRACTION, seed), config, seed)
     known_names = np.array([name or "" for name in families(known.outcomes.task, pattern)])
-    unknown = []
+    parts = []
     for index, name in enumerate(left):
         share(f"without {name}", (index + 1) / rounds)
-        unknown.append(_answers(chosen.take(~rows[:, index]), chosen.take(rows[:, index]), config, seed))
+        parts.append(_answers(chosen.take(~rows[:, index]), chosen.take(rows[:, index]), config, seed))
+    unknown = _joined(chosen.take(np.concatenate([np.flatnonzero(of) for of in rows.T])), parts)
+    unknown_names = np.repeat(left, rows.sum(axis=0))
     share("judging", None)
     return {
         "kind": "study",
@@ -108,16 +105,16 @@ def study_shift(
         "version": None,
         "families": {
             name: {
-                "prompts": len(of.outcomes),
-                "left_out": _judged([of], seed, resamples),
-                "known": _judged([known.take(known_names == name)], seed, resamples),
+                "prompts": int(rows[:, index].sum()),
+                "left_out": _judged(unknown.take(unknown_names == name), seed),
+                "known": _judged(known.take(known_names == name), seed),
             }
-            for name, of in zip(left, unknown, strict=True)
+            for index, name in enumerate(left)
         },
         "pooled": {
-            "prompts": sum(len(of.outcomes) for of in unknown),
-            "left_out": _judged(unknown, seed, resamples),
-            "known": _judged([known], seed, resamples),
+            "prompts": len(unknown.outcomes),
+            "left_out": _judged(unknown, seed),
+            "known": _judged(known, seed),
         },
         "data": {
             "prompts": len(chosen),
@@ -161,44 +158,34 @@ def _answers(train: Outcomes, test: Outcomes, config: RouterConfig, seed: int) -
     return _Answers(test, predicted, ours.evidence.far(test.prompts))
 
 
-def _judged(parts: Sequence[_Answers], seed: int, resamples: int) -> dict[str, Any] | None:
-    """Figures of all parts together; None without a label."""
-    outcomes = _joined([part.outcomes for part in parts])
-    if not len(outcomes) or not outcomes.labels.any():
-        return None
-    figures = {
-        name: judge(
+def _joined(outcomes: Outcomes, parts: list[_Answers]) -> _Answers:
+    """The answers of several trainings, whose prompts in this order are those of `outcomes`."""
+    predicted = {
+        name: (
             np.concatenate([part.predicted[name][0] for part in parts]),
             np.concatenate([part.predicted[name][1] for part in parts]),
-            outcomes,
-            seed,
-            resamples,
         )
         for name in parts[0].predicted
     }
-    against = {name: differences(figures[OURS], figures[name], seed, resamples) for name in RIVALS}
+    return _Answers(outcomes, predicted, np.concatenate([part.flagged for part in parts]))
+
+
+def _judged(answers: _Answers, seed: int) -> dict[str, Any] | None:
+    """Figures of all prompts; None without a label."""
+    outcomes = answers.outcomes
+    if not len(outcomes) or not outcomes.labels.any():
+        return None
+    figures = {name: judge(*predicted, outcomes, seed) for name, predicted in answers.predicted.items()}
+    against = {name: differences(figures[OURS], figures[name], seed) for name in RIVALS}
     listed = ("macro_map", "macro_map_ci95", "ece", "brier", "brier_ci95", "picked_accuracy", "picked_accuracy_ci95")
     whole = {name: of.to_dict() for name, of in figures.items()}
-    return {
-        "prompts": len(outcomes),
-        "routers": {name: {figure: of[figure] for figure in listed} for name, of in whole.items()},
-        "best_single": whole[OURS]["best_single"],
-        "flagged": float(np.concatenate([part.flagged for part in parts]).mean()),
-        "differences": {
-            name: {figure: {"difference": number(v), "ci95": ends(i)} for figure, (v, i) in of.items()}
-            for name, of in against.items()
-        },
-        "behind": [one.to_dict() for one in lost({name: figures[name] for name in RIVALS}, against)],
-    }
-
-
-def _joined(parts: Sequence[Outcomes]) -> Outcomes:
-    """Concatenate outcomes of the same models and different prompts."""
-    return Outcomes(
-        tuple(prompt for part in parts for prompt in part.prompts),
-        parts[0].models,
-        np.concatenate([part.correct for part in parts]),
-        np.concatenate([part.output_tokens for part in parts]),
-        np.concatenate([part.cost for part in parts]),
-        tuple(task for part in parts for task in part.task),
+    return json_values(
+        {
+            "prompts": len(outcomes),
+            "routers": {name: {figure: of[figure] for figure in listed} for name, of in whole.items()},
+            "best_single": whole[OURS]["best_single"],
+            "flagged": float(answers.flagged.mean()),
+            "differences": against,
+            "behind": lost({name: figures[name] for name in RIVALS}, against),
+        }
     )
