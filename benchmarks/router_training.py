@@ -25,8 +25,7 @@ from scipy.special import expit
 from tiny_encoder import MODELS, planted, save_encoder
 
 from presage.predictors.router.transformer import TransformerScorer
-from presage.training.router.finetune import finetune
-from presage.training.router.finetune_trainer import FinetuneConfig, Labelled
+from presage.training.router.finetune import FinetuneConfig, Labelled, finetune
 from presage.training.router.metrics import measure
 
 WAYS = {"whole prompt": (64, 64), "first 8 words": (8, 0)}

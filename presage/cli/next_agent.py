@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.registry.evidence import NextAgentBudget, NextAgentEvidence
     from presage.registry.gates import Gate
-    from presage.training.evaluate import ByMoment
-    from presage.training.next_agent import Judged
+    from presage.training.evaluate import ByMoment, Evaluation
+    from presage.training.training import Judged
 
 _AGENTS_OF_BUDGET: Final = 30
 _BYTES_AN_AGENT: Final = 25_000
@@ -110,7 +110,7 @@ def next_agent(
     )
 
 
-def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None = None) -> Judged:
+def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None = None) -> Judged[Evaluation]:
     """Evaluate, with the predictor's own n-gram as baseline."""
     from presage.training.next_agent import evaluate_model
 

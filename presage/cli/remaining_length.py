@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from presage.features.lengths import Target
     from presage.registry.evidence import LengthEvidence
     from presage.registry.gates import Gate
-    from presage.training.lengths.train import JudgedLengths
+    from presage.training.lengths.evaluate import LengthEvaluation
+    from presage.training.training import Judged
 
 
 def remaining_length(
@@ -61,16 +62,18 @@ def remaining_length(
     """Train the predictor of remaining output tokens, compare it with baselines, and register it."""
     from dataclasses import replace
 
+    from presage.predictors.length.baselines import LENGTH_BASELINES
     from presage.predictors.length.predictor import RemainingLengthConfig
+    from presage.training.baselines import choose_names
     from presage.training.configuration import read_configuration
     from presage.training.lengths.texts import TEXTS
-    from presage.training.lengths.train import LIMITS, choose_baselines, train_lengths
+    from presage.training.lengths.train import LIMITS, train_lengths
 
     own: dict[str, Any] = {"estimator": estimator} if estimator is not None else {}
     own |= {"quantiles": _quantiles_of(quantiles)} if quantiles is not None else {}
     configuration = replace(read_configuration(RemainingLengthConfig, config, settings or (), LIMITS), **own)
     configuration.check()
-    wanted, what, texts = choose_baselines(baselines), _target_of(target), options.states(states, TEXTS)
+    wanted, what, texts = choose_names(baselines, LENGTH_BASELINES), _target_of(target), options.states(states, TEXTS)
 
     def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Trained:
         return train_lengths(
@@ -99,7 +102,7 @@ def remaining_length(
     )
 
 
-def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None = None) -> JudgedLengths:
+def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None = None) -> Judged[LengthEvaluation]:
     """Evaluate, with the best constant for these traces as baseline."""
     from presage.training.lengths.train import evaluate_lengths
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from presage.registry.evidence import RouterBudget, RouterComparison
     from presage.registry.gates import Gate
     from presage.training.metrics import Estimate
-    from presage.training.router.evaluate import RouterFigures
-    from presage.training.router.train import FitScorer, JudgedRouter, RouterTraining
+    from presage.training.router.evaluate import RouterEvaluation, RouterFigures
+    from presage.training.router.train import FitScorer, RouterTraining
+    from presage.training.training import Judged
 
 _TRANSFORMER: Final = "Head transformer:"
 _TRANSFORMER_MS: Final = 2_000.0
@@ -89,8 +90,10 @@ def router(
 
     from presage.errors import ConfigurationError
     from presage.predictors.router.predictor import RouterConfig
+    from presage.training.baselines import choose_names
     from presage.training.configuration import read_configuration
-    from presage.training.router.train import LIMITS, choose_baselines, train_router
+    from presage.training.router.baselines import BASELINES
+    from presage.training.router.train import LIMITS, train_router
 
     configuration = read_configuration(RouterConfig, config, settings or (), LIMITS)
     if head is None and (encoder is not None or start_from is not None):
@@ -100,7 +103,7 @@ def router(
     if encoder is not None and configuration.head == "linear":
         configuration = replace(configuration, encoder=encoder)
     configuration.check()
-    wanted = choose_baselines(baselines)
+    wanted = choose_names(baselines, BASELINES)
     if start_from is not None and (encoder, head_tokens, tail_tokens) != (None, None, None):
         raise ConfigurationError(
             "--start-from keeps the router's encoder and prompt limits: omit --encoder, --head-tokens and "
@@ -110,22 +113,26 @@ def router(
     def learner(report: Report) -> FitScorer | None:
         if configuration.head != "transformer":
             return None
-        from presage.predictors.router.transformer import HEAD_TOKENS, TAIL_TOKENS
-        from presage.training.router.finetune import Start
-        from presage.training.router.finetune_trainer import FinetuneConfig
+        from presage.predictors.router.transformer import DEFAULT_ENCODER, HEAD_TOKENS, TAIL_TOKENS, TransformerScorer
+        from presage.training.router.finetune import FinetuneConfig, Labelled, finetune
 
-        start = Start(
-            encoder,
-            None if start_from is None else _scorer_of(start_from, tracking_uri),
-            HEAD_TOKENS if head_tokens is None else head_tokens,
-            TAIL_TOKENS if tail_tokens is None else tail_tokens,
-            seed,
-        )
+        trained = None if start_from is None else _scorer_of(start_from, tracking_uri)
         how = FinetuneConfig(epochs, lr, batch_size, gradient_checkpointing=gradient_checkpointing, seed=seed)
         how.check()
 
         def learn(learnt: Outcomes, validation: Outcomes) -> TransformerScorer:
-            done = start.finetune(learnt, validation, how, checkpoints, resume, report)
+            if trained is not None:
+                scorer = trained.with_models(learnt.models, seed)
+            else:
+                scorer = TransformerScorer.from_encoder(
+                    encoder or DEFAULT_ENCODER,
+                    models=learnt.models,
+                    head_tokens=HEAD_TOKENS if head_tokens is None else head_tokens,
+                    tail_tokens=TAIL_TOKENS if tail_tokens is None else tail_tokens,
+                    seed=seed,
+                )
+            parts = (Labelled(part.prompts, part.correct) for part in (learnt, validation))
+            done = finetune(scorer, *parts, how, checkpoints=checkpoints, resume=resume, progress=report)
             if not done.main_process:  # under `accelerate launch` one process saves and registers
                 raise typer.Exit
             return done.scorer
@@ -200,7 +207,7 @@ def _at_precision(loaded: Loaded, precision: str) -> Loaded:
     return replace(loaded, predictor=loaded.predictor.at_precision(precision))
 
 
-def _evaluate(loaded: Loaded, data: Outcomes, seed: int, *, profile: str | None = None) -> JudgedRouter:
+def _evaluate(loaded: Loaded, data: Outcomes, seed: int, *, profile: str | None = None) -> Judged[RouterEvaluation]:
     """Evaluate, with base rates as baseline. `profile` has no effect: a router reads prompts only."""
     from presage.training.router.train import evaluate_router
 

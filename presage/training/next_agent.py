@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, pairwise
 from typing import Final
@@ -41,7 +41,7 @@ from presage.training.sets import (
     under_profiles,
     workflow_names,
 )
-from presage.training.training import Progress, Training, versions
+from presage.training.training import Judged, Progress, Training, versions
 
 _STEPS = 1000
 _WARM_UP = 50
@@ -97,23 +97,7 @@ NGRAM: Final = "n-gram"
 """The n-gram inside a fitted predictor: order 3, counted on its training traces."""
 
 
-class NextAgentTraining(Training[NextAgentPredictor, Evaluation]):
-    """Its metrics have "traces" as well: `describe` of the training traces."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A predictor evaluated on a trace.
-
-    Attributes:
-        evaluation: its figures; the only baseline is the n-gram inside the predictor, `NGRAM`.
-        workflows: "type/id" of each workflow, in the order of the figures' rows.
-        latency_us: median of one warm forecast.
-    """
-
-    evaluation: Evaluation
-    workflows: tuple[str, ...]
-    latency_us: float
+NextAgentTraining = Training[NextAgentPredictor, Evaluation]
 
 
 def train(
@@ -141,7 +125,7 @@ def train(
         text_encoder: for states from texts: "sketch", or a folder or hub name.
         baselines: names for `presage.training.baselines.find`.
         name: of the model, copied to the result.
-        progress: progress callback.
+        progress: called with each stage.
 
     Raises:
         ConfigurationError: an unknown baseline, a horizon below 1, or states that the traces lack.
@@ -212,8 +196,8 @@ def evaluate_model(
     profile: str | None = None,
     model: str | None = None,
     version: int | None = None,
-) -> Judged:
-    """Evaluate a fitted predictor on a valid trace that it was not trained on.
+) -> Judged[Evaluation]:
+    """Evaluate a fitted predictor on a valid trace that it was not trained on, beside the n-gram inside it, `NGRAM`.
 
     Args:
         predictor: fitted.
@@ -239,7 +223,7 @@ def evaluate_model(
         model=model,
         version=version,
     )
-    return Judged(evaluation, workflow_names(table), forecast_latency_us(predictor, prefixes))
+    return Judged(evaluation, forecast_latency_us(predictor, prefixes), workflow_names(table))
 
 
 @dataclass(frozen=True)
@@ -247,10 +231,8 @@ class FittedPredictor:
     """A fitted predictor and its training data.
 
     Attributes:
-        predictor: fitted.
         learning: the training prefixes with the chosen semantic states.
         inner, validation: their two parts.
-        choice: the chosen source of states, with the reason.
     """
 
     predictor: NextAgentPredictor
@@ -274,7 +256,13 @@ def fit_predictor(
     config, report = config or NextAgentConfig(), progress or (lambda _, __: None)
     vocabulary = Vocabulary.from_table(table)
     report("reading states", None)
-    embedded = _Count(2 * table.num_rows, lambda share: report("embedding texts", share))
+    done = 0
+
+    def embedded(more: int) -> None:
+        nonlocal done
+        done += more
+        report("embedding texts", min(1.0, done / (2 * table.num_rows)))
+
     traces = TrainingTraces(table, prefixes_of(table, vocabulary, horizon), seed, text_encoder, embedded)
     choice = choose_states(traces, states, config, seed, lambda doing: report(doing, None))
     # Without a final fit on all tasks, the model keeps the states that it was fitted with.
@@ -291,17 +279,6 @@ def fit_predictor(
     return FittedPredictor(predictor, learning, inner, validation, choice)
 
 
-class _Count:
-    """Convert a running count into a share of `total`, at most 1."""
-
-    def __init__(self, total: int, report: Callable[[float], None]) -> None:
-        self.total, self.report, self.done = total, report, 0
-
-    def __call__(self, more: int) -> None:
-        self.done += more
-        self.report(min(1.0, self.done / self.total))
-
-
 def _predict(predictor: NextAgentPredictor) -> Predict:
     """Cache the last pass: one pass over prefixes yields both moments."""
     last: list[tuple[Prefixes, dict[Moment, NDArray[np.float32]]]] = []
@@ -315,14 +292,11 @@ def _predict(predictor: NextAgentPredictor) -> Predict:
 
 
 def _profiles(predictor: NextAgentPredictor, prefixes: Prefixes) -> dict[str, Prefixes]:
-    def inputs(of: Prefixes) -> tuple[bool, bool]:
-        return bool(np.isfinite(of.sizes).any()), bool(of.states)
+    def alike(one: Prefixes, other: Prefixes) -> bool:
+        inputs = [(bool(np.isfinite(of.sizes).any()), bool(of.states)) for of in (one, other)]
+        return inputs[0] == inputs[1]
 
-    return under_profiles(
-        prefixes,
-        lambda sources: predictor.observed(prefixes, sources),
-        lambda one, other: inputs(one) == inputs(other),
-    )
+    return under_profiles(prefixes, lambda sources: predictor.observed(prefixes, sources), alike)
 
 
 def _of_states(source: StateSource) -> str:

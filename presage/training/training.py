@@ -51,7 +51,6 @@ class Saves(Protocol):
 
     def save(self, folder: Path, training_data: Mapping[str, Any]) -> None:
         """Write the artefact."""
-        ...
 
 
 Predictor = TypeVar("Predictor", bound=Saves, covariant=True)
@@ -63,9 +62,10 @@ class Training(Generic[Predictor, Evaluation]):
     """A fitted predictor and its metrics.
 
     Attributes:
-        predictor: fitted.
         metrics: the object of the command contract, with "data", "config", "versions", "fit_seconds", "latency_us" and
-            "size_bytes" beside the figures, and keys of the kind.
+            "size_bytes" beside the figures; "traces" (`describe` of the training traces) or "models" (labels, base
+            rate, mean cost and tokens of each); "estimators" of a length predictor (the loss of each on the
+            calibration part).
         training_data: the artefact's description of its training data.
         evaluation: the figures behind the metrics.
     """
@@ -85,3 +85,18 @@ class Training(Generic[Predictor, Evaluation]):
         self.metrics["size_bytes"] = artefact_size_bytes(folder)
         write_metrics(folder, self.metrics)
         write_report(folder, self.metrics)
+
+
+@dataclass(frozen=True)
+class Judged(Generic[Evaluation]):
+    """A fitted predictor evaluated on data that it was not trained on.
+
+    Attributes:
+        evaluation: its figures, beside one baseline that needs no training.
+        latency_us: median of one forecast.
+        workflows: "type/id" of each workflow, in the order of the figures' rows; empty for a router.
+    """
+
+    evaluation: Evaluation
+    latency_us: float
+    workflows: tuple[str, ...] = ()

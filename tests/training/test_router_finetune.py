@@ -16,8 +16,7 @@ from tiny_encoder import MODELS, planted, save_encoder
 from presage.errors import ConfigurationError, OutputError, TraceError
 from presage.predictors.common.artefact import find_pickles
 from presage.predictors.router.transformer import TransformerScorer
-from presage.training.router.finetune import Finetuned, finetune
-from presage.training.router.finetune_trainer import FinetuneConfig, Labelled
+from presage.training.router.finetune import FinetuneConfig, Finetuned, Labelled, finetune
 
 QUICK = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 8, "checkpoint_steps": 3}
 TESTS = Path(__file__).resolve().parents[1]
@@ -55,7 +54,7 @@ def no_bars(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
 def test_the_loss_is_binary_cross_entropy_over_known_labels() -> None:
     import torch
 
-    from presage.training.router.finetune_trainer import known_loss
+    from presage.training.router.finetune import known_loss
 
     logits = torch.tensor([[0.0, 2.0], [-1.0, 3.0]], requires_grad=True)
     loss = known_loss(logits, torch.tensor([[1.0, float("nan")], [0.25, 0.0]]))
@@ -80,7 +79,7 @@ def test_a_word_deep_in_the_prompt_is_learnt(folder: Path, tmp_path: Path) -> No
 def test_the_best_epoch_is_kept_and_the_working_folder_goes(folder: Path, tmp_path: Path) -> None:
     import torch
 
-    from presage.training.router.finetune_trainer import known_loss
+    from presage.training.router.finetune import known_loss
 
     trained = fit(fresh(folder), tmp_path / "ck", epochs=4, learning_rate=0.02, best_by="loss")
     losses = [epoch["loss"] for epoch in trained.history]
@@ -118,7 +117,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_does_not(folder: P
 
 
 def test_an_order_is_new_each_epoch_and_groups_like_lengths(folder: Path) -> None:
-    from presage.training.router.finetune_trainer import LikeLengths
+    from presage.training.router.finetune import LikeLengths
 
     lengths = [int(n) for n in np.random.default_rng(0).integers(1, 500, size=400)]
     sampler = LikeLengths(lengths, 8, seed=4)

@@ -14,12 +14,12 @@ from presage.datasets.outcomes.split import split_outcomes
 from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import ConfigurationError, TraceError
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor
+from presage.training.baselines import choose_names
 from presage.training.router.baselines import BASELINES
-from presage.training.router.evaluate import evaluate
+from presage.training.router.evaluate import evaluate, held_out
 from presage.training.router.train import (
     SHARED_PROMPTS,
     RouterTraining,
-    choose_baselines,
     evaluate_router,
     train_router,
 )
@@ -88,12 +88,13 @@ def test_a_saved_training_is_loaded_and_judged_the_same(training: RouterTraining
     assert told["size_bytes"] == training.metrics["size_bytes"] > 0
     again = RouterPredictor.load(tmp_path / "model")
     outcomes = generate_outcomes(1500, 0).outcomes
-    judged = evaluate_router(again, outcomes, 0)
-    assert judged.left_out == training.training_data["prompts"]
+    fresh, left_out = held_out(outcomes, again)
+    judged = evaluate_router(again, fresh, 0)
+    assert left_out == training.training_data["prompts"]
     assert judged.evaluation.figures.ranking.macro_map == training.evaluation.figures.ranking.macro_map
     seen = outcomes.take(np.isin(prompt_keys(outcomes), again.trained_on))
     with pytest.raises(TraceError, match="trained on"):
-        evaluate_router(again, seen, 0)
+        held_out(seen, again)
 
 
 def test_the_same_seed_gives_the_same_figures(training: RouterTraining) -> None:
@@ -160,11 +161,11 @@ def test_a_baseline_says_probabilities_without_labels_of_a_model(name: str) -> N
 
 
 def test_lists_of_baselines() -> None:
-    assert choose_baselines("default") == choose_baselines("all") == tuple(BASELINES)
-    assert choose_baselines("none") == ()
-    assert choose_baselines("knn,knn") == ("knn",)
+    assert choose_names("default", BASELINES) == choose_names("all", BASELINES) == tuple(BASELINES)
+    assert choose_names("none", BASELINES) == ()
+    assert choose_names("knn,knn", BASELINES) == ("knn",)
     with pytest.raises(ConfigurationError, match="no baseline 'magic'"):
-        choose_baselines("magic")
+        choose_names("magic", BASELINES)
     with pytest.raises(ConfigurationError, match="no baseline 'magic'"):
         train_router(generate_outcomes(50, 0).outcomes, baselines=("magic",))
 

@@ -2,7 +2,7 @@
 
 Ni et al., "Chimera", §3.3: a ModernBERT encoder, the pooled first token h, logits l_m = w_m·h + b_m. This is sequence
 classification of transformers with M labels, except for the loss, which does not handle missing labels
-(`presage.training.router.finetune_trainer` has ours). ModernBERT adds a dense layer before the logits; its
+(`presage.training.router.finetune` has ours). ModernBERT adds a dense layer before the logits; its
 `classifier_pooling` is the first token or the mean.
 """
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -30,7 +30,7 @@ from presage.features.input_profiles import PROFILES
 from presage.features.lengths import PROMPT, LengthEncoder, LengthRows, Target, length_rows
 from presage.predictors.length.baselines import LENGTH_BASELINES, Constant
 from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
-from presage.training.baselines import check_names, choose_names
+from presage.training.baselines import check_names
 from presage.training.configuration import Limits
 from presage.training.lengths.evaluate import LengthDifference, LengthEvaluation, Predict, difference, evaluate
 from presage.training.lengths.texts import Texts, choose_texts
@@ -43,7 +43,7 @@ from presage.training.sets import (
     under_profiles,
     workflow_names,
 )
-from presage.training.training import Progress, Training, median_us, versions
+from presage.training.training import Judged, Progress, Training, median_us, versions
 
 CALIBRATION_FRACTION: Final = 0.25
 """Of the training tasks. Upper quantiles are made to cover on these: .99 wants hundreds of steps of each type."""
@@ -52,28 +52,11 @@ LIMITS: Final[Limits] = dict.fromkeys(("floor", "min_evidence"), (1, math.inf))
 """Ranges of the numeric fields of `RemainingLengthConfig`."""
 
 FLOOR: Final = "constant"
-"""The baseline of an evaluation: fitted on the very steps it is judged on, no constant does better there."""
+"""The baseline of an evaluation: the best constant, fitted on the evaluated steps themselves."""
 
 _TIMED: Final = 1000
 
-
-class LengthTraining(Training[RemainingLengthPredictor, LengthEvaluation]):
-    """With "traces" among the metrics, and "estimators": what each lost on the calibration part."""
-
-
-@dataclass(frozen=True)
-class JudgedLengths:
-    """A predictor judged on a trace.
-
-    Attributes:
-        evaluation: its figures; the only baseline is `FLOOR`.
-        workflows: "type/id" of each workflow, in the order of the figures' rows.
-        latency_us: median of all quantiles from one feature row.
-    """
-
-    evaluation: LengthEvaluation
-    workflows: tuple[str, ...]
-    latency_us: float
+LengthTraining = Training[RemainingLengthPredictor, LengthEvaluation]
 
 
 def train_lengths(
@@ -92,19 +75,19 @@ def train_lengths(
 
     Args:
         table: a valid trace.
-        test: a valid trace to judge on; None sets a fifth of `table` apart, whole tasks, later ones where times permit.
+        test: a valid test trace; None splits off a fifth of the tasks of `table`, the latest if times are recorded.
         config: of the predictor.
         target: "remaining" tokens of this and all later steps, or those of this "step" alone.
         seed: of the splits, of every fit and of the bootstrap.
-        texts: "auto" reads texts where held-out tasks show that they help; "text" and "none" force the choice.
-        baselines: names out of `LENGTH_BASELINES`.
-        name: of the model, for the record.
-        progress: called with what is being done.
+        texts: "auto" uses texts if held-out tasks show that they help; "text" and "none" force the choice.
+        baselines: keys of `LENGTH_BASELINES`.
+        name: of the model, copied to the result.
+        progress: called with each stage.
 
     Raises:
-        ConfigurationError: an unknown baseline, or texts that the traces do not have.
-        InputError: texts are wanted, but there is nothing to learn from them.
-        TraceError: the traces are too few to split, or no output tokens are known.
+        ConfigurationError: an unknown baseline, or texts that the traces lack.
+        InputError: texts are requested, but insufficient for a sketch.
+        TraceError: too few traces to split, or no known output tokens.
     """
     config, report = config or RemainingLengthConfig(), progress or (lambda _, __: None)
     check_names(baselines, LENGTH_BASELINES)
@@ -174,8 +157,8 @@ def evaluate_lengths(
     profile: str | None = None,
     model: str | None = None,
     version: int | None = None,
-) -> JudgedLengths:
-    """Evaluate a fitted predictor on a valid trace that it was not trained on.
+) -> Judged[LengthEvaluation]:
+    """Evaluate a fitted predictor on a valid trace that it was not trained on, beside `FLOOR`.
 
     With `profile`, use this input profile only; otherwise use all inputs, and each profile in addition.
 
@@ -198,7 +181,7 @@ def evaluate_lengths(
         model=model,
         version=version,
     )
-    return JudgedLengths(evaluation, workflow_names(table), quantiles_latency_us(predictor, rows))
+    return Judged(evaluation, quantiles_latency_us(predictor, rows), workflow_names(table))
 
 
 def _profiles(predictor: RemainingLengthPredictor, rows: LengthRows) -> dict[str, LengthRows]:
@@ -209,19 +192,10 @@ def _profiles(predictor: RemainingLengthPredictor, rows: LengthRows) -> dict[str
 
 
 def quantiles_latency_us(predictor: RemainingLengthPredictor, rows: LengthRows) -> float:
-    """Median of all quantiles from one feature row, microseconds, over a thousand rows; one thread, as measured."""
+    """Median time of all quantiles from one feature row, microseconds, over a thousand rows on one thread."""
     columns = (rows.workflow_type, rows.agent, rows.model)
     of = [(*map(int, row), numbers) for *row, numbers in zip(*columns, rows.numbers, strict=True)][:_TIMED]
     return median_us(lambda i: predictor.estimator.predict_one(*of[i % len(of)]), _TIMED)
-
-
-def choose_baselines(names: str) -> tuple[str, ...]:
-    """The baselines that a comma-separated list stands for.
-
-    Raises:
-        ConfigurationError: there is no such baseline.
-    """
-    return choose_names(names, LENGTH_BASELINES)
 
 
 AGENTS: Final = "agents, this one and before"
@@ -237,22 +211,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         MODEL: (),
     }
 )
-"""What each group holds: names of columns of `LengthEncoder.names`, or, ending in "_", how they begin. The agent of the
-step and the model are no numbers; they are withheld as names that training never saw. The workflow type is in no group:
-quantiles are calibrated by it."""
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """Figures with everything, and what withholding each group adds to the error.
-
-    Attributes:
-        whole: with every feature.
-        withheld: by group, figures without it minus those with everything; above 0 the group helps.
-    """
-
-    whole: LengthEvaluation
-    withheld: Mapping[str, LengthDifference]
+"""Columns of `LengthEncoder.names` by group; a name that ends in "_" is a prefix. The step's agent and the model are
+replaced by names unknown to training. The workflow type is in no group, because quantiles are calibrated by it."""
 
 
 def ablate(
@@ -262,18 +222,21 @@ def ablate(
     *,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Ablation:
-    """Trains once with everything and once without each group that the traces have, and judges on `test`.
+) -> dict[str, LengthDifference]:
+    """Train with all features and once without each group that the traces have, and evaluate on `test`.
 
     Args:
-        table: a valid trace to learn from.
+        table: a valid training trace.
         test: a valid trace with other tasks.
-        config: of the predictor; with one estimator named, it is the same in every row.
+        config: of the predictor; with "auto", the estimators may differ.
         seed: of the split, of every fit and of the bootstrap.
-        progress: called with what is being done.
+        progress: called with each stage.
+
+    Returns:
+        By group, the figures without it minus those with all features; above 0 the group helps.
 
     Raises:
-        TraceError: the traces are too few to split, or no output tokens are known.
+        TraceError: too few traces to split, or no known output tokens.
     """
     config, report = config or RemainingLengthConfig(), progress or (lambda _, __: None)
     encoder = LengthEncoder.fit(table)
@@ -285,15 +248,14 @@ def ablate(
     encoder, learning = choice.encoder, choice.rows
     held = length_rows(test, encoder)
     found: dict[str | None, LengthEvaluation] = {}
-    there: list[str | None] = [None, *(group for group in GROUPS if _tells(learning, encoder, group))]
+    there: list[str | None] = [None, *(group for group in GROUPS if _varies(learning, encoder, group))]
     for index, group in enumerate(there):
         report(f"without {group}" if group else "with everything", index / len(there))
         rows, judged = (without(of, encoder, group) if group else of for of in (learning, held))
         predictor = RemainingLengthPredictor(config, seed).fit(rows.take(~apart), rows.take(apart), encoder=encoder)
         found[group] = evaluate(predictor.predict, judged, config.quantiles, seed)
     whole = found.pop(None)
-    withheld = {str(group): difference(of.figures, whole.figures, seed) for group, of in found.items()}
-    return Ablation(whole, withheld)
+    return {str(group): difference(of.figures, whole.figures, seed) for group, of in found.items()}
 
 
 def without(rows: LengthRows, encoder: LengthEncoder, group: str) -> LengthRows:
@@ -309,8 +271,7 @@ def without(rows: LengthRows, encoder: LengthEncoder, group: str) -> LengthRows:
     )
 
 
-def _tells(rows: LengthRows, encoder: LengthEncoder, group: str) -> bool:
-    """Whether the group differs between rows at all: what never does need not be withheld."""
+def _varies(rows: LengthRows, encoder: LengthEncoder, group: str) -> bool:
     if group in (AGENTS, MODEL):
         values = rows.agent if group == AGENTS else rows.model
         return bool((values != values[0]).any())
@@ -321,7 +282,7 @@ def _tells(rows: LengthRows, encoder: LengthEncoder, group: str) -> bool:
 def _columns(encoder: LengthEncoder, group: str) -> list[int]:
     wanted, named = GROUPS[group], PROMPT + PROGRESS
     begin = tuple(name for name in wanted if name not in named)
-    # "prompt_tokens" is a size, not a word of the prompt: a whole name goes before a beginning.
+    # "prompt_tokens" is a size, not a word of the prompt: a full name precedes a prefix.
     return [
         i for i, name in enumerate(encoder.names) if name in wanted or (name not in named and name.startswith(begin))
     ]

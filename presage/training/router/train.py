@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Final
 
 import numpy as np
@@ -18,12 +18,12 @@ from presage.datasets.outcomes import Outcomes, outcomes_digest, prompt_keys
 from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.errors import TraceError
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor, Scorer
-from presage.training.baselines import check_names, choose_names
+from presage.training.baselines import check_names
 from presage.training.configuration import Limits
 from presage.training.router.baselines import BASELINES, BaseRate, Routes
-from presage.training.router.evaluate import RouterEvaluation, evaluate, held_out
+from presage.training.router.evaluate import RouterEvaluation, evaluate
 from presage.training.sets import TEST_FRACTION
-from presage.training.training import Progress, Training, median_us, versions
+from presage.training.training import Judged, Progress, Training, median_us, versions
 
 CALIBRATION_FRACTION: Final = 0.25
 """Of the training prompts."""
@@ -39,23 +39,7 @@ FitScorer = Callable[[Outcomes, Outcomes], Scorer]
 _TIMED: Final = 300
 
 
-class RouterTraining(Training[RouterPredictor, RouterEvaluation]):
-    """A training whose metrics include "models": labels, base rate, mean cost and tokens of each model."""
-
-
-@dataclass(frozen=True)
-class JudgedRouter:
-    """A router evaluated on outcomes.
-
-    Attributes:
-        evaluation: its figures; the only baseline is "base-rate", with the router's own base rates.
-        left_out: prompts left out because the router was trained on them.
-        latency_us: median of one forecast.
-    """
-
-    evaluation: RouterEvaluation
-    left_out: int
-    latency_us: float
+RouterTraining = Training[RouterPredictor, RouterEvaluation]
 
 
 def train_router(
@@ -80,7 +64,7 @@ def train_router(
         name: of the model, copied to the result.
         fit_scorer: trains a custom head; receives the training and the calibration part, and may use the latter to
             choose an epoch.
-        progress: progress callback.
+        progress: called with each stage.
 
     Raises:
         ConfigurationError: an unknown baseline, or a configuration out of range.
@@ -125,9 +109,9 @@ def train_router(
     metrics = {
         **evaluation.to_dict(),
         "data": {
-            "training": _told(inner),
-            "calibration": _told(calibration),
-            "test": _told(held),
+            "training": _size(inner),
+            "calibration": _size(calibration),
+            "test": _size(held),
             "split": rule,
             SHARED_PROMPTS: shared,
             "models left out for few labels": ", ".join(f"{n} ({c})" for n, c in chosen.left_out.items()) or "none",
@@ -152,32 +136,22 @@ def evaluate_router(
     *,
     model: str | None = None,
     version: int | None = None,
-) -> JudgedRouter:
-    """Evaluate a fitted router on prompts that it was not trained on, for its own models.
+) -> Judged[RouterEvaluation]:
+    """Evaluate a fitted router on prompts that it was not trained on, for its own models, beside its base rates.
 
     Raises:
-        TraceError: every prompt was trained on, or its models have no label.
+        TraceError: its models have no label.
     """
-    fresh, left_out = held_out(outcomes, predictor)
-    judged = fresh.of_models(predictor.models)
+    judged = outcomes.of_models(predictor.models)
     floor = BaseRate.of(predictor.base)
     evaluation = evaluate(predictor, judged, seed, baselines={BaseRate.name: floor}, model=model, version=version)
-    return JudgedRouter(evaluation, left_out, forecast_latency_us(predictor, judged))
+    return Judged(evaluation, forecast_latency_us(predictor, judged))
 
 
 def forecast_latency_us(predictor: RouterPredictor, outcomes: Outcomes) -> float:
     """Median time of one forecast, microseconds, over up to 300 prompts, on one thread."""
     prompts = outcomes.prompts
     return median_us(lambda i: predictor.forecast(prompts[i % len(prompts)]), min(_TIMED, 4 * len(prompts)))
-
-
-def choose_baselines(names: str) -> tuple[str, ...]:
-    """Baselines selected by a comma-separated list.
-
-    Raises:
-        ConfigurationError: an unknown baseline.
-    """
-    return choose_names(names, BASELINES)
 
 
 def _parts(outcomes: Outcomes, test: Outcomes | None, seed: int) -> tuple[Outcomes, Outcomes, int]:
@@ -192,7 +166,7 @@ def _parts(outcomes: Outcomes, test: Outcomes | None, seed: int) -> tuple[Outcom
     return outcomes, test.of_models(outcomes.models).take(~shared), int(shared.sum())
 
 
-def _told(outcomes: Outcomes) -> str:
+def _size(outcomes: Outcomes) -> str:
     return f"{len(outcomes)} prompts, {int(outcomes.labels.sum())} labels"
 
 
