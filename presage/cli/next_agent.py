@@ -94,8 +94,7 @@ def next_agent(
             progress=report,
         )
         if report_folder is not None:
-            from presage.training.learning_curve import Recipe
-            from presage.training.study import further_evidence
+            from presage.training.study import Recipe, further_evidence
 
             recipe = Recipe(configuration, horizon, seed, source, text_encoder)
             training.metrics.update(further_evidence(training, table, test_table, recipe, report))

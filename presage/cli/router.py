@@ -131,8 +131,8 @@ def router(
                     tail_tokens=TAIL_TOKENS if tail_tokens is None else tail_tokens,
                     seed=seed,
                 )
-            parts = (Labelled(part.prompts, part.correct) for part in (learnt, validation))
-            done = finetune(scorer, *parts, how, checkpoints=checkpoints, resume=resume, progress=report)
+            train, held_out = (Labelled(part.prompts, part.correct) for part in (learnt, validation))
+            done = finetune(scorer, train, held_out, how, checkpoints=checkpoints, resume=resume, progress=report)
             if not done.main_process:  # under `accelerate launch` one process saves and registers
                 raise typer.Exit
             return done.scorer

@@ -16,7 +16,7 @@ from presage.training.report.blocks import interval, number
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from presage.training.learning_curve import Recipe
+    from presage.training.study import Recipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -80,8 +80,7 @@ def learning_curve(
 ) -> None:
     """Accuracy against the number of training workflows, beside baselines: would more traces help?"""
     from presage.training.baselines import choose
-    from presage.training.learning_curve import LARGEST
-    from presage.training.study import study_learning_curve
+    from presage.training.study import LARGEST, study_learning_curve
 
     asked, chosen = _sizes(sizes), choose(baselines)
 
@@ -224,8 +223,8 @@ def _render(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
 def _recipe(settings: list[str] | None, horizon: int, seed: int, states: str) -> Recipe:
     from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.configuration import read_configuration
-    from presage.training.learning_curve import Recipe
     from presage.training.next_agent import LIMITS
+    from presage.training.study import Recipe
 
     configuration = read_configuration(NextAgentConfig, None, settings or (), LIMITS)
     return Recipe(configuration, horizon, seed, options.states(states))

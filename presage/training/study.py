@@ -1,32 +1,270 @@
 """The studies of PBKV's appendix C on the user's own traces: amount of data, source of states, horizon.
 
 Each study trains as `train-predictor` does and evaluates on the same workflows. It returns JSON values with "kind"
-"study", its name under "study", and a description of its inputs under "data" and "traces".
+"study", its name under "study", and a description of its inputs under "data" and "traces". `further_evidence` adds a
+learning curve and an ablation to the report of one training.
 
-`further_evidence` adds a learning curve and an ablation to the report of one training.
+The training sets of a learning curve consist of whole tasks and are nested: a larger set contains every smaller one of
+its draw, and workflow types keep their shares. Vocabulary, text sketch and early stopping use the subset only. Small
+sets are drawn several times, because their accuracy depends most on the draw and training is cheap. Two uncertainties
+are reported separately: `ci95`, a bootstrap over test workflows, and `spread`, the lowest and highest accuracy over
+draws of training workflows.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from presage.datasets.describe import describe
 from presage.datasets.schema import digest
 from presage.datasets.split import Split
+from presage.datasets.tasks import task_keys
+from presage.errors import ConfigurationError, InputError, TraceError
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
-from presage.features.states import STATE_COLUMN, TEXT_COLUMN, States
+from presage.features.states import SKETCH, STATE_COLUMN, TEXT_COLUMN, States
+from presage.predictors.common.bootstrap import ratio_cis
 from presage.predictors.next_agent.parts import COMPONENTS, NextAgentConfig
-from presage.training import learning_curve
 from presage.training.evaluate import Evaluation
-from presage.training.learning_curve import OURS, Recipe, Share
-from presage.training.metrics import differences
-from presage.training.next_agent import NextAgentTraining
+from presage.training.metrics import Figures, differences, json_values
+from presage.training.next_agent import NextAgentTraining, train
 from presage.training.sets import set_apart
+from presage.training.training import Progress
+
+OURS: Final = "presage"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Arguments of `next_agent.train` except traces and baselines."""
+
+    config: NextAgentConfig = field(default_factory=NextAgentConfig)
+    horizon: int = 3
+    seed: int = 0
+    states: States = "auto"
+    text_encoder: str = SKETCH
+
+    def train(
+        self,
+        table: pa.Table,
+        test: pa.Table,
+        baselines: Sequence[str] = (),
+        share: Progress | None = None,
+        *,
+        what: str = "",
+        done: float = 0.0,
+    ) -> NextAgentTraining:
+        """Train on `table` and evaluate on `test`.
+
+        Args:
+            table: a valid trace.
+            test: a valid trace with other tasks.
+            baselines: names of baselines.
+            share: called with each stage and `done`.
+            what: put before each stage.
+            done: completed share of a study.
+        """
+        return train(
+            table,
+            test,
+            self.config,
+            horizon=self.horizon,
+            seed=self.seed,
+            states=self.states,
+            text_encoder=self.text_encoder,
+            baselines=baselines,
+            name=OURS,
+            progress=None if share is None else lambda stage, _: share(what + stage, done),
+        )
+
+
+LEAST_TASKS: Final = 2
+"""One task to train on, one for early stopping."""
+
+
+@dataclass(frozen=True)
+class NestedSets:
+    """Nested training sets: each set is the first tasks of one random order.
+
+    Attributes:
+        rows: int64 [n], the task of each row.
+        sizes: int64 [T], workflows of each task.
+        order: int64 [T], tasks in random order.
+    """
+
+    rows: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    order: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: pa.Table, seed: int, draw: int) -> NestedSets:
+        """One draw from a valid trace in canonical order; a task with several workflow types counts as the first."""
+        _, first, rows = np.unique(task_keys(table), return_index=True, return_inverse=True)
+        heads = table["step"].to_numpy() == 0
+        kinds = table["workflow_type"].combine_chunks().dictionary_encode().indices.to_numpy()[first]
+        shuffled = np.random.default_rng([seed, draw]).permutation(len(first))
+        shuffled = shuffled[np.argsort(kinds[shuffled], kind="stable")]
+        _, starts, counts = np.unique(kinds[shuffled], return_index=True, return_counts=True)
+        rank = np.arange(len(shuffled)) - np.repeat(starts, counts)
+        # Sort tasks by their relative rank within the type, so that any first tasks hold all types in proportion.
+        place = (rank + 0.5) / np.repeat(counts, counts)
+        return cls(rows, np.bincount(rows[heads], minlength=len(first)), shuffled[np.argsort(place, kind="stable")])
+
+    @property
+    def tasks(self) -> int:
+        """T."""
+        return len(self.sizes)
+
+    @property
+    def workflows(self) -> int:
+        """Number of workflows in all tasks."""
+        return int(self.sizes.sum())
+
+    def enough(self, workflows: int) -> int:
+        """Number of first tasks that together hold `workflows`; at least two, if there are two."""
+        reached = int(np.searchsorted(np.cumsum(self.sizes[self.order]), workflows)) + 1
+        return min(max(LEAST_TASKS, reached), self.tasks)
+
+    def held(self, tasks: int) -> int:
+        """Number of workflows in the first tasks."""
+        return int(self.sizes[self.order[:tasks]].sum())
+
+    def take(self, table: pa.Table, tasks: int) -> pa.Table:
+        """Rows of the first tasks."""
+        chosen = np.zeros(self.tasks, bool)
+        chosen[self.order[:tasks]] = True
+        return table.filter(pa.array(chosen[self.rows]))
+
+
+BASELINES: Final = ("markov-3", "boosted-trees", "published-graphsage")
+"""Baselines of a curve: an n-gram, the strongest baseline, and the published model."""
+
+SMALLEST: Final = 25
+LARGEST: Final = 800
+"""Workflows of the smallest and, by default, of the largest training set of a curve. Sizes double, so the largest costs
+as much as all others together."""
+
+DRAWS: Final = 3
+
+
+def learning_curve(
+    train: pa.Table,
+    test: pa.Table,
+    recipe: Recipe,
+    *,
+    sizes: Sequence[int] | None = None,
+    largest: int = LARGEST,
+    draws: int = DRAWS,
+    baselines: Sequence[str] = BASELINES,
+    whole: Evaluation | None = None,
+    share: Progress | None = None,
+) -> dict[str, Any]:
+    """Train on growing subsets of `train` and evaluate on `test`.
+
+    Args:
+        train: a valid trace to draw training sets from.
+        test: a valid trace with other tasks.
+        recipe: the training arguments.
+        sizes: workflows of the training sets; sets consist of whole tasks, so they may hold more. None:
+            `default_sizes`.
+        largest: the largest default size.
+        draws: maximum draws of a set; larger sets are drawn less often, so that no size costs more than the largest.
+        baselines: names of baselines to train as well.
+        whole: the evaluation of a training on all of `train`, if known; becomes the last point.
+        share: called with each stage and the completed share of the whole, 0 to 1.
+
+    Returns:
+        JSON values: `points` [{"tasks", "workflows", "draws"}], the workflows as a mean over the draws; `models`
+        {name: {moment: {"accuracy", "ci95", "spread"}}}, each a list over the points of K values; `left_out`
+        [{"tasks", "workflows", "reason"}], sets too small to train on.
+
+    Raises:
+        ConfigurationError: a size below 2 or above the number of training workflows, or fewer than 1 draw.
+        TraceError: every set is too small to train on.
+    """
+    sets = [NestedSets.of(train, recipe.seed, draw) for draw in range(draws)]
+    workflows = sets[0].workflows if sets else 0
+    sizes = default_sizes(workflows, largest, whole is not None) if sizes is None else sorted(set(sizes))
+    if draws < 1 or (sizes and not LEAST_TASKS <= sizes[0] <= sizes[-1] <= workflows):
+        raise ConfigurationError(
+            f"got sizes {', '.join(map(str, sizes))} and {draws} draws; there are {workflows} workflows to train on: "
+            f"wanted at least 1 draw, and sizes from {LEAST_TASKS} to {workflows}"
+        )
+    counts = sorted({sets[0].enough(size) for size in sizes} - ({sets[0].tasks} if whole is not None else set()))
+    held = [sets[0].held(count) for count in counts]
+    times = [min(draws, max(1, held[-1] // of)) for of in held]
+    cost, done = sum(of * often for of, often in zip(held, times, strict=True)), 0
+    points: list[dict[str, Any]] = []
+    runs: list[list[Evaluation]] = []
+    left_out: list[dict[str, Any]] = []
+    for count, of, often in zip(counts, held, times, strict=True):
+        evaluations = []
+        try:
+            for draw in range(often):
+                what = f"{of} training workflows" + (f", draw {draw + 1} of {often}" if often > 1 else "")
+                subset = sets[draw].take(train, count)
+                again = replace(recipe, seed=recipe.seed + draw)
+                trained = again.train(subset, test, baselines, share, what=f"{what}: ", done=done / cost)
+                evaluations.append(trained.evaluation)
+                done += of
+        except InputError as error:
+            # A small set may have a single agent or no text; the curve starts at the first usable size.
+            left_out.append({"tasks": count, "workflows": of, "reason": str(error)})
+            continue
+        mean = float(np.mean([one.held(count) for one in sets[:often]]))
+        points.append({"tasks": count, "workflows": round(mean, 1), "draws": often})
+        runs.append(evaluations)
+    if whole is not None:
+        points.append({"tasks": sets[0].tasks, "workflows": float(workflows), "draws": 1})
+        runs.append([whole])
+    if not points:
+        raise TraceError(f"no training set of the curve can be learnt from; the largest: {left_out[-1]['reason']}")
+    ours = [[run.moments for run in draws] for draws in runs]
+    models = {OURS: ours} | {name: [[run.baselines[name] for run in draws] for draws in runs] for name in baselines}
+    return {
+        "points": points,
+        "models": {
+            name: {moment: _curve([[run[moment] for run in draws] for draws in of], recipe.seed) for moment in MOMENTS}
+            for name, of in models.items()
+        },
+        "left_out": left_out,
+    }
+
+
+def default_sizes(workflows: int, largest: int = LARGEST, whole_is_known: bool = False) -> list[int]:
+    """25, 50, 100, … up to `largest`, or up to all workflows if there are fewer.
+
+    Args:
+        workflows: number of training workflows.
+        largest: maximum workflows of a set.
+        whole_is_known: leave out the set of all workflows.
+    """
+    sizes = []
+    size = SMALLEST
+    while size <= largest and size * math.sqrt(2) <= workflows:  # none much like the last one
+        sizes.append(size)
+        size *= 2
+    if workflows <= largest and not whole_is_known:
+        sizes.append(workflows)
+    return sizes
+
+
+def _curve(points: Sequence[Sequence[Figures]], seed: int) -> dict[str, Any]:
+    """Figures by point; all draws of a point are evaluated at the same positions."""
+    found: dict[str, list[Any]] = {"accuracy": [], "ci95": [], "spread": []}
+    for draws in points:
+        by_horizon = list(zip(*(figures.accuracy for figures in draws), strict=True))
+        correct, positions = (np.sum([getattr(of, name) for of in draws], axis=0) for name in ("correct", "positions"))
+        found["accuracy"].append([float(np.mean(of)) for of in by_horizon])
+        found["ci95"].append(ratio_cis(correct, positions, np.random.default_rng(seed)))
+        found["spread"].append([(min(of), max(of)) for of in by_horizon])
+    return json_values(found)
 
 
 def study_learning_curve(
@@ -38,11 +276,11 @@ def study_learning_curve(
     largest: int,
     draws: int,
     baselines: Sequence[str],
-    share: Share,
+    share: Progress,
 ) -> dict[str, Any]:
     """Accuracy against the number of training workflows."""
     parts = set_apart(table, test, recipe.seed)
-    found = learning_curve.learning_curve(
+    found = learning_curve(
         parts.train,
         parts.test,
         recipe,
@@ -55,7 +293,7 @@ def study_learning_curve(
     return {**_head("learning-curve", parts, recipe), "learning_curve": found}
 
 
-def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, share: Share) -> dict[str, Any]:
+def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, share: Progress) -> dict[str, Any]:
     """Compare predictors with hidden states, with texts and with neither, and completion with prefill.
 
     Returns:
@@ -67,9 +305,9 @@ def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, shar
     there = _sources(parts.train)
     judged: dict[States, Evaluation] = {}
     for index, states in enumerate(there):
-        report = partial(_report, share, f"states {states}", index / len(there))
-        fitted = dataclasses.replace(recipe, states=states).train(parts.train, parts.test, (), report)
-        judged[states] = fitted.evaluation
+        changed = replace(recipe, states=states)
+        what, done = f"states {states}: ", index / len(there)
+        judged[states] = changed.train(parts.train, parts.test, (), share, what=what, done=done).evaluation
     sources: dict[str, Any] = {}
     for states, found in judged.items():
         own = {COMPLETION: (found.moments[COMPLETION], found.moments[PREFILL])}
@@ -86,7 +324,7 @@ def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, shar
 
 
 def study_horizon(
-    table: pa.Table, test: pa.Table | None, recipe: Recipe, *, baselines: Sequence[str], share: Share
+    table: pa.Table, test: pa.Table | None, recipe: Recipe, *, baselines: Sequence[str], share: Progress
 ) -> dict[str, Any]:
     """Accuracy at each of K steps ahead.
 
@@ -94,8 +332,7 @@ def study_horizon(
         Adds the contract's "moments", "baselines" and "differences" of one predictor trained for K steps.
     """
     parts = set_apart(table, test, recipe.seed)
-    fitted = recipe.train(parts.train, parts.test, baselines, lambda doing: share(doing, 0.0))
-    found = fitted.evaluation.to_dict()
+    found = recipe.train(parts.train, parts.test, baselines, share).evaluation.to_dict()
     kept = {key: found[key] for key in ("moments", "baselines", "differences")}
     return {**_head("horizon", parts, recipe), **kept}
 
@@ -118,12 +355,8 @@ def _head(study: str, parts: Split, recipe: Recipe) -> dict[str, Any]:
             "digest of the test traces": f"sha256:{digest(parts.test)}",
         },
         "traces": traces,
-        "config": dataclasses.asdict(recipe.config),
+        "config": asdict(recipe.config),
     }
-
-
-def _report(share: Share, what: str, done: float, doing: str) -> None:
-    share(f"{what}: {doing}", done)
 
 
 def _sources(table: pa.Table) -> list[States]:
@@ -145,7 +378,7 @@ STATES: Final = "states"
 
 
 def further_evidence(
-    training: NextAgentTraining, table: pa.Table, test: pa.Table | None, recipe: Recipe, share: Share
+    training: NextAgentTraining, table: pa.Table, test: pa.Table | None, recipe: Recipe, share: Progress
 ) -> dict[str, Any]:
     """Figures to add to the metrics of `training`, a training on these traces with this recipe.
 
@@ -155,40 +388,32 @@ def further_evidence(
         any; of each "moments" and "differences" {moment: {"difference", "ci95"}}, with the part minus without.
     """
     parts = set_apart(table, test, recipe.seed)
-    known = [name for name in learning_curve.BASELINES if name in training.evaluation.baselines]
+    known = [name for name in BASELINES if name in training.evaluation.baselines]
     ablation = {}
     for part, without in _without(training, recipe).items():
-        fitted = without.train(parts.train, parts.test, (), _telling(share, part))
+        fitted = without.train(parts.train, parts.test, (), share, what=f"without {part}: ")
         pairs = {str(m): (of, fitted.evaluation.moments[m]) for m, of in training.evaluation.moments.items()}
         ablation[part] = {
             "moments": fitted.evaluation.to_dict()["moments"],
             "differences": {moment: of.to_dict() for moment, of in differences(pairs, recipe.seed).items()},
         }
-    curve = learning_curve.learning_curve(
-        parts.train, parts.test, recipe, baselines=known, whole=training.evaluation, share=share
-    )
+    curve = learning_curve(parts.train, parts.test, recipe, baselines=known, whole=training.evaluation, share=share)
     return {"ablation": ablation, "learning_curve": curve}
 
 
 def _without(training: NextAgentTraining, recipe: Recipe) -> Mapping[str, Recipe]:
     """The recipe without each part; the states are those already chosen, so that only one part differs."""
     kind = training.predictor.source.kind
-    kept = dataclasses.replace(recipe, states=kind if kind in ("captured", "none") else "text")
+    kept = replace(recipe, states=kind if kind in ("captured", "none") else "text")
 
     def changed(config: NextAgentConfig) -> Recipe:
-        return dataclasses.replace(kept, config=config)
+        return replace(kept, config=config)
 
     config = recipe.config
-    found = {
-        "GraphSAGE": changed(dataclasses.replace(config, network=dataclasses.replace(config.network, graph=False)))
-    }
+    found = {"GraphSAGE": changed(replace(config, network=replace(config.network, graph=False)))}
     for part in COMPONENTS[1:]:
         mixture = tuple(name for name in config.mixture if name != part)
-        found[part] = changed(dataclasses.replace(config, mixture=mixture))
+        found[part] = changed(replace(config, mixture=mixture))
     if kind != "none":
-        found[STATES] = dataclasses.replace(recipe, states="none")
+        found[STATES] = replace(recipe, states="none")
     return found
-
-
-def _telling(share: Share, part: str) -> Callable[[str], None]:
-    return lambda doing: share(f"without {part}: {doing}", 0.0)

@@ -17,7 +17,7 @@ from presage.errors import ConfigurationError, TraceError
 from presage.predictors.next_agent.boosting import BoostingConfig
 from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
-from presage.training.learning_curve import NestedSets, Recipe, default_sizes, learning_curve
+from presage.training.study import NestedSets, Recipe, default_sizes, learning_curve
 
 FAST = Recipe(NextAgentConfig(network=NetworkConfig(epochs=1), boosting=BoostingConfig(rounds=1)), horizon=2)
 
@@ -100,7 +100,7 @@ def test_the_curve_is_judged_on_the_same_workflows_at_every_point() -> None:
                     assert least <= a <= most
             assert of[moment]["spread"][1] == [[a, a] for a in of[moment]["accuracy"][1]]
     # Markov-1 by hand: what mostly follows each agent in training, asked of every step of the test workflows.
-    whole = FAST.train(train, test, ("markov-1",), lambda doing: None)
+    whole = FAST.train(train, test, ("markov-1",))
     by_hand = whole.evaluation.baselines["markov-1"]["prefill"].accuracy
     assert found["models"]["markov-1"]["prefill"]["accuracy"][1] == list(by_hand)
     shares = [share for _, share in told]
@@ -111,7 +111,7 @@ def test_the_curve_is_judged_on_the_same_workflows_at_every_point() -> None:
 
 def test_what_is_known_of_all_of_them_ends_the_curve() -> None:
     train, test = drawn(), drawn(20, 9)
-    whole = FAST.train(train, test, (), lambda doing: None).evaluation
+    whole = FAST.train(train, test).evaluation
     found = learning_curve(train, test, FAST, baselines=(), whole=whole)
     assert [point["workflows"] for point in found["points"]] == [25.0, 60.0]
     assert found["models"]["presage"]["prefill"]["accuracy"][-1] == list(whole.moments["prefill"].accuracy)
