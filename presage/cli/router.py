@@ -228,7 +228,7 @@ def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int
     if champion is not None:
         both = compare_routers(candidate.predictor, champion.predictor, data, seed)
         its = RouterSchema(FORMAT_VERSION, frozenset(champion.predictor.models))
-        against = (its, _compared("the champion", both.mine, both.its, both.differences))
+        against = (its, _compared("the champion", *both))
     return judge_router(
         RouterEvidence(
             labels=found.figures.ranking.labels,

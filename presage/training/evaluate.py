@@ -123,9 +123,8 @@ class ProfileFigures:
     """Figures under one input profile (`features/input_profiles.py`).
 
     Attributes:
-        moments: figures by moment.
         states: whether any step has a state, by moment.
-        behind: comparisons that a baseline won under this profile.
+        behind: comparisons that a baseline won.
     """
 
     moments: ByMoment
@@ -151,8 +150,6 @@ class Evaluation:
     """Figures of one next-agent predictor on W workflows.
 
     Attributes:
-        workflows: W.
-        steps: n, over all workflows.
         moments: figures by moment; the registry's gates compare their `correct` and `positions`.
         states: whether the traces have states, by moment; without them forecasts use ids and sizes only.
         by_workflow_type: figures by type and moment; `"unknown"` for types not in the vocabulary.
@@ -162,8 +159,7 @@ class Evaluation:
         confusions: errors one step ahead, by moment.
         behind: comparisons that a baseline won.
         profiles: figures by input profile.
-        model: name of the predictor, if registered.
-        version: its version in the registry, if registered.
+        model, version: name and version of the predictor, if registered.
     """
 
     workflows: int
@@ -181,12 +177,7 @@ class Evaluation:
     version: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values.
-
-        Beyond the contract, for the report: "differences" {baseline: {moment: {"difference", "ci95"}}},
-        "rivals" {workflow type: {baseline: {moment: {"accuracy", "ci95", "difference", "difference_ci95"}}}}, and
-        "confusions" {moment: see `confusions`}.
-        """
+        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values."""
         return json_values(
             {
                 "kind": "next-agent",
@@ -225,8 +216,7 @@ def evaluate(
         rng: for the bootstrap; all predictors share its resamples, so equal forecasts have equal intervals.
         baselines: evaluated at the same positions, by name.
         profiles: `prefixes` as seen under each input profile; profiles with equal inputs share one object.
-        model: name of the predictor, copied to the result.
-        version: its version, copied to the result.
+        model, version: name and version of the predictor, copied to the result.
         resamples: of the bootstrap.
 
     Raises:
@@ -236,18 +226,17 @@ def evaluate(
         raise TraceError("the test traces hold no step: nothing can be judged; name traces with at least one workflow")
     seed = int(rng.integers(2**63))
     baselines = baselines or {}
+    everything = np.arange(prefixes.steps)
 
     def forecast(of: Predict, shown: Prefixes) -> dict[Moment, NDArray[np.float32]]:
         return {moment: of(shown, moment) for moment in MOMENTS}
 
     def judge(
-        forecasts: Mapping[Moment, NDArray[np.float32]], rows: NDArray[np.int64] | None = None
+        forecasts: Mapping[Moment, NDArray[np.float32]], rows: NDArray[np.int64] = everything
     ) -> dict[Moment, Figures]:
-        """Figures of all steps, or of the steps `rows`, whose workflows are renumbered from 0."""
-        kept = np.arange(prefixes.steps) if rows is None else rows
-        workflow = np.unique(prefixes.workflow[kept], return_inverse=True)[1]
+        workflow = np.unique(prefixes.workflow[rows], return_inverse=True)[1]
         return {
-            moment: measure(of[kept], prefixes.outcomes[kept], workflow, np.random.default_rng(seed), resamples)
+            moment: measure(of[rows], prefixes.outcomes[rows], workflow, np.random.default_rng(seed), resamples)
             for moment, of in forecasts.items()
         }
 

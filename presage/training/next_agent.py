@@ -197,15 +197,14 @@ def evaluate_model(
     model: str | None = None,
     version: int | None = None,
 ) -> Judged[Evaluation]:
-    """Evaluate a fitted predictor on a valid trace that it was not trained on, beside the n-gram inside it, `NGRAM`.
+    """Evaluate a fitted predictor on a valid trace that it was not trained on, beside its own n-gram, `NGRAM`.
 
     Args:
         predictor: fitted.
         table: the trace.
         seed: of the bootstrap.
         profile: use this input profile only; None uses all inputs, and each profile in addition.
-        model: name of the predictor, copied to the result.
-        version: its version, copied to the result.
+        model, version: name and version of the predictor, copied to the result.
 
     Raises:
         TraceError: no workflow, or no agent that the predictor knows.

@@ -1,17 +1,51 @@
 """The one-standard-error rule: choose the simplest candidate whose loss is within one standard error of the best.
 
+Source: Breiman et al., "Classification and Regression Trees", 1984. Candidates are fitted on one part of the training
+tasks and scored on the other, so uninformative texts are not used. A sketch of relevant terms has already passed a test
+(`features/sketch.py`) and only needs to be better than no texts. A sketch of all terms can identify single workflows
+and must be better by two standard errors.
+
 A module without PyTorch, because training a length predictor needs only the rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.states import Candidate
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen candidate and the comparison behind it.
+
+    Attributes:
+        losses: mean loss of each candidate per label, with the standard error (over tasks) of its difference to the
+            best; empty without a comparison.
+        refused: candidates that could not be fitted, with the reason.
+    """
+
+    keys: ClassVar[tuple[str, str]]
+    """Names of the comparison and of the loss in the metrics."""
+
+    name: Candidate
+    losses: Mapping[str, tuple[float, float]]
+    refused: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values for the metrics."""
+        comparison, figure = self.keys
+        return {
+            "chosen": self.name,
+            comparison: {name: {figure: loss, "se": error} for name, (loss, error) in self.losses.items()},
+            "refused": dict(self.refused),
+        }
+
 
 _ORDER: Final[Mapping[Candidate, int]] = {"none": 0, "captured": 1, "relevant text": 2, "text": 3}
 """Candidates, simplest first. Hidden states come before texts, because an engine supplies no texts."""

@@ -1,11 +1,8 @@
 """Choose the semantic states of a next-agent predictor on held-out tasks: hidden states, texts, or none.
 
-Each candidate is fitted on the inner part of the training tasks and scored on the validation part with the predictor's
-trees (`predictors/next_agent/learning.py`), which take seconds. The score is the log-likelihood of the outcomes at both
-moments and all horizons. The simplest candidate within one standard error of the best is chosen (Breiman et al.,
-"Classification and Regression Trees", 1984), so uninformative texts are not used. A sketch of relevant terms has
-already passed a test (`features/sketch.py`) and only needs to be better than no texts. A sketch of all terms can
-identify single workflows and must be better by two standard errors.
+By the rule of `training/selection.py`. Candidates are fitted with the predictor's trees
+(`predictors/next_agent/learning.py`), which take seconds. The loss is the negative log-likelihood of the outcomes at
+both moments and all horizons.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +35,7 @@ from presage.predictors.common.probabilities import FLOOR, label_probability, so
 from presage.predictors.next_agent.boosting import TreeEnsemble
 from presage.predictors.next_agent.learning import Projected, grow, project, tree_logits
 from presage.predictors.next_agent.parts import TREES, NextAgentConfig
-from presage.training.selection import simplest
+from presage.training.selection import Choice, simplest
 from presage.training.sets import tasks_apart
 
 VALIDATION_FRACTION: Final = 0.15
@@ -55,7 +52,7 @@ class TrainingTraces:
         prefixes: of `table`, without states.
         seed: of the validation part and of the sketches.
         text_encoder: "sketch", or a folder or hub name of a transformer.
-        progress: called with the number of texts an encoder has embedded.
+        progress: called with the number of texts that an encoder has embedded since the last call.
     """
 
     def __init__(
@@ -105,34 +102,21 @@ class TrainingTraces:
 
 
 @dataclass(frozen=True)
-class StateChoice:
-    """The chosen candidate and the comparison behind it.
+class StateChoice(Choice):
+    """The chosen source of states; its losses are in nats per step and horizon.
 
     Attributes:
-        name: the candidate.
         source: fitted on the inner part.
         prefixes: the training prefixes with its states.
         of, trees: intermediate results fitted on `prefixes`, for reuse.
-        losses: mean negative log-likelihood of each candidate on validation steps, nats per step and horizon, with the
-            standard error (over tasks) of its difference to the best; empty without a comparison.
-        refused: candidates that could not be fitted, with the reason.
     """
 
-    name: Candidate
+    keys: ClassVar = ("validation_nll", "nll")
+
     source: StateSource
     prefixes: Prefixes
     of: Projected
     trees: Mapping[str, TreeEnsemble] | None
-    losses: Mapping[str, tuple[float, float]]
-    refused: Mapping[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values for the metrics."""
-        return {
-            "chosen": self.name,
-            "validation_nll": {name: {"nll": nll, "se": error} for name, (nll, error) in self.losses.items()},
-            "refused": dict(self.refused),
-        }
 
     def __str__(self) -> str:
         """One-line description of the choice and its losses."""
@@ -188,7 +172,7 @@ def choose_states(
     if not tried:
         raise InputError(next(iter(refused.values())))
     chosen, table = simplest(losses, task) if len(tried) > 1 else (next(iter(tried)), {})
-    return StateChoice(chosen, *tried[chosen], table, refused)
+    return StateChoice(chosen, table, refused, *tried[chosen])
 
 
 def _losses(of: Projected, trees: Mapping[str, TreeEnsemble]) -> NDArray[np.float64]:

@@ -79,7 +79,7 @@ def test_no_prompt_stands_on_both_sides(training: RouterTraining) -> None:
     outcomes = generate_outcomes(1500, 0).outcomes
     learnt = np.isin(prompt_keys(outcomes), training.predictor.trained_on)
     assert learnt.sum() == training.training_data["prompts"]
-    assert training.evaluation.prompts == len(outcomes) - learnt.sum()
+    assert training.metrics["data"]["test"].startswith(f"{len(outcomes) - learnt.sum()} prompts")
 
 
 def test_a_saved_training_is_loaded_and_judged_the_same(training: RouterTraining, tmp_path: Path) -> None:

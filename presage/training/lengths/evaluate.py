@@ -138,8 +138,7 @@ def evaluate(
         seed: of the bootstrap, whose resamples all predictors share, and of the queue's arrivals.
         baselines: evaluated on the same steps, by name.
         profiles: `rows` as seen under each input profile; profiles with equal inputs share one object.
-        model: name of the predictor, copied to the result.
-        version: its version, copied to the result.
+        model, version: name and version of the predictor, copied to the result.
         resamples: of the bootstrap.
 
     Raises:

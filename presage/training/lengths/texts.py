@@ -1,16 +1,15 @@
 """Choose the text features of a length predictor on held-out tasks: none, relevant terms, or all terms.
 
-As for next agents (`training/semantic_state.py`): for each candidate, a few boosted trees on the logarithm of the
-remaining tokens are fitted on the learning part of the training tasks and scored on the calibration part. The simplest
-candidate within one standard error of the best is chosen. Sketches are fitted on the learning part only, so the
-calibration part acts as new texts. Without a sketch, the predictor still uses prompt sizes.
+By the rule of `training/selection.py`, with a few boosted trees on the logarithm of the remaining tokens. Sketches are
+fitted on the learning part of the training tasks only, so the calibration part acts as new texts. Without a sketch, the
+predictor still uses prompt sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,7 @@ from presage.features.lengths import LengthEncoder, LengthRows, prompts_and_answ
 from presage.features.sketch import Corpus, Sketch
 from presage.features.states import Candidate
 from presage.predictors.length.linear import trials
-from presage.training.selection import simplest
+from presage.training.selection import Choice, simplest
 
 Texts = Literal["auto", "text", "none"]
 TEXTS: Final[tuple[Texts, ...]] = ("auto", "text", "none")
@@ -32,13 +31,13 @@ TEXTS: Final[tuple[Texts, ...]] = ("auto", "text", "none")
 SKETCH_SIZE: Final = 48
 
 _LARGEST: Final = 0.9
-_JUDGED: Final = (0.5, 0.9)
-"""Quantiles a candidate is tried at: a word that goes with a loop moves the upper ones more than the median."""
+_QUANTILES: Final = (0.5, 0.9)
+"""Of the loss: a word that precedes a loop moves the upper quantiles more than the median."""
 
 _RELEVANT: Final = "relevant text"
 _CANDIDATES: Final[Mapping[Texts, tuple[Candidate, ...]]] = {
-    "auto": ("none", "relevant text", "text"),
-    "text": ("relevant text", "text"),
+    "auto": ("none", _RELEVANT, "text"),
+    "text": (_RELEVANT, "text"),
     "none": ("none",),
 }
 
@@ -59,10 +58,10 @@ class LengthTexts:
 
     @classmethod
     def of(cls, table: pa.Table, rows: LengthRows, seed: int) -> LengthTexts | None:
-        """Of a trace and its rows; None where no step of it has a text.
+        """Of a trace and its rows; None if no step has a text.
 
-        A term is relevant if more or less work than usual is left where it occurs, among steps of the same agent and
-        workflow type.
+        A term is relevant if the remaining tokens differ from the usual where it occurs, among steps of the same agent
+        and workflow type.
         """
         llm = np.flatnonzero(pc.equal(table["kind"], "llm").to_numpy())
         prompts, answers = prompts_and_answers(table)
@@ -75,7 +74,7 @@ class LengthTexts:
             np.tile(rows.task, 2),
             np.tile(group, 2).astype(np.int32),
             np.repeat(np.arange(2, dtype=np.int8), len(rows)),
-            np.tile(_standing(rows, group), (2, 1)),
+            np.tile(_ranks(rows, group), (2, 1)),
         )
         return cls(rows, corpus, np.tile(task_folds(rows.task, seed), 2))
 
@@ -88,22 +87,22 @@ class LengthTexts:
         size: int = SKETCH_SIZE,
         learning: NDArray[np.bool_] | None = None,
     ) -> tuple[LengthEncoder, LengthRows]:
-        """Fits a sketch.
+        """Fit a sketch.
 
         Args:
-            encoder: that made the rows, without a sketch.
-            relevant: keep only terms that go with what is left.
+            encoder: of the rows, without a sketch.
+            relevant: keep only relevant terms.
             seed: of the sketch.
-            size: S, dimensions wanted.
-            learning: bool [n], the rows whose texts are learnt; None for all.
+            size: S, maximum dimensions.
+            learning: bool [n], the rows to fit on; None for all.
 
         Returns:
-            The encoder with the sketch, and all rows with their sketches. Those of rows that chose relevant terms are
-            out of fold. All others are as serving makes them: terms chosen without a label flatter no row, while
-            sketches that differ from fold to fold show trees the fold of a row.
+            The encoder with the sketch, and all rows with their sketches. Sketches of relevant terms are out of fold
+            for the rows they were fitted on. All others are as in serving: terms chosen without labels do not overfit,
+            while sketches that differ from fold to fold would reveal the fold of a row to the trees.
 
         Raises:
-            InputError: there is nothing a sketch could learn from.
+            InputError: the texts are insufficient for a sketch.
         """
         mine = np.tile(np.ones(len(self.rows), bool) if learning is None else learning, 2)
         part = self.corpus.take(mine)
@@ -115,44 +114,31 @@ class LengthTexts:
         return replace(encoder, sketch=sketch), replace(self.rows, numbers=numbers)
 
 
-def _standing(rows: LengthRows, group: NDArray[np.int32]) -> NDArray[np.float32]:
-    """How much is left of a row's work among the rows of its group: its rank, 0 to 1, and whether it is among the
-    largest tenth; NaN where what is left is not known. float32 [n, 2]."""
-    standing = np.full((len(rows), 2), np.nan, np.float32)
+def _ranks(rows: LengthRows, group: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Rank of a row's remaining tokens within its group, 0 to 1, and whether it is in the largest tenth; NaN if
+    unknown. float32 [n, 2]."""
+    ranks = np.full((len(rows), 2), np.nan, np.float32)
     for one in np.unique(group):
         inside = np.flatnonzero((group == one) & rows.labelled)
         if len(inside):
             rank = (rankdata(rows.remaining[inside]) - 0.5) / len(inside)
-            standing[inside] = np.stack([rank, rank > _LARGEST], axis=1)
-    return standing
+            ranks[inside] = np.stack([rank, rank > _LARGEST], axis=1)
+    return ranks
 
 
 @dataclass(frozen=True)
-class TextChoice:
-    """The chosen candidate and the comparison behind it.
+class TextChoice(Choice):
+    """The chosen text features; losses are pinball losses on the logarithm, summed over two quantiles.
 
     Attributes:
-        name: the candidate.
-        encoder: with its sketch.
-        rows: the training rows with its features.
-        losses: pinball loss of each candidate on calibration steps, on the logarithm, summed over two quantiles, with
-            the standard error (over tasks) of its difference to the best; empty where there was nothing to compare.
-        refused: candidates that could not be fitted, and why.
+        encoder: with the sketch.
+        rows: the training rows with the chosen features.
     """
 
-    name: Candidate
+    keys: ClassVar = ("validation_log_error", "error")
+
     encoder: LengthEncoder
     rows: LengthRows
-    losses: Mapping[str, tuple[float, float]]
-    refused: Mapping[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the metrics have it."""
-        return {
-            "chosen": self.name,
-            "validation_log_error": {name: {"error": of, "se": se} for name, (of, se) in self.losses.items()},
-            "refused": dict(self.refused),
-        }
 
 
 def choose_texts(
@@ -164,20 +150,20 @@ def choose_texts(
     seed: int,
     report: Callable[[str], None],
 ) -> TextChoice:
-    """The sketch that forecasts best on the calibration tasks.
+    """Choose the text features on the calibration tasks.
 
     Args:
         table: the training trace.
         encoder: without a sketch.
         rows: of the trace, by that encoder.
         apart: bool [n], the rows of calibration tasks.
-        texts: "auto" for the best there is, or what is wanted.
-        seed: of everything drawn.
-        report: called with the candidate that is being tried.
+        texts: "auto" to compare all candidates, "text" or "none".
+        seed: of all random choices.
+        report: called with each stage.
 
     Raises:
-        ConfigurationError: texts are wanted, but the traces have none.
-        InputError: texts are wanted, but there is nothing to learn from them.
+        ConfigurationError: texts are requested, but the traces have none.
+        InputError: texts are requested, but insufficient for a sketch.
     """
     read = LengthTexts.of(table, rows, seed) if texts != "none" else None
     if texts == "text" and read is None:
@@ -185,11 +171,9 @@ def choose_texts(
             "--states text, but no LLM step of the training traces has an input_text, and none follows an output_text: "
             "record texts, or use --states none"
         )
-    judged = apart & rows.labelled
-    compared = texts != "none" and judged.any() and bool((~apart & rows.labelled).any())
     tried: dict[Candidate, LengthRows] = {}
     refused: dict[str, str] = {}
-    for name in _CANDIDATES[texts] if read is not None else _CANDIDATES["none"]:
+    for name in _CANDIDATES["none" if read is None else texts]:
         if name == "none" or read is None:
             tried[name] = rows
             continue
@@ -202,24 +186,25 @@ def choose_texts(
         raise InputError(next(iter(refused.values())))
     chosen: Candidate = next(iter(tried))
     losses: dict[str, tuple[float, float]] = {}
-    if len(tried) > 1 and compared:
-        errors: dict[Candidate, NDArray[np.float64]] = {}
+    learning, judged = ~apart & rows.labelled, apart & rows.labelled
+    if len(tried) > 1 and judged.any() and learning.any():
         labels = np.log1p(rows.remaining.astype(np.float64))
+        asked = [(labels, quantile) for quantile in _QUANTILES]
         # Every task has weight 1; weighted by steps, a few long workflows would dominate.
         _, index, steps = np.unique(rows.task[judged], return_inverse=True, return_counts=True)
         share = 1.0 / steps[index]
+        errors: dict[Candidate, NDArray[np.float64]] = {}
         for name, seen in tried.items():
-            asked = [(labels, quantile) for quantile in _JUDGED]
-            own = trials(_inputs(seen), asked, ~apart & rows.labelled, judged, seed)
+            own = trials(_inputs(seen), asked, learning, judged, seed)
             errors[name] = np.stack([np.sum(own, axis=0) * share, share])
         chosen, losses = simplest(errors, rows.task[judged])
     if chosen == "none" or read is None:
-        return TextChoice(chosen, encoder, rows, losses, refused)
+        return TextChoice(chosen, losses, refused, encoder, rows)
     report("reading texts")
-    return TextChoice(chosen, *read.fit(encoder, relevant=chosen == _RELEVANT, seed=seed), losses, refused)
+    return TextChoice(chosen, losses, refused, *read.fit(encoder, relevant=chosen == _RELEVANT, seed=seed))
 
 
 def _inputs(rows: LengthRows) -> NDArray[np.float32]:
-    """What the trial reads, float32 [n, D]; LightGBM knows gaps."""
+    """Inputs of the trial trees, float32 [n, D], with NaN."""
     named = np.stack([rows.workflow_type, rows.agent, rows.model], axis=1)
     return np.concatenate([named, rows.numbers], axis=1, dtype=np.float32)

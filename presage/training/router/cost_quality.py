@@ -11,7 +11,7 @@ prompts with the same seed, share the resamples, so the points of a curve move t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from presage.datasets.outcomes import Outcomes
 from presage.predictors.common.bootstrap import ratio_cis
+from presage.training.metrics import Interval, json_values
 from presage.training.router.metrics import judged_prompts
 
 TRADE_OFFS: Final = (0.0, *np.geomspace(0.002, 20.0, 40).round(5).tolist())
@@ -57,15 +58,10 @@ class CostQuality:
     at_slack: dict[float, TradeOffPoint | None]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "unit": self.unit,
-            "points": [asdict(point) for point in self.points],
-            "singles": {name: {"cost": cost, "accuracy": of} for name, (cost, of) in self.singles.items()},
-            "area": self.area,
-            "area_of_singles": self.area_of_singles,
-            "at_slack": {f"{s:g}": asdict(p) if p is not None else None for s, p in self.at_slack.items()},
-        }
+        """JSON values."""
+        singles = {name: {"cost": cost, "accuracy": of} for name, (cost, of) in self.singles.items()}
+        at_slack = {f"{slack:g}": point for slack, point in self.at_slack.items()}
+        return json_values({**vars(self), "singles": singles, "at_slack": at_slack})
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +69,6 @@ class Priced:
     """The n' prompts with a label of every model, and the costs of their answers.
 
     Attributes:
-        unit: "cost", or "output tokens".
         whole: bool [n], mask of these prompts.
         paid: float64 [n', M], costs.
         labels: float64 [n', M].
@@ -102,16 +97,14 @@ def priced(outcomes: Outcomes) -> Priced | None:
     return Priced(unit, whole, paid, outcomes.correct[whole].astype(np.float64), mean / max(float(mean.max()), 1e-30))
 
 
-def cost_quality(
-    probabilities: NDArray[np.floating], outcomes: Outcomes, trade_offs: Sequence[float] = TRADE_OFFS
-) -> CostQuality | None:
+def cost_quality(probabilities: NDArray[np.floating], outcomes: Outcomes) -> CostQuality | None:
     """The curve of probabilities [n, M]; None if a model has no cost or no prompt has a label of every model."""
     known = priced(outcomes)
     if known is None:
         return None
     paid, labels, predicted = known.paid, known.labels, probabilities[known.whole].astype(np.float64)
     points = []
-    for weight in trade_offs:
+    for weight in TRADE_OFFS:
         taken = known.taken(predicted, weight)
         spent, solved = (float(np.take_along_axis(of, taken, axis=1).mean()) for of in (paid, labels))
         points.append(TradeOffPoint(weight, spent, solved))
@@ -174,25 +167,13 @@ def _known(cost: NDArray[np.float32]) -> bool:
     return bool((~np.isnan(cost)).any(axis=0).all())
 
 
-def accuracy_cis(
-    probabilities: NDArray[np.floating], outcomes: Outcomes, seed: int, trade_offs: Sequence[float] = TRADE_OFFS
-) -> tuple[tuple[float, float], ...]:
-    """The 95 % interval of the accuracy at each point of `cost_quality(probabilities, outcomes, trade_offs)`.
-
-    Args:
-        probabilities: [n, M].
-        outcomes: of the same n prompts and M models.
-        seed: of the bootstrap.
-        trade_offs: of the points.
-
-    Returns:
-        One interval per trade-off; empty without costs.
-    """
+def accuracy_cis(probabilities: NDArray[np.floating], outcomes: Outcomes, seed: int) -> tuple[Interval, ...]:
+    """Interval of the accuracy at each point of `cost_quality(probabilities, outcomes)`; empty without costs."""
     known = priced(outcomes)
     if known is None:
         return ()
     predicted = probabilities[known.whole].astype(np.float64)
     hits = np.concatenate(
-        [np.take_along_axis(known.labels, known.taken(predicted, w), axis=1) for w in trade_offs], axis=1
+        [np.take_along_axis(known.labels, known.taken(predicted, w), axis=1) for w in TRADE_OFFS], axis=1
     )
     return tuple(ratio_cis(hits, np.ones_like(hits), np.random.default_rng(seed)))

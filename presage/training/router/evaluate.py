@@ -52,8 +52,6 @@ class RouterEvaluation:
         baselines: figures of each baseline, by name.
         differences: router minus each baseline: `macro_map`, `brier` (below 0 is better), `picked_accuracy`.
         curve: cost against quality; None without costs.
-        models: M names.
-        prompts: n.
         model, version: name and version of the router, if registered.
     """
 
@@ -62,8 +60,6 @@ class RouterEvaluation:
     baselines: Mapping[str, RouterFigures]
     differences: Mapping[str, Mapping[str, Estimate]]
     curve: CostQuality | None
-    models: tuple[str, ...]
-    prompts: int
     model: str | None
     version: int | None
 
@@ -106,8 +102,7 @@ def evaluate(
         outcomes: n prompts and M models.
         seed: of the bootstrap.
         baselines: evaluated on the same prompts, by name.
-        model: name of the router, copied to the result.
-        version: its version, copied to the result.
+        model, version: name and version of the router, copied to the result.
         resamples: of the bootstrap.
 
     Raises:
@@ -119,19 +114,18 @@ def evaluate(
             "judged; give outcomes of these models"
         )
     predicted = router.probabilities(outcomes.prompts)
-    figures = judge(predicted, router.picks(predicted), outcomes, seed, resamples)
+    picks = router.picks(predicted)
+    figures = judge(predicted, picks, outcomes, seed, resamples)
     others = {}
     for name, baseline in (baselines or {}).items():
         theirs = baseline.probabilities(outcomes.prompts)
         others[name] = judge(theirs, baseline.picks(theirs), outcomes, seed, resamples)
     return RouterEvaluation(
         figures=figures,
-        by_task=_by_task(predicted, router.picks(predicted), outcomes, seed),
+        by_task=_by_task(predicted, picks, outcomes, seed),
         baselines=others,
         differences={name: differences(figures, of, seed, resamples) for name, of in others.items()},
         curve=cost_quality(predicted, outcomes),
-        models=outcomes.models,
-        prompts=len(outcomes),
         model=model,
         version=version,
     )
@@ -205,22 +199,13 @@ def held_out(outcomes: Outcomes, *routers: RouterPredictor) -> tuple[Outcomes, i
     return outcomes.take(~seen), int(seen.sum())
 
 
-@dataclass(frozen=True)
-class ComparedRouters:
-    """Comparison of two routers.
-
-    Attributes:
-        mine, its: figures of each.
-        differences: mine − its, by figure, with paired intervals.
-    """
-
-    mine: RouterFigures
-    its: RouterFigures
-    differences: Mapping[str, Estimate]
-
-
-def compare_routers(mine: RouterPredictor, its: RouterPredictor, outcomes: Outcomes, seed: int) -> ComparedRouters:
+def compare_routers(
+    mine: RouterPredictor, its: RouterPredictor, outcomes: Outcomes, seed: int
+) -> tuple[RouterFigures, RouterFigures, dict[str, Estimate]]:
     """Compare two routers on prompts that neither was trained on, restricted to their common models.
+
+    Returns:
+        The figures of each, and the differences, mine − its, by figure.
 
     Raises:
         ConfigurationError: no common model.
@@ -232,11 +217,10 @@ def compare_routers(mine: RouterPredictor, its: RouterPredictor, outcomes: Outco
             "be compared; register the new one under a name of its own"
         )
     judged = outcomes.of_models(shared)
-    one, other = (_judge(router, shared, judged, seed) for router in (mine, its))
-    return ComparedRouters(one, other, differences(one, other, seed))
-
-
-def _judge(router: RouterPredictor, shared: list[str], outcomes: Outcomes, seed: int) -> RouterFigures:
-    columns = np.array([router.models.index(name) for name in shared])
-    predicted = router.probabilities(outcomes.prompts)[:, columns]
-    return judge(predicted, pick(predicted, router.base[columns], router.trust), outcomes, seed)
+    figures = []
+    for router in (mine, its):
+        columns = np.array([router.models.index(name) for name in shared])
+        predicted = router.probabilities(judged.prompts)[:, columns]
+        figures.append(judge(predicted, pick(predicted, router.base[columns], router.trust), judged, seed))
+    one, other = figures
+    return one, other, differences(one, other, seed)

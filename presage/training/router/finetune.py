@@ -156,8 +156,6 @@ def finetune(
     """
     config, checkpoints = config or FinetuneConfig(), checkpoints.resolve()
     config.check()
-    for part in (train, validation):
-        _check_labels(part, scorer)
     if not np.isfinite(train.correct).any():
         raise TraceError(f"none of {len(train.prompts)} training prompts has a known outcome; at least one is wanted")
     print_of_training = _fingerprint(scorer, train, validation, config)
@@ -206,11 +204,6 @@ def _known_failure(
             "then run again with --resume"
         )
     return None
-
-
-def _check_labels(part: Labelled | None, scorer: TransformerScorer) -> None:
-    if part is not None and part.correct.shape != (len(part.prompts), len(scorer.models)):
-        raise ValueError(f"labels {part.correct.shape} of {len(part.prompts)} prompts and {len(scorer.models)} models")
 
 
 def _fingerprint(
@@ -311,9 +304,9 @@ def make_trainer(
         args=arguments,
         train_dataset=rows,
         eval_dataset=None if validation is None else _Rows(scorer.tokens, validation),
-        data_collator=_Collator(scorer.tokens),
+        data_collator=rows.collate,
         compute_metrics=judge,
-        callbacks=[_EverySteps(config.checkpoint_steps), *([] if progress is None else [_Reporter(progress)])],
+        callbacks=[_AfterSteps(config.checkpoint_steps, progress)],
     )
     trainer.remove_callback(PrinterCallback)  # standard output is the command's
     return trainer
@@ -349,13 +342,8 @@ class RouterTrainer(Trainer):
 
     def _loader(self, rows: Any, batch_size: int, order: Sampler[int] | None) -> DataLoader[Any]:
         """Replaces the Trainer's method, which imports `datasets` and can pick up any folder of that name."""
-        loader: DataLoader[Any] = DataLoader(
-            rows,
-            batch_size=batch_size,
-            sampler=order,
-            collate_fn=self.data_collator,
-            pin_memory=self.args.dataloader_pin_memory,
-        )
+        collate, pin_memory = self.data_collator, self.args.dataloader_pin_memory
+        loader: DataLoader[Any] = DataLoader(rows, batch_size, sampler=order, collate_fn=collate, pin_memory=pin_memory)
         return cast(DataLoader[Any], self.accelerator.prepare(loader))
 
     def history(self) -> Iterator[dict[str, Any]]:
@@ -398,10 +386,8 @@ class LikeLengths(Sampler[int]):
 
 
 class _Rows(Dataset[dict[str, Any]]):
-    """Token ids and labels by prompt."""
-
     def __init__(self, tokens: PromptTokens, labelled: Labelled) -> None:
-        self._ids, self._labels = tokens.ids(labelled.prompts), labelled.correct
+        self._tokens, self._ids, self._labels = tokens, tokens.ids(labelled.prompts), labelled.correct
         self.lengths = [len(ids) for ids in self._ids]
 
     def __len__(self) -> int:
@@ -410,14 +396,8 @@ class _Rows(Dataset[dict[str, Any]]):
     def __getitem__(self, place: int) -> dict[str, Any]:
         return {"ids": self._ids[place], "labels": self._labels[place]}
 
-
-class _Collator:
-    """Collate rows into tensors, padded to the longest row."""
-
-    def __init__(self, tokens: PromptTokens) -> None:
-        self._tokens = tokens
-
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    def collate(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Tensors of these rows, padded to the longest."""
         ids, mask = self._tokens.batch([row["ids"] for row in rows])
         labels = np.stack([row["labels"] for row in rows]).astype(np.float32)
         return {
@@ -427,27 +407,16 @@ class _Collator:
         }
 
 
-class _EverySteps(TrainerCallback):
-    """Requests a checkpoint every `checkpoint_steps` steps, in addition to the Trainer's own after each epoch."""
+class _AfterSteps(TrainerCallback):
+    """Requests a checkpoint every `steps` steps, beside the Trainer's own after each epoch, and reports progress."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    def __init__(self, steps: int, progress: Progress | None) -> None:
+        self._steps, self._progress = steps, progress
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Request a checkpoint if it is due."""
         if state.global_step % self._steps == 0:
             control.should_save = True
-
-
-class _Reporter(TrainerCallback):
-    """Reports progress from the main process only."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the epoch and the share of all steps."""
-        if state.is_world_process_zero:
+        if self._progress is not None and state.is_world_process_zero:
             epoch = min(math.floor(state.epoch) + 1, args.num_train_epochs)
             self._progress(f"learning, epoch {epoch} of {args.num_train_epochs}", state.global_step / state.max_steps)
 
