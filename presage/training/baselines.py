@@ -142,7 +142,6 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def _expanded(text: str, known: Collection[str]) -> tuple[str, ...]:
-    """Expand "default" and "all" to all known names, and "none" to nothing."""
     sets = {"default": tuple(known), "all": tuple(known), "none": ()}
     return tuple(dict.fromkeys(name for item in text.split(",") for name in sets.get(item, (item,))))
 
@@ -213,12 +212,12 @@ def by_profile(
     evaluate: Callable[[Shown, Mapping[str, Rivals]], Judged],
     known: Mapping[int, Judged],
 ) -> dict[str, Judged]:
-    """Evaluate the test data as seen under each input profile; profiles with equal inputs share one object.
+    """Evaluate the predictor, and baselines, on test data as seen under each input profile.
 
     Baselines take longer than Presage's predictor, so they are evaluated only under profiles of promotion targets.
 
     Args:
-        profiles: the test data by input profile.
+        profiles: the test data by profile; profiles with equal inputs share one object.
         baselines: by name.
         evaluate: evaluates the predictor and the given baselines.
         known: evaluations already done, by the `id` of their test data.

@@ -28,7 +28,7 @@ from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, InputError, TraceError
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
-from presage.features.states import SKETCH, STATE_COLUMN, TEXT_COLUMN, States
+from presage.features.states import SKETCH, States, candidates
 from presage.predictors.common.bootstrap import ratio_cis
 from presage.predictors.next_agent.parts import COMPONENTS, NextAgentConfig
 from presage.training.evaluate import Evaluation
@@ -60,16 +60,7 @@ class Recipe:
         what: str = "",
         done: float = 0.0,
     ) -> NextAgentTraining:
-        """Train on `table` and evaluate on `test`.
-
-        Args:
-            table: a valid trace.
-            test: a valid trace with other tasks.
-            baselines: names of baselines.
-            share: called with each stage and `done`.
-            what: put before each stage.
-            done: completed share of a study.
-        """
+        """Train on `table` and evaluate on `test`; `share` is called with `what` and each stage, and with `done`."""
         return train(
             table,
             test,
@@ -94,13 +85,13 @@ class NestedSets:
 
     Attributes:
         rows: int64 [n], the task of each row.
-        sizes: int64 [T], workflows of each task.
         order: int64 [T], tasks in random order.
+        held: int64 [T+1], number of workflows in the first 0..T tasks.
     """
 
     rows: NDArray[np.int64]
-    sizes: NDArray[np.int64]
     order: NDArray[np.int64]
+    held: NDArray[np.int64]
 
     @classmethod
     def of(cls, table: pa.Table, seed: int, draw: int) -> NestedSets:
@@ -114,30 +105,17 @@ class NestedSets:
         rank = np.arange(len(shuffled)) - np.repeat(starts, counts)
         # Sort tasks by their relative rank within the type, so that any first tasks hold all types in proportion.
         place = (rank + 0.5) / np.repeat(counts, counts)
-        return cls(rows, np.bincount(rows[heads], minlength=len(first)), shuffled[np.argsort(place, kind="stable")])
-
-    @property
-    def tasks(self) -> int:
-        """T."""
-        return len(self.sizes)
-
-    @property
-    def workflows(self) -> int:
-        """Number of workflows in all tasks."""
-        return int(self.sizes.sum())
+        order = shuffled[np.argsort(place, kind="stable")]
+        return cls(rows, order, np.cumsum([0, *np.bincount(rows[heads], minlength=len(first))[order]]))
 
     def enough(self, workflows: int) -> int:
         """Number of first tasks that together hold `workflows`; at least two, if there are two."""
-        reached = int(np.searchsorted(np.cumsum(self.sizes[self.order]), workflows)) + 1
-        return min(max(LEAST_TASKS, reached), self.tasks)
-
-    def held(self, tasks: int) -> int:
-        """Number of workflows in the first tasks."""
-        return int(self.sizes[self.order[:tasks]].sum())
+        reached = int(np.searchsorted(self.held, workflows))
+        return min(max(LEAST_TASKS, reached), len(self.order))
 
     def take(self, table: pa.Table, tasks: int) -> pa.Table:
         """Rows of the first tasks."""
-        chosen = np.zeros(self.tasks, bool)
+        chosen = np.zeros(len(self.order), bool)
         chosen[self.order[:tasks]] = True
         return table.filter(pa.array(chosen[self.rows]))
 
@@ -189,15 +167,15 @@ def learning_curve(
         TraceError: every set is too small to train on.
     """
     sets = [NestedSets.of(train, recipe.seed, draw) for draw in range(draws)]
-    workflows = sets[0].workflows if sets else 0
+    tasks, workflows = (len(sets[0].order), int(sets[0].held[-1])) if sets else (0, 0)
     sizes = default_sizes(workflows, largest, whole is not None) if sizes is None else sorted(set(sizes))
     if draws < 1 or (sizes and not LEAST_TASKS <= sizes[0] <= sizes[-1] <= workflows):
         raise ConfigurationError(
             f"got sizes {', '.join(map(str, sizes))} and {draws} draws; there are {workflows} workflows to train on: "
             f"wanted at least 1 draw, and sizes from {LEAST_TASKS} to {workflows}"
         )
-    counts = sorted({sets[0].enough(size) for size in sizes} - ({sets[0].tasks} if whole is not None else set()))
-    held = [sets[0].held(count) for count in counts]
+    counts = sorted({sets[0].enough(size) for size in sizes} - ({tasks} if whole is not None else set()))
+    held = sets[0].held[counts].tolist()
     times = [min(draws, max(1, held[-1] // of)) for of in held]
     cost, done = sum(of * often for of, often in zip(held, times, strict=True)), 0
     points: list[dict[str, Any]] = []
@@ -217,11 +195,11 @@ def learning_curve(
             # A small set may have a single agent or no text; the curve starts at the first usable size.
             left_out.append({"tasks": count, "workflows": of, "reason": str(error)})
             continue
-        mean = float(np.mean([one.held(count) for one in sets[:often]]))
+        mean = float(np.mean([one.held[count] for one in sets[:often]]))
         points.append({"tasks": count, "workflows": round(mean, 1), "draws": often})
         runs.append(evaluations)
     if whole is not None:
-        points.append({"tasks": sets[0].tasks, "workflows": float(workflows), "draws": 1})
+        points.append({"tasks": tasks, "workflows": float(workflows), "draws": 1})
         runs.append([whole])
     if not points:
         raise TraceError(f"no training set of the curve can be learnt from; the largest: {left_out[-1]['reason']}")
@@ -293,6 +271,9 @@ def study_learning_curve(
     return {**_head("learning-curve", parts, recipe), "learning_curve": found}
 
 
+_SOURCES: Final[tuple[States, ...]] = ("captured", "text")
+
+
 def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, share: Progress) -> dict[str, Any]:
     """Compare predictors with hidden states, with texts and with neither, and completion with prefill.
 
@@ -302,7 +283,8 @@ def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, shar
         "none" is not compared with itself. "absent" lists the sources missing from the traces.
     """
     parts = set_apart(table, test, recipe.seed)
-    there = _sources(parts.train)
+    has = candidates(parts.train, "auto")
+    there: list[States] = [*(states for states in _SOURCES if states in has), "none"]
     judged: dict[States, Evaluation] = {}
     for index, states in enumerate(there):
         changed = replace(recipe, states=states)
@@ -316,10 +298,8 @@ def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, shar
             "completion_against_prefill": differences(own, recipe.seed)[COMPLETION].to_dict(),
         }
         if states != "none":
-            pairs = {str(m): (found.moments[m], judged["none"].moments[m]) for m in MOMENTS}
-            against = differences(pairs, recipe.seed)
-            sources[states]["against_none"] = {moment: of.to_dict() for moment, of in against.items()}
-    absent = [states for states in ("captured", "text") if states not in there]
+            sources[states]["against_none"] = _gains(found, judged["none"], recipe)
+    absent = [states for states in _SOURCES if states not in there]
     return {**_head("states", parts, recipe), "sources": sources, "absent": absent}
 
 
@@ -359,18 +339,10 @@ def _head(study: str, parts: Split, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _sources(table: pa.Table) -> list[States]:
-    """Sources of states in a trace, with "none" last."""
-
-    def has(column: str) -> bool:
-        return column in table.column_names and table[column].null_count < table.num_rows
-
-    found: list[States] = []
-    if any(map(has, STATE_COLUMN.values())):
-        found.append("captured")
-    if any(map(has, TEXT_COLUMN.values())):
-        found.append("text")
-    return [*found, "none"]
+def _gains(ours: Evaluation, theirs: Evaluation, recipe: Recipe) -> dict[str, Any]:
+    """Differences of the accuracies at each moment, first minus second, as JSON values."""
+    pairs = {str(moment): (of, theirs.moments[moment]) for moment, of in ours.moments.items()}
+    return json_values(differences(pairs, recipe.seed))
 
 
 STATES: Final = "states"
@@ -392,10 +364,9 @@ def further_evidence(
     ablation = {}
     for part, without in _without(training, recipe).items():
         fitted = without.train(parts.train, parts.test, (), share, what=f"without {part}: ")
-        pairs = {str(m): (of, fitted.evaluation.moments[m]) for m, of in training.evaluation.moments.items()}
         ablation[part] = {
             "moments": fitted.evaluation.to_dict()["moments"],
-            "differences": {moment: of.to_dict() for moment, of in differences(pairs, recipe.seed).items()},
+            "differences": _gains(training.evaluation, fitted.evaluation, recipe),
         }
     curve = learning_curve(parts.train, parts.test, recipe, baselines=known, whole=training.evaluation, share=share)
     return {"ablation": ablation, "learning_curve": curve}

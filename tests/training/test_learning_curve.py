@@ -40,12 +40,12 @@ def two_types(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 
 def test_sets_are_nested_of_whole_tasks_and_keep_the_types_in_proportion(two_types: pa.Table) -> None:
     sets = NestedSets.of(two_types, 0, 0)
-    assert (sets.tasks, sets.workflows) == (60, 120)
+    assert (len(sets.order), sets.held[-1]) == (60, 120)
     all_keys = task_keys(two_types)
     taken: list[set[int]] = []
     for size in (12, 24, 60, 120):
         count = sets.enough(size)
-        assert size <= sets.held(count) < size + 3
+        assert size <= sets.held[count] < size + 3
         subset = sets.take(two_types, count)
         keys = set(task_keys(subset).tolist())
         assert len(keys) == count
