@@ -122,8 +122,8 @@ def under_profiles(
 
     Args:
         whole: the data with all inputs.
-        observed: the data with the inputs of these sources.
-        alike: whether two of them have the same inputs.
+        observed: keeps the inputs of some sources.
+        alike: whether two have the same inputs.
     """
     seen, found = [whole], {}
     for name, sources in PROFILES.items():

@@ -5,8 +5,8 @@ training part only. A calibration part of it, never the test set, selects the es
 Baselines need no calibration and are fitted on the whole training part.
 
 `ablate` retrains with one group of features withheld from training, calibration and evaluation, as if the trace did not
-record it. All trainings share rows and test steps, so differences are paired. If two groups carry the same information,
-withholding one of them has no effect, although it may matter when the other is absent.
+record it. If two groups carry the same information, withholding one of them has no effect, although it may matter when
+the other is absent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from presage.datasets.describe import describe
 from presage.datasets.schema import digest
 from presage.datasets.tasks import task_keys
-from presage.errors import TraceError
 from presage.features.history import PROGRESS
 from presage.features.input_profiles import PROFILES
 from presage.features.lengths import PROMPT, LengthEncoder, LengthRows, Target, length_rows
@@ -33,7 +33,8 @@ from presage.predictors.length.predictor import RemainingLengthConfig, Remaining
 from presage.training.baselines import check_names
 from presage.training.configuration import Limits
 from presage.training.lengths.evaluate import LengthDifference, LengthEvaluation, Predict, difference, evaluate
-from presage.training.lengths.texts import Texts, choose_texts
+from presage.training.lengths.metrics import LengthFigures
+from presage.training.lengths.texts import TextChoice, Texts, choose_texts
 from presage.training.sets import (
     SHARED_TASKS,
     check_known_agents,
@@ -93,10 +94,7 @@ def train_lengths(
     check_names(baselines, LENGTH_BASELINES)
     parts = set_apart(table, test, seed)
     report("reading prompts", None)
-    encoder = LengthEncoder.fit(parts.train)
-    rows = length_rows(parts.train, encoder, target)
-    apart = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
-    choice = choose_texts(parts.train, encoder, rows, apart, texts, seed, lambda doing: report(doing, None))
+    choice, apart = _features(parts.train, target, texts, seed, report)
     encoder, learning = choice.encoder, choice.rows
     held = length_rows(parts.test, encoder, target)
     inner, calibration = learning.take(~apart), learning.take(apart)
@@ -147,6 +145,16 @@ def train_lengths(
         "size_bytes": None,
     }
     return LengthTraining(predictor, metrics, training_data, evaluation)
+
+
+def _features(
+    table: pa.Table, target: Target, texts: Texts, seed: int, report: Progress
+) -> tuple[TextChoice, NDArray[np.bool_]]:
+    """The chosen features of a training trace, and the mask of its calibration rows."""
+    encoder = LengthEncoder.fit(table)
+    rows = length_rows(table, encoder, target)
+    apart = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
+    return choose_texts(table, encoder, rows, apart, texts, seed, lambda doing: report(doing, None)), apart
 
 
 def evaluate_lengths(
@@ -221,7 +229,6 @@ def ablate(
     config: RemainingLengthConfig | None = None,
     *,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> dict[str, LengthDifference]:
     """Train with all features and once without each group that the traces have, and evaluate on `test`.
 
@@ -230,7 +237,6 @@ def ablate(
         test: a valid trace with other tasks.
         config: of the predictor; with "auto", the estimators may differ.
         seed: of the split, of every fit and of the bootstrap.
-        progress: called with each stage.
 
     Returns:
         By group, the figures without it minus those with all features; above 0 the group helps.
@@ -238,24 +244,19 @@ def ablate(
     Raises:
         TraceError: too few traces to split, or no known output tokens.
     """
-    config, report = config or RemainingLengthConfig(), progress or (lambda _, __: None)
-    encoder = LengthEncoder.fit(table)
-    rows = length_rows(table, encoder)
-    if not rows.labelled.any():
-        raise TraceError("no training step has a known length: give traces with output_tokens and complete workflows")
-    apart = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
-    choice = choose_texts(table, encoder, rows, apart, "auto", seed, lambda doing: report(doing, 0.0))
+    config = config or RemainingLengthConfig()
+    choice, apart = _features(table, "remaining", "auto", seed, lambda _, __: None)
     encoder, learning = choice.encoder, choice.rows
     held = length_rows(test, encoder)
-    found: dict[str | None, LengthEvaluation] = {}
-    there: list[str | None] = [None, *(group for group in GROUPS if _varies(learning, encoder, group))]
-    for index, group in enumerate(there):
-        report(f"without {group}" if group else "with everything", index / len(there))
+
+    def figures(group: str | None) -> LengthFigures:
         rows, judged = (without(of, encoder, group) if group else of for of in (learning, held))
         predictor = RemainingLengthPredictor(config, seed).fit(rows.take(~apart), rows.take(apart), encoder=encoder)
-        found[group] = evaluate(predictor.predict, judged, config.quantiles, seed)
-    whole = found.pop(None)
-    return {str(group): difference(of.figures, whole.figures, seed) for group, of in found.items()}
+        return evaluate(predictor.predict, judged, config.quantiles, seed).figures
+
+    whole = figures(None)
+    groups = [group for group in GROUPS if _varies(learning, encoder, group)]
+    return {group: difference(figures(group), whole, seed) for group in groups}
 
 
 def without(rows: LengthRows, encoder: LengthEncoder, group: str) -> LengthRows:

@@ -21,11 +21,9 @@ class Routes(Protocol):
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """Probability that each of M models solves each of n prompts, float32 [n, M]."""
-        ...
 
     def picks(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
         """Index of the picked model for each prompt, int64 [n]."""
-        ...
 
 
 class RouterBaseline(Routes, Protocol):
@@ -35,7 +33,6 @@ class RouterBaseline(Routes, Protocol):
 
     def fit(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> Self:
         """Fit on n prompts and labels [n, M], 0..1, NaN if missing."""
-        ...
 
 
 class _Likeliest:
@@ -50,23 +47,17 @@ class BaseRate(_Likeliest):
 
     name: ClassVar[str] = "base-rate"
 
-    _base: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, base: NDArray[np.float64]) -> Self:
-        """Construct from given base rates [M]."""
-        made = cls()
-        made._base = base.astype(np.float32)
-        return made
+    base: NDArray[np.float64]
+    """The base rates, [M]."""
 
     def fit(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> Self:
         """Counts."""
-        self._base = base_rates(correct).astype(np.float32)
+        self.base = base_rates(correct)
         return self
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """The base rates, repeated for each prompt."""
-        return np.tile(self._base, (len(prompts), 1))
+        return np.tile(self.base.astype(np.float32), (len(prompts), 1))
 
 
 class TfidfLogistic(_Likeliest):

@@ -143,7 +143,8 @@ def evaluate_router(
         TraceError: its models have no label.
     """
     judged = outcomes.of_models(predictor.models)
-    floor = BaseRate.of(predictor.base)
+    floor = BaseRate()
+    floor.base = predictor.base
     evaluation = evaluate(predictor, judged, seed, baselines={BaseRate.name: floor}, model=model, version=version)
     return Judged(evaluation, forecast_latency_us(predictor, judged))
 
