@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from presage.errors import TraceError
 from presage.features.moment import MOMENTS, PREFILL, Moment
 from presage.features.prefixes import MASKED, Prefixes
-from presage.features.vocabulary import Vocabulary
 from presage.training.baselines import Behind, behind, by_profile, moment_name, worst
 from presage.training.metrics import RESAMPLES, Difference, Figures, differences, json_values, measure
 
@@ -50,7 +49,8 @@ def confusions(probabilities: NDArray[np.float32], prefixes: Prefixes) -> dict[s
         the agents followed by most errors, with `positions` and `errors`. The name of an agent unknown to training is
         null.
     """
-    vocabulary = prefixes.vocabulary
+    agents: tuple[str | None, ...] = (*prefixes.vocabulary.agents, None)
+    outcomes: tuple[str | None, ...] = (*prefixes.vocabulary.agents, END, None)
     came, sure = prefixes.outcomes[:, 0], probabilities[:, 0].max(axis=1)
     forecast = probabilities[:, 0].argmax(axis=1)
     judged = came != MASKED
@@ -64,23 +64,22 @@ def confusions(probabilities: NDArray[np.float32], prefixes: Prefixes) -> dict[s
         of = rows[kind == index]
         pairs.append(
             {
-                "forecast": _outcome(vocabulary, int(kinds[index, 0])),
-                "came": _outcome(vocabulary, int(kinds[index, 1])),
+                "forecast": outcomes[kinds[index, 0]],
+                "came": outcomes[kinds[index, 1]],
                 "positions": len(of),
                 "confidence": float(sure[of].mean(dtype=np.float64)),
-                "examples": _examples(prefixes, of),
+                "examples": _examples(prefixes, of, agents),
             }
         )
-    size = vocabulary.unknown + 1
-    positions, errors = (np.bincount(prefixes.agent[flags], minlength=size) for flags in (judged, wrong))
+    positions, errors = (np.bincount(prefixes.agent[flags], minlength=len(agents)) for flags in (judged, wrong))
     by_agent = [
-        {"agent": _agent(vocabulary, int(a)), "positions": int(positions[a]), "errors": int(errors[a])}
+        {"agent": agents[a], "positions": int(positions[a]), "errors": int(errors[a])}
         for a in _most_frequent(errors, AGENTS)
     ]
     return {"positions": int(judged.sum()), "errors": len(rows), "pairs": pairs, "by_agent": by_agent}
 
 
-def _examples(prefixes: Prefixes, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+def _examples(prefixes: Prefixes, rows: NDArray[np.int64], agents: tuple[str | None, ...]) -> list[dict[str, Any]]:
     position = prefixes.position[rows]
     ends = np.full((len(rows), PREFIX + 1), _NO_AGENT, np.int64)
     for back in range(PREFIX):
@@ -90,7 +89,7 @@ def _examples(prefixes: Prefixes, rows: NDArray[np.int64]) -> list[dict[str, Any
     found, counts = np.unique(ends, axis=0, return_counts=True)
     return [
         {
-            "prefix": [_agent(prefixes.vocabulary, int(a)) for a in found[index, :PREFIX] if a != _NO_AGENT],
+            "prefix": [agents[a] for a in found[index, :PREFIX] if a != _NO_AGENT],
             "earlier": bool(found[index, PREFIX]),
             "positions": int(counts[index]),
         }
@@ -102,14 +101,6 @@ def _most_frequent(counts: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Indices of the largest positive counts; ties keep their order."""
     order = np.argsort(-counts, kind="stable")[:most]
     return order[counts[order] > 0]
-
-
-def _outcome(vocabulary: Vocabulary, index: int) -> str | None:
-    return END if index == vocabulary.end else _agent(vocabulary, index)
-
-
-def _agent(vocabulary: Vocabulary, index: int) -> str | None:
-    return vocabulary.agents[index] if index < len(vocabulary.agents) else None
 
 
 Predict = Callable[[Prefixes, Moment], NDArray[np.float32]]

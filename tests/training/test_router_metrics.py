@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
 from presage.datasets.outcomes import Outcomes
+from presage.predictors.common.bootstrap import resample_weights
 from presage.training.router.cost_quality import area_under, cost_quality
-from presage.training.router.metrics import ModelFigures, draws_of, macro_draws, measure, measure_picks
+from presage.training.router.metrics import ModelFigures, macro_draws, measure, measure_picks
 
 NAN = float("nan")
 
@@ -80,9 +81,9 @@ def test_a_model_of_one_class_has_no_ranking_and_does_not_count() -> None:
 
 def test_a_resample_is_the_figure_of_the_prompts_drawn() -> None:
     said, correct = drawn(2, prompts=60)
-    weights = next(draws_of(60, 5, 4))
+    weights = next(resample_weights(60, np.random.default_rng(5), 4))
     found = macro_draws(said, correct, 5, 4)
-    for row, value in zip(weights.astype(int), found, strict=True):
+    for row, value in zip(weights, found, strict=True):
         rows = np.repeat(np.arange(60), row)
         assert value == pytest.approx(measure(said[rows], correct[rows], "abc", 0, resamples=0).macro_map)
 

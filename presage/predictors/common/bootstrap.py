@@ -5,6 +5,7 @@ ratio of sums (correct forecasts to positions), not a mean of ratios: long workf
 are too narrow below about ten workflows, and have no width for one; callers report the number of workflows.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -61,13 +62,14 @@ def ratio_cis(
     """
     workflows, ratios = numerators.shape
     sums = np.concatenate([numerators, denominators], axis=1).astype(np.float64)  # [W, 2M]
-    found = []
-    for start in range(0, resamples, rows := max(1, CHUNK // workflows)):
-        draws = min(rows, resamples - start)
-        weights = rng.multinomial(workflows, np.full(workflows, 1 / workflows), size=draws)  # [draws, W]
-        found.append(weights @ sums)
-    drawn = np.concatenate(found)
+    drawn = np.concatenate([weights @ sums for weights in resample_weights(workflows, rng, resamples)])
     return [_ends(drawn[:, m], drawn[:, ratios + m], level) for m in range(ratios)]
+
+
+def resample_weights(groups: int, rng: np.random.Generator, resamples: int) -> Iterator[NDArray[np.int64]]:
+    """How often a resample draws each group, `[some, groups]`, `resamples` rows in all."""
+    for start in range(0, resamples, rows := max(1, CHUNK // groups)):
+        yield rng.multinomial(groups, np.full(groups, 1 / groups), size=min(rows, resamples - start))
 
 
 def pair_ratio_cis(

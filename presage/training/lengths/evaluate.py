@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from presage.errors import TraceError
 from presage.features.lengths import LengthRows
-from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_cis
 from presage.training.baselines import Behind, behind, by_profile, worst
-from presage.training.lengths.metrics import SCOPES, LengthFigures, by_quantile, measure, median_column
+from presage.training.lengths.metrics import SCOPES, LengthFigures, by_quantile, intervals, measure, median_column
 from presage.training.lengths.queue import QueueFigures, compare, queued
 from presage.training.metrics import RESAMPLES, Estimate, json_values
 
@@ -201,16 +200,12 @@ def evaluate(
 
 def difference(ours: LengthFigures, theirs: LengthFigures, seed: int, resamples: int = RESAMPLES) -> LengthDifference:
     """First minus second, with paired intervals."""
-    gaps = [ours.wrong[scope] - theirs.wrong[scope] for scope in SCOPES]
-    pairs = [ours.pairs[scope] for scope in SCOPES]
-    ranks = pair_ratio_cis(np.stack(gaps, axis=1), np.stack(pairs, axis=1), np.random.default_rng(seed), resamples)
-    loss = ours.loss - theirs.loss
-    positions = np.repeat(ours.positions[:, None], loss.shape[1], axis=1)
-    ends = ratio_cis(loss, positions, np.random.default_rng(seed), resamples)
+    wrong = {scope: ours.wrong[scope] - theirs.wrong[scope] for scope in SCOPES}
+    ranks, ends = intervals(wrong, ours.pairs, ours.loss - theirs.loss, ours.positions, seed, resamples)
     return LengthDifference(
         tau_distance={
             scope: Estimate(ours.tau_distance[scope].value - theirs.tau_distance[scope].value, rank)
-            for scope, rank in zip(SCOPES, ranks, strict=True)
+            for scope, rank in ranks.items()
         },
         pinball=tuple(
             Estimate(mine.value - its.value, end)

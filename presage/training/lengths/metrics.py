@@ -21,7 +21,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_cis, share_ci
-from presage.training.metrics import RESAMPLES, Estimate, by_workflow, json_values
+from presage.training.metrics import RESAMPLES, Estimate, Interval, by_workflow, json_values
 
 
 def discordance(truth: NDArray[np.floating], forecast: NDArray[np.floating]) -> tuple[NDArray[np.float64], ...]:
@@ -186,15 +186,13 @@ def measure(
             np.bincount(workflow[rows], count, workflows).astype(np.float64) for count in counted
         )
     seed = int(rng.integers(2**63))  # all figures share the resamples of workflows
-    all_wrong, all_pairs = (np.stack([of[scope] for scope in SCOPES], axis=1) for of in (wrong, pairs))
-    ranks = pair_ratio_cis(all_wrong, all_pairs, np.random.default_rng(seed), resamples)
-    ends = ratio_cis(loss, np.repeat(positions[:, None], size, axis=1), np.random.default_rng(seed), resamples)
+    ranks, ends = intervals(wrong, pairs, loss, positions, seed, resamples)
     shares = [share_ci(of, positions, np.random.default_rng(seed), resamples) for of in covered.T]
     return LengthFigures(
         quantiles=tuple(quantiles),
         tau_distance={
             scope: Estimate(float(wrong[scope].sum() / total) if (total := pairs[scope].sum()) else math.nan, rank)
-            for scope, rank in zip(SCOPES, ranks, strict=True)
+            for scope, rank in ranks.items()
         },
         pinball=tuple(Estimate(float(of.sum() / steps), end) for of, end in zip(loss.T, ends, strict=True)),
         coverage=tuple(Estimate(float(of.sum() / steps), end) for of, end in zip(covered.T, shares, strict=True)),
@@ -205,6 +203,25 @@ def measure(
         covered=covered.astype(np.int64),
         positions=positions.astype(np.int64),
     )
+
+
+def intervals(
+    wrong: Mapping[str, NDArray[np.float64]],
+    pairs: Mapping[str, NDArray[np.float64]],
+    loss: NDArray[np.float64],
+    positions: NDArray[np.integer],
+    seed: int,
+    resamples: int,
+) -> tuple[dict[str, Interval], list[Interval]]:
+    """Intervals of the tau distance, by scope, and of the Q pinball losses, or of differences of them.
+
+    Arguments as the fields of `LengthFigures`; differences have those of `wrong` and `loss`.
+    """
+    all_wrong, all_pairs = (np.stack([of[scope] for scope in SCOPES], axis=1) for of in (wrong, pairs))
+    ranks = pair_ratio_cis(all_wrong, all_pairs, np.random.default_rng(seed), resamples)
+    below = np.repeat(positions[:, None], loss.shape[1], axis=1)
+    ends = ratio_cis(loss, below, np.random.default_rng(seed), resamples)
+    return dict(zip(SCOPES, ranks, strict=True)), ends
 
 
 def median_column(quantiles: Sequence[float]) -> int:

@@ -11,18 +11,16 @@ compared with the best single model, a random model, and an oracle.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.predictors.common.bootstrap import ratio_ci
+from presage.predictors.common.bootstrap import ratio_ci, resample_weights
 from presage.predictors.common.probabilities import ReliabilityBin, calibration_error
 from presage.training.metrics import RESAMPLES, Interval, json_values, reliability
-
-_CHUNK: Final = 4_000_000  # weights at a time: 32 MB, whatever the number of prompts
 
 Floats = NDArray[np.float64]
 
@@ -140,26 +138,15 @@ def macro_draws(predicted: Floats, truth: Floats, seed: int, resamples: int) -> 
     """Macro mean average precision of resamples of the prompts, float64 [resamples]."""
     known = [np.flatnonzero(~np.isnan(column)) for column in truth.T]
     found = []
-    for weights in draws_of(len(truth), seed, resamples):
+    for weights in resample_weights(len(truth), np.random.default_rng(seed), resamples):
         of_models = [_ranked(predicted[rows, m], truth[rows, m], weights[:, rows])[0] for m, rows in enumerate(known)]
         stacked = np.stack(of_models)
-        judged = ~np.isnan(stacked)
-        total = np.where(judged, stacked, 0.0).sum(axis=0)
-        count = judged.sum(axis=0)
+        total, count = np.nansum(stacked, axis=0), (~np.isnan(stacked)).sum(axis=0)
         found.append(np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0))
     return np.concatenate(found)
 
 
-def draws_of(prompts: int, seed: int, resamples: int) -> Iterator[Floats]:
-    """How often each prompt is drawn, float64 [some, prompts], `resamples` rows in all."""
-    rng = np.random.default_rng(seed)
-    rows = max(1, _CHUNK // prompts)
-    for start in range(0, resamples, rows):
-        size = min(rows, resamples - start)
-        yield rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=size).astype(np.float64)
-
-
-def _ranked(scores: Floats, truth: Floats, weights: Floats) -> tuple[Floats, Floats]:
+def _ranked(scores: Floats, truth: Floats, weights: NDArray[Any]) -> tuple[Floats, Floats]:
     """Average precision and area under the curve of n scores for each row of weights [R, n], float64 [R] both.
 
     Average precision is Σ (R_i − R_{i−1}) P_i over distinct scores; the area is the probability that a solved prompt
@@ -169,7 +156,7 @@ def _ranked(scores: Floats, truth: Floats, weights: Floats) -> tuple[Floats, Flo
         return np.full(len(weights), np.nan), np.full(len(weights), np.nan)
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # of each group of equal scores
-    drawn = weights[:, order]
+    drawn = weights[:, order].astype(np.float64)
     solved = np.cumsum(drawn * truth[order], axis=1)[:, last]
     seen = np.cumsum(drawn, axis=1)[:, last]
     total, all_seen = solved[:, -1:], seen[:, -1:]
