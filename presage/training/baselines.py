@@ -151,7 +151,6 @@ class Behind:
     """A comparison that a baseline won: the paired 95 % interval of the difference excludes 0.
 
     Attributes:
-        baseline: its name.
         at: description of the comparison, such as "before the output, 1 step ahead".
         by: the baseline's lead, above 0, in the unit of the figure.
         ci95: interval of `by`.
@@ -180,7 +179,6 @@ def last_words(found: Sequence[Mapping[str, Any]], advice: str) -> list[str]:
 
     Args:
         found: the comparisons lost, as JSON values.
-        advice: what to try.
     """
     if not found:
         return []
@@ -218,7 +216,6 @@ def by_profile(
 
     Args:
         profiles: the test data by profile; profiles with equal inputs share one object.
-        baselines: by name.
         evaluate: evaluates the predictor and the given baselines.
         known: evaluations already done, by the `id` of their test data.
     """

@@ -36,7 +36,6 @@ def read_configuration(
 
     Args:
         kind: a dataclass whose fields are scalars or dataclasses, all with defaults.
-        file: a TOML file.
         settings: `key=value`, the value in TOML syntax; a bare word is a string.
         limits: ranges of numeric keys; a key without one must be finite and at least 0.
 

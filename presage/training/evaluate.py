@@ -115,7 +115,6 @@ class ProfileFigures:
 
     Attributes:
         states: whether any step has a state, by moment.
-        behind: comparisons that a baseline won.
     """
 
     moments: ByMoment
@@ -144,12 +143,8 @@ class Evaluation:
         moments: figures by moment; the registry's gates compare their `correct` and `positions`.
         states: whether the traces have states, by moment; without them forecasts use ids and sizes only.
         by_workflow_type: figures by type and moment; `"unknown"` for types not in the vocabulary.
-        baselines: figures of each baseline on all workflows, by name and moment.
         differences: accuracy of the predictor minus that of each baseline, on all workflows.
         rivals: by workflow type, baseline and moment, the baseline's accuracy and the predictor's difference to it.
-        confusions: errors one step ahead, by moment.
-        behind: comparisons that a baseline won.
-        profiles: figures by input profile.
         model, version: name and version of the predictor, if registered.
     """
 
@@ -202,13 +197,10 @@ def evaluate(
     """Evaluate a predictor and baselines on `prefixes` that they were not trained on.
 
     Args:
-        predict: the predictor.
         prefixes: W workflows with their outcomes.
         rng: for the bootstrap; all predictors share its resamples, so equal forecasts have equal intervals.
         baselines: evaluated at the same positions, by name.
         profiles: `prefixes` as seen under each input profile; profiles with equal inputs share one object.
-        model, version: name and version of the predictor, copied to the result.
-        resamples: of the bootstrap.
 
     Raises:
         TraceError: there is no workflow.

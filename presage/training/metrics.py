@@ -183,7 +183,6 @@ def measure(
         outcomes: int32 [n, K], as `Prefixes.outcomes`: V+1 is an outcome not in the vocabulary, MASKED no position.
         workflow: int64 [n], the workflow of each step, 0..W-1.
         rng: for the bootstrap.
-        resamples: number of bootstrap resamples.
 
     Raises:
         ValueError: inconsistent shapes, or no step.

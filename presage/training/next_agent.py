@@ -116,16 +116,12 @@ def train(
     """Fit a predictor and baselines and evaluate them on the same held-out workflows.
 
     Args:
-        table: a valid trace.
         test: a valid test trace; None splits off a fifth of the tasks of `table`, the latest if times are recorded.
-        config: of the predictor.
         horizon: K, the number of steps to forecast.
         seed: of the splits, of every fit and of the bootstrap.
         states: source of semantic states.
         text_encoder: for states from texts: "sketch", or a folder or hub name.
         baselines: names for `presage.training.baselines.find`.
-        name: of the model, copied to the result.
-        progress: called with each stage.
 
     Raises:
         ConfigurationError: an unknown baseline, a horizon below 1, or states that the traces lack.
@@ -200,11 +196,7 @@ def evaluate_model(
     """Evaluate a fitted predictor on a valid trace that it was not trained on, beside its own n-gram, `NGRAM`.
 
     Args:
-        predictor: fitted.
-        table: the trace.
-        seed: of the bootstrap.
         profile: use this input profile only; None uses all inputs, and each profile in addition.
-        model, version: name and version of the predictor, copied to the result.
 
     Raises:
         TraceError: no workflow, or no agent that the predictor knows.

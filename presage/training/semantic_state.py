@@ -136,10 +136,7 @@ def choose_states(
     """Choose the source of semantic states on the validation tasks.
 
     Args:
-        traces: training traces.
         states: a source, or "auto" to choose among those in the traces.
-        config: of the predictor.
-        seed: of all random choices.
         report: called with the name of each candidate.
 
     Raises:

@@ -148,12 +148,10 @@ def learning_curve(
     Args:
         train: a valid trace to draw training sets from.
         test: a valid trace with other tasks.
-        recipe: the training arguments.
         sizes: workflows of the training sets; sets consist of whole tasks, so they may hold more. None:
             `default_sizes`.
         largest: the largest default size.
         draws: maximum draws of a set; larger sets are drawn less often, so that no size costs more than the largest.
-        baselines: names of baselines to train as well.
         whole: the evaluation of a training on all of `train`, if known; becomes the last point.
         share: called with each stage and the completed share of the whole, 0 to 1.
 
@@ -219,7 +217,6 @@ def default_sizes(workflows: int, largest: int = LARGEST, whole_is_known: bool =
     """25, 50, 100, … up to `largest`, or up to all workflows if there are fewer.
 
     Args:
-        workflows: number of training workflows.
         largest: maximum workflows of a set.
         whole_is_known: leave out the set of all workflows.
     """

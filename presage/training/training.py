@@ -67,7 +67,6 @@ class Training(Generic[Predictor, Evaluation]):
             rate, mean cost and tokens of each); "estimators" of a length predictor (the loss of each on the
             calibration part).
         training_data: the artefact's description of its training data.
-        evaluation: the figures behind the metrics.
     """
 
     predictor: Predictor

@@ -47,20 +47,6 @@ class LengthDifference:
 
 
 @dataclass(frozen=True)
-class LengthProfile:
-    """Figures under one input profile (`features/input_profiles.py`), and the comparisons that a baseline won."""
-
-    figures: LengthFigures
-    behind: tuple[Behind, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The headline figures as JSON values."""
-        found = self.figures.to_dict()
-        kept = [f"{figure}{of}" for figure in ("tau_distance", "pinball", "coverage") for of in ("", "_ci95")]
-        return {key: found[key] for key in kept} | {"behind": worst(self.behind)}
-
-
-@dataclass(frozen=True)
 class LengthEvaluation:
     """Figures of one length predictor on W workflows.
 
@@ -68,10 +54,7 @@ class LengthEvaluation:
         figures: on all evaluated steps; the registry's gates compare their counts by workflow.
         by_workflow_type: the same within each type, `"unknown"` for those not in the vocabulary.
         type_of: workflow type of each of the W workflows.
-        baselines: figures of each baseline, by name.
         differences: the predictor's figures minus those of each baseline.
-        behind: comparisons that a baseline won.
-        profiles: figures by input profile.
         queue: the value of the ranking; None if no workflow has the length of every step.
         bins: steps grouped by the forecast median, with forecast and actual lengths.
         target: the tokens "remaining", or those of this "step".
@@ -86,7 +69,7 @@ class LengthEvaluation:
     baselines: Mapping[str, LengthFigures]
     differences: Mapping[str, LengthDifference]
     behind: tuple[Behind, ...]
-    profiles: Mapping[str, LengthProfile]
+    profiles: Mapping[str, Mapping[str, Any]]
     queue: QueueFigures | None
     bins: tuple[Mapping[str, float], ...]
     target: str
@@ -131,14 +114,11 @@ def evaluate(
     """Evaluate a predictor and baselines on rows that they were not trained on.
 
     Args:
-        predict: the predictor.
         rows: n steps, those of a workflow one after the other.
         quantiles: Q, ascending: what `predict` and the baselines forecast.
         seed: of the bootstrap, whose resamples all predictors share, and of the queue's arrivals.
         baselines: evaluated on the same steps, by name.
         profiles: `rows` as seen under each input profile; profiles with equal inputs share one object.
-        model, version: name and version of the predictor, copied to the result.
-        resamples: of the bootstrap.
 
     Raises:
         TraceError: no step has a known length.
@@ -161,11 +141,11 @@ def evaluate(
         truth, rng = rows.remaining[within], np.random.default_rng(seed)
         return measure(forecast[within], truth, workflow, first[within], quantiles, rng, resamples)
 
-    def profile(shown: LengthRows, rivals: Mapping[str, Predict]) -> LengthProfile:
+    def profile(shown: LengthRows, rivals: Mapping[str, Predict]) -> dict[str, Any]:
         ours = judge(predict(shown))
         theirs = {name: judge(of(shown)) for name, of in rivals.items()}
         gaps = {name: difference(ours, of, seed, resamples) for name, of in theirs.items()}
-        return LengthProfile(ours, _lost(gaps, theirs, quantiles))
+        return _headline(ours, _lost(gaps, theirs, quantiles))
 
     forecast = predict(rows)
     figures = judge(forecast)
@@ -179,15 +159,15 @@ def evaluate(
     type_of[rows.workflow[known]] = rows.workflow_type[known]
     median = forecast[:, median_column(quantiles)]
     against = {name: difference(figures, of, seed, resamples) for name, of in others.items()}
-    whole = LengthProfile(figures, _lost(against, others, quantiles))
+    lost = _lost(against, others, quantiles)
     return LengthEvaluation(
         figures=figures,
         by_workflow_type=by_type,
         type_of=tuple(names[index] for index in type_of),
         baselines=others,
         differences=against,
-        behind=whole.behind,
-        profiles=by_profile(profiles or {}, baselines, profile, {id(rows): whole}),
+        behind=lost,
+        profiles=by_profile(profiles or {}, baselines, profile, {id(rows): _headline(figures, lost)}),
         queue=_queue(rows, median, seed),
         bins=_bins(median[known], rows.remaining[known]),
         target=rows.target,
@@ -212,6 +192,13 @@ def difference(ours: LengthFigures, theirs: LengthFigures, seed: int, resamples:
             for mine, its, end in zip(ours.pinball, theirs.pinball, ends, strict=True)
         ),
     )
+
+
+def _headline(figures: LengthFigures, lost: tuple[Behind, ...]) -> dict[str, Any]:
+    """Figures under one input profile (`features/input_profiles.py`), as JSON values."""
+    kept = [f"{figure}{of}" for figure in ("tau_distance", "pinball", "coverage") for of in ("", "_ci95")]
+    found = figures.to_dict()
+    return {key: found[key] for key in kept} | {"behind": worst(lost)}
 
 
 def _lost(

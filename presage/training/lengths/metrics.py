@@ -156,7 +156,6 @@ def measure(
         arrival: bool [n], the steps at which workflows arrive.
         quantiles: Q, ascending, each between 0 and 1.
         rng: for the bootstrap.
-        resamples: number of bootstrap resamples.
 
     Raises:
         ValueError: inconsistent shapes, no step, or a number that is not finite.

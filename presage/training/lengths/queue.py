@@ -83,21 +83,22 @@ def completions(
     waiting: list[tuple[float, float, int]] = []
     done = np.zeros(len(arrivals), np.float64)
     now = 0.0
-    while coming or waiting:
-        if not waiting:
-            now = max(now, coming[-1][0])
+
+    def admit() -> None:
         while coming and coming[-1][0] <= now:
             came, w = coming.pop()
             heapq.heappush(waiting, (key[step[w]], came, w))
+
+    while coming or waiting:
+        if not waiting:
+            now = max(now, coming[-1][0])
+        admit()
         _, _, w = heapq.heappop(waiting)
         now += service[step[w]]
         if step[w] == last[w]:
             done[w] = now
             continue
-        # Workflows that arrived during the step have waited longer than the step that starts to wait now.
-        while coming and coming[-1][0] <= now:
-            came, other = coming.pop()
-            heapq.heappush(waiting, (key[step[other]], came, other))
+        admit()  # workflows that arrived during the step have waited longer than the step that starts to wait now
         step[w] += 1
         heapq.heappush(waiting, (key[step[w]], now, w))
     return done
@@ -118,7 +119,6 @@ def compare(
         work: [n], output tokens of each step.
         predicted: by name of the policy, the key a scheduler would sort by: the median forecast at each step, [n].
         offsets: int64 [W+1], the steps of each workflow, W > 0.
-        seed: of the arrival times.
         load: share of the time the server is busy; workflows come at random (Poisson) at the rate that makes it so.
         draws: how often arrival times are drawn.
     """
@@ -180,7 +180,6 @@ def saved_at_loads(
     """By how much each policy shortens the mean completion under first come, as a share, at each load.
 
     Args:
-        waiting: the workflows.
         predicted: by name of the policy, tokens forecast for each row, [n]; lower first.
         loads: shares of the time the server is busy, each between 0 and 1.
         seed: of the arrivals and of the bootstrap over draws.

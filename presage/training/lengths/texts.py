@@ -92,7 +92,6 @@ class LengthTexts:
         Args:
             encoder: of the rows, without a sketch.
             relevant: keep only relevant terms.
-            seed: of the sketch.
             size: S, maximum dimensions.
             learning: bool [n], the rows to fit on; None for all.
 
@@ -153,13 +152,10 @@ def choose_texts(
     """Choose the text features on the calibration tasks.
 
     Args:
-        table: the training trace.
         encoder: without a sketch.
         rows: of the trace, by that encoder.
         apart: bool [n], the rows of calibration tasks.
         texts: "auto" to compare all candidates, "text" or "none".
-        seed: of all random choices.
-        report: called with each stage.
 
     Raises:
         ConfigurationError: texts are requested, but the traces have none.

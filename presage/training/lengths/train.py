@@ -75,15 +75,11 @@ def train_lengths(
     """Fit a predictor and baselines and evaluate them on the same held-out workflows.
 
     Args:
-        table: a valid trace.
         test: a valid test trace; None splits off a fifth of the tasks of `table`, the latest if times are recorded.
-        config: of the predictor.
         target: "remaining" tokens of this and all later steps, or those of this "step" alone.
         seed: of the splits, of every fit and of the bootstrap.
         texts: "auto" uses texts if held-out tasks show that they help; "text" and "none" force the choice.
         baselines: keys of `LENGTH_BASELINES`.
-        name: of the model, copied to the result.
-        progress: called with each stage.
 
     Raises:
         ConfigurationError: an unknown baseline, or texts that the traces lack.

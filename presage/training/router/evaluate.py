@@ -49,7 +49,6 @@ class RouterEvaluation:
     Attributes:
         figures: on all prompts; the registry's gates compare their values by prompt.
         by_task: figures of each task with 20 prompts or more, without intervals.
-        baselines: figures of each baseline, by name.
         differences: router minus each baseline: `macro_map`, `brier` (below 0 is better), `picked_accuracy`.
         curve: cost against quality; None without costs.
         model, version: name and version of the router, if registered.
@@ -100,10 +99,7 @@ def evaluate(
     Args:
         router: the router; its models are those of `outcomes`, in the same order.
         outcomes: n prompts and M models.
-        seed: of the bootstrap.
         baselines: evaluated on the same prompts, by name.
-        model, version: name and version of the router, copied to the result.
-        resamples: of the bootstrap.
 
     Raises:
         TraceError: no label.

@@ -63,7 +63,6 @@ class FinetuneConfig:
         epochs: passes over the training prompts.
         learning_rate: of AdamW, at the end of the warm-up; falls linearly to 0 from there.
         batch_size: prompts a step, on each device.
-        weight_decay: of AdamW.
         warmup: share of all steps over which the rate rises, 0..1.
         best_by: validation figure that selects the best epoch; loss if no model has both outcomes there.
         gradient_checkpointing: recompute activations to save memory.
@@ -143,10 +142,8 @@ def finetune(
         scorer: new, or from an artefact through `with_models`, which keeps the heads of known models.
         train: prompts and labels, one column per model of the scorer.
         validation: other prompts for the choice of the epoch; None keeps the last epoch.
-        config: training settings.
         checkpoints: the Trainer's working folder, outside any artefact; deleted at the end.
         resume: resume from the last checkpoint in the folder, if there is one.
-        progress: called after each step.
 
     Raises:
         ConfigurationError: a field is out of range, memory ran out, the loss diverged, or the checkpoints belong to
@@ -233,24 +230,20 @@ def _last_checkpoint(folder: Path, print_of_training: str, resume: bool) -> Path
             f"{folder}: holds checkpoints of an interrupted training; resume it with --resume, or delete "
             "the folder to start anew"
         )
-    try:
-        known = json.loads((folder / _TRAINING_FILE).read_bytes()).get("training")
-    except (OSError, ValueError, AttributeError):
-        known = None
-    if known != print_of_training:
+    if _read(folder / _TRAINING_FILE) != {"training": print_of_training}:
         raise ConfigurationError(
             f"{folder}: holds checkpoints of a training on other outcomes, another encoder or other settings; give "
             "what it was started with, or delete the folder to start anew"
         )
-    return next((path for path in reversed(found) if _is_whole(path)), None)
+    return next((path for path in reversed(found) if _read(path / _LAST_WRITTEN) is not None), None)
 
 
-def _is_whole(checkpoint: Path) -> bool:
+def _read(file: Path) -> Any:
+    """A JSON file; None if it is missing or incomplete."""
     try:
-        json.loads((checkpoint / _LAST_WRITTEN).read_bytes())
+        return json.loads(file.read_bytes())
     except (OSError, ValueError):
-        return False
-    return True
+        return None
 
 
 def _clear(folder: Path) -> None:

@@ -30,7 +30,6 @@ class ModelFigures:
     """Figures of one model; NaN without labels or with a single class.
 
     Attributes:
-        labels: number of labels.
         base_rate: share of solved prompts.
         average_precision: of its probabilities; a random ranking has `base_rate`.
         auroc: area under the receiver operating characteristic; a random ranking has .5.
@@ -57,8 +56,6 @@ class RankingFigures:
         brier: over all labels.
         ece: expected calibration error over all labels, probabilities of all models together.
         reliability: the bins behind `ece`, empty ones left out.
-        by_model: figures of each model, by name.
-        prompts, labels: number of prompts and labels.
         map_draws: float64 [R], `macro_map` of each resample, for paired differences.
         squared, counted: float64 [n], squared error and number of labels of each prompt, for paired differences.
     """
@@ -95,7 +92,6 @@ def measure(
     Args:
         probabilities: [n, M], 0..1.
         correct: [n, M], 0..1, NaN if missing.
-        models: M names.
         seed: of the bootstrap; equal seeds give equal resamples, hence paired differences.
         resamples: number of bootstrap resamples; 0 omits intervals.
 
@@ -212,7 +208,6 @@ class PickFigures:
         picked_accuracy: mean label of the picked models.
         picked_ci95: by bootstrap over prompts.
         best_single: of the model that is best on these prompts, known only in hindsight.
-        best_single_model: its name.
         gain_ci95: of `picked_accuracy` minus `best_single`, paired.
         random: of a random model.
         oracle: of the best model for each prompt; with many models inflated by chance.
@@ -266,7 +261,6 @@ def measure_picks(
     Args:
         picks: int64 [n], 0..M-1.
         correct: [n, M], 0..1, NaN if missing.
-        models: M names.
         seed: of the bootstrap; equal seeds give equal resamples.
         resamples: number of bootstrap resamples; 0 omits intervals.
     """

@@ -38,7 +38,6 @@ class _Answers:
     """Routers' answers to n prompts.
 
     Attributes:
-        outcomes: the n prompts.
         predicted: probabilities [n, M] and picks [n], by router.
         flagged: bool [n], prompts that the router marks as having too little evidence.
     """
@@ -68,8 +67,6 @@ def study_shift(
         config: of the router, with a linear head.
         pattern: regular expression of the family, as in `presage.datasets.outcomes.split.families`.
         most: maximum number of families to leave out, largest first.
-        seed: of the splits and of the bootstrap.
-        share: progress callback.
 
     Returns:
         JSON values: "families" {name: {"prompts", "left_out", "known"}} and the same over all families together under

@@ -58,13 +58,10 @@ def train_router(
     Args:
         outcomes: of at least two models.
         test: test outcomes; None splits off a fifth of the prompts.
-        config: of the router.
         seed: of the splits and of the bootstrap.
         baselines: keys of `BASELINES`.
-        name: of the model, copied to the result.
         fit_scorer: trains a custom head; receives the training and the calibration part, and may use the latter to
             choose an epoch.
-        progress: called with each stage.
 
     Raises:
         ConfigurationError: an unknown baseline, or a configuration out of range.
