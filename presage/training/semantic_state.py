@@ -41,8 +41,6 @@ from presage.training.sets import tasks_apart
 VALIDATION_FRACTION: Final = 0.15
 """Of the training tasks."""
 
-Moments = dict[Moment, NDArray[np.float32]]
-
 
 class TrainingTraces:
     """Training traces and the data derived from them.
@@ -69,15 +67,11 @@ class TrainingTraces:
         self.parts = np.flatnonzero(~apart), np.flatnonzero(apart)
         self._inner = ~apart[prefixes.workflow]
         self._fold = task_folds(prefixes.task[prefixes.workflow], seed)
+        self._whole: dict[Candidate, tuple[StateSource, dict[Moment, NDArray[np.float32]]]] = {}
 
     @cached_property
     def _texts(self) -> StepTexts:
         return StepTexts.of(self.table, self.prefixes)
-
-    @cached_property
-    def _fixed(self) -> dict[Candidate, tuple[StateSource, Moments]]:
-        """Sources that need no fitting."""
-        return {"none": (StateSource.none(), {})}
 
     def seen(self, candidate: Candidate, *, inner: bool) -> tuple[StateSource, Prefixes]:
         """A source of states, fitted on the inner part or on everything, and all training prefixes with its states.
@@ -85,20 +79,21 @@ class TrainingTraces:
         Raises:
             InputError: the texts are insufficient for a sketch.
         """
-        source, states = self._states(candidate, self._inner if inner else np.ones(self.prefixes.steps, bool))
+        if self.text_encoder == SKETCH and candidate in ("text", "relevant text"):
+            steps = self._inner if inner else np.ones(self.prefixes.steps, bool)
+            relevant = candidate == "relevant text"
+            source, states = self._texts.fit(steps, self._fold, relevant=relevant, seed=self.seed)
+            return source, self.prefixes.with_states(states)
+        if candidate not in self._whole:  # the other sources are not fitted: the parts have the same
+            if candidate == "none":
+                source = StateSource.none()
+            elif candidate == "captured":
+                source = captured_source(self.table)
+            else:
+                source = encoder_source(self.table, self.text_encoder, progress=self._progress)
+            self._whole[candidate] = source, source.states(self.table)
+        source, states = self._whole[candidate]
         return source, self.prefixes.with_states(states)
-
-    def _states(self, candidate: Candidate, steps: NDArray[np.bool_]) -> tuple[StateSource, Moments]:
-        if candidate in ("text", "relevant text") and self.text_encoder == SKETCH:
-            return self._texts.fit(steps, self._fold, relevant=candidate == "relevant text", seed=self.seed)
-        if candidate not in self._fixed:
-            source = (
-                captured_source(self.table)
-                if candidate == "captured"
-                else encoder_source(self.table, self.text_encoder, progress=self._progress)
-            )
-            self._fixed[candidate] = source, source.states(self.table)
-        return self._fixed[candidate]
 
 
 @dataclass(frozen=True)

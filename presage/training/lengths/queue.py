@@ -131,7 +131,7 @@ def compare(
     sums = dict.fromkeys(policies, 0.0)
     for _ in range(draws):
         arrivals = np.cumsum(rng.exponential(max(total.mean(), 1e-9) / load, workflows))
-        order = rng.permutation(workflows)  # traces lie in the order of their names
+        order = rng.permutation(workflows)  # traces are in the order of their names
         arrivals = arrivals[order]
         for name, keys in policies.items():
             sums[name] += float((completions(work, keys, offsets, arrivals) - arrivals).mean())
