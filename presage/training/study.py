@@ -200,9 +200,8 @@ def learning_curve(
         points.append({"tasks": tasks, "workflows": float(workflows), "draws": 1})
         runs.append([whole])
     if not points:
-        raise TraceError(
-            f"no training set of the curve is large enough to train on; the largest: {left_out[-1]['reason']}"
-        )
+        reason = left_out[-1]["reason"]
+        raise TraceError(f"no training set of the curve is large enough to train on; the largest: {reason}")
     ours = [[run.moments for run in draws] for draws in runs]
     models = {OURS: ours} | {name: [[run.baselines[name] for run in draws] for draws in runs] for name in baselines}
     return {

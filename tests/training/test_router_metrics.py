@@ -1,4 +1,6 @@
-"""Figures of routers: against scikit-learn, by hand, and as laws."""
+"""Figures of routers: against scikit-learn, by hand, and as properties."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,8 +9,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
 from presage.datasets.outcomes import Outcomes
+from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.predictors.common.bootstrap import resample_weights
-from presage.training.router.cost_quality import area_under, cost_quality
+from presage.training.router.cost_quality import TRADE_OFFS, accuracy_cis, area_under, cost_quality
 from presage.training.router.metrics import ModelFigures, macro_draws, measure, measure_picks
 
 NAN = float("nan")
@@ -182,3 +185,24 @@ def test_area_by_hand() -> None:
     points = [(1.0, 0.5), (2.0, 0.9), (3.0, 0.7)]
     assert area_under(points, 1.0, 4.0) == pytest.approx((0.5 + 0.9 + 0.9) / 3)
     assert area_under(points, 2.0, 2.0) == 0.9
+
+
+def test_every_point_lies_in_its_interval_and_more_prompts_narrow_it() -> None:
+    widths = []
+    for prompts in (200, 3200):
+        drawn = generate_outcomes(prompts, 0)
+        curve, ends = (
+            cost_quality(drawn.probabilities, drawn.outcomes),
+            accuracy_cis(drawn.probabilities, drawn.outcomes, 0),
+        )
+        assert curve is not None
+        assert len(ends) == len(TRADE_OFFS)
+        assert all(low <= point.accuracy <= high for point, (low, high) in zip(curve.points, ends, strict=True))
+        widths.append(np.mean([high - low for low, high in ends]))
+    assert widths[1] < widths[0] / 2.5  # four times as narrow, but for chance
+
+
+def test_without_costs_there_are_no_intervals() -> None:
+    drawn = generate_outcomes(50, 0)
+    unknown = np.full_like(drawn.outcomes.cost, np.nan)
+    assert accuracy_cis(drawn.probabilities, replace(drawn.outcomes, cost=unknown, output_tokens=unknown), 0) == ()
