@@ -45,7 +45,8 @@ class Loaded:
     def metrics(self, data: Any, seed: int) -> dict[str, Any]:
         """The metrics of the command contract, on data that the predictor was not trained on."""
         evaluated = self.kind.evaluate(self, data, seed)
-        return {**evaluated.evaluation.to_dict(), "latency_us": evaluated.latency_us}
+        about = {"model": self.name or self.source, "version": self.version}
+        return {**evaluated.evaluation.to_dict(), **about, "latency_us": evaluated.latency_us}
 
     @property
     def artefact_evidence(self) -> dict[str, Any]:

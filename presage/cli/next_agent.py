@@ -113,8 +113,7 @@ def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None
     """Evaluate, with the predictor's own n-gram as baseline."""
     from presage.training.next_agent import evaluate_model
 
-    called = loaded.name or loaded.source
-    return evaluate_model(loaded.predictor, table, seed, profile=profile, model=called, version=loaded.version)
+    return evaluate_model(loaded.predictor, table, seed, profile=profile)
 
 
 def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:

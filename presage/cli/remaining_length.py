@@ -106,8 +106,7 @@ def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None
     """Evaluate, with the best constant for these traces as baseline."""
     from presage.training.lengths.train import evaluate_lengths
 
-    called = loaded.name or loaded.source
-    return evaluate_lengths(loaded.predictor, table, seed, profile=profile, model=called, version=loaded.version)
+    return evaluate_lengths(loaded.predictor, table, seed, profile=profile)
 
 
 def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:

@@ -211,8 +211,7 @@ def _evaluate(loaded: Loaded, data: Outcomes, seed: int, *, profile: str | None 
     """Evaluate, with base rates as baseline. `profile` has no effect: a router reads prompts only."""
     from presage.training.router.train import evaluate_router
 
-    called = loaded.name or loaded.source
-    return evaluate_router(loaded.predictor, data, seed, model=called, version=loaded.version)
+    return evaluate_router(loaded.predictor, data, seed)
 
 
 def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int, profile: str) -> list[Gate]:

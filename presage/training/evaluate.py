@@ -145,7 +145,6 @@ class Evaluation:
         by_workflow_type: figures by type and moment; `"unknown"` for types not in the vocabulary.
         differences: accuracy of the predictor minus that of each baseline, on all workflows.
         rivals: by workflow type, baseline and moment, the baseline's accuracy and the predictor's difference to it.
-        model, version: name and version of the predictor, if registered.
     """
 
     workflows: int
@@ -159,16 +158,17 @@ class Evaluation:
     confusions: Mapping[Moment, Mapping[str, Any]]
     behind: tuple[Behind, ...]
     profiles: Mapping[str, ProfileFigures]
-    model: str | None
-    version: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values."""
+        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values.
+
+        The caller sets "model" and "version".
+        """
         return json_values(
             {
                 "kind": "next-agent",
-                "model": self.model,
-                "version": self.version,
+                "model": None,
+                "version": None,
                 "workflows": self.workflows,
                 "steps": self.steps,
                 "moments": {m: {**of.to_dict(), "states": self.states[m]} for m, of in self.moments.items()},
@@ -190,8 +190,6 @@ def evaluate(
     *,
     baselines: Mapping[str, Predict] | None = None,
     profiles: Mapping[str, Prefixes] | None = None,
-    model: str | None = None,
-    version: int | None = None,
     resamples: int = RESAMPLES,
 ) -> Evaluation:
     """Evaluate a predictor and baselines on `prefixes` that they were not trained on.
@@ -256,8 +254,6 @@ def evaluate(
         confusions={moment: confusions(of, prefixes) for moment, of in forecasts.items()},
         behind=whole.behind,
         profiles=by_profile(profiles or {}, baselines, profile, {id(prefixes): whole}),
-        model=model,
-        version=version,
     )
 
 

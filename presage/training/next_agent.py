@@ -152,7 +152,6 @@ def train(
         np.random.default_rng(seed),
         baselines=fitted,
         profiles=_profiles(predictor, held),
-        model=name,
     )
     training_data = {
         "digest": f"sha256:{digest(parts.train)}",
@@ -162,6 +161,7 @@ def train(
     }
     metrics = {
         **evaluation.to_dict(),
+        "model": name,
         "data": {
             "training": f"{inner.workflows} workflows, {inner.steps} steps",
             "validation": f"{validation.workflows} workflows, {validation.steps} steps",
@@ -190,8 +190,6 @@ def evaluate_model(
     seed: int,
     *,
     profile: str | None = None,
-    model: str | None = None,
-    version: int | None = None,
 ) -> Judged[Evaluation]:
     """Evaluate a fitted predictor on a valid trace that it was not trained on, beside its own n-gram, `NGRAM`.
 
@@ -211,8 +209,6 @@ def evaluate_model(
         np.random.default_rng(seed),
         baselines={NGRAM: predictor.back_off.predict},
         profiles=_profiles(predictor, prefixes) if profile is None else None,
-        model=model,
-        version=version,
     )
     return Judged(evaluation, forecast_latency_us(predictor, prefixes), workflow_names(table))
 

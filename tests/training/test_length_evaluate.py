@@ -45,7 +45,7 @@ def always(*tokens: float) -> Predict:
 
 
 def judged(target: Target = "remaining", **baselines: Predict) -> LengthEvaluation:
-    return evaluate(said, rows_of(target), QUANTILES, 0, baselines=baselines, model="m", version=3, resamples=50)
+    return evaluate(said, rows_of(target), QUANTILES, 0, baselines=baselines, resamples=50)
 
 
 BY_HAND = judged(constant=always(20, 40))
@@ -156,7 +156,7 @@ def test_the_figures_are_json_and_the_same_seed_gives_them_again() -> None:
     told = BY_HAND.to_dict()
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert told == judged(constant=always(20, 40)).to_dict()
-    assert (told["kind"], told["model"], told["version"], told["target"]) == ("remaining-length", "m", 3, "remaining")
+    assert (told["kind"], told["target"]) == ("remaining-length", "remaining")
     assert told["by_workflow_type"]["bot"]["tau_distance"] == {"all": None, "arrival": None}
     assert told["differences"]["constant"]["tau_distance"]["all"]["difference"] == pytest.approx(-0.25)
     assert told["queue"]["saved"][FIRST_COME] == 0

@@ -38,10 +38,8 @@ def metrics_of(quantiles: tuple[float, ...], workflows: int = 60, baselines: boo
         return said
 
     rivals = {"constant": lambda of: np.full((len(of), len(quantiles)), 300.0, np.float32), "rough": like(2.0)}
-    found = evaluate(
-        like(0.5), rows, quantiles, 0, baselines=rivals if baselines else {}, model="lengths", version=4, resamples=20
-    )
-    return {**found.to_dict(), "data": {"split": "by task"}}
+    found = evaluate(like(0.5), rows, quantiles, 0, baselines=rivals if baselines else {}, resamples=20)
+    return {**found.to_dict(), "model": "lengths", "version": 4, "data": {"split": "by task"}}
 
 
 @pytest.fixture(scope="module")

@@ -43,10 +43,8 @@ def metrics() -> Json:
         return drawn.forecasts[moment][:, :2].astype(np.float32)
 
     markov = BackoffNgram().fit(prefixes, prefixes)
-    found = evaluate(
-        bayes, prefixes, np.random.default_rng(0), baselines={markov.name: markov.predict}, model="a|b", resamples=20
-    )
-    return {**found.to_dict(), "data": {"split": "by task", "seed": 0}}
+    found = evaluate(bayes, prefixes, np.random.default_rng(0), baselines={markov.name: markov.predict}, resamples=20)
+    return {**found.to_dict(), "model": "a|b", "data": {"split": "by task", "seed": 0}}
 
 
 @pytest.fixture(scope="module")

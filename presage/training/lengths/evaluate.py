@@ -60,7 +60,6 @@ class LengthEvaluation:
         target: the tokens "remaining", or those of this "step".
         cut: steps left out because their workflow was truncated.
         unknown: steps left out because a count is missing.
-        model, version: name and version of the predictor, if registered.
     """
 
     figures: LengthFigures
@@ -75,16 +74,17 @@ class LengthEvaluation:
     target: str
     cut: int
     unknown: int
-    model: str | None
-    version: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values."""
+        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values.
+
+        The caller sets "model" and "version".
+        """
         return json_values(
             {
                 "kind": "remaining-length",
-                "model": self.model,
-                "version": self.version,
+                "model": None,
+                "version": None,
                 "target": self.target,
                 **self.figures.to_dict(),
                 "left_out_steps": {"cut": self.cut, "count missing": self.unknown},
@@ -107,8 +107,6 @@ def evaluate(
     *,
     baselines: Mapping[str, Predict] | None = None,
     profiles: Mapping[str, LengthRows] | None = None,
-    model: str | None = None,
-    version: int | None = None,
     resamples: int = RESAMPLES,
 ) -> LengthEvaluation:
     """Evaluate a predictor and baselines on rows that they were not trained on.
@@ -173,8 +171,6 @@ def evaluate(
         target=rows.target,
         cut=cut,
         unknown=int((~known).sum()) - cut,
-        model=model,
-        version=version,
     )
 
 

@@ -108,7 +108,7 @@ def train_lengths(
 
     report("judging on the test set", None)
     profiles = _profiles(predictor, held)
-    evaluation = evaluate(predictor.predict, held, quantiles, seed, baselines=fitted, profiles=profiles, model=name)
+    evaluation = evaluate(predictor.predict, held, quantiles, seed, baselines=fitted, profiles=profiles)
     training_data = {
         "digest": f"sha256:{digest(parts.train)}",
         "workflows": learning.workflows,
@@ -117,6 +117,7 @@ def train_lengths(
     }
     metrics = {
         **evaluation.to_dict(),
+        "model": name,
         "data": {
             "training": f"{inner.workflows} workflows, {len(inner)} LLM steps",
             "calibration": f"{calibration.workflows} workflows, {len(calibration)} LLM steps",
@@ -159,8 +160,6 @@ def evaluate_lengths(
     seed: int,
     *,
     profile: str | None = None,
-    model: str | None = None,
-    version: int | None = None,
 ) -> Judged[LengthEvaluation]:
     """Evaluate a fitted predictor on a valid trace that it was not trained on, beside `FLOOR`.
 
@@ -182,8 +181,6 @@ def evaluate_lengths(
         seed,
         baselines={FLOOR: floor.predict},
         profiles=_profiles(predictor, rows) if profile is None else None,
-        model=model,
-        version=version,
     )
     return Judged(evaluation, quantiles_latency_us(predictor, rows), workflow_names(table))
 

@@ -51,7 +51,6 @@ class RouterEvaluation:
         by_task: figures of each task with 20 prompts or more, without intervals.
         differences: router minus each baseline: `macro_map`, `brier` (below 0 is better), `picked_accuracy`.
         curve: cost against quality; None without costs.
-        model, version: name and version of the router, if registered.
     """
 
     figures: RouterFigures
@@ -59,11 +58,12 @@ class RouterEvaluation:
     baselines: Mapping[str, RouterFigures]
     differences: Mapping[str, Mapping[str, Estimate]]
     curve: CostQuality | None
-    model: str | None
-    version: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values."""
+        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values.
+
+        The caller sets "model" and "version".
+        """
         headline = (
             *("macro_map", "brier", "picked_accuracy", "best_single", "best_single_model", "random", "oracle"),
             "prompts",
@@ -72,8 +72,8 @@ class RouterEvaluation:
         return json_values(
             {
                 "kind": "router",
-                "model": self.model,
-                "version": self.version,
+                "model": None,
+                "version": None,
                 **self.figures.to_dict(),
                 "by_task": {name: {figure: of[figure] for figure in headline} for name, of in by_task.items()},
                 "cost_quality": self.curve,
@@ -90,8 +90,6 @@ def evaluate(
     seed: int,
     *,
     baselines: Mapping[str, Routes] | None = None,
-    model: str | None = None,
-    version: int | None = None,
     resamples: int = RESAMPLES,
 ) -> RouterEvaluation:
     """Evaluate a router and baselines on prompts that they were not trained on.
@@ -122,8 +120,6 @@ def evaluate(
         baselines=others,
         differences={name: differences(figures, of, seed, resamples) for name, of in others.items()},
         curve=cost_quality(predicted, outcomes),
-        model=model,
-        version=version,
     )
 
 

@@ -95,7 +95,7 @@ def train_router(
         fitted[baseline] = BASELINES[baseline]().fit(train.prompts, train.correct)
 
     report("judging on the test set", None)
-    evaluation = evaluate(predictor, held, seed, baselines=fitted, model=name)
+    evaluation = evaluate(predictor, held, seed, baselines=fitted)
     rule = "separate test outcomes" if test is not None else "a fifth of the prompts, at random by prompt"
     training_data = {
         "digest": f"sha256:{outcomes_digest(train)}",
@@ -105,6 +105,7 @@ def train_router(
     }
     metrics = {
         **evaluation.to_dict(),
+        "model": name,
         "data": {
             "training": _size(inner),
             "calibration": _size(calibration),
@@ -126,14 +127,7 @@ def train_router(
     return RouterTraining(predictor, metrics, training_data, evaluation)
 
 
-def evaluate_router(
-    predictor: RouterPredictor,
-    outcomes: Outcomes,
-    seed: int,
-    *,
-    model: str | None = None,
-    version: int | None = None,
-) -> Judged[RouterEvaluation]:
+def evaluate_router(predictor: RouterPredictor, outcomes: Outcomes, seed: int) -> Judged[RouterEvaluation]:
     """Evaluate a fitted router on prompts that it was not trained on, for its own models, beside its base rates.
 
     Raises:
@@ -142,7 +136,7 @@ def evaluate_router(
     judged = outcomes.of_models(predictor.models)
     floor = BaseRate()
     floor.base = predictor.base
-    evaluation = evaluate(predictor, judged, seed, baselines={BaseRate.name: floor}, model=model, version=version)
+    evaluation = evaluate(predictor, judged, seed, baselines={BaseRate.name: floor})
     return Judged(evaluation, forecast_latency_us(predictor, judged))
 
 
