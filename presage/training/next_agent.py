@@ -116,6 +116,7 @@ def train(
     """Fit a predictor and baselines and evaluate them on the same held-out workflows.
 
     Args:
+        table: a valid trace.
         test: a valid test trace; None splits off a fifth of the tasks of `table`, the latest if times are recorded.
         horizon: K, the number of steps to forecast.
         seed: of the splits, of every fit and of the bootstrap.

@@ -75,6 +75,7 @@ def train_lengths(
     """Fit a predictor and baselines and evaluate them on the same held-out workflows.
 
     Args:
+        table: a valid trace.
         test: a valid test trace; None splits off a fifth of the tasks of `table`, the latest if times are recorded.
         target: "remaining" tokens of this and all later steps, or those of this "step" alone.
         seed: of the splits, of every fit and of the bootstrap.
