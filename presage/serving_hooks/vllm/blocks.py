@@ -36,11 +36,10 @@ class ScoredBlocks:
     Args:
         queue: vLLM's queue.
         blocks: all blocks of the pool, each at its id.
-        config: of the order.
         step_of: the workflow step of a request, by request id; None without a workflow.
-        switch: off after a failure.
 
     Attributes:
+        vllm_queue: vLLM's own queue.
         acts: whether the order chooses; in shadow vLLM's queue chooses and the order is only compared.
         watched: evictions in shadow ("given up"), and those the order would have avoided ("otherwise").
     """
@@ -57,7 +56,7 @@ class ScoredBlocks:
         self.acts = True
         self.watched: Counter[str] = Counter()
         self._config = config
-        self._queue = queue
+        self.vllm_queue = queue
         self._blocks = blocks
         self._step_of = step_of
         self._owned = bytearray(len(blocks))
@@ -70,12 +69,7 @@ class ScoredBlocks:
         self._owned = bytearray(len(self._blocks))
         self._order = FreeOrder(len(self._blocks), self._config)
         self._order.forecast("", NO_WORKFLOW, _NOTHING)
-        self._freed(self._queue.get_all_free_blocks())
-
-    @property
-    def vllms(self) -> FreeQueue:
-        """vLLM's own queue."""
-        return self._queue
+        self._freed(self.vllm_queue.get_all_free_blocks())
 
     @property
     def given_up(self) -> dict[str, int]:
@@ -85,7 +79,7 @@ class ScoredBlocks:
 
     # Called by vLLM's pool.
 
-    num_free_blocks: property = property(attrgetter("_queue.num_free_blocks"), doc="Free blocks.")
+    num_free_blocks: property = property(attrgetter("vllm_queue.num_free_blocks"), doc="Free blocks.")
     """Read some seventy times an iteration, so without a Python frame."""
 
     def popleft(self) -> Any:
@@ -94,7 +88,7 @@ class ScoredBlocks:
         Raises:
             ValueError: there is none.
         """
-        if not self._queue.num_free_blocks:
+        if not self.vllm_queue.num_free_blocks:
             raise ValueError("No free blocks available")  # vLLM's words
         return self.popleft_n(1)[0]
 
@@ -103,20 +97,20 @@ class ScoredBlocks:
         given: list[Any] = []
         if self.switch.on and not self.acts:
             return self._popped_by_vllm(n)
-        if self.switch.on and n <= self._queue.num_free_blocks:
+        if self.switch.on and n <= self.vllm_queue.num_free_blocks:
             try:
                 for block_id in self._order.pop(n):
                     block = self._blocks[block_id]
-                    self._queue.remove(block)  # raises where the block is not free
+                    self.vllm_queue.remove(block)  # raises where the block is not free
                     given.append(block)
                     self._owned[block_id] = 0
             except Exception as error:
                 self.switch.off(error)
-        return given + self._queue.popleft_n(n - len(given)) if len(given) < n else given
+        return given + self.vllm_queue.popleft_n(n - len(given)) if len(given) < n else given
 
     def remove(self, block: Any) -> None:
         """A free block is in use again."""
-        self._queue.remove(block)
+        self.vllm_queue.remove(block)
         if self.switch.on:  # without `attempt`, for speed: called for every block that is found in the cache
             try:
                 self._order.remove(block.block_id)
@@ -130,13 +124,13 @@ class ScoredBlocks:
     def append_n(self, blocks: list[Any]) -> None:
         """These blocks are free; they keep their contents until they are evicted."""
         self.settle()
-        self._queue.append_n(blocks)
+        self.vllm_queue.append_n(blocks)
         self.switch.attempt(self._freed, blocks)
 
     def prepend_n(self, blocks: list[Any]) -> None:
         """These blocks are free and empty."""
         self.settle()
-        self._queue.prepend_n(blocks)
+        self.vllm_queue.prepend_n(blocks)
         self.switch.attempt(self._freed_blank, [block.block_id for block in blocks])
 
     def get_all_free_blocks(self) -> list[Any]:
@@ -146,7 +140,7 @@ class ScoredBlocks:
                 return [self._blocks[block_id] for block_id in self._order]
             except Exception as error:
                 self.switch.off(error)
-        return self._queue.get_all_free_blocks()
+        return self.vllm_queue.get_all_free_blocks()
 
     def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
         """Free blocks in eviction order after `cursor`; all, if it is None or not free."""
@@ -221,7 +215,7 @@ class ScoredBlocks:
     # Guarded by the switch.
 
     def _popped_by_vllm(self, n: int) -> list[Any]:
-        given = self._queue.popleft_n(n)
+        given = self.vllm_queue.popleft_n(n)
         self.switch.attempt(self._watch, [block.block_id for block in given])
         return given
 

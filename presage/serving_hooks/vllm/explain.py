@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
-from presage.serving_hooks.workflows.identity import Step, unscoped
+from presage.serving_hooks.workflows.identity import Step
 
 MOST_SHOWN: Final = 50
 """Latest forecasts of one workflow."""
@@ -19,10 +19,8 @@ AGENTS_SHOWN: Final = 8
 """Most likely agents of a forecast at each horizon."""
 
 
-class Made(NamedTuple):
-    """A forecast for a step, and when it was made, in seconds."""
-
-    at: float
+class _Made(NamedTuple):
+    at: float  # seconds
     step: Step
     forecast: LiveForecast
 
@@ -32,11 +30,10 @@ class LastForecasts:
 
     Args:
         most: forecasts kept.
-        clock: monotonic seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
-        self._ring: deque[Made] = deque(maxlen=most)
+        self._ring: deque[_Made] = deque(maxlen=most)
         self._clock = clock
 
     def __len__(self) -> int:
@@ -44,7 +41,7 @@ class LastForecasts:
 
     def add(self, step: Step, forecast: LiveForecast) -> None:
         """Adds a forecast."""
-        self._ring.append(Made(self._clock(), step, forecast))
+        self._ring.append(_Made(self._clock(), step, forecast))
 
     def of(self, workflow: str) -> list[dict[str, Any]]:
         """The forecasts of one workflow, the oldest first. Costs O(most)."""
@@ -52,7 +49,7 @@ class LastForecasts:
         return [_as_plain(made, now) for made in self._ring if made.step.workflow == workflow][-MOST_SHOWN:]
 
 
-def _as_plain(made: Made, now: float) -> dict[str, Any]:
+def _as_plain(made: _Made, now: float) -> dict[str, Any]:
     forecast = made.forecast
     return {
         "ago_s": round(now - made.at, 3),
@@ -108,8 +105,3 @@ def reasons(explanation: dict[str, Any]) -> list[str]:
             f"{blocks['free']} of its {blocks['blocks']} blocks are free; {before} others are evicted before the first"
         )
     return sentences
-
-
-def plain(workflow_type: str, workflow_id: str) -> dict[str, str]:
-    """Workflow type and id as the client sent them."""
-    return {"workflow_type": workflow_type, "workflow_id": unscoped(workflow_id)}

@@ -29,16 +29,14 @@ _NAMES: Final[tuple[tuple[MetadataField, tuple[str, ...]], ...]] = (
     ("agent", ("agent", "agent_id")),
     ("session_id", ("session_id",)),
 )
-_YES: Final = frozenset({"true", "1", "yes"})
-_NO: Final = frozenset({"false", "0", "no", ""})
+_FLAGS: Final = dict.fromkeys(("true", "1", "yes", 1), True) | dict.fromkeys(("false", "0", "no", "", 0), False)
 
 
 def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | None:
     """The workflow step of a request; None if it belongs to no workflow.
 
     Args:
-        extra_args: `sampling_params.extra_args` of the request; of any type.
-        session_id: of the request or its header.
+        extra_args: `sampling_params.extra_args`; of any type.
         counts: counts ignored values, by field and reason.
     """
     sent = _sent(extra_args, counts)
@@ -51,16 +49,15 @@ def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | 
         return None
     tenant = extra_args.get(ARGUMENT) if isinstance(extra_args, dict) else None  # never read from `app_metadata`
     return Step(
-        workflow_type=_shared(workflow_type),
+        workflow_type=_interned(workflow_type),
         workflow_id=scoped(_name(tenant, ARGUMENT, counts) or "", workflow_id),
-        agent=_shared(agent),
+        agent=_interned(agent),
         number=_number(sent.get("step"), counts),
         last=_flag(sent.get("workflow_end"), counts),
     )
 
 
-def _shared(name: str | None) -> str:
-    """One copy of a name that many requests share."""
+def _interned(name: str | None) -> str:
     return intern(name) if type(name) is str else str(name or "")
 
 
@@ -121,14 +118,9 @@ def _number(value: object, counts: EventCounts) -> int | None:
 
 
 def _flag(value: object, counts: EventCounts) -> bool:
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    word = str(value).lower() if isinstance(value, str | int) and not _long(value) else None
-    if word in _YES or word in _NO:
-        return word in _YES
-    counts.add(METADATA_LEFT_OUT, "workflow_end", "neither true nor false")
-    return False
-
-
-def _long(value: str | int) -> bool:
-    return len(value) > MAX_NAME if isinstance(value, str) else value.bit_length() > 64
+    if value is None:
+        return False
+    flag = _FLAGS.get(value.lower() if isinstance(value, str) else value) if isinstance(value, str | int) else None
+    if flag is None:
+        counts.add(METADATA_LEFT_OUT, "workflow_end", "neither true nor false")
+    return bool(flag)

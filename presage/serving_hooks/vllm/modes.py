@@ -23,7 +23,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ from presage.serving_hooks.vllm.mode_names import PolicyName
 from presage.serving_hooks.workflows.identity import unscoped
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 POLICIES: Final[tuple[str, ...]] = get_args(PolicyName)
 
@@ -62,10 +64,6 @@ class Switch:
         name: of the policy.
         counts: counts failures, by name and kind of error.
         takes: switches of policies that depend on it.
-
-    Attributes:
-        on: it has not failed.
-        reason: the kind of error that switched it off.
     """
 
     __slots__ = ("_counts", "_takes", "name", "on", "reason")
@@ -77,13 +75,14 @@ class Switch:
         self._counts = counts
         self._takes = takes
 
-    def attempt(self, do: Callable[..., object], *args: Any) -> None:
-        """Calls `do` if it is on; an exception switches it off and is not raised."""
+    def attempt(self, do: Callable[..., Result], *args: Any) -> Result | None:
+        """The result of `do` if it is on; else None. An exception switches it off and is not raised."""
         if self.on:
             try:
-                do(*args)
+                return do(*args)
             except Exception as error:
                 self.off(error)
+        return None
 
     def off(self, error: Exception) -> None:
         """Switches it off after an error."""
@@ -118,9 +117,7 @@ class Modes:
     """The modes in force.
 
     Args:
-        default: for everything.
-        policies: words by policy.
-        workflow_types: words by workflow type.
+        default: for everything; `policies` and `workflow_types` have their own.
         suffices: whether there is enough evidence to act on a workflow type's forecasts; None needs no evidence.
 
     Attributes:
@@ -131,7 +128,7 @@ class Modes:
     def __init__(
         self,
         default: str = "on",
-        policies: Mapping[str, str] | None = None,
+        policies: Mapping[Any, str] | None = None,
         workflow_types: Mapping[str, str] | None = None,
         suffices: Callable[[str | None], bool] | None = None,
     ) -> None:
@@ -139,31 +136,24 @@ class Modes:
         self.whole: dict[str, Mode] = {}
         self._rules: dict[tuple[str | None, str | None], Mode] = {}
         self._suffices = suffices
-        self.say(default)
+        self.set(default)
         for policy, mode in (policies or {}).items():
-            self.say(mode, policy)
+            self.set(mode, policy)
         for name, mode in (workflow_types or {}).items():
-            self.say(mode, None, name)
+            self.set(mode, None, name)
 
     def of(self, policy: str, stats_key: str) -> Mode:
-        """The mode of a policy for a workflow type; that of prefetch is at most that of eviction.
+        """The mode of a policy for the workflow type of a tenant; that of prefetch is at most that of eviction.
 
-        Args:
-            policy: one of POLICIES.
-            stats_key: the workflow type of a tenant. Settings hold for all tenants; evidence is per tenant.
+        Settings hold for all tenants; evidence is per tenant.
         """
         mode = self._rules[None, None] if len(self._rules) == 1 else self._set_for(policy, unscoped(stats_key))
         if mode is Mode.ON and self._suffices is not None and not self._suffices(stats_key):
             mode = Mode.SHADOW
         return min(mode, self.of("eviction", stats_key)) if policy == "prefetch" else mode
 
-    def say(self, mode: str, policy: str | None = None, workflow_type: str | None = None) -> None:
-        """Sets a mode.
-
-        Args:
-            mode: off, shadow or on.
-            policy: None for all.
-            workflow_type: None for all.
+    def set(self, mode: str, policy: str | None = None, workflow_type: str | None = None) -> None:
+        """Sets a mode, for all policies or workflow types where None is given.
 
         Raises:
             ConfigurationError: the mode or policy is unknown, or there are more than `MOST_RULES` settings.
@@ -229,22 +219,22 @@ class Modes:
         return one if other is None else min(one, other)
 
 
-class _Shown:
-    """The evidence for one type and model: workflows, the logarithms of the bets' wealth, and whether it suffices."""
+class _TypeEvidence:
+    """The evidence for one type and model; `wealth` holds the logarithm of each bet's."""
 
-    __slots__ = ("suffices", "workflows", "worth")
+    __slots__ = ("suffices", "wealth", "workflows")
 
     def __init__(self) -> None:
         self.workflows, self.suffices = 0, False
-        self.worth: NDArray[np.float64] = np.zeros(len(_BETS))
+        self.wealth: NDArray[np.float64] = np.zeros(len(_BETS))
 
     def add(self, surplus: float) -> None:
         self.workflows += 1
-        self.worth += np.log1p(_BETS * ((1 + surplus) / 2 - _LIMIT))
+        self.wealth += np.log1p(_BETS * ((1 + surplus) / 2 - _LIMIT))
 
     def odds(self) -> float:
         """W_n."""
-        return float(np.exp(np.minimum(self.worth, 600.0)).mean())
+        return float(np.exp(np.minimum(self.wealth, 600.0)).mean())
 
 
 class Evidence:
@@ -277,30 +267,30 @@ class Evidence:
         changed: called when a type begins to suffice.
 
     Attributes:
-        following: receives forecasts and calls `followed`.
+        tracker: receives forecasts and calls `followed`.
     """
 
     def __init__(self, least: int, changed: Callable[[], None]) -> None:
-        self.following = OutcomeTracker(self.followed, horizon=1)
+        self.tracker = OutcomeTracker(self.followed, horizon=1)
         self._least, self._changed = least, changed
-        self._shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
-        self._asked: OrderedDict[str, str] = OrderedDict()
+        self._found: OrderedDict[tuple[str, str], _TypeEvidence] = OrderedDict()
+        self._model_of: OrderedDict[str, str] = OrderedDict()
         self._sufficing = 0
 
     def suffices(self, workflow_type: str | None) -> bool:
         """Whether the latest model for a type has enough evidence; None asks for any model of any type."""
         if workflow_type is None:
             return self._sufficing > 0
-        shown = self._shown.get((workflow_type, self._asked.get(workflow_type, "")))
+        shown = self._found.get((workflow_type, self._model_of.get(workflow_type, "")))
         return shown is not None and shown.suffices
 
     def forecast(self, workflow_type: str, forecast: LiveForecast) -> None:
         """A forecast was made: the type is now judged by its model. An empty forecast is ignored."""
         if len(forecast.probabilities):
-            self._asked[workflow_type] = model_of(forecast.source, forecast.version, forecast.reason)
-            self._asked.move_to_end(workflow_type)
-            if len(self._asked) > MOST:
-                self._asked.popitem(last=False)
+            self._model_of[workflow_type] = model_of(forecast.source, forecast.version, forecast.reason)
+            self._model_of.move_to_end(workflow_type)
+            if len(self._model_of) > MOST:
+                self._model_of.popitem(last=False)
 
     def followed(self, workflow: Followed) -> None:
         """A workflow has ended."""
@@ -309,30 +299,27 @@ class Evidence:
             if surplus is None:
                 continue
             key = (workflow.workflow_type, model)
-            shown = self._shown.setdefault(key, _Shown())
-            self._shown.move_to_end(key)
+            shown = self._found.setdefault(key, _TypeEvidence())
+            self._found.move_to_end(key)
             shown.add(surplus)
             if not shown.suffices and shown.workflows >= self._least and shown.odds() >= 1 / RISK:
                 shown.suffices = True
                 self._sufficing += 1
                 self._changed()
-        while len(self._shown) > MOST:
-            self._make_room()
+        while len(self._found) > MOST:
+            least = next((key for key, shown in self._found.items() if not shown.suffices), next(iter(self._found)))
+            self._sufficing -= self._found.pop(least).suffices
 
     def status(self) -> dict[str, Any]:
         """For each type and model: workflows, odds (they suffice at 1 / RISK), and whether it suffices."""
         return {
             name: {
                 model: {"workflows": shown.workflows, "odds": round(shown.odds(), 3), "suffices": shown.suffices}
-                for (of, model), shown in self._shown.items()
+                for (of, model), shown in self._found.items()
                 if of == name
             }
-            for name in dict.fromkeys(of for of, _ in self._shown)
+            for name in dict.fromkeys(of for of, _ in self._found)
         }
-
-    def _make_room(self) -> None:
-        key = next((key for key, shown in self._shown.items() if not shown.suffices), next(iter(self._shown)))
-        self._sufficing -= self._shown.pop(key).suffices
 
 
 def _surplus(tally: Tally) -> float | None:

@@ -1,8 +1,4 @@
-"""Passes the scheduler's events to the recorder: steps that begin and leave, forecasts, states, ends of workflows.
-
-The recorder itself never raises. If an error occurs on the way to it, recording is switched off, the error is counted,
-and the engine continues.
-"""
+"""Passes the scheduler's events to the recorder: steps that begin and leave, forecasts, states, ends of workflows."""
 
 from __future__ import annotations
 
@@ -31,9 +27,8 @@ class Observing:
     """Passes the scheduler's events to the recorder.
 
     Args:
-        port: to the scheduler.
-        config: of the recorder; None records nothing.
-        table: of running workflows; their ends are recorded.
+        config: None records nothing.
+        table: the ends of its workflows are recorded.
         counts: failures.
         state_layer: the layer that is captured; None for the states after the final norm.
 
@@ -50,9 +45,9 @@ class Observing:
         state_layer: int | None = None,
     ) -> None:
         self._records: StepRecorder = NoRecorder()
-        self._step, self._switch = table.step, Switch("recorder", counts)
+        self._port, self._step, self._switch = port, table.step, Switch("recorder", counts)
         self._text = config is not None and config.text == "on"
-        self._there = config is not None
+        self._configured = config is not None
         if config is not None:
             decode = port.config.decoder() if self._text else None
             model = port.config.served_model
@@ -62,49 +57,47 @@ class Observing:
     @property
     def on(self) -> bool:
         """Whether steps are recorded."""
-        return self._there and self._switch.on
+        return self._configured and self._switch.on
 
-    def scheduled(self, port: EnginePort, output: Iteration) -> None:
+    def scheduled(self, output: Iteration) -> None:
         """Records the steps that an iteration schedules for the first time."""
-        if not output.scheduled_new_reqs or not self.on:
-            return
-        try:
-            for request, cached in port.found_tokens(output):
-                step = self._step(request.request_id)
-                if step is not None:
-                    self._records.begun(
-                        request.request_id,
-                        step,
-                        input_tokens=request.num_prompt_tokens,
-                        cached_input_tokens=cached,
-                        input_text=list(request.prompt_token_ids) if self._text and request.prompt_token_ids else None,
-                    )
-        except Exception as error:
-            self._switch.off(error)
+        if self._configured and output.scheduled_new_reqs:
+            self._switch.attempt(self._begun, output)
 
     def left(self, request: EngineRequest) -> None:
         """A request leaves the engine, completed or aborted."""
-        if not self.on:
-            return
-        try:
-            self._records.completed(
-                request.request_id,
-                output_tokens=request.num_output_tokens,
-                finish_reason=engine.finish_reason(request),
-                output_text=list(request.output_token_ids) if self._text else None,
-            )
-        except Exception as error:
-            self._switch.off(error)
+        if self._configured:
+            self._switch.attempt(self._left, request)
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
         """Records a forecast of a running or just completed step."""
-        if self._there:
+        if self._configured:
             self._switch.attempt(self._records.forecast, request_id, live)
 
     def state(self, request_id: str, moment: Moment, state: Any) -> None:
         """Records the hidden state of such a step, float16 [d]."""
-        if self._there:
+        if self._configured:
             self._switch.attempt(self._records.state, request_id, moment, state)
+
+    def _begun(self, output: Iteration) -> None:
+        for request, cached in self._port.found_tokens(output):
+            step = self._step(request.request_id)
+            if step is not None:
+                self._records.begun(
+                    request.request_id,
+                    step,
+                    input_tokens=request.num_prompt_tokens,
+                    cached_input_tokens=cached,
+                    input_text=list(request.prompt_token_ids) if self._text and request.prompt_token_ids else None,
+                )
+
+    def _left(self, request: EngineRequest) -> None:
+        self._records.completed(
+            request.request_id,
+            output_tokens=request.num_output_tokens,
+            finish_reason=engine.finish_reason(request),
+            output_text=list(request.output_token_ids) if self._text else None,
+        )
 
     def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
         step = workflow.step

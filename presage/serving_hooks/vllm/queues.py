@@ -32,10 +32,8 @@ class Priorities:
     key are folded into it, and the client's number is restored when the policy ends.
 
     Args:
-        config: S and Q.
-        medians: of each workflow type; see `ShortestTotalJobFirst`.
+        config, medians: of `ShortestTotalJobFirst`.
         classes: whether vLLM schedules by `priority`.
-        switch: off after a failure.
 
     Attributes:
         acts: whether vLLM schedules by the keys; in shadow they are only computed.
@@ -62,7 +60,9 @@ class Priorities:
         self.rank(request.request_id, ranked)
         if self._classes:
             self._given[request.request_id] = request.priority
-        self.switch.attempt(self._add, request, iteration, workflow_type, remaining_tokens)
+        arrival = request.arrival_time
+        self.switch.attempt(self._policy.add, request.request_id, iteration, arrival, workflow_type, remaining_tokens)
+        self.fold(request)
 
     def rank(self, request_id: str, ranked: bool) -> None:
         """Sets whether a request is ordered by its own remaining work; this may change its key."""
@@ -80,13 +80,10 @@ class Priorities:
     def wanted(self, request: EngineRequest) -> tuple[int, int, float, float]:
         """The key a request would have if it were ranked."""
         given = self._given.get(request.request_id, 0)
-        if self.switch.on:
-            try:
-                key = self._policy.key(request.request_id)
-                return given, key.level, key.remaining_tokens, key.arrival
-            except Exception as error:
-                self.switch.off(error)
-        return given, 0, math.inf, request.arrival_time
+        key = self.switch.attempt(self._policy.key, request.request_id)
+        if key is None:
+            return given, 0, math.inf, request.arrival_time
+        return given, key.level, key.remaining_tokens, key.arrival
 
     def aged(self) -> dict[str, int]:
         """How often ageing promoted and demoted a request."""
@@ -94,11 +91,11 @@ class Priorities:
 
     def age(self, iteration: int) -> list[str]:
         """Before an iteration: ids of the requests whose keys fell."""
-        return self._changed(self._policy.age, iteration)
+        return self.switch.attempt(self._policy.age, iteration) or []
 
     def selected(self, request_ids: Collection[str], iteration: int) -> list[str]:
         """After an iteration: ids of the requests whose keys rose."""
-        return self._changed(self._policy.selected, request_ids, iteration)
+        return self.switch.attempt(self._policy.selected, request_ids, iteration) or []
 
     def fold(self, request: EngineRequest) -> None:
         """Writes the key into vLLM's `priority`, where vLLM uses it."""
@@ -119,37 +116,21 @@ class Priorities:
         self._unranked.discard(request_id)
         self._policy.remove(request_id)
 
-    def _add(self, request: EngineRequest, iteration: int, workflow_type: str, remaining_tokens: float | None) -> None:
-        self._policy.add(request.request_id, iteration, request.arrival_time, workflow_type, remaining_tokens)
-        self.fold(request)
-
     def _fold(self, request: EngineRequest) -> None:
         key, unranked = self._policy.key(request.request_id), request.request_id in self._unranked
         remaining_tokens = self._middle if unranked else key.remaining_tokens
         request.priority = self._given[request.request_id] * _CLASS + vllm_priority(key.level, remaining_tokens)
-
-    def _changed(self, ask: Any, *args: Any) -> list[str]:
-        if self.switch.on:
-            try:
-                return list(ask(*args))
-            except Exception as error:
-                self.switch.off(error)
-        return []
 
 
 class QueuePolicies:
     """The policies over waiting requests.
 
     Args:
-        port: to the scheduler.
-        modes: of policies.
-        workflows: steps of requests; admission subscribes to ends of workflows.
         priority, admission: their switches; None where a policy is not configured.
         make_priorities, make_admission: construct a policy with its switch when its mode is first not off.
 
     Attributes:
-        priorities: None while priority is off.
-        admission: None while admission is off.
+        priorities, admission: None while they are off.
         shadow: what priority would do for workflow types for which it is in shadow; None if there are none.
     """
 
@@ -199,7 +180,7 @@ class QueuePolicies:
         if self.holds(request):
             self._port.defer(request, True)
         if self.shadow is not None:
-            self.shadow.arrives(request)
+            self.shadow.add_request(request)
 
     def left(self, request: EngineRequest, completed: bool) -> None:
         """A request has left the engine."""
@@ -291,23 +272,18 @@ class QueuePolicies:
         switch = self.switches["priority"]
         if switch is None or not switch.on:
             return
-        steps = {name: self._workflows.step(name) for name in self._port.requests}
-        if self.priorities is None and mode is not Mode.OFF:
-            self.priorities = self._make_priorities(switch)
-            self.priorities.acts = mode is Mode.ON
-            for name, request in self._port.requests.items():
-                step = steps[name]
-                self.priorities.add(request, self._iteration, step.workflow_type if step else "", None)
-        priorities = self.priorities
-        if priorities is None:
+        fresh = self.priorities is None
+        if fresh and mode is Mode.OFF:
             return
+        priorities = self.priorities or self._make_priorities(switch)
         priorities.acts = mode is Mode.ON
         for name, request in self._port.requests.items():
-            step = steps[name]
+            step = self._workflows.step(name)
+            if fresh:
+                priorities.add(request, self._iteration, step.workflow_type if step else "", None)
             priorities.rank(name, self._modes.of("priority", step.stats_key if step else "") is Mode.ON)
             (priorities.fold if priorities.acts else priorities.give_back)(request)
-        if mode is Mode.OFF:
-            self.priorities = None
+        self.priorities = priorities if mode is not Mode.OFF else None
 
     def _replace_queues(self) -> None:
         self._port.restore_waiting()
@@ -319,7 +295,7 @@ class QueuePolicies:
             self.shadow.counts = shadow.counts if shadow is not None else self.shadow.counts
             for request in self._port.requests.values():
                 if not request.num_computed_tokens:
-                    self.shadow.arrives(request)
+                    self.shadow.add_request(request)
 
     def _drop_priorities(self) -> None:
         """Priority has failed: vLLM's order is restored."""

@@ -26,7 +26,7 @@ from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
-from presage.serving_hooks.vllm.explain import LastForecasts, plain, reasons
+from presage.serving_hooks.vllm.explain import LastForecasts, reasons
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.hidden_states.steps import StatesOfSteps
 from presage.serving_hooks.vllm.metadata import read
@@ -37,7 +37,7 @@ from presage.serving_hooks.vllm.queues import Priorities, QueuePolicies
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.vllm.step_times_file import TimedSteps
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
-from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, workflow_key
+from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, unscoped, workflow_key
 
 engine_check.check()
 
@@ -51,13 +51,8 @@ class Policies(engine.SchedulerSeam):
     """The policies, as a mixin before a vLLM scheduler class.
 
     Attributes:
-        engine_port: to this scheduler.
-        workflow_table: the running workflows.
-        step_forecasts: forecasts for their steps.
-        queue_policies: priority and admission.
         block_order: eviction; None if it is not configured.
         prefetcher: None if prefetch is not configured or not possible.
-        upkeep: of the models; None if there is none.
 
     Raises:
         ConfigurationError: `additional_config["presage"]` is invalid.
@@ -86,8 +81,7 @@ class Policies(engine.SchedulerSeam):
         self._evidence = Evidence(config.evidence, lambda: self._modes.changed()) if config.evidence else None
         self._last_forecasts = LastForecasts(config.explain, type(self).clock) if config.explain else None
         given, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
-        policies = {str(policy): mode for policy, mode in given.policies.items()}
-        self._modes = Modes(given.default, policies, given.workflow_types, suffices)
+        self._modes = Modes(given.default, given.policies, given.workflow_types, suffices)
         self.step_forecasts = StepForecasts(
             self.workflow_table,
             forecasts,
@@ -239,13 +233,8 @@ class Policies(engine.SchedulerSeam):
 
     def workflow_ended(self, workflow_type: str, workflow_id: str) -> bool:
         """Ends a workflow; returns whether it was known."""
-        if not self._bookkeeping.on:
-            return False
-        try:
-            return self.workflow_table.end(workflow_key(workflow_type, workflow_id), EndReason.FINISHED)
-        except Exception as error:
-            self._bookkeeping.off(error)
-            return False
+        workflow = workflow_key(workflow_type, workflow_id)
+        return bool(self._bookkeeping.attempt(self.workflow_table.end, workflow, EndReason.FINISHED))
 
     def presage_status(self) -> dict[str, Any]:
         """The status of policies, models and counters, and the number of running workflows."""
@@ -289,7 +278,7 @@ class Policies(engine.SchedulerSeam):
         Raises:
             ConfigurationError: the mode or policy is unknown.
         """
-        self._modes.say(mode, policy, workflow_type)
+        self._modes.set(mode, policy, workflow_type)
         types = "all workflow types" if workflow_type is None else "one workflow type"
         logger.warning("mode %s of %s, %s", mode, policy or "all policies", types)
         return self.modes()
@@ -313,7 +302,8 @@ class Policies(engine.SchedulerSeam):
         running, admission = self.workflow_table.get(workflow), self.queue_policies.admission
         stats_key = scoped(tenant_of(workflow_id), workflow_type)
         explanation = {
-            **plain(workflow_type, workflow_id),
+            "workflow_type": workflow_type,
+            "workflow_id": unscoped(workflow_id),
             "alive": running is not None,
             "modes": {policy: self._modes.of(policy, stats_key).word for policy in POLICIES},
             "forecasts": self._last_forecasts.of(workflow) if self._last_forecasts is not None else [],
@@ -353,7 +343,7 @@ class Policies(engine.SchedulerSeam):
         self._unnoted = None
         if self.block_order is not None:
             self.block_order.settle()
-        self._observing.scheduled(self.engine_port, output)
+        self._observing.scheduled(output)
         self._bookkeeping.attempt(self._begun, output)
         self.queue_policies.started(output, began_at)
         if self.prefetcher is not None:
@@ -385,12 +375,10 @@ class Policies(engine.SchedulerSeam):
 
     def _prepare(self) -> None:
         """Does the work for the next iteration."""
-        self._bookkeeping.attempt(self.workflow_table.expire)
-        if not self._acts:
-            return
-        self._bookkeeping.attempt(self.step_forecasts.flush)
-        self._renewal.attempt(self._renew)
-        self.queue_policies.prepare()
+        self.catch_up()
+        if self._acts:
+            self._renewal.attempt(self._renew)
+            self.queue_policies.prepare()
 
     def _renew(self) -> None:
         if self.upkeep is not None and self.upkeep.renew():
@@ -425,9 +413,7 @@ class Policies(engine.SchedulerSeam):
             **self.queue_policies.explain(request),
         }
 
-    # Modes. When a policy is switched off, its tables are dropped and vLLM's queues replace ours; when it is switched
-    # on again, it starts from the requests in the engine. Nothing is lost between shadow and on. A setting for a
-    # workflow type applies to a running workflow from its next event on.
+    # Modes. A setting for a workflow type applies to a running workflow from its next event on.
 
     def _follow_modes(self) -> None:
         """Applies changed modes. Between two iterations only."""
@@ -448,7 +434,7 @@ class Policies(engine.SchedulerSeam):
             if self.prefetcher is not None:
                 self.prefetcher.drop()
                 self.prefetcher.begin()
-            self.engine_port.swap_blocks(scored.vllms, engine.NoBlockEvents())
+            self.engine_port.swap_blocks(scored.vllm_queue, engine.NoBlockEvents())
         elif mode is not Mode.OFF and not attends:
             scored.switch.attempt(scored.begin)
             self.engine_port.swap_blocks(scored, scored)

@@ -1,4 +1,4 @@
-"""Asks for the forecasts of running steps and passes them to eviction.
+"""Requests the forecasts of running steps and passes them to eviction.
 
 A forecast is made when a step starts, completes or gets its hidden state. Eviction receives the latest forecast of each
 workflow at `flush`, while the model runs: if one step completes and the next arrives, blocks are ranked only once. A
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,21 +40,10 @@ CompletionState = Callable[[str], "NDArray[np.float32] | None"]
 """The completion state of a request that has just produced its last token; None if there is none."""
 
 
-@runtime_checkable
-class HasDebugState(Protocol):
-    """A forecast source that reports the sizes of its tables."""
-
-    def debug_state(self) -> dict[str, int]:
-        """Entries of each table, to find leaks."""
-
-
 class StepForecasts:
     """The forecasts of running steps.
 
     Args:
-        table: of running workflows.
-        forecasts: the forecast sources.
-        score: K and γ.
         counts: forecasts by source, and failures.
         forecast_enabled: whether forecasts of next agents are requested, by `stats_key`.
         eviction_enabled: whether retention receives them, by `stats_key`; else it receives UNKNOWN.
@@ -94,12 +83,9 @@ class StepForecasts:
         self._next_agents_switch = Switch("forecasts of next agents", counts)
         self._remaining_switch = Switch("forecasts of remaining tokens", counts)
         self._evidence_switch = Switch("evidence of forecasts", counts)
+        close = self._next_agents.close if self._next_agents is not None else None
+        self._takes_reason = close is not None and "reason" in inspect.signature(close).parameters
         table.subscribe(self._ended)
-        if evidence is not None:
-            table.subscribe(self._judge)
-        if self._next_agents is not None:
-            self._takes_reason = "reason" in inspect.signature(self._next_agents.close).parameters
-            table.subscribe(self._close)
 
     def arrived(self, request_id: str, step: Step) -> None:
         """A step has arrived."""
@@ -109,13 +95,9 @@ class StepForecasts:
     def remaining_tokens(self, request_id: str, input_tokens: int) -> float | None:
         """Output tokens of a step that has just arrived and of all later ones; None if unknown."""
         step = self._table.step(request_id)
-        if step is None or self._remaining is None or not self._remaining_switch.on:
+        if step is None or self._remaining is None:
             return None
-        try:
-            return self._remaining.remaining_tokens(step, input_tokens)
-        except Exception as error:
-            self._remaining_switch.off(error)
-            return None
+        return self._remaining_switch.attempt(self._remaining.remaining_tokens, step, input_tokens)
 
     def started(self, request_id: str, input_tokens: int) -> None:
         """A step is scheduled for the first time. Its prompt is not read yet; its hidden state may come later."""
@@ -138,10 +120,10 @@ class StepForecasts:
         step, made = self._table.step(request_id), self._without_state.pop(request_id, None)
         if self.state_source is None or step is None or made is None or not self._next_agents_switch.on:
             return
-        try:
-            forecast = self.state_source[0].on_prefill_state(step.workflow_type, step.workflow_id, projected, made)
-        except Exception as error:
-            self._next_agents_switch.off(error)
+        forecast = self._next_agents_switch.attempt(
+            self.state_source[0].on_prefill_state, step.workflow_type, step.workflow_id, projected, made
+        )
+        if not self._next_agents_switch.on:
             return
         self._counts.add(HIDDEN_STATES, PREFILL, "late" if forecast is None else "used")
         if forecast is not None:
@@ -200,28 +182,22 @@ class StepForecasts:
             "forecasts pending": len(self._pending),
             "steps without state": len(self._without_state),
             "steps preempted": len(self._preempted),
-            "evidence": len(self._evidence.following) if self._evidence is not None else 0,
-            **(self._next_agents.debug_state() if isinstance(self._next_agents, HasDebugState) else {}),
+            "evidence": len(self._evidence.tracker) if self._evidence is not None else 0,
+            **getattr(self._next_agents, "debug_state", dict)(),
         }
 
-    # Subscribers of the table.
-
     def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
-        self._latest.pop(workflow.step.workflow, None)
-        self._pending.pop(workflow.step.workflow, None)
+        step = workflow.step
+        self._latest.pop(step.workflow, None)
+        self._pending.pop(step.workflow, None)
         for request_id in workflow.requests:
             self._without_state.pop(request_id, None)
             self._preempted.discard(request_id)
-
-    def _judge(self, workflow: RunningWorkflow, reason: EndReason) -> None:
         if self._evidence is not None:
-            self._evidence_switch.attempt(self._evidence.following.ended, *_names(workflow.step), reason)
-
-    def _close(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+            self._evidence_switch.attempt(self._evidence.tracker.ended, *_names(step), reason)
         if self._next_agents is not None:
-            names = workflow.step.workflow_type, workflow.step.workflow_id
             why = (reason,) if self._takes_reason else ()
-            self._next_agents_switch.attempt(self._next_agents.close, *names, *why)
+            self._next_agents_switch.attempt(self._next_agents.close, step.workflow_type, step.workflow_id, *why)
 
     def _completion_state(self, request_id: str, prefill_missing: bool) -> dict[str, NDArray[np.float32]]:
         """The completion state, if there is one, as an argument of `on_completion`; counts missing states."""
@@ -233,32 +209,32 @@ class StepForecasts:
         self._counts.add(HIDDEN_STATES, COMPLETION, "missing" if state is None else "used")
         return {"projected": state} if state is not None else {}
 
-    def _forecast(self, request_id: str, step: Step, ask: Callable[[], LiveForecast], ends: bool = False) -> None:
+    def _forecast(self, request_id: str, step: Step, make: Callable[[], LiveForecast], ends: bool = False) -> None:
         """Requests a forecast; retention does not receive the one made when the last step (`ends`) completes."""
         self._latest.pop(step.workflow, None)
         forecast = None
-        if self._next_agents_switch.on and self._forecast_enabled(step.stats_key):
-            try:
-                forecast = ask()
-                if self._record is not None:
-                    self._record(request_id, forecast)
-                self._counts.add(FORECASTS, "next-agent", forecast.source)
-                if self._last is not None:
-                    self._last.add(step, forecast)
-                self._latest[step.workflow] = forecast
-                if forecast.moment == PREFILL:  # requests are ranked by this one
-                    self._counts.add(FORECASTS, "remaining-length", forecast.remaining.source)
-            except Exception as error:
-                self._next_agents_switch.off(error)
-                forecast = None
+        if self._forecast_enabled(step.stats_key):
+            forecast = self._next_agents_switch.attempt(self._make, request_id, step, make)
         if not ends and self.retention is not None:
             self._pending[step.workflow] = step, forecast, _unchanged
+
+    def _make(self, request_id: str, step: Step, make: Callable[[], LiveForecast]) -> LiveForecast:
+        forecast = make()
+        if self._record is not None:
+            self._record(request_id, forecast)
+        self._counts.add(FORECASTS, "next-agent", forecast.source)
+        if self._last is not None:
+            self._last.add(step, forecast)
+        self._latest[step.workflow] = forecast
+        if forecast.moment == PREFILL:  # requests are ranked by this one
+            self._counts.add(FORECASTS, "remaining-length", forecast.remaining.source)
+        return forecast
 
     def _show(self, step: Step, event: Callable[[OutcomeTracker, LiveForecast], object]) -> None:
         forecast = self._latest.get(step.workflow)
         if self._evidence is not None and forecast is not None:
             self._evidence_switch.attempt(self._evidence.forecast, step.stats_key, forecast)
-            self._evidence_switch.attempt(event, self._evidence.following, forecast)
+            self._evidence_switch.attempt(event, self._evidence.tracker, forecast)
 
     def _change(self, step: Step, change: Change) -> None:
         forecast = self._latest.get(step.workflow)

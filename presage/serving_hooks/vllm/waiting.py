@@ -125,11 +125,6 @@ class WaitingQueue:
         """Whether a request can be chosen."""
         return len(self._waiting) > len(self._held)
 
-    @property
-    def num_choosable(self) -> int:
-        """Waiting requests that are not held."""
-        return len(self._line)
-
     def __len__(self) -> int:
         """Waiting requests, held ones included."""
         return len(self._waiting)
@@ -161,12 +156,11 @@ class WaitingQueue:
         del self._line[at]
 
 
-class ShadowOrder:
+class ShadowOrder(WaitingQueue):
     """The order the priority policy would run requests in, while it is in shadow.
 
     Args:
-        key: of a request under the policy. Must not raise.
-        held: whether a request waits for another reason. Must not raise.
+        key, held: of `WaitingQueue`.
         watched: whether the policy is in shadow for a request.
 
     Attributes:
@@ -176,35 +170,21 @@ class ShadowOrder:
     def __init__(
         self, key: Callable[[Any], Order], held: Callable[[Any], bool], watched: Callable[[str], bool]
     ) -> None:
+        super().__init__(key, held)
         self.counts: Counter[str] = Counter()
-        self._queue = WaitingQueue(key, held)
         self._watched = watched
-        self._known: dict[str, Any] = {}
-
-    def arrives(self, request: Any) -> None:
-        """A request begins to wait."""
-        self._known[request.request_id] = request
-        self._queue.add_request(request)
-
-    def moved(self, request_id: str) -> None:
-        """See `WaitingQueue.moved`."""
-        self._queue.moved(request_id)
-
-    def refile(self, request_id: str) -> None:
-        """See `WaitingQueue.refile`."""
-        self._queue.refile(request_id)
 
     def begun(self, request_ids: Iterable[str]) -> None:
         """vLLM has selected these for the first time, in this order."""
         for request_id in request_ids:
-            if request_id in self._known and self._watched(request_id):
+            if request_id in self._waiting and self._watched(request_id):
                 self.counts["begun"] += 1
-                first = self._queue.peek_request().request_id if self._queue else request_id
+                first = self.peek_request().request_id if self else request_id
                 self.counts["otherwise"] += first != request_id
             self.left(request_id)
 
     def left(self, request_id: str) -> None:
         """A request waits no longer; unknown ones are ignored."""
-        request = self._known.pop(request_id, None)
-        if request is not None:
-            self._queue.remove_requests([request])
+        entry = self._waiting.get(request_id)
+        if entry is not None:
+            self._leave(entry[-1])

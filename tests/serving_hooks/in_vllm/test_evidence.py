@@ -22,10 +22,10 @@ def workflow(evidence: Evidence, name: str, sure: float, came: Iterator[str], of
     """Ten steps, each forecast with this certainty to be the coder's."""
     made = forecast(sure, version)
     for number in range(10):
-        evidence.following.begun(of, name, next(came), made, number)
+        evidence.tracker.begun(of, name, next(came), made, number)
         evidence.forecast(of, made)
-        evidence.following.completed(of, name, LiveForecast("none", 0, COMPLETION, np.empty((0, 0)), (), None))
-    evidence.following.ended(of, name, EndReason.EXPIRED)
+        evidence.tracker.completed(of, name, LiveForecast("none", 0, COMPLETION, np.empty((0, 0)), (), None))
+    evidence.tracker.ended(of, name, EndReason.EXPIRED)
 
 
 def agents(share: float, seed: int) -> Iterator[str]:
@@ -92,9 +92,9 @@ def test_types_without_end_are_bounded_and_push_out_none_that_suffices() -> None
     for number in range(100):
         workflow(evidence, str(number), 0.9, came)
     for number in range(1200):
-        evidence.following.begun(f"u{number}", "w", "coder", forecast(0.9), 0)
-        evidence.following.begun(f"u{number}", "w", "coder", forecast(0.9), 1)
-        evidence.following.ended(f"u{number}", "w")
+        evidence.tracker.begun(f"u{number}", "w", "coder", forecast(0.9), 0)
+        evidence.tracker.begun(f"u{number}", "w", "coder", forecast(0.9), 1)
+        evidence.tracker.ended(f"u{number}", "w")
     assert len(evidence.status()) == 1000
     assert evidence.status()["t"]["version 1"]["suffices"]
 
@@ -117,11 +117,11 @@ def test_what_is_said_of_less_goes_before_what_is_said_of_more(said: dict, polic
 
 def test_both_together_go_before_each_and_everything_takes_all_back() -> None:
     modes = Modes()
-    modes.say("off", "eviction")
-    modes.say("on", "eviction", "t")
+    modes.set("off", "eviction")
+    modes.set("on", "eviction", "t")
     assert (modes.of("eviction", "t"), modes.of("eviction", "u")) == (Mode.ON, Mode.OFF)
     assert modes.whole == {"priority": Mode.ON, "eviction": Mode.ON, "admission": Mode.ON, "prefetch": Mode.ON}
-    modes.say("off")
+    modes.set("off")
     assert set(modes.whole.values()) == {Mode.OFF}
     assert modes.of("eviction", "t") is Mode.OFF
     assert modes.status() == {"default": "off", "said": [], "policies": dict.fromkeys(modes.whole, "off")}

@@ -46,7 +46,7 @@ class Engine:
         return [args == ("t", scoped("key-1", "r1"))] if method == "presage_workflow_ended" else [{}]
 
     def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
-        self.modes.say(mode, policy, workflow_type)
+        self.modes.set(mode, policy, workflow_type)
         return self.modes.status()
 
 
@@ -211,7 +211,7 @@ def test_more_modes_than_are_kept_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PRESAGE_ADMIN_KEY", ADMIN)
     http, engine = server()
     for number in range(999):
-        engine.modes.say("off", None, f"t{number}")
+        engine.modes.set("off", None, f"t{number}")
     behind = {"X-Presage-Admin-Key": ADMIN}
     refused = http.post("/v1/workflows/mode", json={"mode": "on", "workflow_type": "one more"}, headers=behind)
     assert (refused.status_code, "1000" in refused.json()["detail"]) == (400, True)

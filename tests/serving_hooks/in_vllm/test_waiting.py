@@ -73,5 +73,5 @@ def test_keys_that_change_for_ever_do_not_fill_the_memory() -> None:
     of.add_request(request)
     for _ in range(10_000):
         of.moved("r")
-    assert of.num_choosable == 1
+    assert len(of._line) == 1
     assert list(out(of)) == ["r"]
